@@ -1,0 +1,183 @@
+"""The vocabulary of an incident: what is asked, which limit is set on it and why, and what cures it.
+
+Everything here is frozen data. One `Incident` is the single source of the doctor's verdict, the Prometheus alert, the
+dashboard and the runbook; nothing in this file knows any of them. An expression may hold three placeholders:
+
+$window   the span a range function looks back over ("30s" at a prompt, "5m" in an alert)
+$by       the labels of one subject, `Incident.per`
+$<name>   an entry of the measurement contract (diag.toml), `$freeze_seconds` for one
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from string import Template
+from typing import Literal
+
+Severity = Literal["info", "warning", "critical"]
+Comparison = Literal[">", ">=", "<", "<=", "=="]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Why a number is what it is: `reference` is a permalink, a recording's name or empty (judged)."""
+
+    kind: Literal["documented", "measured", "reported", "judged"]
+    says: str
+    reference: str = ""
+
+
+def documented(says: str, link: str) -> Source:
+    """The vendor's own documentation or source says so."""
+    return Source("documented", says, link)
+
+
+def measured(says: str, recording: str) -> Source:
+    """A recording in tests/recordings shows it."""
+    return Source("measured", says, recording)
+
+
+def reported(says: str, link: str) -> Source:
+    """Somebody measured it in public."""
+    return Source("reported", says, link)
+
+
+def judged(says: str) -> Source:
+    """Nobody has measured it: a debt, and listed as one."""
+    return Source("judged", says)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One PromQL expression that yields one number per subject, and the sentence that reads it out.
+
+    `says` has one `{value}`. `like` tells whether a limit on it holds at any window ("rate": shares, ratios, means) or
+    grows with it ("peak": maxima and counts of events). `unit` is "ratio", "seconds", "tokens", ...
+    """
+
+    name: str
+    promql: str
+    says: str
+    unit: str = ""
+    like: Literal["rate", "peak"] = "rate"
+
+    def above(self, limit: float | str, why: Source) -> "Condition":
+        """`self > limit`; a limit that is a word is an entry of the measurement contract."""
+        return Condition(self, ">", limit, why)
+
+    def at_least(self, limit: float | str, why: Source) -> "Condition":
+        """`self >= limit`."""
+        return Condition(self, ">=", limit, why)
+
+    def below(self, limit: float | str, why: Source) -> "Condition":
+        """`self < limit`."""
+        return Condition(self, "<", limit, why)
+
+    def at_most(self, limit: float | str, why: Source) -> "Condition":
+        """`self <= limit`."""
+        return Condition(self, "<=", limit, why)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A signal, a comparison, a limit, and why this limit."""
+
+    signal: Signal
+    op: Comparison
+    limit: float | str
+    why: Source
+
+    @property
+    def promql(self) -> str:
+        """The comparison as a filter; a named limit stays a placeholder until the contract fills it."""
+        limit = f"${self.limit}" if isinstance(self.limit, str) else f"{self.limit:g}"
+        return f"({self.signal.promql}) {self.op} {limit}"
+
+
+@dataclass(frozen=True)
+class LooksLike:
+    """What shows the same picture, how it is told apart, and the condition that must hold for it to be ruled out."""
+
+    name: str
+    tell: str
+    requires: Condition | None = None
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One remedy: exactly one of a vLLM flag, an environment variable, a host command or advice.
+
+    `value` is a constant or a Signal that computes the number from this server; `{value}` in `command` takes it. The
+    computed number is bounded by `least` and `most` and rounded by `rounding`. `only_if` are conditions that make the
+    fix applicable: where one is false the fix is left out, where one is missing it is kept and says what it needs.
+    `versions` is (first, last) vLLM release that has the flag, last "" while it still exists.
+    """
+
+    change: str
+    effect: str
+    why: Source
+    flag: str = ""
+    environment: str = ""
+    command: str = ""
+    value: float | str | Signal | None = None
+    unless: str = ""
+    only_if: tuple[Condition, ...] = ()
+    versions: tuple[str, str] = ("", "")
+    risk: str = ""
+    rollback: str = ""
+    restart: bool = True
+    rounding: Literal["down", "power_of_two", "none"] = "down"
+    least: float | None = None
+    most: float | Signal | None = None
+    direction: Literal["lower", "raise", ""] = ""
+
+    @property
+    def kind(self) -> Literal["vllm_flag", "environment", "host_command", "advice"]:
+        """What sort of change it is, as the JSON report names it."""
+        if self.flag:
+            return "vllm_flag"
+        if self.environment:
+            return "environment"
+        return "host_command" if self.command else "advice"
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One incident: present where every symptom and every look-alike's `requires` holds.
+
+    `per` are the labels of one subject. `window` is the span of the alert and `live_window` that of a doctor who watches
+    for half a minute; `hold` is the alert's `for`. `explains` names incidents that follow from this one. `harm` says
+    what users notice.
+    """
+
+    id: str
+    title: str
+    severity: Severity
+    per: tuple[str, ...]
+    cause: str
+    harm: str
+    symptoms: tuple[Condition, ...]
+    looks_like: tuple[LooksLike, ...]
+    fixes: tuple[Fix, ...]
+    supports: tuple[Condition, ...] = ()
+    explains: tuple[str, ...] = ()
+    escalates: Condition | None = None
+    window: str = "5m"
+    live_window: str = "30s"
+    hold: str = "1m"
+    do_not: tuple[str, ...] = field(default=())
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What must hold, in the order in which it is told."""
+        return self.symptoms + tuple(look.requires for look in self.looks_like if look.requires)
+
+    def query(self, window: str, contract: Mapping[str, float]) -> str:
+        """The whole incident as one PromQL conjunction: a sample for every subject that has it."""
+        on = " and "
+        return on.join(f"({fill(each.promql, self.per, window, contract)})" for each in self.conditions)
+
+
+def fill(promql: str, per: tuple[str, ...], window: str, contract: Mapping[str, float]) -> str:
+    """The expression with its placeholders filled in; an unknown placeholder raises KeyError."""
+    entries = {name: f"{value:g}" for name, value in contract.items()}
+    return Template(promql).substitute(entries, window=window, by=", ".join(per))

@@ -1,0 +1,1 @@
+"""The incidents: one file, one variable `incident`."""
