@@ -104,12 +104,13 @@ class LooksLike:
 
 @dataclass(frozen=True)
 class Fix:
-    """One remedy: exactly one of a vLLM flag, an environment variable, a host command or advice.
+    """One remedy: a vLLM flag, an environment variable, a host command, or (with none of these) advice.
 
-    `value` is a constant or a Signal that computes the number from this server; `{value}` in `command` takes it. The
-    computed number is bounded by `least` and `most` and rounded by `rounding`. `only_if` are conditions that make the
-    fix applicable: where one is false the fix is left out, where one is missing it is kept and says what it needs.
-    `versions` is (first, last) vLLM release that has the flag, last "" while it still exists.
+    `value` is a constant, or a Signal that computes the number from this server, then rounded and held above `least`;
+    None with a flag takes the flag away. `direction` says which way the value may go: a proposal that would not move
+    the running value that way is left out. `only_if` says when the fix applies: where a condition is false it is left
+    out, where one cannot be judged it is kept and says what it needs. `versions` is the (first, last) vLLM release that
+    has the flag, "" for an open end.
     """
 
     change: str
@@ -119,16 +120,14 @@ class Fix:
     environment: str = ""
     command: str = ""
     value: float | str | Signal | None = None
-    unless: str = ""
+    rounding: Literal["nearest", "power_of_two_below"] = "nearest"
+    least: float = 1
+    direction: Literal["lower", "raise", ""] = ""
     only_if: tuple[Condition, ...] = ()
     versions: tuple[str, str] = ("", "")
     risk: str = ""
     rollback: str = ""
     restart: bool = True
-    rounding: Literal["down", "power_of_two", "none"] = "down"
-    least: float | None = None
-    most: float | Signal | None = None
-    direction: Literal["lower", "raise", ""] = ""
 
     @property
     def kind(self) -> Literal["vllm_flag", "environment", "host_command", "advice"]:
@@ -139,14 +138,19 @@ class Fix:
             return "environment"
         return "host_command" if self.command else "advice"
 
+    @property
+    def name(self) -> str:
+        """What is changed: the flag, the variable or the command; empty for advice."""
+        return self.flag or self.environment or self.command
+
 
 @dataclass(frozen=True)
 class Incident:
     """One incident: present where every symptom and every look-alike's `requires` holds.
 
-    `per` are the labels of one subject. `window` is the span of the alert and `live_window` that of a doctor who watches
-    for half a minute; `hold` is the alert's `for`. `explains` names incidents that follow from this one. `harm` says
-    what users notice.
+    `per` are the labels of one subject. `window` is the span of the alert and `live_window` that of a doctor who
+    watches for half a minute; `hold` is the alert's `for`. `explains` names incidents that follow from
+    this one. `harm` says what users notice.
     """
 
     id: str

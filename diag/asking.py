@@ -1,0 +1,100 @@
+"""Asking a source of telemetry: the protocol it keeps, the window that fits its samples, each expression once."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diag.contract import Contract
+from diag.incident import fill
+
+Subject = tuple[tuple[str, str], ...]
+"""Sorted pairs of label and value, for example (("engine", "0"), ("instance", "host:8000"))."""
+Floats = NDArray[np.float64]
+Instants = NDArray[np.int64]
+
+FEWEST_SCRAPES = 5
+ENGINES = "count by (instance, engine) (count_over_time(vllm:num_requests_running[$window]))"
+INSTANCES = "count by (instance) (count_over_time(up[$window]))"
+
+
+class Answers(Protocol):
+    """What a source of telemetry can do. `instants` are unix milliseconds, `interval` is in seconds."""
+
+    @property
+    def instants(self) -> Instants:
+        """The instants to judge, ascending."""
+
+    @property
+    def interval(self) -> float:
+        """The usual time between two samples of one target."""
+
+    def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
+        """One row per subject, NaN where there is no (finite) sample."""
+
+
+def seconds(duration: str) -> float:
+    """A PromQL duration of one unit, "30s" or "5m", in seconds."""
+    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
+
+
+class Asked:
+    """A source under one contract; each distinct expression is asked once."""
+
+    def __init__(self, answers: Answers, contract: Contract) -> None:
+        self.answers = answers
+        self.contract = contract
+        self._cache: dict[tuple[str, int, int], Mapping[Subject, Floats]] = {}
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first instant to the last."""
+        times = self.answers.instants
+        return float(times[-1] - times[0]) / 1000
+
+    def wanted(self, live_window: str, window: str) -> float:
+        """The window in seconds that fits these samples.
+
+        The live one where enough scrapes fall into it, else the alert's, else whatever holds enough; never longer than
+        the span, which is then judged once.
+        """
+        least = FEWEST_SCRAPES * self.answers.interval
+        wanted = next((each for each in (seconds(live_window), seconds(window)) if each >= least), least)
+        return min(wanted, self.span) if self.span > 0 else wanted
+
+    def instants(self, wanted: float) -> Instants:
+        """Every instant from the first full window on; the last one alone where none is full."""
+        times = self.answers.instants
+        full = times[times - times[0] >= wanted * 1000 - 1]
+        return full if len(full) else times[-1:]
+
+    def ask(
+        self, promql: str, per: tuple[str, ...], wanted: float, instants: Instants | None = None
+    ) -> Mapping[Subject, Floats]:
+        """Ask at every judged instant, or at those given.
+
+        Windows are open on the left: one interval more than is wanted makes them hold all of it.
+        """
+        at = self.instants(wanted) if instants is None else instants
+        text = fill(promql, per, f"{round((wanted + self.answers.interval) * 1000)}ms", self.contract.values())
+        key = (text, int(at[0]), len(at))
+        if key not in self._cache:
+            self._cache[key] = self.answers.ask(text, at)
+        return self._cache[key]
+
+    def subjects(self, per: tuple[str, ...]) -> list[Subject]:
+        """The universe: every instance that was scraped and every engine that was seen on one.
+
+        An instance without an engine stays as a subject of its own, so that a blind replica does not vanish.
+        """
+        instances = self.ask(INSTANCES, per, self.span)
+        engines = self.ask(ENGINES, per, self.span) if "engine" in per else {}
+        seen = {dict(engine).get("instance") for engine in engines}
+        return sorted([*engines, *(each for each in instances if dict(each).get("instance") not in seen)])
+
+
+def agree(one: Subject, other: Subject) -> bool:
+    """Whether two subjects are the same on the labels that both have."""
+    left, right = dict(one), dict(other)
+    return all(left[name] == right[name] for name in left.keys() & right.keys())

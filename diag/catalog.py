@@ -1,0 +1,182 @@
+"""Finds the incidents, ours first and then a user's own, and refuses a bad declaration in one sentence.
+
+A user's incident file is Python and runs with the rights of `diag`, like a conftest.py: trust the folder you name.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from diag import incidents as ours
+from diag import promql
+from diag.asking import seconds
+from diag.contract import Contract
+from diag.errors import BadIncident, Unsupported
+from diag.incident import Condition, Fix, Incident, Signal, fill
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An incident and the file that declares it."""
+
+    incident: Incident
+    file: Path
+
+
+def load(folder: Path | None = None) -> tuple[Incident, ...]:
+    """Every incident, ordered by id; raises BadIncident naming file and reason."""
+    entries = [*_ours(), *(_users(folder) if folder else ())]
+    known = _by_id(entries)
+    for entry in entries:
+        _check(entry, known)
+    return tuple(known[name].incident for name in sorted(known))
+
+
+def _ours() -> Iterator[Entry]:
+    for found in pkgutil.iter_modules(ours.__path__):
+        module = importlib.import_module(f"{ours.__name__}.{found.name}")
+        yield Entry(_incident_of(module, Path(str(module.__file__))), Path(str(module.__file__)))
+
+
+def _users(folder: Path) -> Iterator[Entry]:
+    if not folder.is_dir():
+        raise BadIncident(f"{folder}: is not a folder of incident files")
+    for file in sorted(folder.glob("*.py")):
+        if not file.name.startswith("_"):
+            yield Entry(_incident_of(_run(file), file), file)
+
+
+def _run(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"diag_user_incidents.{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise BadIncident(f"{file}: cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything, which is no crash of ours
+        raise BadIncident(f"{file}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _incident_of(module: ModuleType, file: Path) -> Incident:
+    incident = getattr(module, "incident", None)
+    if not isinstance(incident, Incident):
+        raise BadIncident(f"{file}: needs a variable `incident` that is a diag.incident.Incident")
+    return incident
+
+
+def _by_id(entries: Sequence[Entry]) -> dict[str, Entry]:
+    known: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.incident.id in known:
+            raise BadIncident(f"{entry.file}: incident '{entry.incident.id}' exists in {known[entry.incident.id].file}")
+        known[entry.incident.id] = entry
+    return known
+
+
+def _check(entry: Entry, known: dict[str, Entry]) -> None:
+    try:
+        _check_head(entry)
+        for condition in _conditions(entry.incident):
+            _check_condition(condition)
+            _check_signal(condition.signal, entry.incident)
+        for fix in entry.incident.fixes:
+            _check_fix(fix, entry.incident)
+        _check_explains(entry.incident, known)
+    except (ValueError, TypeError, AttributeError, Unsupported) as error:
+        raise BadIncident(f"{entry.file}: {error}") from error
+
+
+def _conditions(incident: Incident) -> tuple[Condition, ...]:
+    return (*incident.conditions, *incident.supports, *((incident.escalates,) if incident.escalates else ()))
+
+
+def _check_head(entry: Entry) -> None:
+    incident = entry.incident
+    if incident.id != entry.file.stem:
+        raise ValueError(f"the id '{incident.id}' is not the file's name")
+    if incident.severity not in ("info", "warning", "critical"):
+        raise ValueError(f"severity '{incident.severity}' is none of info, warning, critical")
+    if not incident.symptoms:
+        raise ValueError("it has no symptoms")
+    if "instance" not in incident.per:
+        raise ValueError("`per` must name the label instance")
+    for duration in (incident.window, incident.live_window, incident.hold):
+        _check_duration(duration)
+
+
+def _check_duration(duration: str) -> None:
+    try:
+        seconds(duration)
+    except (KeyError, ValueError, IndexError) as error:
+        raise ValueError(f"'{duration}' is not a duration like 30s or 5m") from error
+
+
+def _check_condition(condition: Condition) -> None:
+    why = condition.why
+    if not why.says.strip() or (why.kind != "judged" and not why.reference.strip()):
+        raise ValueError(f"the limit on '{condition.signal.name}' does not say where it comes from")
+    if isinstance(condition.limit, str) and condition.limit not in Contract().values():
+        raise ValueError(f"the limit '{condition.limit}' is no entry of the contract")
+
+
+def _check_signal(signal: Signal, incident: Incident) -> None:
+    """Parsable, supported, blind to no missed scrape, and one number per subject."""
+    name = f"signal '{signal.name}'"
+    try:
+        expression = promql.parse(fill(signal.promql, incident.per, incident.window, Contract().values()))
+    except KeyError as error:
+        raise ValueError(f"{name} uses the unknown placeholder ${error.args[0]}") from error
+    except Unsupported as error:
+        raise Unsupported(f"{name}: {error}") from error
+    bare = promql.instant_selectors(expression)
+    if bare:
+        raise ValueError(f"{name} reads {bare[0]} at an instant; use last_over_time({bare[0]}[$window])")
+    labels = promql.output_labels(expression)
+    if labels is None or not labels <= set(incident.per) or "instance" not in labels:
+        raise ValueError(f"{name} must yield one number per subject: aggregate it by ($by)")
+    if signal.says.count("{value}") != 1:
+        raise ValueError(f"{name} must say its {{value}} once")
+
+
+def _check_fix(fix: Fix, incident: Incident) -> None:
+    _check_condition_list(fix.only_if, incident)
+    if isinstance(fix.value, Signal):
+        _check_signal(fix.value, incident)
+    if sum(map(bool, (fix.flag, fix.environment))) > 1:
+        raise ValueError(f"the fix '{fix.change}' must be one of a flag and an environment variable")
+
+
+def _check_condition_list(conditions: tuple[Condition, ...], incident: Incident) -> None:
+    for condition in conditions:
+        _check_condition(condition)
+        _check_signal(condition.signal, incident)
+
+
+def _check_explains(incident: Incident, known: dict[str, Entry], path: tuple[str, ...] = ()) -> None:
+    """Every explained incident exists, is slower than its cause to show, and does not explain it back."""
+    for name in incident.explains:
+        if name not in known:
+            raise ValueError(f"it explains '{name}', which is no incident")
+        if name in (*path, incident.id):
+            raise ValueError(f"it explains itself: {' -> '.join((*path, incident.id, name))}")
+        _check_speed(incident, known[name].incident)
+        _check_explains(known[name].incident, known, (*path, incident.id))
+
+
+def _check_speed(cause: Incident, effect: Incident) -> None:
+    if delay(cause) > delay(effect):
+        raise ValueError(
+            f"it explains '{effect.id}' but shows {delay(cause) - delay(effect):g} s later than it (window + hold)"
+        )
+
+
+def delay(incident: Incident) -> float:
+    """How long after its onset an incident's alert can fire at the latest, in seconds."""
+    return seconds(incident.window) + seconds(incident.hold)

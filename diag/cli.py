@@ -1,0 +1,150 @@
+"""The commands: they read options, call one function and print. No logic here; errors are caught here only."""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from diag import __version__
+from diag.errors import BadUsage, DiagError
+
+USAGE = 64
+INTERRUPTED = 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="What is wrong with a vLLM server, why, what it is not, and which flag to change to which value. Read-only.",
+)
+
+
+class FailOn(StrEnum):
+    """From which verdict on the exit status is not 0."""
+
+    warning = "warning"
+    critical = "critical"
+    never = "never"
+
+
+Targets = Annotated[
+    list[str],
+    typer.Argument(
+        help="URLs of servers (their /metrics is found) or one recording: a folder that `diag record` made."
+    ),
+]
+Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two scrapes.")]
+For = Annotated[
+    float, typer.Option("--for", min=0.0, help="Seconds to watch a live server; longer when it seems stuck.")
+]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until a scrape counts as failed.")]
+Launch = Annotated[str, typer.Option("--launch", help="The command that started the server, where nothing else tells.")]
+Incidents = Annotated[
+    Path | None,
+    typer.Option("--incidents", help="A folder of incident files of your own. They are Python and run as you."),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"diag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Options of every command."""
+
+
+@app.command()
+def doctor(
+    targets: Targets,
+    every: Every = 2.0,
+    watch: For = 30.0,
+    timeout: Timeout = 5.0,
+    launch: Launch = "",
+    incidents: Incidents = None,
+    contract: Annotated[
+        Path | None, typer.Option("--contract", help="The measurement contract; ./diag.toml where there is one.")
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Send one request of one token too: the only load diag ever makes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print schema diag.doctor/1.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown for a ticket.")] = False,
+    fail_on: Annotated[
+        FailOn, typer.Option("--fail-on", help="From which verdict on to exit above 0.")
+    ] = FailOn.warning,
+) -> None:
+    """Judge live servers or a recording: what is wrong, why, what it is not, and what to change.
+
+    Exit status: 0 healthy, 1 warning, 2 critical, 3 cannot tell, 64 usage, 69 unreachable.
+    Credentials come from the environment only: DIAG_BEARER_TOKEN[_FILE], DIAG_BASIC_AUTH[_FILE], DIAG_HEADERS_FILE,
+    DIAG_CA_FILE, DIAG_CLIENT_CERT, DIAG_CLIENT_KEY.
+    """
+    from diag import doctor as work
+
+    if as_json and as_markdown:
+        raise BadUsage("--json and --markdown are two formats: choose one")
+    settings = work.Settings(targets, every, watch, timeout, launch, incidents, contract, probe)
+    judgement = work.run(settings)
+    work.show(judgement, "json" if as_json else "markdown" if as_markdown else "terminal")
+    raise typer.Exit(work.exit_code(judgement, fail_on.value))
+
+
+@app.command()
+def record(
+    target: Annotated[list[str], typer.Argument(help="URLs of servers.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to make; it must not hold anything yet.")],
+    every: Every = 2.0,
+    watch: For = 60.0,
+    timeout: Timeout = 5.0,
+    launch: Launch = "",
+) -> None:
+    """Record live servers into a folder that anybody can judge later; secrets are left out."""
+    from diag import doctor as work
+
+    work.record(work.Settings(target, every, watch, timeout, launch), folder)
+
+
+@app.command()
+def explain(
+    incident: Annotated[str, typer.Argument(help="The id of an incident, as `diag incidents` lists it.")],
+    incidents: Incidents = None,
+) -> None:
+    """Explain one incident: its cause, what it is recognised by and why, what looks like it, what cures it."""
+    from diag import doctor as work
+
+    typer.echo(work.explain(incident, incidents), nl=False)
+
+
+@app.command("incidents")
+def list_incidents(incidents: Incidents = None) -> None:
+    """List the incidents that are looked for."""
+    from diag import doctor as work
+
+    typer.echo(work.catalogue(incidents), nl=False)
+
+
+def main() -> None:
+    """Run a command; every error becomes one sentence and its exit status."""
+    try:
+        status = app(standalone_mode=False)
+        sys.stdout.flush()
+    except TyperException as error:
+        typer.echo(f"diag: {error.format_message()} (see diag --help)", err=True)
+        status = USAGE
+    except DiagError as error:
+        typer.echo(f"diag: {error}", err=True)
+        status = error.exit_code
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except BrokenPipeError:  # the reader, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)

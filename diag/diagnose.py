@@ -1,0 +1,246 @@
+"""Incidents + contract + answers -> diagnoses.
+
+Every distinct signal is asked once, for all subjects and instants. An incident is decided per subject and instant by
+three-valued logic: a condition that is false makes it absent, else one that is missing makes it unknown, else it is
+present. That is what `Incident.query()` says to a Prometheus; a property test holds the two equal.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diag.asking import Asked, Floats, Instants, Subject, agree
+from diag.incident import Comparison, Condition, Incident, LooksLike, Severity
+
+State = Literal["present", "absent", "unknown"]
+
+COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal, "==": np.equal}
+RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A condition as it was found: `value` at the instant that is reported, `history` at every instant judged."""
+
+    condition: Condition
+    value: float | None
+    limit: float
+    holds: bool | None
+    history: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Refuted:
+    """A look-alike that was considered and ruled out, with the number that did it."""
+
+    looks_like: str
+    because: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One incident judged for one subject; times are unix seconds.
+
+    `since` is None where it already held at the first instant; `open` names look-alikes that could not be ruled out.
+    """
+
+    incident: Incident
+    subject: Subject
+    state: State
+    severity: Severity
+    since: float | None
+    until: float | None
+    ongoing: bool
+    symptoms: tuple[Reading, ...]
+    supports: tuple[Reading, ...]
+    refuted: tuple[Refuted, ...] = ()
+    open: tuple[LooksLike, ...] = ()
+    missing: tuple[str, ...] = ()
+    explained_by: str | None = None
+    primary: bool = False
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The readings of one incident: one row of -1 (missing), 0 (false), 1 (holds) per condition and instant."""
+
+    incident: Incident
+    instants: Instants
+    values: Mapping[Condition, Mapping[Subject, Floats]]
+    limits: Mapping[Condition, float]
+
+
+def diagnose(incidents: Sequence[Incident], asked: Asked) -> tuple[Diagnosis, ...]:
+    """Judge every incident for every subject; present ones first, the primary first of all."""
+    judged = [_judge(incident, asked) for incident in incidents]
+    found = [each for one in judged for each in _decide(one, asked.subjects(one.incident.per))]
+    return _order(_explain(_rule_out(found)))
+
+
+def _judge(incident: Incident, asked: Asked) -> _Judged:
+    conditions = (*incident.conditions, *incident.supports, *((incident.escalates,) if incident.escalates else ()))
+    wanted = asked.wanted(incident.live_window, incident.window)
+    return _Judged(
+        incident,
+        asked.instants(wanted),
+        {each: asked.ask(each.signal.promql, incident.per, wanted) for each in conditions},
+        {each: asked.contract.limit(each.limit) for each in conditions},
+    )
+
+
+def holds(values: Floats, op: Comparison, limit: float) -> NDArray[np.int8]:
+    """1 where the comparison holds, 0 where it does not, -1 where there is no value."""
+    return np.where(np.isnan(values), -1, COMPARE[op](values, limit)).astype(np.int8)
+
+
+def _states(one: _Judged, subject: Subject) -> NDArray[np.int8]:
+    """1 present, 0 absent, -1 unknown per instant: the least of all conditions, with false below missing."""
+    rows = [holds(_row(one, each, subject), each.op, one.limits[each]) for each in one.incident.conditions]
+    table = np.array(rows)
+    return np.where((table == 0).any(axis=0), 0, np.where((table < 0).any(axis=0), -1, 1)).astype(np.int8)
+
+
+def _row(one: _Judged, condition: Condition, subject: Subject) -> Floats:
+    missing = np.full(len(one.instants), np.nan)
+    return one.values[condition].get(subject, missing)
+
+
+def _decide(one: _Judged, subjects: Iterable[Subject]) -> list[Diagnosis]:
+    return [_decide_one(one, subject) for subject in subjects]
+
+
+def _decide_one(one: _Judged, subject: Subject) -> Diagnosis:
+    """Present when it held at some instant, else absent when it could be judged at some instant."""
+    states = _states(one, subject)
+    present = np.flatnonzero(states == 1)
+    state: State = "present" if len(present) else "absent" if (states == 0).any() else "unknown"
+    at = _reported(states, state)
+    incident = one.incident
+    readings = {each: _reading(one, each, subject, at) for each in one.values}
+    worse = incident.escalates is not None and readings[incident.escalates].holds
+    return Diagnosis(
+        incident=incident,
+        subject=subject,
+        state=state,
+        severity="critical" if worse else incident.severity,
+        since=_since(one.instants, states) if len(present) else None,
+        until=float(one.instants[present[-1]]) / 1000 if len(present) else None,
+        ongoing=bool(len(present)) and _still(states),
+        symptoms=tuple(readings[each] for each in incident.conditions),
+        supports=tuple(readings[each] for each in incident.supports),
+        missing=tuple(each.condition.signal.name for each in readings.values() if each.value is None),
+    )
+
+
+def _reported(states: NDArray[np.int8], state: State) -> int:
+    """The last instant that shows the state: its readings are the ones to print."""
+    code = {"present": 1, "absent": 0, "unknown": -1}[state]
+    return int(np.flatnonzero(states == code)[-1])
+
+
+def _still(states: NDArray[np.int8]) -> bool:
+    """Whether it holds at the last instant that could be judged at all."""
+    known = states[states >= 0]
+    return bool(known[-1] == 1)
+
+
+def _since(instants: Instants, states: NDArray[np.int8]) -> float | None:
+    first = int(np.flatnonzero(states == 1)[0])
+    return None if first == 0 else float(instants[first]) / 1000
+
+
+def _reading(one: _Judged, condition: Condition, subject: Subject, at: int) -> Reading:
+    row = _row(one, condition, subject)
+    known = holds(row, condition.op, one.limits[condition])
+    history = tuple(None if np.isnan(value) else float(value) for value in row)
+    return Reading(condition, history[at], one.limits[condition], None if known[at] < 0 else bool(known[at]), history)
+
+
+def _rule_out(found: list[Diagnosis]) -> list[Diagnosis]:
+    """Say of every look-alike of a present incident whether it was ruled out, and by which number."""
+    by_name = {(each.incident.id, each.subject): each for each in found}
+    return [_rule_out_one(each, by_name) if each.state == "present" else each for each in found]
+
+
+def _rule_out_one(one: Diagnosis, others: Mapping[tuple[str, Subject], Diagnosis]) -> Diagnosis:
+    refuted, left = [], []
+    for look in one.incident.looks_like:
+        because = _because(look, one, _same_scope(look.name, one.subject, others))
+        if because is None:
+            left.append(look)
+        elif because:
+            refuted.append(Refuted(look.name, because))
+    return replace(one, refuted=tuple(refuted), open=tuple(left))
+
+
+def _same_scope(name: str, subject: Subject, others: Mapping[tuple[str, Subject], Diagnosis]) -> Diagnosis | None:
+    """The diagnosis of another incident on the labels that both have."""
+    for (other, labels), diagnosis in others.items():
+        if other == name and agree(labels, subject):
+            return diagnosis
+    return None
+
+
+def _because(look: LooksLike, one: Diagnosis, other: Diagnosis | None) -> str | None:
+    """Why a look-alike is ruled out; "" when it is present as well, None when nothing tells."""
+    if look.requires:
+        return sentence(next(each for each in one.symptoms if each.condition == look.requires))
+    if other is None or other.state == "unknown":
+        return None
+    if other.state == "present":
+        return ""
+    return sentence(next(each for each in other.symptoms if each.holds is False))
+
+
+def sentence(reading: Reading) -> str:
+    """A reading in words: its signal's sentence with the number and the limit."""
+    number = "nothing" if reading.value is None else show(reading.value)
+    limit = show(reading.limit)
+    return f"{reading.condition.signal.says.format(value=number)} ({reading.condition.op} {limit} here)"
+
+
+def show(value: float) -> str:
+    """A number with three significant digits and as few characters as possible."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _explain(found: list[Diagnosis]) -> list[Diagnosis]:
+    """Nest what follows from a present cause under it."""
+    present = [each for each in found if each.state == "present"]
+    return [replace(each, explained_by=_cause(each, present)) if each.state == "present" else each for each in found]
+
+
+def _cause(one: Diagnosis, present: list[Diagnosis]) -> str | None:
+    causes = (c for c in present if one.incident.id in c.incident.explains and agree(c.subject, one.subject))
+    return next((cause.incident.id for cause in causes), None)
+
+
+def _order(found: list[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Present first, the worst first; one primary per scope, and an engine lies within its instance's scope."""
+    states = ("present", "unknown", "absent")
+    ranked = sorted(
+        found,
+        key=lambda d: (
+            states.index(d.state),
+            d.explained_by is not None,
+            -RANK[d.severity],
+            not d.ongoing,
+            len(d.subject),
+            d.incident.id,
+            d.subject,
+        ),
+    )
+    primaries: list[Subject] = []
+    out = []
+    for each in ranked:
+        first = _harms(each) and not any(agree(each.subject, scope) for scope in primaries)
+        primaries += [each.subject] if first else []
+        out.append(replace(each, primary=first))
+    return tuple(out)
+
+
+def _harms(one: Diagnosis) -> bool:
+    return one.state == "present" and one.severity != "info"

@@ -1,0 +1,88 @@
+"""Too many requests for the KV pool: each eviction is work done twice, and makes the next one likelier."""
+
+from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
+from diag.remedies import MORE_KV_CAPACITY
+from diag.signals import (
+    freezes_per_request,
+    kv_cache_usage_median,
+    kv_cache_usage_peak,
+    preemptions_per_request,
+    prompt_lengths_spread,
+    requests_running,
+    requests_the_kv_pool_holds,
+    requests_waiting_median,
+)
+
+TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
+PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
+
+incident = Incident(
+    id="kv_eviction_cascade",
+    title="KV-cache evictions feed on themselves",
+    severity="critical",
+    per=("instance", "engine"),
+    cause="""
+        Running requests grow by a token a step until no KV block is free. vLLM then preempts the request it admitted
+        last, frees its blocks and puts it back at the head of the queue. On its return, prompt and output so far are
+        prefilled again. That work takes step time from everyone, so requests stay longer and more are evicted.
+    """,
+    harm="answers stop in mid-stream for seconds and new requests queue, while the GPU does work twice",
+    symptoms=(
+        preemptions_per_request.above(0.2, reported("0.08 in a run called healthy, 0.42 cured and 2.4 sick", PR_44594)),
+        kv_cache_usage_peak.above(
+            0.9, measured("peaks 0.94-1.0, while each eviction frees blocks and pulls the mean down", "kv_cascade")
+        ),
+        requests_waiting_median.at_least(1, documented("a preempted request goes back to the queue", TUNING)),
+    ),
+    supports=(
+        kv_cache_usage_median.above(0.8, measured("median 0.84-0.95 in a cascade", "kv_cascade_base")),
+        freezes_per_request.above(0.01, measured("0.01-0.14 while evicted requests are computed again", "kv_cascade")),
+    ),
+    looks_like=(
+        LooksLike(
+            "kv_pool_undersized",
+            tell="Only a handful of requests run: one long prompt fills the pool.",
+            requires=requests_running.at_least(4, judged("below that, halving --max-num-seqs frees almost nothing")),
+        ),
+        LooksLike("kv_pool_saturated", tell="The pool is just as full and the queue as long; nothing is preempted."),
+        LooksLike("queue_saturation", tell="Requests wait as well, but the KV pool has room for them."),
+    ),
+    explains=("kv_pool_saturated", "queue_saturation"),
+    fixes=(
+        *MORE_KV_CAPACITY,
+        Fix(
+            flag="--max-num-seqs",
+            value=requests_the_kv_pool_holds,
+            direction="lower",
+            change="Admit no more requests than the KV pool holds at their observed mean length "
+            "(from 0.31 on --max-num-active-seqs does it without shrinking the CUDA graphs).",
+            effect="preemptions per request fall below 0.2; streams become steady; requests waiting rise",
+            risk="turns the cascade into a queue: about half the throughput and two to three times the time to the "
+            "first token were measured; for those who prefer steady streams",
+            rollback="set the old value again and restart",
+            why=measured("64 -> 6: preemptions per request 1.33 -> 0.09", "cure_max_num_seqs_mean"),
+        ),
+        Fix(
+            flag="--watermark",
+            value=0.05,
+            direction="raise",
+            versions=("0.24.0", ""),
+            change="Keep 5 % of the KV pool free when admitting requests.",
+            effect="preemptions per request roughly halve",
+            risk="it only halves them; others saw the time to the first token rise from 6.6 to 11.2 s",
+            rollback="--watermark 0 and restart",
+            why=measured("0.05: preemptions per request 1.33 -> 0.69, throughput +48 %", "cure_watermark"),
+        ),
+        Fix(
+            change="Route long and short prompts to servers of their own.",
+            effect="one long prompt no longer evicts many short requests",
+            restart=False,
+            only_if=(prompt_lengths_spread.above(8, judged("lengths this mixed waste the pool on a few requests")),),
+            why=judged("the long ones hold most of the pool"),
+        ),
+    ),
+    do_not=(
+        "Do not lower --gpu-memory-utilization: it shrinks the pool.",
+        "Do not raise --max-num-seqs: more requests in the same pool are evicted sooner.",
+    ),
+)

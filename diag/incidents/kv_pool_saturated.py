@@ -1,0 +1,44 @@
+"""The KV pool is full and requests wait for room in it; nothing is evicted, so no work is lost."""
+
+from diag.incident import Incident, LooksLike, judged, measured, reported
+from diag.remedies import MORE_KV_CAPACITY
+from diag.signals import (
+    kv_cache_usage_peak,
+    kv_cache_usage_with_next,
+    preemptions_per_request,
+    requests_waiting_median,
+    waiting_share,
+)
+
+VLLM_43295 = "https://github.com/vllm-project/vllm/issues/43295"
+PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
+
+incident = Incident(
+    id="kv_pool_saturated",
+    title="Requests wait for room in the KV pool",
+    severity="warning",
+    per=("instance", "engine"),
+    cause="""
+        The KV pool holds as many requests as it can, and the next one does not fit before another ends. Requests that
+        run keep their blocks, so nothing is computed twice: this is a lack of capacity, not a thrash.
+    """,
+    harm="the time to the first token grows with the queue; streams that run are not disturbed",
+    symptoms=(
+        kv_cache_usage_with_next.above(0.9, reported("98.4 % with 43 waiting and not one preemption", VLLM_43295)),
+        requests_waiting_median.at_least(1, judged("somebody waits in at least half of the samples")),
+    ),
+    supports=(
+        kv_cache_usage_peak.above(0.95, measured("peak 0.99", "kv_saturated_fit")),
+        waiting_share.above(0.33, judged("a third of the requests in the server only wait")),
+    ),
+    looks_like=(
+        LooksLike(
+            "kv_eviction_cascade",
+            tell="There, running requests are evicted and computed again.",
+            requires=preemptions_per_request.at_most(0.2, reported("0.42 cured, 2.4 sick", PR_44594)),
+        ),
+        LooksLike("queue_saturation", tell="There, the queue stands before a pool that has room."),
+    ),
+    fixes=MORE_KV_CAPACITY,
+    do_not=("Do not raise --max-num-seqs: the pool, not the cap, decides how many run.",),
+)

@@ -1,0 +1,84 @@
+"""Long prompts are prefilled in steps so large that every stream that decodes stands still meanwhile."""
+
+from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
+from diag.signals import (
+    freezes_per_request,
+    long_prefills,
+    long_prompts,
+    ordinary_decode_share,
+    preemptions_per_request,
+    prompt_lengths_spread,
+    standstills,
+    tokens_prefilled_in_a_freeze,
+)
+
+DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill.html"
+PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
+
+incident = Incident(
+    id="prefill_decode_contention",
+    title="Long prefills freeze the streams that decode",
+    severity="warning",
+    per=("instance", "engine"),
+    cause="""
+        A step computes the next token of every running request and as many prompt tokens as its budget allows. When a
+        long prompt takes the step, the step takes as long as the prompt, and every stream waits for it.
+    """,
+    harm="all streams stop for seconds whenever somebody sends a long prompt",
+    symptoms=(
+        ordinary_decode_share.below(0.65, measured("0.21-0.61 with freezes, 0.83-0.91 healthy", "contention_bigbatch")),
+        freezes_per_request.above(0.1, measured("0.3-3.3 with freezes, 0 when cured", "contention_bigbatch")),
+        long_prefills.above(0, measured("3-9 in 30 s", "contention_bigbatch")),
+        long_prompts.above(0, judged("even a slow CPU reads 500 tokens in a second: shorter prompts freeze nobody")),
+    ),
+    supports=(prompt_lengths_spread.above(8, judged("long prompts among short ones: each long one stops many")),),
+    looks_like=(
+        LooksLike(
+            "kv_eviction_cascade",
+            tell="There, evicted requests are prefilled again and again.",
+            requires=preemptions_per_request.at_most(0.2, reported("0.42 cured, 2.4 sick", PR_44594)),
+        ),
+        LooksLike(
+            "engine_stalled",
+            tell="A stall leaves one gap of its own length in every stream; no prompt accounts for it.",
+            requires=standstills.at_most(0, measured("gaps of 42 s against 10 s at most", "engine_stalled")),
+        ),
+        LooksLike("gpu_thermal_throttling", tell="There, every gap grows, not a few of them."),
+    ),
+    fixes=(
+        Fix(
+            flag="--long-prefill-token-threshold",
+            value=tokens_prefilled_in_a_freeze,
+            rounding="power_of_two_below",
+            least=256,
+            direction="lower",
+            versions=("0.7.3", ""),
+            change="Cap what one long prompt may take of a step: what this server prefills in 0.6 of the freeze limit.",
+            effect="freezes per request fall to 0 (the 99th percentile of gaps rises: judge by the longest gap)",
+            risk="the long prompt itself takes about a tenth longer",
+            rollback="--long-prefill-token-threshold 0 and restart",
+            why=measured("longest gap 3.8 -> 0.5 s, TTFT p95 of short requests 0.39 s", "contention_cure_threshold"),
+        ),
+        Fix(
+            flag="--max-num-batched-tokens",
+            value=tokens_prefilled_in_a_freeze,
+            rounding="power_of_two_below",
+            least=256,
+            direction="lower",
+            change="Cap the whole step instead: only where the threshold is not to be had.",
+            effect="freezes per request fall to 0",
+            risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s",
+            rollback="set the old value again and restart",
+            why=measured("the same gaps as with the threshold", "contention_smallbatch"),
+        ),
+        Fix(
+            change="Separate prefill from decode: two pools of servers joined by --kv-transfer-config.",
+            effect="long prompts no longer share a step with anybody's stream",
+            why=documented("disaggregated prefill", DISAGGREGATED),
+        ),
+    ),
+    do_not=(
+        "Do not set --max-num-partial-prefills above 1: V1 refuses to start with it.",
+        "Do not judge the cure by the 99th percentile of gaps: it rises while the freezes go.",
+    ),
+)

@@ -1,0 +1,79 @@
+"""Requests wait although the KV pool has room: the sequence cap or the token budget binds."""
+
+from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
+from diag.signals import (
+    kv_cache_usage_with_next,
+    preemptions_per_request,
+    requests_running_floor,
+    requests_the_kv_pool_holds,
+    requests_waiting_median,
+    running_share_of_cap,
+    waiting_share,
+)
+
+SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
+PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
+
+AT_THE_CAP = running_share_of_cap.at_least(1, documented("the scheduler admits up to --max-num-seqs", SCHEDULER))
+
+incident = Incident(
+    id="queue_saturation",
+    title="Requests queue in front of a server that has KV cache to spare",
+    severity="warning",
+    per=("instance", "engine"),
+    cause="""
+        More requests arrive than the scheduler admits at a time. Either the sequence cap (--max-num-seqs) binds, and
+        the number that run is a flat line, or the token budget of a step (--max-num-batched-tokens) is spent on
+        prefill, and fewer run than the cap allows. The KV pool is not what they wait for.
+    """,
+    harm="the time to the first token is mostly waiting",
+    symptoms=(
+        requests_waiting_median.at_least(1, judged("somebody waits in at least half of the samples")),
+        waiting_share.above(0.33, measured("0.83 at the cap; 0.15 where a prefill delays a few", "queue_saturation")),
+    ),
+    supports=(
+        AT_THE_CAP,
+        requests_running_floor.at_least(0.9, measured("4 of 4 in nearly every sample", "queue_saturation")),
+    ),
+    looks_like=(
+        LooksLike(
+            "kv_pool_saturated",
+            tell="There, the next request does not fit into the KV pool.",
+            requires=kv_cache_usage_with_next.at_most(0.9, measured("0.03 and 0.72", "cure_max_num_seqs_mean")),
+        ),
+        LooksLike(
+            "kv_eviction_cascade",
+            tell="There, the waiting requests are the evicted ones.",
+            requires=preemptions_per_request.at_most(0.2, reported("0.42 cured, 2.4 sick", PR_44594)),
+        ),
+        LooksLike("engine_stalled", tell="There, nothing moves at all."),
+    ),
+    fixes=(
+        Fix(
+            flag="--max-num-seqs",
+            value=requests_the_kv_pool_holds,
+            direction="raise",
+            only_if=(AT_THE_CAP,),
+            change="Admit as many requests as the KV pool holds at their observed mean length.",
+            effect="requests waiting fall, KV usage rises",
+            risk="each stream becomes slower as more share a step; larger CUDA graphs take more memory",
+            rollback="set the old value again and restart",
+            why=judged("the pool is the next bound; beyond it requests evict each other"),
+        ),
+        Fix(
+            change="Where the number that run stays below --max-num-seqs, the token budget binds: double "
+            "--max-num-batched-tokens and watch the gaps between tokens.",
+            effect="prompt tokens per second rise, requests waiting fall",
+            risk="longer steps: the gap between tokens grows in proportion",
+            only_if=(running_share_of_cap.below(1, documented("the cap is not what binds", SCHEDULER)),),
+            why=judged("prefill is what fills the budget"),
+        ),
+        Fix(
+            change="Add a replica.",
+            effect="requests waiting fall on every replica",
+            restart=False,
+            why=judged("a server at the capacity of its hardware needs a second one"),
+        ),
+    ),
+    do_not=("Do not take the wait for a hang: tokens flow at the usual rate.",),
+)

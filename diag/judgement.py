@@ -1,0 +1,115 @@
+"""Everything the doctor has to say, as data: what a report prints and nothing that it has to compute."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from diag.asking import Asked
+from diag.diagnose import RANK, Diagnosis, diagnose
+from diag.fixes import Proposal, Running, by_subject, propose, relaunch
+from diag.incident import Incident
+from diag.progress import Progress, judge
+
+Verdict = Literal["healthy", "warning", "critical", "unknown"]
+FAMILIES = {
+    "gpu": ("diag_gpu_.+", "run `diag exporter` beside the server"),
+    "log": ("diag_vllm_(startup|log)_.+", "run `diag exporter --log FILE`"),
+    "process": ("diag_vllm_process_.+", "run `diag exporter` on the server's host"),
+}
+"""Telemetry that a page may lack as a whole: the names of its metrics, and how to get it."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Where the evidence comes from; `start` and `end` are unix seconds."""
+
+    source: str
+    target: str
+    start: float
+    end: float
+    scrapes: int
+    failed_scrapes: int
+    notes: tuple[str, ...] = ()
+    not_measured: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A diagnosis with what to do about it."""
+
+    diagnosis: Diagnosis
+    proposals: tuple[Proposal, ...] = ()
+    relaunch: str | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The whole answer; `blind` names the subjects whose forward progress cannot be judged."""
+
+    observed: Observed
+    verdict: Verdict
+    progress: tuple[Progress, ...]
+    findings: tuple[Finding, ...]
+    blind: tuple[str, ...]
+    contract: tuple[str, ...]
+
+    @property
+    def present(self) -> tuple[Finding, ...]:
+        """The incidents that hold, the primary ones first."""
+        return tuple(each for each in self.findings if each.diagnosis.state == "present")
+
+
+def conclude(
+    observed: Observed, incidents: Sequence[Incident], asked: Asked, running: Mapping[str, Running]
+) -> Judgement:
+    """Judge progress and incidents, and propose fixes for what is present."""
+    progress = judge(asked)
+    findings = tuple(_finding(each, asked, running) for each in diagnose(incidents, asked))
+    blind = _blind(asked, progress)
+    return Judgement(
+        observed=observed,
+        verdict=_verdict(findings, blind),
+        progress=progress,
+        findings=findings,
+        blind=blind,
+        contract=tuple(asked.contract.lines()),
+    )
+
+
+def not_measured(asked: Asked) -> tuple[str, ...]:
+    """The families of telemetry that are absent as a whole."""
+    return tuple(name for name, (metrics, _) in FAMILIES.items() if not _has(metrics, asked))
+
+
+def _has(metrics: str, asked: Asked) -> bool:
+    query = f'count by (instance) (count_over_time({{__name__=~"{metrics}"}}[$window]))'
+    return bool(asked.ask(query, (), asked.span))
+
+
+def _finding(diagnosis: Diagnosis, asked: Asked, running: Mapping[str, Running]) -> Finding:
+    if diagnosis.state != "present":
+        return Finding(diagnosis)
+    known = by_subject(running, diagnosis.subject)
+    proposals = propose(diagnosis, asked, known)
+    return Finding(diagnosis, proposals, relaunch(known.launch, proposals))
+
+
+def _blind(asked: Asked, progress: tuple[Progress, ...]) -> tuple[str, ...]:
+    seen = {dict(each.subject)["instance"] for each in progress}
+    subjects = asked.subjects(("instance", "engine"))
+    return tuple(scope(each) for each in subjects if dict(each).get("instance", "") not in seen)
+
+
+def _verdict(findings: Sequence[Finding], blind: Sequence[str]) -> Verdict:
+    """The worst severity that is present; "unknown" where nothing is, but some engine could not be judged at all."""
+    worst = max((RANK[each.diagnosis.severity] for each in findings if each.diagnosis.state == "present"), default=0)
+    if worst:
+        return "critical" if worst == RANK["critical"] else "warning"
+    return "unknown" if blind else "healthy"
+
+
+def scope(subject: Sequence[tuple[str, str]]) -> str:
+    """A subject in words: "host:8000 engine 0"."""
+    labels = dict(subject)
+    rest = (f"{name} {value}" for name, value in labels.items() if name != "instance")
+    return " ".join([labels.get("instance", ""), *rest]).strip()

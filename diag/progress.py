@@ -1,0 +1,85 @@
+"""Forward progress, asked before anything else: each engine is idle, busy, slow, stalled, starting or dead.
+
+Only what the page can tell. Gauges freeze with the engine, so one that got stuck while idle looks idle; and a start
+shows in the log and the process table, for until it is over there is no page.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from diag.asking import Asked, Subject, agree
+from diag.incident import Signal
+from diag.signals import (
+    page_answers,
+    progress,
+    requests_in_flight,
+    requests_in_flight_peak,
+    requests_stuck,
+    steps_per_second,
+)
+
+State = Literal["idle", "busy", "slow", "stalled", "starting", "dead"]
+ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
+SLOW_STEPS = 1.0
+"""Engine steps per second below which an engine at work is called slow: a step then takes as long as a freeze."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of one engine, or of an instance that is dead, at the last instant, and why it is called that."""
+
+    subject: Subject
+    state: State
+    because: str
+
+
+def judge(asked: Asked) -> tuple[Progress, ...]:
+    """One entry for every engine whose progress can be judged, ordered by subject."""
+    found = (_judge_one(subject, asked) for subject in asked.subjects(ENGINE))
+    return tuple(each for each in found if each is not None)
+
+
+def owed_and_still(found: tuple[Progress, ...]) -> bool:
+    """Whether some engine has work and does not move, but cannot be called stalled yet: worth watching on."""
+    return any(each.state == "slow" and each.because == STILL for each in found)
+
+
+STILL = "requests are in flight and nothing has moved; one huge prefill looks the same for up to two minutes"
+IDLE = "nothing is in flight; an engine that got stuck while idle looks the same from this page, --probe tells"
+
+
+def _judge_one(subject: Subject, asked: Asked) -> Progress | None:
+    if _last(page_answers, INSTANCE, subject, asked, "15s") == 0:
+        return Progress(subject, "dead", "the page answered before and has stopped answering")
+    state = _engine_state(*(_last(each, ENGINE, subject, asked) for each in ASKED))
+    return Progress(subject, *state) if state else None
+
+
+ASKED = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)
+
+
+def _engine_state(
+    moved: float | None, most: float | None, least: float | None, stuck: float | None, steps: float | None
+) -> tuple[State, str] | None:
+    if moved is None or most is None or least is None:
+        return None
+    if stuck:
+        return "stalled", f"{stuck:.0f} requests are in flight and nothing moves"
+    if moved == 0 and most > 0:
+        return "slow", STILL if least > 0 else "a request came in and nothing has moved yet"
+    if moved == 0:
+        return "idle", IDLE
+    if steps is not None and steps < SLOW_STEPS and least > 0:
+        return "slow", f"{steps:.2g} engine steps a second with requests in flight all the time"
+    return "busy", "tokens flow"
+
+
+def _last(
+    signal: Signal, per: tuple[str, ...], subject: Subject, asked: Asked, live_window: str = "30s"
+) -> float | None:
+    """The signal's value for a subject at the last instant, None where there is none."""
+    rows = asked.ask(signal.promql, per, asked.wanted(live_window, "1m"))
+    row = next((row for labels, row in rows.items() if agree(labels, subject)), None)
+    return None if row is None or np.isnan(row[-1]) else float(row[-1])

@@ -1,0 +1,120 @@
+"""The report for a machine: schema "diag.doctor/1", held by diag.doctor.schema.json beside this file.
+
+Deterministic order, no NaN or Inf, the same bytes for the same recording.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from diag import __version__
+from diag.asking import Subject
+from diag.diagnose import Reading
+from diag.fixes import Proposal
+from diag.judgement import Finding, Judgement
+from diag.report import words
+
+SCHEMA = "diag.doctor/1"
+
+
+def render(judgement: Judgement) -> str:
+    """The judgement as indented JSON, one line break at its end."""
+    return json.dumps(_finite(document(judgement)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def document(judgement: Judgement) -> dict[str, Any]:
+    """The judgement as plain values, in the schema's order."""
+    return {
+        "schema": SCHEMA,
+        "diag": __version__,
+        "observed": _observed(judgement),
+        "verdict": judgement.verdict,
+        "progress": [
+            {"subject": _subject(each.subject), "state": each.state, "because": each.because}
+            for each in judgement.progress
+        ],
+        "diagnoses": [_diagnosis(each) for each in judgement.findings],
+        "contract": list(judgement.contract),
+    }
+
+
+def _observed(judgement: Judgement) -> dict[str, Any]:
+    seen = judgement.observed
+    return {
+        "source": seen.source,
+        "target": seen.target,
+        "from": seen.start,
+        "to": seen.end,
+        "scrapes": seen.scrapes,
+        "failed_scrapes": seen.failed_scrapes,
+        "not_measured": list(seen.not_measured),
+        "not_judgeable": list(judgement.blind),
+        "notes": list(seen.notes),
+    }
+
+
+def _subject(subject: Subject) -> dict[str, str]:
+    return dict(sorted(subject))
+
+
+def _diagnosis(finding: Finding) -> dict[str, Any]:
+    one = finding.diagnosis
+    return {
+        "incident": one.incident.id,
+        "state": one.state,
+        "severity": one.severity,
+        "subject": _subject(one.subject),
+        "primary": one.primary,
+        "explained_by": one.explained_by,
+        "since": one.since,
+        "until": one.until,
+        "ongoing": one.ongoing,
+        "symptoms": [_reading(each) for each in one.symptoms],
+        "supports": [_reading(each) for each in one.supports],
+        "refuted": [{"looks_like": each.looks_like, "because": each.because} for each in one.refuted],
+        "not_ruled_out": [{"looks_like": each.name, "tell": each.tell} for each in one.open],
+        "missing": list(one.missing),
+        "fixes": [_fix(each) for each in finding.proposals],
+        "relaunch": finding.relaunch,
+    }
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    signal = reading.condition.signal
+    return {
+        "signal": signal.name,
+        "value": reading.value,
+        "op": reading.condition.op,
+        "limit": reading.limit,
+        "holds": reading.holds,
+        "unit": signal.unit,
+        "says": words.says(reading),
+    }
+
+
+def _fix(proposal: Proposal) -> dict[str, Any]:
+    fix = proposal.fix
+    return {
+        "kind": fix.kind,
+        "name": fix.name,
+        "from": proposal.before,
+        "to": proposal.after,
+        "change": fix.change,
+        "why": words.why(fix.why),
+        "effect": fix.effect,
+        "risk": fix.risk,
+        "restart": fix.restart,
+        "rollback": fix.rollback,
+        "versions": words.versions(proposal),
+        "needs": list(proposal.needs),
+    }
+
+
+def _finite(value: Any) -> Any:
+    """The value with every number that JSON cannot hold made null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list) else value

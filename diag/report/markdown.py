@@ -1,0 +1,74 @@
+"""The report for a ticket or a chat: GitHub-flavoured Markdown."""
+
+from diag.diagnose import Diagnosis, Reading, show
+from diag.fixes import Proposal
+from diag.judgement import Finding, Judgement
+from diag.report import words
+
+SPECIAL = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#"})
+
+
+def render(judgement: Judgement) -> str:
+    """The judgement as Markdown, one line break at its end."""
+    parts = [f"**{escape(line)}**" for line in words.headline(judgement)]
+    for finding in judgement.present:
+        parts += _finding(finding, judgement)
+    return "\n\n".join([*parts, *_footer(judgement)]) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that Markdown leaves alone and that breaks no table."""
+    return words.printable(text).translate(SPECIAL)
+
+
+def _finding(finding: Finding, judgement: Judgement) -> list[str]:
+    one = finding.diagnosis
+    parts = [
+        f"## {escape(one.incident.title)}",
+        f"{one.severity}, {escape(words.place(one.subject))}, {words.when(one)}",
+        _table(one),
+        _list("Ruled out", [f"{each.looks_like}: {each.because}" for each in one.refuted]),
+        _list("Not ruled out", [f"{each.name}: {each.tell}" for each in one.open]),
+        _list("Follows", [each.incident.id for each in words.consequences(finding, judgement)]),
+        _list("Fixes", [_fix(each) for each in finding.proposals], raw=True),
+        f"Relaunch:\n\n```\n{words.printable(finding.relaunch)}\n```" if finding.relaunch else "",
+    ]
+    return [part for part in parts if part]
+
+
+def _table(one: Diagnosis) -> str:
+    rows = [_row(each) for each in (*one.symptoms, *one.supports)]
+    return "\n".join(["| signal | value | limit | holds |", "|---|---|---|---|", *rows])
+
+
+def _row(reading: Reading) -> str:
+    value = "-" if reading.value is None else show(reading.value)
+    holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
+    limit = f"{reading.condition.op} {show(reading.limit)}"
+    return f"| {escape(reading.condition.signal.name)} | {value} | {escape(limit)} | {holds} |"
+
+
+def _list(title: str, texts: list[str], *, raw: bool = False) -> str:
+    lines = [f"- {text if raw else escape(text)}" for text in texts]
+    return "\n".join([f"{title}:", "", *lines]) if lines else ""
+
+
+def _fix(proposal: Proposal) -> str:
+    fix = proposal.fix
+    code = words.printable(words.change(proposal))
+    facts = (f"Effect: {fix.effect}.", fix.risk and f"Risk: {fix.risk}.", fix.rollback and f"Rollback: {fix.rollback}.")
+    needs = f"Needs: {', '.join(proposal.needs)}." if proposal.needs else ""
+    text = " ".join(escape(part) for part in (fix.change, *facts, words.versions(proposal), needs) if part)
+    return f"`{code}` {text}" if code else text
+
+
+def _footer(judgement: Judgement) -> list[str]:
+    facts = {
+        "Looked at": [words.looked_at(judgement)],
+        "Checked": [words.checked(judgement)],
+        "Cannot tell": words.undecided(judgement),
+        "Not measured": words.measure(judgement),
+        "Contract": list(judgement.contract),
+        "Notes": list(judgement.observed.notes),
+    }
+    return [_list(title, texts) for title, texts in facts.items() if texts]

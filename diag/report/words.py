@@ -1,0 +1,117 @@
+"""What every report says in the same words: times, numbers, changes; with nothing that a terminal would obey."""
+
+import datetime
+
+from diag.asking import Subject, agree
+from diag.diagnose import Diagnosis, Reading, show
+from diag.fixes import Proposal, written
+from diag.incident import Source
+from diag.judgement import FAMILIES, Finding, Judgement, scope
+
+
+def printable(text: str) -> str:
+    """The text with control characters, terminal escapes and line breaks made visible."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def clock(unix: float) -> str:
+    """A time of day, "02:16:07 UTC"."""
+    return datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime("%H:%M:%S UTC")
+
+
+def when(one: Diagnosis) -> str:
+    """Since when, and whether it is still so."""
+    since = f"since {clock(one.since)}" if one.since is not None else "since before the first look"
+    return f"now, {since}" if one.ongoing or one.until is None else f"{since}, ended at {clock(one.until)}"
+
+
+def headline(judgement: Judgement) -> list[str]:
+    """One sentence per primary incident, the worst first: verdict, scope, time, harm."""
+    primaries = [each.diagnosis for each in judgement.present if each.diagnosis.primary]
+    if primaries:
+        return [_headline(each) for each in primaries]
+    if judgement.verdict == "unknown":
+        return [f"CANNOT TELL on {printable(', '.join(judgement.blind))}: forward progress cannot be judged"]
+    return [f"HEALTHY {printable(judgement.observed.target)}: {states(judgement)}"]
+
+
+def _headline(one: Diagnosis) -> str:
+    return f"{one.severity.upper()} {one.incident.id} on {place(one.subject)}, {when(one)}: {one.incident.harm}"
+
+
+def states(judgement: Judgement) -> str:
+    """How many engines are busy, idle and so on."""
+    names = [each.state for each in judgement.progress]
+    counts = (f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+    return f"{len(names)} engine{'s' if len(names) != 1 else ''} ({', '.join(counts)})"
+
+
+def change(proposal: Proposal) -> str:
+    """The change in one line: `--max-num-seqs 64 -> 6`, or the command, or nothing for advice."""
+    fix = proposal.fix
+    if fix.kind == "host_command":
+        return fix.command
+    if fix.kind == "advice":
+        return ""
+    before = "" if proposal.before is None else f"{written(proposal.before)} "
+    after = "remove it" if fix.value is None else written(proposal.after) if proposal.after is not None else "?"
+    return f"{fix.name} {before}-> {after}" if after else fix.name
+
+
+def versions(proposal: Proposal) -> str:
+    """The releases that have the flag, "vLLM 0.24.0 and later"; empty where every release has it."""
+    first, last = proposal.fix.versions
+    if first and last:
+        return f"vLLM {first} - {last}"
+    return f"vLLM {first} and later" if first else f"vLLM up to {last}" if last else ""
+
+
+def measure(judgement: Judgement) -> list[str]:
+    """How to get each family of telemetry that was not measured."""
+    return [f"{name}: {FAMILIES[name][1]}" for name in judgement.observed.not_measured]
+
+
+def undecided(judgement: Judgement) -> list[str]:
+    """The incidents that could not be judged: on what, and for want of which signals."""
+    unknown = [each.diagnosis for each in judgement.findings if each.diagnosis.state == "unknown"]
+    by_reason: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for each in unknown:
+        by_reason.setdefault((place(each.subject), each.missing), []).append(each.incident.id)
+    return [f"{', '.join(ids)} on {where}: no {', '.join(missing)}" for (where, missing), ids in by_reason.items()]
+
+
+def looked_at(judgement: Judgement) -> str:
+    """Which samples were judged."""
+    seen = judgement.observed
+    failed = f", {seen.failed_scrapes} of them failed" if seen.failed_scrapes else ""
+    span = f"{clock(seen.start)} - {clock(seen.end)} ({seen.end - seen.start:.0f} s)"
+    return f"{seen.source} {printable(seen.target)}: {seen.scrapes} scrapes{failed}, {span}"
+
+
+def checked(judgement: Judgement) -> str:
+    """How many incidents were judged, and on how many engines which state of progress was found."""
+    absent = {each.diagnosis.incident.id for each in judgement.findings if each.diagnosis.state == "absent"}
+    held = {each.diagnosis.incident.id for each in judgement.present}
+    return f"{states(judgement)}; absent: {', '.join(sorted(absent - held)) or 'none'}"
+
+
+def why(source: Source) -> str:
+    """Where a claim comes from, in one line."""
+    return f"{source.says} ({source.kind}{': ' if source.reference else ''}{source.reference})"
+
+
+def place(subject: Subject) -> str:
+    """A subject in words, harmless to a terminal."""
+    return printable(scope(subject))
+
+
+def consequences(finding: Finding, judgement: Judgement) -> list[Diagnosis]:
+    """What the finding explains in its own scope."""
+    cause = finding.diagnosis
+    others = (each.diagnosis for each in judgement.present)
+    return [each for each in others if each.explained_by == cause.incident.id and agree(each.subject, cause.subject)]
+
+
+def says(reading: Reading) -> str:
+    """The signal's own sentence, read out with its number."""
+    return "not measured" if reading.value is None else reading.condition.signal.says.format(value=show(reading.value))

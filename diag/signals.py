@@ -1,0 +1,318 @@
+"""The signals that our incidents share: one PromQL expression each.
+
+Only range functions look at samples, so one missed scrape blinds nothing; a gauge needs three samples in the window. A
+metric that vLLM renamed is `(new or old)`. Comparisons inside an expression are `bool`, so a signal is missing only
+where telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source.
+"""
+
+from diag.incident import Signal
+
+
+def edge(limit: str) -> str:
+    """Match a histogram's bucket edge, written 1 or 1.0 by different exporters."""
+    return f'le=~"{limit}|{limit}[.]0"'
+
+
+def counted(metric: str, matchers: str = "") -> str:
+    """How much a counter grew in the window, per subject."""
+    return f"sum by ($by) (increase({metric}{{{matchers}}}[$window]))"
+
+
+def gauge(function: str, metric: str, join: str = "sum") -> str:
+    """A range function over a gauge with at least three samples; `function` ends where the range selector begins."""
+    return f"{join} by ($by) ({function}{metric}[$window]) and count_over_time({metric}[$window]) >= 3)"
+
+
+def renamed(function: str, new: str, old: str, join: str = "max") -> str:
+    """`gauge` over a metric that had another name before; the new name wins where a page has both."""
+    return f"({gauge(function, new, join)} or {gauge(function, old, join)})"
+
+
+def configured(flag: str) -> str:
+    """The running value of a flag, one per instance; absent where no source knows it."""
+    return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{flag}"}}[$window]))'
+
+
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+FINISHED = counted("vllm:request_success_total")
+PREEMPTIONS = counted("vllm:num_preemptions_total")
+PROMPT_TOKENS = counted("vllm:request_prompt_tokens_sum")
+GENERATED_TOKENS = counted("vllm:request_generation_tokens_sum")
+
+
+def itl(suffix: str, matchers: str = "") -> str:
+    """Growth of the inter-token histogram under its new or its old name."""
+    new, old = (counted(f"{name}_{suffix}", matchers) for name in ITL)
+    return f"({new} or {old})"
+
+
+# -- load -------------------------------------------------------------------------------------------------------------
+
+requests_running = Signal(
+    "requests running (mean)",
+    gauge("avg_over_time(", RUNNING),
+    "{value} requests run at a time",
+    "requests",
+)
+requests_running_median = Signal(
+    "requests running (median)",
+    gauge("quantile_over_time(0.5, ", RUNNING),
+    "{value} requests run in the median sample",
+    "requests",
+)
+requests_running_floor = Signal(
+    "running requests, least / most",
+    f"{gauge('min_over_time(', RUNNING)} / ({gauge('max_over_time(', RUNNING)} > 0)",
+    "the least number of running requests is {value} of the most: 1 is a flat line, held down by a cap",
+    "ratio",
+)
+running_share_of_cap = Signal(
+    "running requests / --max-num-seqs",
+    f"{gauge('max_over_time(', RUNNING)} / on (instance) group_left () {configured('max_num_seqs')}",
+    "at the peak {value} of the sequence cap runs",
+    "ratio",
+    like="peak",
+)
+requests_waiting_median = Signal(
+    "requests waiting (median)",
+    gauge("quantile_over_time(0.5, ", WAITING),
+    "{value} requests wait in the median sample",
+    "requests",
+)
+requests_waiting_peak = Signal(
+    "requests waiting (peak)",
+    gauge("max_over_time(", WAITING),
+    "{value} requests waited at the worst moment",
+    "requests",
+    like="peak",
+)
+waiting_share = Signal(
+    "waiting share of requests",
+    f"{gauge('avg_over_time(', WAITING)} / "
+    f"(({gauge('avg_over_time(', WAITING)} + {gauge('avg_over_time(', RUNNING)}) > 0 or "
+    f"1 + 0 * {gauge('avg_over_time(', WAITING)})",
+    "{value} of all requests in the server wait instead of run",
+    "ratio",
+)
+requests_finished = Signal("requests finished", FINISHED, "{value} requests finished", "requests", like="peak")
+
+# -- forward progress -------------------------------------------------------------------------------------------------
+
+
+def in_flight(window: str, function: str = "min_over_time") -> str:
+    """The least (or most) number of requests running or waiting at any sample of the window."""
+    running, waiting = (f"sum by ($by) ({function}({each}[{window}]))" for each in (RUNNING, WAITING))
+    return f"({running} + {waiting})"
+
+
+def moved(window: str) -> str:
+    """Tokens and requests in the window: 0 is a standstill."""
+    counters = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
+    return "(" + " + ".join(f"sum by ($by) (increase({each}[{window}]))" for each in counters) + ")"
+
+
+def seen_before(age: str) -> str:
+    """1 where there are samples older than `age`: a standstill shorter than that says nothing."""
+    return f"(sum by ($by) (count_over_time({RUNNING}[$window] offset {age})) > bool 0)"
+
+
+def stuck(window: str, least: int) -> str:
+    """Requests in flight all through a window in which nothing moved; 0 where something did."""
+    return f"{in_flight(window)} * ({in_flight(window)} >= bool {least}) * ({moved(window)} == bool 0)"
+
+
+progress = Signal(
+    "tokens and requests moved",
+    moved("$window"),
+    "{value} tokens were read or written",
+    "tokens",
+    like="peak",
+)
+steps_per_second = Signal(
+    "engine steps / s",
+    "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))",
+    "{value} engine steps a second",
+    "1/s",
+)
+requests_in_flight = Signal(
+    "requests in flight (least)",
+    in_flight("$window"),
+    "at least {value} requests were in flight all the time",
+    "requests",
+)
+requests_in_flight_peak = Signal(
+    "requests in flight (peak)",
+    in_flight("$window", "max_over_time"),
+    "at most {value} requests were in flight",
+    "requests",
+    like="peak",
+)
+# The exporter's (or --probe's) own request got no token, and nobody else's did either.
+PROBE_FAILED = (
+    f"({moved('$window')} == bool 0) * on (instance) group_left () "
+    "(1 - max by (instance) (last_over_time(diag_probe_success[$window])))"
+)
+# One request alone may be one huge prefill in one step, which moves nothing either: it gets two minutes.
+requests_stuck = Signal(
+    "requests in flight, none moving",
+    f"({PROBE_FAILED} > 0) or (({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
+    f" or ({stuck('$window', 2)} == 0) or ({stuck('$window', 2)} * {seen_before('25s')})",
+    "{value} requests are in flight and not one token or request moved",
+    "requests",
+)
+page_answers = Signal(
+    "share of scrapes answered",
+    "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
+    " or (avg_over_time(up[$window]) and count_over_time(up[$window]) >= 3))"
+    f" and on (instance) count by (instance) (count_over_time({RUNNING}[1h]))",
+    "{value} of the scrapes were answered, by a server that had answered before",
+    "ratio",
+)
+
+# -- KV cache ---------------------------------------------------------------------------------------------------------
+
+kv_cache_usage_peak = Signal(
+    "KV cache usage (peak)",
+    renamed("max_over_time(", *KV_USAGE),
+    "the KV pool peaks at {value}",
+    "ratio",
+    like="peak",
+)
+kv_cache_usage_median = Signal(
+    "KV cache usage (median)",
+    renamed("quantile_over_time(0.5, ", *KV_USAGE),
+    "the KV pool is at {value} in the median sample",
+    "ratio",
+)
+preemptions_per_request = Signal(
+    "preemptions / finished request",
+    # fewer than three preemptions are an accident, not a rate
+    f"{PREEMPTIONS} * ({PREEMPTIONS} >= bool 3) / clamp_min({FINISHED}, 1)",
+    "{value} preemptions for every request that finished",
+    "ratio",
+)
+TOKENS_PER_REQUEST = f"(({PROMPT_TOKENS} + {GENERATED_TOKENS}) / ({FINISHED} >= 3))"
+tokens_per_request = Signal(
+    "tokens / request",
+    TOKENS_PER_REQUEST,
+    "a request holds {value} tokens by its end, prompt and answer, on average",
+    "tokens",
+)
+requests_the_kv_pool_holds = Signal(
+    "requests the KV pool holds",
+    f"$kv_pool_fill / {TOKENS_PER_REQUEST} * on (instance) group_left () {configured('kv_cache_size_tokens')}",
+    "the KV pool holds {value} requests at their mean length",
+    "requests",
+)
+# The usage that the next request of mean prompt length would bring about; the usage alone where the pool's size or the
+# prompts' length is not known.
+NEXT_PROMPT = (
+    f"({PROMPT_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('kv_cache_size_tokens')}"
+)
+kv_cache_usage_with_next = Signal(
+    "KV cache usage with one more request",
+    f"({kv_cache_usage_median.promql} + {NEXT_PROMPT}) or {kv_cache_usage_median.promql}",
+    "with the next prompt the KV pool is at {value}",
+    "ratio",
+)
+
+# -- prefill and decode -----------------------------------------------------------------------------------------------
+
+MEDIAN_GAP = (
+    f"(histogram_quantile(0.5, sum by ($by, le) (increase({ITL[0]}_bucket[$window])))"
+    f" or histogram_quantile(0.5, sum by ($by, le) (increase({ITL[1]}_bucket[$window]))))"
+)
+ordinary_decode_share = Signal(
+    "decode time in ordinary gaps",
+    # weighted by time: a freeze is one gap among thousands, and most of the time
+    f"{MEDIAN_GAP} * {itl('count')} / ({itl('sum')} > 0)",
+    "only {value} of the decoding time is spent in gaps of ordinary length",
+    "ratio",
+)
+freezes_per_request = Signal(
+    "freezes / finished request",
+    f"({itl('count')} - {itl('bucket', edge('$freeze_seconds'))}) / ({FINISHED} >= 3)",
+    "{value} freezes longer than the limit for every request that finished",
+    "ratio",
+)
+long_prefills = Signal(
+    "prefills longer than the freeze limit",
+    f"{counted('vllm:request_prefill_time_seconds_count')}"
+    f" - {counted('vllm:request_prefill_time_seconds_bucket', edge('$freeze_seconds'))}",
+    "{value} prompts took longer than the freeze limit to prefill",
+    "requests",
+    like="peak",
+)
+long_prompts = Signal(
+    "prompts over 500 tokens",
+    f"{counted('vllm:request_prompt_tokens_count')} - {counted('vllm:request_prompt_tokens_bucket', edge('500'))}",
+    "{value} prompts of more than 500 tokens were prefilled",
+    "requests",
+    like="peak",
+)
+standstills = Signal(
+    "gaps over 40 s",
+    f"{itl('count')} - {itl('bucket', edge('40'))}",
+    "{value} streams stood still for more than 40 s",
+    "gaps",
+    like="peak",
+)
+prompt_lengths_spread = Signal(
+    "prompt length p95 / p50",
+    "histogram_quantile(0.95, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window])))"
+    " / (histogram_quantile(0.5, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window]))) > 0)",
+    "the 95th percentile of prompt lengths is {value} times the median",
+    "ratio",
+)
+PREFILL_RATE = f"({PROMPT_TOKENS} / ({counted('vllm:request_prefill_time_seconds_sum')} > 0))"
+tokens_prefilled_in_a_freeze = Signal(
+    "tokens prefilled within the freeze limit",
+    f"0.6 * $freeze_seconds * {PREFILL_RATE}",
+    "{value} prompt tokens are prefilled in 0.6 of the freeze limit",
+    "tokens",
+)
+
+# -- prefix cache -----------------------------------------------------------------------------------------------------
+
+PREFIX_HITS, PREFIX_QUERIES = (
+    f"({counted(f'vllm:prefix_cache_{each}_total')} or {counted(f'vllm:gpu_prefix_cache_{each}_total')})"
+    for each in ("hits", "queries")
+)
+prefix_cache_hit_ratio = Signal(
+    "prefix cache hit ratio",
+    f"({PREFIX_HITS} / ({PREFIX_QUERIES} > 0))"
+    ' or (min by ($by) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window])) - 1)',
+    "{value} of the prompt tokens that were looked up were found in the cache",
+    "ratio",
+)
+blocks_per_prompt = Signal(
+    "KV blocks / prompt",
+    f"({PROMPT_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('block_size')}",
+    "a prompt is {value} KV blocks long on average; only whole blocks can be shared",
+    "blocks",
+)
+
+# -- what a fix asks --------------------------------------------------------------------------------------------------
+
+
+def running_value(flag: str) -> Signal:
+    """The value a flag runs with, for a fix that depends on it."""
+    return Signal(f"--{flag.replace('_', '-')}", configured(flag), f"{flag} is {{value}}", "")
+
+
+gpu_memory_free_share = Signal(
+    "GPU memory free",
+    "min by (instance) (min_over_time(diag_gpu_memory_free_bytes[$window])"
+    " / on (instance, gpu) min_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "{value} of the fullest GPU's memory is free",
+    "ratio",
+)
+gpu_compute_capability_has_fp8 = Signal(
+    "GPUs with FP8 (compute capability 8.9 or later)",
+    'count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window]))',
+    "{value} GPUs support FP8",
+    "GPUs",
+)
