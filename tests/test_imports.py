@@ -1,0 +1,64 @@
+"""Imports go one way; a file that is not in the table may import nothing of ours."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "diag"
+MAY_IMPORT = {
+    "errors": set(),
+    "incident": set(),
+    "signals": {"incident"},
+    "remedies": {"incident", "signals"},
+    "contract": {"errors"},
+    "incidents": {"incident", "signals", "remedies"},
+    "promql": {"errors", "promql"},
+    "asking": {"contract", "incident"},
+    "catalog": {"incidents", "incident", "promql", "contract", "asking", "errors"},
+    "diagnose": {"asking", "incident"},
+    "progress": {"asking", "incident", "signals"},
+    "fixes": {"asking", "diagnose", "incident", "signals"},
+    "judgement": {"asking", "diagnose", "fixes", "incident", "progress"},
+    "report": {"asking", "contract", "diagnose", "fixes", "incident", "judgement", "report"},
+    "sources": {"asking", "errors", "promql", "sources"},
+    "doctor": {
+        "asking", "catalog", "contract", "errors", "fixes", "incident", "judgement", "progress", "report", "sources",
+    },
+    "cli": {"doctor", "errors"},
+}  # fmt: skip
+ONE_FILE = {
+    "typer": "cli.py",
+    "rich": "report/terminal.py",
+    "promql_parser": "promql/",
+    "httpx": "sources/fetch.py",
+}
+
+
+def imported(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def part(name: str) -> str:
+    return name.split(".")[1] if "." in name else ""
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_imports_only_what_lies_below_it(file: Path) -> None:
+    own = file.relative_to(ROOT).parts[0].removesuffix(".py")
+    ours = {part(name) for name in imported(file) if name.startswith("diag.")} - {"__version__"}
+    assert ours <= MAY_IMPORT.get(own, set()), f"{own} may not import {ours - MAY_IMPORT.get(own, set())}"
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_library_stands_behind_one_file(file: Path) -> None:
+    inside = str(file.relative_to(ROOT))
+    tops = {name.split(".")[0] for name in imported(file)}
+    strangers = {name for name, home in ONE_FILE.items() if name in tops and not inside.startswith(home)}
+    assert not strangers
