@@ -1,0 +1,26 @@
+"""PromQL over samples in memory: parse, evaluate at many instants at once, and facts about an expression.
+
+The semantics are those of Prometheus 3. What is not fully implemented is refused by name, never answered wrongly.
+"""
+
+from diag.promql.evaluate import evaluate
+from diag.promql.facts import instant_selectors, metric_names, output_labels
+from diag.promql.nodes import Expression
+from diag.promql.parse import parse
+from diag.promql.samples import STALE, Block, Labels, Samples, is_stale
+from diag.promql.vector import Vector
+
+__all__ = [
+    "STALE",
+    "Block",
+    "Expression",
+    "Labels",
+    "Samples",
+    "Vector",
+    "evaluate",
+    "instant_selectors",
+    "is_stale",
+    "metric_names",
+    "output_labels",
+    "parse",
+]

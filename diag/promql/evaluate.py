@@ -1,0 +1,129 @@
+"""Evaluation of an expression at many instants at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from diag.promql import functions
+from diag.promql.aggregate import aggregate, count_values
+from diag.promql.binary import binary
+from diag.promql.nodes import (
+    Aggregate,
+    Binary,
+    Call,
+    Expression,
+    Negate,
+    Node,
+    Number,
+    Range,
+    Selector,
+    String,
+    Subquery,
+)
+from diag.promql.parse import parse
+from diag.promql.range_functions import RANGE_FUNCTIONS, over_windows
+from diag.promql.samples import Block, Millis, Samples, without_holes
+from diag.promql.selectors import instant_vector, pinned_labels, timestamps
+from diag.promql.vector import Vector, nameless, scalar, stack
+from diag.promql.windows import Spans
+
+
+def evaluate(expression: Expression | str, samples: Samples, instants: Millis) -> Vector:
+    """Evaluate at instants (ms since 1970, ascending, any spacing), each as a Prometheus 3 asked at that instant would.
+
+    Series that have no value at any instant are left out.
+    """
+    if isinstance(expression, str):
+        expression = parse(expression)
+    with np.errstate(all="ignore"):
+        vector = _Evaluation(samples, np.asarray(instants, dtype=np.int64)).vector(expression.node)
+    rows = np.flatnonzero(vector.present.any(axis=1))
+    if vector.scalar or rows.size == len(vector.labels):
+        return vector
+    return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], vector.present[rows])
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    samples: Samples
+    instants: Millis
+
+    def vector(self, node: Node) -> Vector:
+        match node:
+            case Number(value):
+                return scalar(np.full(self.instants.size, value))
+            case Selector():
+                return instant_vector(node, self.samples, self.instants)
+            case Negate(expr):
+                return _negated(self.vector(expr))
+            case Binary(op, left, right, matching, return_bool):
+                return binary(op, self.vector(left), self.vector(right), matching, return_bool)
+            case Aggregate():
+                return self._aggregate(node)
+            case Call():
+                return self._call(node)
+        raise TypeError(f"{node} is not a vector")
+
+    def _aggregate(self, node: Aggregate) -> Vector:
+        vector = self.vector(node.expr)
+        if isinstance(node.param, String):
+            return count_values(vector, node.param.value, node.labels, node.without)
+        param = np.empty(0) if node.param is None else self.vector(node.param).values[0]
+        return aggregate(node.op, vector, node.labels, node.without, param)
+
+    def _call(self, node: Call) -> Vector:
+        if node.function in RANGE_FUNCTIONS:
+            return self._over_range(node)
+        if node.function == "time":
+            return functions.seconds(self.instants)
+        if node.function == "timestamp":
+            return self._timestamp(node.args[0])
+        if node.function == "absent":
+            return functions.absent(self.vector(node.args[0]), pinned_labels(node.args[0]))
+        args = [arg.value if isinstance(arg, String) else self.vector(arg) for arg in node.args]
+        # Only the calendar functions may go without an argument: they are asked about now.
+        return functions.CALLS[node.function](*args or [functions.to_vector(functions.seconds(self.instants))])
+
+    def _timestamp(self, node: Node) -> Vector:
+        """Return when each sample was taken; what is computed is taken at the instant of evaluation."""
+        if isinstance(node, Selector):
+            return timestamps(node, self.samples, self.instants)
+        vector = self.vector(node)
+        return nameless(
+            Vector(vector.labels, np.broadcast_to(self.instants / 1000, vector.values.shape), vector.present)
+        )
+
+    def _over_range(self, node: Call) -> Vector:
+        over = next(arg for arg in node.args if isinstance(arg, Range | Subquery))
+        blocks, offset = self._blocks(over)
+        scalars = [self.vector(arg).values[0] for arg in node.args if arg is not over]
+        argument = scalars[0] if scalars else np.empty(self.instants.size)
+        function = RANGE_FUNCTIONS[node.function]
+        spans = Spans(self.instants, over.range, offset)
+        parts = [over_windows(function, block, spans, argument) for block in blocks]
+        vector = stack(parts, self.instants.size)
+        if node.function == "absent_over_time":
+            return functions.absent(vector, pinned_labels(over))
+        return vector if node.function == "last_over_time" else nameless(vector)
+
+    def _blocks(self, over: Range | Subquery) -> tuple[Sequence[Block], int]:
+        """Return what a range vector is made of, without holes, and its offset."""
+        if isinstance(over, Range):
+            return self.samples.select_dense(over.selector.matchers), over.selector.offset
+        steps = _steps(self.instants - over.offset, over.range, over.step)
+        inner = _Evaluation(self.samples, steps).vector(over.expr)
+        return list(without_holes(inner.labels, steps, inner.values, inner.present)), over.offset
+
+
+def _steps(ends: Millis, span: int, step: int) -> Millis:
+    """Return the multiples of `step` in the windows (end - span, end]."""
+    first, last = (ends - span) // step + 1, ends // step
+    counts = np.maximum(last - first + 1, 0)
+    return (
+        np.unique(np.concatenate([np.arange(f, f + n) for f, n in zip(first, counts, strict=True)] or [first])) * step
+    )
+
+
+def _negated(vector: Vector) -> Vector:
+    return nameless(Vector(vector.labels, -vector.values, vector.present, vector.scalar))

@@ -1,0 +1,132 @@
+"""The part of PromQL that is evaluated, as data. Times are milliseconds; parentheses and unary plus are gone."""
+
+from dataclasses import dataclass
+
+from diag.promql.regex import fully_matches
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """A label matcher; a label that a series lacks has the value ""."""
+
+    label: str
+    op: str  # = != =~ !~
+    value: str
+
+    def accepts(self, value: str) -> bool:
+        """Tell whether a label of this value passes."""
+        same = value == self.value if self.op in ("=", "!=") else fully_matches(self.value, value)
+        return same == (self.op in ("=", "=~"))
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number literal."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class String:
+    """A string literal; only ever an argument."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class Selector:
+    """An instant vector selector; the metric's name is the matcher of __name__."""
+
+    matchers: tuple[Matcher, ...]
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range vector selector."""
+
+    selector: Selector
+    range: int
+
+
+@dataclass(frozen=True)
+class Subquery:
+    """A range vector made of evaluations at the multiples of `step`."""
+
+    expr: "Node"
+    range: int
+    step: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function call."""
+
+    function: str
+    args: tuple["Node", ...]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """An aggregation over series; `without` says how to read `labels`."""
+
+    op: str
+    expr: "Node"
+    param: "Node | None"
+    labels: tuple[str, ...]
+    without: bool
+
+
+@dataclass(frozen=True)
+class Matching:
+    """How the two sides of a vector operation are matched."""
+
+    on: bool
+    labels: tuple[str, ...]
+    many: str  # the side that may have many series for one of the other: "", "left" or "right"
+    include: tuple[str, ...]  # copied from the side that has one
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A binary operation."""
+
+    op: str
+    left: "Node"
+    right: "Node"
+    matching: Matching
+    return_bool: bool
+
+
+@dataclass(frozen=True)
+class Negate:
+    """Unary minus."""
+
+    expr: "Node"
+
+
+Node = Number | String | Selector | Range | Subquery | Call | Aggregate | Binary | Negate
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed and supported PromQL expression."""
+
+    text: str
+    node: Node
+
+
+def is_scalar(node: Node) -> bool:
+    """Tell whether a node yields a scalar rather than a vector."""
+    match node:
+        case Number():
+            return True
+        case Call(function):
+            return function in ("time", "scalar")
+        case Binary(_, left, right):
+            return is_scalar(left) and is_scalar(right)
+        case Negate(expr):
+            return is_scalar(expr)
+    return False

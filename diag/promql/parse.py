@@ -1,0 +1,162 @@
+"""From text to nodes. Only what is evaluated fully gets through: everything else is refused by name."""
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import promql_parser as ast
+
+from diag.errors import Unsupported
+from diag.promql import nodes, regex
+from diag.promql.aggregate import AGGREGATIONS
+from diag.promql.binary import ARITHMETIC, COMPARISONS, SET_OPERATIONS
+from diag.promql.functions import CALLS
+from diag.promql.range_functions import RANGE_FUNCTIONS
+from diag.promql.samples import NAME
+
+FUNCTIONS = frozenset(RANGE_FUNCTIONS) | frozenset(CALLS) | {"absent", "time", "timestamp"}
+OPERATORS = frozenset(ARITHMETIC) | frozenset(COMPARISONS) | SET_OPERATIONS
+
+_DEFAULT_STEP = 60_000  # ms, of a subquery: Prometheus' evaluation interval unless configured
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_BYTE_ESCAPE = re.compile(r"\\(?:x[89a-fA-F]|[23][0-7]{2})")  # the parser reads it as a character
+# By name: the parser's enumerations are not hashable.
+_OPS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
+_MANY = {"VectorMatchCardinality.ManyToOne": "left", "VectorMatchCardinality.OneToMany": "right"}
+
+
+class _Refused(Exception):
+    """Names what is not supported; `parse` adds the expression."""
+
+
+def parse(promql: str) -> nodes.Expression:
+    """Parse an expression and check that all of it is supported."""
+    try:
+        tree = ast.parse(promql)
+    except ValueError as error:
+        raise Unsupported(f"`{promql}` is not PromQL: {error}") from error
+    try:
+        if _BYTE_ESCAPE.search(promql):
+            raise _Refused("an escaped byte")
+        node = _node(tree)
+        if isinstance(node, nodes.Range | nodes.Subquery | nodes.String):
+            raise _Refused("a range vector or a string as the result")
+    except _Refused as refused:
+        raise Unsupported(f"`{promql}` uses {refused}, which is not supported.") from None
+    return nodes.Expression(promql, node)
+
+
+def _node(tree: ast.Expr) -> nodes.Node:
+    convert = _CONVERTERS.get(type(tree))
+    if convert is None:
+        raise _Refused(type(tree).__name__)
+    return convert(tree)
+
+
+def _millis(duration: timedelta | None) -> int:
+    return 0 if duration is None else duration // timedelta(milliseconds=1)
+
+
+def _selector(tree: ast.VectorSelector) -> nodes.Selector:
+    if tree.at is not None:
+        raise _Refused("the @ modifier")
+    if tree.matchers.or_matchers:
+        raise _Refused("`or` between matchers")
+    matchers = [nodes.Matcher(m.name, _OPS[str(m.op)], m.value) for m in tree.matchers.matchers]
+    if tree.name is not None:
+        matchers.insert(0, nodes.Matcher(NAME, "=", tree.name))
+    for matcher in matchers:
+        if matcher.op in ("=~", "!~"):
+            _check_pattern(matcher.value)
+    return nodes.Selector(tuple(matchers), _millis(tree.offset), str(tree))
+
+
+def _subquery(tree: ast.SubqueryExpr) -> nodes.Subquery:
+    if tree.at is not None:
+        raise _Refused("the @ modifier")
+    step = _millis(tree.step) or _DEFAULT_STEP
+    return nodes.Subquery(_node(tree.expr), _millis(tree.range), step, _millis(tree.offset))
+
+
+def _call(tree: ast.Call) -> nodes.Call:
+    name = tree.func.name
+    if name not in FUNCTIONS:
+        raise _Refused(f"{name}()")
+    call = nodes.Call(name, tuple(_node(arg) for arg in tree.args))
+    strings = [arg.value for arg in call.args if isinstance(arg, nodes.String)]
+    if name == "label_replace":
+        target, _, _, pattern = strings
+        _check_label(target)
+        _check_new_pattern(pattern)
+    if name == "label_join":
+        target, _, *sources = strings
+        for label in (target, *sources):
+            _check_label(label)
+    return call
+
+
+def _aggregate(tree: ast.AggregateExpr) -> nodes.Aggregate:
+    op = str(tree.op)
+    if op not in AGGREGATIONS:
+        raise _Refused(f"{op}()")
+    modifier = tree.modifier
+    labels = () if modifier is None else tuple(modifier.labels)
+    without = modifier is not None and modifier.type == ast.AggModifierType.Without
+    param = None if tree.param is None else _node(tree.param)
+    if isinstance(param, nodes.String):
+        _check_label(param.value)
+    return nodes.Aggregate(op, _node(tree.expr), param, labels, without)
+
+
+def _binary(tree: ast.BinaryExpr) -> nodes.Binary:
+    op, modifier = str(tree.op), tree.modifier
+    if op not in OPERATORS:
+        raise _Refused(f"the operator {op}")
+    matching = nodes.Matching(on=False, labels=(), many="", include=())
+    if modifier is not None:
+        if modifier.fill_values.lhs is not None or modifier.fill_values.rhs is not None:
+            raise _Refused("fill()")
+        matching = _matching(modifier)
+    return nodes.Binary(op, _node(tree.lhs), _node(tree.rhs), matching, modifier is not None and modifier.return_bool)
+
+
+def _matching(modifier: ast.BinModifier) -> nodes.Matching:
+    labels = modifier.matching
+    on = labels is not None and labels.type == ast.LabelModifierType.Include
+    names = () if labels is None else tuple(labels.labels)
+    return nodes.Matching(on, names, _MANY.get(str(modifier.card), ""), tuple(modifier.group_labels or ()))
+
+
+def _check_label(name: str) -> None:
+    if not _LABEL_NAME.fullmatch(name):
+        raise _Refused(f"the label name {name!r}")
+
+
+def _check_pattern(pattern: str) -> None:
+    refusal = regex.refusal(pattern)
+    if refusal:
+        raise _Refused(refusal)
+
+
+def _check_new_pattern(pattern: str) -> None:
+    """Check a pattern that the parser has not seen as one, by letting it."""
+    try:
+        ast.parse("x{x=~" + '"' + pattern.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"}')
+    except ValueError as error:
+        raise _Refused(f"the pattern {pattern!r} ({error})") from None
+    _check_pattern(pattern)
+
+
+_CONVERTERS: dict[type[ast.Expr], Callable[[Any], nodes.Node]] = {
+    ast.AggregateExpr: _aggregate,
+    ast.BinaryExpr: _binary,
+    ast.Call: _call,
+    ast.MatrixSelector: lambda tree: nodes.Range(_selector(tree.vector_selector), _millis(tree.range)),
+    ast.NumberLiteral: lambda tree: nodes.Number(tree.val),
+    ast.ParenExpr: lambda tree: _node(tree.expr),
+    ast.StringLiteral: lambda tree: nodes.String(tree.val),
+    ast.SubqueryExpr: _subquery,
+    ast.UnaryExpr: lambda tree: nodes.Negate(_node(tree.expr)),
+    ast.VectorSelector: _selector,
+}

@@ -1,0 +1,47 @@
+"""RE2 patterns by Python's `re`, and a refusal of those that the two read differently."""
+
+import re
+from functools import lru_cache
+
+_READ_DIFFERENTLY = (
+    (re.compile(r"\[\["), "a bracket inside a character class"),
+    (re.compile(r"\{,"), "a repetition without a lower bound"),
+    (re.compile(r"[*+?}]\+"), "a doubled repetition"),
+    (re.compile(r"\(\?[a-z]*i(?=.*[^\x00-\x7f])", re.DOTALL), "case folding outside of ASCII"),
+)
+
+
+def fully_matches(pattern: str, text: str) -> bool:
+    """Match as Prometheus does: anchored at both ends, the dot matching a newline too."""
+    return compiled(pattern).fullmatch(text) is not None
+
+
+@lru_cache(maxsize=1024)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern that `refusal` has let through."""
+    return re.compile(pattern, re.DOTALL | re.ASCII)
+
+
+def refusal(pattern: str) -> str | None:
+    """Say which part of a valid RE2 pattern is not supported; None when all of it is."""
+    for unlike, what in _READ_DIFFERENTLY:
+        if unlike.search(pattern):
+            return f"{what} in the pattern {pattern!r}"
+    try:
+        compiled(pattern)
+    except re.error as error:
+        return f"the pattern {pattern!r} ({error})"
+    return None
+
+
+def expand(template: str, match: re.Match[str]) -> str:
+    """Replace $1, ${1}, $name and ${name} as Go's Regexp.Expand does; an unknown group is empty."""
+
+    def value(reference: re.Match[str]) -> str:
+        if reference.group() == "$$":
+            return "$"
+        name = reference.group(1) or reference.group(2)
+        groups: dict[str, str | None] = {str(i): group for i, group in enumerate((match.group(), *match.groups()))}
+        return (groups | match.groupdict()).get(name) or ""
+
+    return re.sub(r"\$\$|\$\{(\w+)\}|\$(\w+)", value, template, flags=re.ASCII)
