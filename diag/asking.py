@@ -14,7 +14,8 @@ Subject = tuple[tuple[str, str], ...]
 Floats = NDArray[np.float64]
 Instants = NDArray[np.int64]
 
-FEWEST_SCRAPES = 5
+FEWEST_INTERVALS = 3
+"""A window holds one scrape more than it has intervals: four."""
 ENGINES = "count by (instance, engine) (count_over_time(vllm:num_requests_running[$window]))"
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
 
@@ -53,14 +54,12 @@ class Asked:
         times = self.answers.instants
         return float(times[-1] - times[0]) / 1000
 
-    def wanted(self, live_window: str, window: str) -> float:
+    def wanted(self, live_window: str) -> float:
         """The window in seconds that fits these samples.
 
-        The live one where enough scrapes fall into it, else the alert's, else whatever holds enough; never longer than
-        the span, which is then judged once.
+        The live one, or longer where too few scrapes fall into it; never longer than the span, which is judged once.
         """
-        least = FEWEST_SCRAPES * self.answers.interval
-        wanted = next((each for each in (seconds(live_window), seconds(window)) if each >= least), least)
+        wanted = max(seconds(live_window), FEWEST_INTERVALS * self.answers.interval)
         return min(wanted, self.span) if self.span > 0 else wanted
 
     def instants(self, wanted: float) -> Instants:

@@ -82,7 +82,7 @@ def diagnose(incidents: Sequence[Incident], asked: Asked) -> tuple[Diagnosis, ..
 
 def _judge(incident: Incident, asked: Asked) -> _Judged:
     conditions = (*incident.conditions, *incident.supports, *((incident.escalates,) if incident.escalates else ()))
-    wanted = asked.wanted(incident.live_window, incident.window)
+    wanted = asked.wanted(incident.live_window)
     return _Judged(
         incident,
         asked.instants(wanted),

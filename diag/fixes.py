@@ -58,7 +58,7 @@ class _Bench:
 
     def value(self, signal: Signal) -> float | None:
         incident = self.diagnosis.incident
-        wanted = self.asked.wanted(incident.live_window, incident.window)
+        wanted = self.asked.wanted(incident.live_window)
         rows = self.asked.ask(signal.promql, incident.per, wanted, self._instant(wanted))
         row = next((row for subject, row in rows.items() if agree(subject, self.diagnosis.subject)), None)
         return None if row is None or np.isnan(row[0]) else float(row[0])

@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The whole answer; `blind` names the subjects whose forward progress cannot be judged."""
+    """The whole answer; `blind` says whose forward progress cannot be judged and why."""
 
     observed: Observed
     verdict: Verdict
@@ -63,9 +63,8 @@ def conclude(
     observed: Observed, incidents: Sequence[Incident], asked: Asked, running: Mapping[str, Running]
 ) -> Judgement:
     """Judge progress and incidents, and propose fixes for what is present."""
-    progress = judge(asked)
+    progress, blind = judge(asked)
     findings = tuple(_finding(each, asked, running) for each in diagnose(incidents, asked))
-    blind = _blind(asked, progress)
     return Judgement(
         observed=observed,
         verdict=_verdict(findings, blind),
@@ -94,22 +93,9 @@ def _finding(diagnosis: Diagnosis, asked: Asked, running: Mapping[str, Running])
     return Finding(diagnosis, proposals, relaunch(known.launch, proposals))
 
 
-def _blind(asked: Asked, progress: tuple[Progress, ...]) -> tuple[str, ...]:
-    seen = {dict(each.subject)["instance"] for each in progress}
-    subjects = asked.subjects(("instance", "engine"))
-    return tuple(scope(each) for each in subjects if dict(each).get("instance", "") not in seen)
-
-
 def _verdict(findings: Sequence[Finding], blind: Sequence[str]) -> Verdict:
     """The worst severity that is present; "unknown" where nothing is, but some engine could not be judged at all."""
     worst = max((RANK[each.diagnosis.severity] for each in findings if each.diagnosis.state == "present"), default=0)
     if worst:
         return "critical" if worst == RANK["critical"] else "warning"
     return "unknown" if blind else "healthy"
-
-
-def scope(subject: Sequence[tuple[str, str]]) -> str:
-    """A subject in words: "host:8000 engine 0"."""
-    labels = dict(subject)
-    rest = (f"{name} {value}" for name, value in labels.items() if name != "instance")
-    return " ".join([labels.get("instance", ""), *rest]).strip()

@@ -12,6 +12,7 @@ import numpy as np
 from diag.asking import Asked, Subject, agree
 from diag.incident import Signal
 from diag.signals import (
+    answered,
     page_answers,
     progress,
     requests_in_flight,
@@ -35,26 +36,44 @@ class Progress:
     because: str
 
 
-def judge(asked: Asked) -> tuple[Progress, ...]:
-    """One entry for every engine whose progress can be judged, ordered by subject."""
-    found = (_judge_one(subject, asked) for subject in asked.subjects(ENGINE))
-    return tuple(each for each in found if each is not None)
+def judge(asked: Asked) -> tuple[tuple[Progress, ...], tuple[str, ...]]:
+    """Every engine whose progress can be judged, and a sentence for each subject whose cannot; ordered by subject."""
+    subjects = asked.subjects(ENGINE)
+    found = {subject: _judge_one(subject, asked) for subject in subjects}
+    known = tuple(each for each in found.values() if isinstance(each, Progress))
+    return known, tuple(f"{scope(subject)}: {each}" for subject, each in found.items() if isinstance(each, str))
 
 
 def owed_and_still(found: tuple[Progress, ...]) -> bool:
     """Whether some engine has work and does not move, but cannot be called stalled yet: worth watching on."""
-    return any(each.state == "slow" and each.because == STILL for each in found)
+    return any(each.because == STILL for each in found)
+
+
+def scope(subject: Subject) -> str:
+    """A subject in words: "host:8000 engine 0"."""
+    labels = dict(subject)
+    rest = (f"{name} {value}" for name, value in labels.items() if name != "instance")
+    return " ".join([labels.get("instance", ""), *rest]).strip()
 
 
 STILL = "requests are in flight and nothing has moved; one huge prefill looks the same for up to two minutes"
 IDLE = "nothing is in flight; an engine that got stuck while idle looks the same from this page, --probe tells"
+NEVER = "no page was ever answered; whether it starts, failed to start or is the wrong address, its log would tell"
+GONE = "the last scrapes failed, too few of them to call it dead"
+NO_VLLM = "the page has none of vLLM's metrics of progress (is it vLLM, and without --disable-log-stats?)"
+TOO_SHORT = "too few scrapes to see whether anything moves"
 
 
-def _judge_one(subject: Subject, asked: Asked) -> Progress | None:
+def _judge_one(subject: Subject, asked: Asked) -> Progress | str:
+    """The state of an engine, or why it cannot be told."""
     if _last(page_answers, INSTANCE, subject, asked, "15s") == 0:
         return Progress(subject, "dead", "the page answered before and has stopped answering")
+    if _last(answered, INSTANCE, subject, asked, asked.answers.interval) == 0:
+        return GONE if _last(answered, INSTANCE, subject, asked, asked.span) else NEVER
     state = _engine_state(*(_last(each, ENGINE, subject, asked) for each in ASKED))
-    return Progress(subject, *state) if state else None
+    if state:
+        return Progress(subject, *state)
+    return TOO_SHORT if "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, asked) else NO_VLLM
 
 
 ASKED = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)
@@ -67,19 +86,24 @@ def _engine_state(
         return None
     if stuck:
         return "stalled", f"{stuck:.0f} requests are in flight and nothing moves"
-    if moved == 0 and most > 0:
-        return "slow", STILL if least > 0 else "a request came in and nothing has moved yet"
     if moved == 0:
-        return "idle", IDLE
+        return _still(most, least)
     if steps is not None and steps < SLOW_STEPS and least > 0:
         return "slow", f"{steps:.2g} engine steps a second with requests in flight all the time"
     return "busy", "tokens flow"
 
 
+def _still(most: float, least: float) -> tuple[State, str]:
+    if most == 0:
+        return "idle", IDLE
+    return "slow", STILL if least > 0 else "a request came in and nothing has moved yet"
+
+
 def _last(
-    signal: Signal, per: tuple[str, ...], subject: Subject, asked: Asked, live_window: str = "30s"
+    signal: Signal, per: tuple[str, ...], subject: Subject, asked: Asked, window: str | float = "30s"
 ) -> float | None:
     """The signal's value for a subject at the last instant, None where there is none."""
-    rows = asked.ask(signal.promql, per, asked.wanted(live_window, "1m"))
+    wanted = asked.wanted(window) if isinstance(window, str) else window
+    rows = asked.ask(signal.promql, per, wanted)
     row = next((row for labels, row in rows.items() if agree(labels, subject)), None)
     return None if row is None or np.isnan(row[-1]) else float(row[-1])

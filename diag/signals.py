@@ -163,6 +163,11 @@ requests_stuck = Signal(
     "{value} requests are in flight and not one token or request moved",
     "requests",
 )
+answered = Signal(
+    "scrape answered",
+    "max by (instance) (max_over_time(up[$window]))",
+    "1 where some scrape was answered: {value}",
+)
 page_answers = Signal(
     "share of scrapes answered",
     "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "progress": {"asking", "incident", "signals"},
     "fixes": {"asking", "diagnose", "incident", "signals"},
     "judgement": {"asking", "diagnose", "fixes", "incident", "progress"},
-    "report": {"asking", "contract", "diagnose", "fixes", "incident", "judgement", "report"},
+    "report": {"asking", "contract", "diagnose", "fixes", "incident", "judgement", "progress", "report"},
     "sources": {"asking", "errors", "promql", "sources"},
     "doctor": {
         "asking", "catalog", "contract", "errors", "fixes", "incident", "judgement", "progress", "report", "sources",

@@ -1,7 +1,7 @@
 """The engine sits idle for most of the time while requests do come in: what users wait for is not here."""
 
 from diag.incident import Fix, Incident, LooksLike, judged, measured
-from diag.signals import requests_finished, requests_running_median, requests_waiting_peak
+from diag.signals import requests_finished, requests_running, requests_running_median, requests_waiting_peak
 
 incident = Incident(
     id="engine_underfed",
@@ -15,6 +15,7 @@ incident = Incident(
     harm="none here; if users complain, look in front of this server",
     symptoms=(
         requests_running_median.at_most(0, measured("0 in the median sample", "healthy_after_cascade")),
+        requests_running.below(1, measured("0.4 on average", "healthy_after_cascade")),
         requests_waiting_peak.at_most(0, judged("nobody waited at any sample")),
         requests_finished.at_least(10, judged("a server that nobody uses is idle, not underfed")),
     ),

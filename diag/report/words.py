@@ -6,7 +6,8 @@ from diag.asking import Subject, agree
 from diag.diagnose import Diagnosis, Reading, show
 from diag.fixes import Proposal, written
 from diag.incident import Source
-from diag.judgement import FAMILIES, Finding, Judgement, scope
+from diag.judgement import FAMILIES, Finding, Judgement
+from diag.progress import scope
 
 
 def printable(text: str) -> str:
@@ -31,8 +32,16 @@ def headline(judgement: Judgement) -> list[str]:
     if primaries:
         return [_headline(each) for each in primaries]
     if judgement.verdict == "unknown":
-        return [f"CANNOT TELL on {printable(', '.join(judgement.blind))}: forward progress cannot be judged"]
-    return [f"HEALTHY {printable(judgement.observed.target)}: {states(judgement)}"]
+        return [f"CANNOT TELL {printable(each)}" for each in judgement.blind]
+    return [_healthy(judgement)]
+
+
+def _healthy(judgement: Judgement) -> str:
+    """Healthy, and how much of that could be judged."""
+    unknown = {each.diagnosis.incident.id for each in judgement.findings if each.diagnosis.state == "unknown"}
+    judged = {each.diagnosis.incident.id for each in judgement.findings} - unknown
+    rest = f", {len(unknown)} could not be judged" if unknown else ""
+    return f"HEALTHY {printable(judgement.observed.target)}: {states(judgement)}; none of {len(judged)} incidents{rest}"
 
 
 def _headline(one: Diagnosis) -> str:

@@ -1,0 +1,117 @@
+"""Measures diag against a peer and against the pages themselves, and writes bench/results.md.
+
+Every figure is the median of several runs of whole processes, ours and the peer's in turn. `VLLM_DOCTOR` names the
+peer's executable (PyPI vllm-doctor 0.6.0, in an environment of its own); without it that row is left out.
+"""
+
+import gzip
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DIAG = str(Path(sys.executable).parent / "diag")
+RECORDING = ROOT / "tests" / "recordings" / "kv_cascade"
+PAGES = 45
+RUNS = 7
+PARSER = """
+import gzip, sys
+from prometheus_client.parser import text_string_to_metric_families as parse
+for page in gzip.open(sys.argv[1], "rt").read().split("# scrape ")[1:]:
+    list(parse(page.partition("\\n")[2]))
+"""
+
+
+def measured(command: list[str]) -> tuple[float, float]:
+    """Seconds and MiB of one run of a command."""
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0
+    return time.perf_counter() - start, usage.ru_maxrss / 1024
+
+
+def medians(*commands: list[str]) -> list[tuple[float, float]]:
+    """The median time and memory of each command, run in turn so that a slow moment hits all of them."""
+    runs = [[measured(command) for command in commands] for _ in range(RUNS)]
+    columns = zip(*runs, strict=True)
+    return [(statistics.median(t for t, _ in c), statistics.median(m for _, m in c)) for c in columns]
+
+
+def recording(folder: Path, pages: int, targets: int = 1) -> Path:
+    """The real recording cut (or repeated, with later times) to so many pages of so many targets."""
+    parts = gzip.open(RECORDING / "metrics.prom.gz", "rt").read().split("# scrape ")[1:]
+    bodies = [part.partition("\n")[2] for part in parts]
+    start = float(parts[0].split()[0])
+    folder.mkdir()
+    with gzip.open(folder / "metrics.prom.gz", "wt", compresslevel=1) as out:
+        for page in range(pages):
+            for target in range(targets):
+                stamp = f"{start + page + target / 1000:.3f} host{target}:8000"
+                out.write(f"# scrape {stamp}\n{bodies[page % len(bodies)]}")
+    return folder
+
+
+def help_rows() -> list[str]:
+    """`--help` beside the peer's."""
+    peer = os.environ.get("VLLM_DOCTOR", "")
+    if not peer:
+        return []
+    (ours, our_memory), (theirs, their_memory) = medians([DIAG, "--help"], [peer, "--help"])
+    return [
+        f"| `diag --help` / `vllm-doctor --help`, seconds | {ours:.2f} / {theirs:.2f} | {ours / theirs:.2f} | <= 0.35 |",
+        f"| the same, MiB | {our_memory:.0f} / {their_memory:.0f} | {our_memory / their_memory:.2f} | < 1 |",
+    ]
+
+
+def judging_row(work: Path) -> str:
+    """Judging 45 pages from start to exit beside prometheus_client's parser alone on the same pages."""
+    folder = recording(work / "pages", PAGES)
+    parse = [sys.executable, "-c", PARSER, str(folder / "metrics.prom.gz")]
+    (ours, _), (theirs, _), (nothing, _) = medians([DIAG, "doctor", str(folder)], parse, [sys.executable, "-c", ""])
+    theirs -= nothing
+    return f"| judging {PAGES} pages, start to exit / prometheus_client parsing them | {ours:.2f} / {theirs:.2f} | {ours / theirs:.2f} | < 1 |"
+
+
+def growth_rows(work: Path) -> list[str]:
+    """Time and memory by number of pages and of targets."""
+    sizes = [(pages, 1) for pages in (45, 450, 4500)] + [(PAGES, targets) for targets in (1, 10, 100)]
+    rows = []
+    for at, (pages, targets) in enumerate(sizes):
+        seconds, memory = measured([DIAG, "doctor", "--json", str(recording(work / f"size{at}", pages, targets))])
+        each = 1000 * seconds / (pages * targets)
+        rows.append(f"| {pages} | {targets} | {seconds:.2f} | {memory:.0f} | {each:.2f} |")
+    return rows
+
+
+def main() -> None:
+    """Measure everything and write the page."""
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        ratios = [*help_rows(), judging_row(work)]
+        growth = growth_rows(work)
+    lines = [
+        "# Results",
+        "",
+        f"Python {platform.python_version()}, {os.cpu_count()} cores, median of {RUNS} runs in turn.",
+        "",
+        "| what | ours / theirs | ratio | bound |",
+        "|---|---|---|---|",
+        *ratios,
+        "",
+        "| pages | targets | seconds | MiB | ms a page |",
+        "|---|---|---|---|---|",
+        *growth,
+    ]
+    text = "\n".join(lines) + "\n"
+    (ROOT / "bench" / "results.md").write_text(text, encoding="utf-8")
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
