@@ -1,0 +1,35 @@
+"""Decompression in small steps: no input, however hostile, is held in memory as a whole."""
+
+import zlib
+from collections.abc import Iterator
+
+STEP = 256 * 1024
+_GZIP = 31  # zlib's wbits for a gzip header
+
+
+class Gunzip:
+    """Decompresses gzip, several members in a row included, and yields at most `STEP` bytes at a time.
+
+    Raises zlib.error where the data are no gzip.
+    """
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(_GZIP)
+        self._begun = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield what this much more input gives."""
+        pending = False
+        while data or pending:
+            if self._member.eof:
+                self._member = zlib.decompressobj(_GZIP)
+            self._begun = True
+            step = self._member.decompress(data, STEP)
+            yield step
+            pending = len(step) == STEP and not self._member.eof
+            data = self._member.unconsumed_tail or self._member.unused_data
+
+    @property
+    def complete(self) -> bool:
+        """Whether the input so far ended where a member ends."""
+        return self._member.eof or not self._begun

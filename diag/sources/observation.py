@@ -1,0 +1,114 @@
+"""What a source saw of its targets: samples in memory, and what else is known of the servers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from diag.promql import Block, Labels, Samples
+from diag.sources import config, notes
+from diag.sources.config import Told
+from diag.sources.launch import redact
+from diag.sources.pages import Floats, Millis, Table, Target, median_interval, rounds
+
+Row = tuple[Labels, Floats]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The scrapes of one or more targets.
+
+    target: a path or URLs, without credentials. instants: unix ms, one for each round over all targets, ascending.
+    interval: the usual seconds between two scrapes of one target. instances: the label `instance` of each target, which
+    `versions` (of vLLM), `models` and `launch` (without secrets) are keyed by, where they are known. truth: what a
+    recording says really happened.
+    """
+
+    source: Literal["recording", "scrape"]
+    target: str
+    samples: Samples
+    instants: Millis
+    interval: float
+    scrapes: int
+    failed_scrapes: int
+    notes: tuple[str, ...]
+    instances: tuple[str, ...]
+    versions: Mapping[str, str]
+    models: Mapping[str, str]
+    launch: Mapping[str, str]
+    truth: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the scrapes come from and what is known beside them; `every` is the interval where a scrape shows none."""
+
+    source: Literal["recording", "scrape"]
+    target: str
+    every: float = 0.0
+    notes: tuple[str, ...] = ()
+    truth: Mapping[str, object] | None = None
+
+
+def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, Told]) -> Observation:
+    """Lay out what was gathered of the targets; each has at least one scrape."""
+    tables = [each.table() for each in targets]
+    facts = {each.instance: told.get(each.instance, Told()) for each in tables}
+    settled = {each.instance: config.settle(each, facts[each.instance]) for each in tables}
+    interval = median_interval(tables, origin.every)
+    said = [note for each in tables for note in (*notes.of(each), *settled[each.instance][1])]
+    return Observation(
+        source=origin.source,
+        target=origin.target,
+        samples=Samples(part for each in tables for part in _blocks(each, facts[each.instance], settled)),
+        instants=rounds(tables, interval),
+        interval=interval,
+        scrapes=sum(len(each.scrapes) for each in tables),
+        failed_scrapes=sum(len(each.failed) for each in tables),
+        notes=tuple(dict.fromkeys([*origin.notes, *said])),
+        instances=tuple(each.instance for each in tables),
+        versions=_known({each.instance: _version(each, facts[each.instance]) for each in tables}),
+        models=_known({each.instance: _models(each, facts[each.instance]) for each in tables}),
+        launch=_known({name: redact(each.launch) for name, each in facts.items()}),
+        truth=origin.truth or {},
+    )
+
+
+def _known(texts: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: text for name, text in texts.items() if text}
+
+
+def _version(table: Table, told: Told) -> str:
+    return told.version or next((each.get("version", "") for each in table.last("diag_vllm_info")), "")
+
+
+def _models(table: Table, told: Told) -> str:
+    """By the last page that names a model, else by /v1/models."""
+    by_page = next((page.layout.models for page in reversed(table.pages) if page.layout.models), ())
+    by_exporter = next((each.get("model", "") for each in table.last("diag_vllm_info")), "")
+    return ", ".join(by_page) or by_exporter or ", ".join(told.models)
+
+
+def _blocks(table: Table, told: Told, settled: Mapping[str, tuple[config.Config, list[str]]]) -> Iterator[Block]:
+    """The page's own series, and those that every source publishes unless the page has them, an exporter's for one."""
+    own = {labels["__name__"] for labels in table.labels}
+    ours = [each for each in _ours(table, told, settled[table.instance][0]) if each[0]["__name__"] not in own]
+    if table.labels:
+        yield Block(table.labels, table.times, table.values)
+    if ours:
+        yield Block(tuple(labels for labels, _ in ours), table.times, np.stack([values for _, values in ours]))
+
+
+def _ours(table: Table, told: Told, flags: config.Config) -> Iterator[Row]:
+    def row(name: str, values: object, **labels: str) -> Row:
+        row = np.broadcast_to(np.asarray(values, np.float64), table.times.shape)
+        return {"__name__": name, "instance": table.instance, **labels}, row
+
+    yield row("up", [each.page is not None for each in table.scrapes])
+    yield row("diag_vllm_up", [each.page is not None and each.page.layout.vllm for each in table.scrapes])
+    version, models = _version(table, told), _models(table, told)
+    if version or models:
+        yield row("diag_vllm_info", 1, version=version, model=models)
+    for flag, value in flags.items():
+        yield row("diag_vllm_config", value, flag=flag)
