@@ -16,7 +16,10 @@ Instants = NDArray[np.int64]
 
 FEWEST_INTERVALS = 3
 """A window holds one scrape more than it has intervals: four."""
-ENGINES = "count by (instance, engine) (count_over_time(vllm:num_requests_running[$window]))"
+ENGINES = (
+    "count by (instance, engine) (last_over_time("
+    '{__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[$window]))'
+)
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
 
 
@@ -87,8 +90,9 @@ class Asked:
 
         An instance without an engine stays as a subject of its own, so that a blind replica does not vanish.
         """
-        instances = self.ask(INSTANCES, per, self.span)
-        engines = self.ask(ENGINES, per, self.span) if "engine" in per else {}
+        span = max(self.span, self.wanted("30s"))
+        instances = self.ask(INSTANCES, per, span)
+        engines = self.ask(ENGINES, per, span) if "engine" in per else {}
         seen = {dict(engine).get("instance") for engine in engines}
         return sorted([*engines, *(each for each in instances if dict(each).get("instance") not in seen)])
 

@@ -59,7 +59,7 @@ def _run(file: Path) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything, which is no crash of ours
+    except (Exception, SystemExit) as error:  # a user's file may raise anything, which is no crash of ours
         raise BadIncident(f"{file}: {type(error).__name__}: {error}") from error
     return module
 

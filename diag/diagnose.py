@@ -187,19 +187,24 @@ def _same_scope(name: str, subject: Subject, others: Mapping[tuple[str, Subject]
 def _because(look: LooksLike, one: Diagnosis, other: Diagnosis | None) -> str | None:
     """Why a look-alike is ruled out; "" when it is present as well, None when nothing tells."""
     if look.requires:
-        return sentence(next(each for each in one.symptoms if each.condition == look.requires))
+        reading = next(each for each in one.symptoms if each.condition == look.requires)
+        return f"{says(reading)} (ruled out by {against(reading)})"
     if other is None or other.state == "unknown":
         return None
     if other.state == "present":
         return ""
-    return sentence(next(each for each in other.symptoms if each.holds is False))
+    reading = next(each for each in other.symptoms if each.holds is False)
+    return f"{says(reading)} (it takes {against(reading)})"
 
 
-def sentence(reading: Reading) -> str:
-    """A reading in words: its signal's sentence with the number and the limit."""
-    number = "nothing" if reading.value is None else show(reading.value)
-    limit = show(reading.limit)
-    return f"{reading.condition.signal.says.format(value=number)} ({reading.condition.op} {limit} here)"
+def says(reading: Reading) -> str:
+    """The signal's own sentence, read out with its number."""
+    return "not measured" if reading.value is None else reading.condition.signal.says.format(value=show(reading.value))
+
+
+def against(reading: Reading) -> str:
+    """The comparison that the value is held against: ">= 4"."""
+    return f"{reading.condition.op} {show(reading.limit)}"
 
 
 def show(value: float) -> str:

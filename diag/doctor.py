@@ -42,8 +42,7 @@ def run(settings: Settings) -> Judgement:
     incidents, contract = load(settings.incidents), find(settings.contract)
     seen = _observe(settings, contract)
     asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
-    names = seen.versions.keys() | seen.launch.keys()
-    running = {name: Running(seen.versions.get(name, ""), seen.launch.get(name, "")) for name in names}
+    running = {name: Running(seen.versions.get(name, ""), seen.launch.get(name, "")) for name in seen.instances}
     return conclude(_observed(seen, asked), incidents, asked, running)
 
 
@@ -69,9 +68,15 @@ def _observed(seen: Observation, asked: Asked) -> Observed:
         end=float(seen.instants[-1]) / 1000,
         scrapes=seen.scrapes,
         failed_scrapes=seen.failed_scrapes,
+        servers=tuple(_server(seen, name) for name in seen.instances),
         notes=seen.notes,
         not_measured=not_measured(asked),
     )
+
+
+def _server(seen: Observation, name: str) -> str:
+    version, model = seen.versions.get(name, "version not known"), seen.models.get(name, "model not known")
+    return f"{name}: vLLM {version}, {model}"
 
 
 def show(judgement: Judgement, form: Format) -> None:

@@ -12,16 +12,16 @@ from diag.progress import Progress, judge
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
 FAMILIES = {
-    "gpu": ("diag_gpu_.+", "run `diag exporter` beside the server"),
-    "log": ("diag_vllm_(startup|log)_.+", "run `diag exporter --log FILE`"),
-    "process": ("diag_vllm_process_.+", "run `diag exporter` on the server's host"),
+    "gpu": ("diag_gpu_.+", "throttling, power, memory and faults of the GPUs; nvidia-smi -q on the host shows them"),
+    "log": ("diag_vllm_(startup|log)_.+", "start-up phases and errors; read the server's log"),
+    "process": ("diag_vllm_process_.+", "stopped or spinning workers; top -H on the host shows them"),
 }
-"""Telemetry that a page may lack as a whole: the names of its metrics, and how to get it."""
+"""Telemetry that a page of vLLM's own lacks as a whole: its metrics, what they would tell, and who else tells it."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Where the evidence comes from; `start` and `end` are unix seconds."""
+    """Where the evidence comes from; `start` and `end` are unix seconds, `servers` says what runs where."""
 
     source: str
     target: str
@@ -29,6 +29,7 @@ class Observed:
     end: float
     scrapes: int
     failed_scrapes: int
+    servers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     not_measured: tuple[str, ...] = ()
 

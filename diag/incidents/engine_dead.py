@@ -22,7 +22,6 @@ incident = Incident(
     ),
     looks_like=(
         LooksLike("engine_stalled", tell="There, the page goes on answering and only the work stands still."),
-        LooksLike("a scrape that timed out", tell="One failed scrape is no death: all of the window's have failed."),
     ),
     explains=("engine_stalled",),
     fixes=(

@@ -10,7 +10,7 @@ from typing import Any
 
 from diag import __version__
 from diag.asking import Subject
-from diag.diagnose import Reading
+from diag.diagnose import Reading, says
 from diag.fixes import Proposal
 from diag.judgement import Finding, Judgement
 from diag.report import words
@@ -48,6 +48,7 @@ def _observed(judgement: Judgement) -> dict[str, Any]:
         "to": seen.end,
         "scrapes": seen.scrapes,
         "failed_scrapes": seen.failed_scrapes,
+        "servers": list(seen.servers),
         "not_measured": list(seen.not_measured),
         "not_judgeable": list(judgement.blind),
         "notes": list(seen.notes),
@@ -89,7 +90,7 @@ def _reading(reading: Reading) -> dict[str, Any]:
         "limit": reading.limit,
         "holds": reading.holds,
         "unit": signal.unit,
-        "says": words.says(reading),
+        "says": says(reading),
     }
 
 

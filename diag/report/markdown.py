@@ -1,6 +1,6 @@
 """The report for a ticket or a chat: GitHub-flavoured Markdown."""
 
-from diag.diagnose import Diagnosis, Reading, show
+from diag.diagnose import Diagnosis, Reading, against, show
 from diag.fixes import Proposal
 from diag.judgement import Finding, Judgement
 from diag.report import words
@@ -44,8 +44,7 @@ def _table(one: Diagnosis) -> str:
 def _row(reading: Reading) -> str:
     value = "-" if reading.value is None else show(reading.value)
     holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
-    limit = f"{reading.condition.op} {show(reading.limit)}"
-    return f"| {escape(reading.condition.signal.name)} | {value} | {escape(limit)} | {holds} |"
+    return f"| {escape(reading.condition.signal.name)} | {value} | {escape(against(reading))} | {holds} |"
 
 
 def _list(title: str, texts: list[str], *, raw: bool = False) -> str:

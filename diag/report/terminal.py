@@ -10,15 +10,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from diag.diagnose import Diagnosis, Reading, sentence, show
+from diag.diagnose import Diagnosis, Reading, against, says, show
 from diag.fixes import Proposal
 from diag.judgement import Finding, Judgement
 from diag.report import words
 
 WIDTH = 100
-LABEL = 11
+LABEL = 14
 ROWS = 5
 BARS = "▁▂▃▄▅▆▇█"
+BARS_WIDE = 20
 STYLES = {"CRITICAL": "bold red", "WARNING": "bold yellow", "HEALTHY": "bold green", "CANNOT": "bold magenta"}
 
 
@@ -94,19 +95,21 @@ def _primary(finding: Finding, judgement: Judgement) -> list[str]:
 
 
 def _evidence(one: Diagnosis) -> list[str]:
-    rows = [*one.symptoms, *(each for each in one.supports if each.holds)][:ROWS]
-    return [line for at, each in enumerate(rows) for line in [_reading("because" if at == 0 else "", each)]]
+    """At most five rows: the symptoms, then what supports them."""
+    symptoms = [each for each in one.symptoms if each.condition in one.incident.symptoms]
+    rows = [*symptoms, *(each for each in one.supports if each.holds)][:ROWS]
+    return [_reading("because" if at == 0 else "", each) for at, each in enumerate(rows)]
 
 
 def _reading(label: str, reading: Reading) -> str:
     value = "-" if reading.value is None else show(reading.value)
-    against = f"{reading.condition.op} {show(reading.limit)}"
-    return f"  {label:<{LABEL}}{reading.condition.signal.name:<38} {value:>8}  {against:<10} {spark(reading)}".rstrip()
+    name, limit = reading.condition.signal.name, against(reading)
+    return f"  {label:<{LABEL}}{name:<38} {value:>8}  {limit:<9} {spark(reading)}".rstrip()
 
 
-def spark(reading: Reading, width: int = 24) -> str:
-    """The history as bars from the least to the most value, a dot where there is none."""
-    history = reading.history[-width:]
+def spark(reading: Reading) -> str:
+    """The history as bars from the least to the most value, thinned to the width, a dot where there is none."""
+    history = reading.history[:: -(-len(reading.history) // BARS_WIDE)]
     known = [each for each in history if each is not None]
     if len(known) < 2 or not (sys.stdout.encoding or "").lower().startswith("utf"):
         return ""
@@ -126,7 +129,7 @@ def _actions(finding: Finding) -> list[str]:
 
 def _action(proposal: Proposal) -> list[str]:
     fix = proposal.fix
-    facts = {"effect": fix.effect, "risk": fix.risk, "rollback": fix.rollback, "measured": words.why(fix.why)}
+    facts = {"effect": fix.effect, "risk": fix.risk, "rollback": fix.rollback, "why": words.why(fix.why)}
     lines = _rows("do now", [each for each in (words.change(proposal), fix.change) if each])
     lines += [line for name, text in facts.items() if text for line in _row(name, text)]
     return [*lines, *_row("restart", "needed" if fix.restart else "not needed")]
@@ -142,17 +145,17 @@ def _option(label: str, proposal: Proposal) -> list[str]:
 def _also(judgement: Judgement) -> list[str]:
     """What is present besides: infos, and incidents in the scope of another primary that it does not explain."""
     others = [e.diagnosis for e in judgement.present if not e.diagnosis.primary and not e.diagnosis.explained_by]
-    texts = [f"{d.severity}: {d.incident.id} on {words.place(d.subject)}, {words.when(d)}: {_why(d)}" for d in others]
+    texts = [
+        f"{d.severity}: {d.incident.id} on {words.place(d.subject)}, {words.when(d)}: {says(d.symptoms[0])}"
+        for d in others
+    ]
     return ["", *_rows("also", texts)] if texts else []
-
-
-def _why(one: Diagnosis) -> str:
-    return sentence(one.symptoms[0])
 
 
 def _footer(judgement: Judgement) -> list[str]:
     seen = judgement.observed
     lines = _row("looked at", words.looked_at(judgement))
+    lines += _rows("server", [words.printable(each) for each in seen.servers[:ROWS]])
     lines += _row("checked", words.checked(judgement))
     lines += _rows("cannot tell", words.undecided(judgement))
     lines += _rows("not measured", words.measure(judgement))

@@ -3,7 +3,7 @@
 import datetime
 
 from diag.asking import Subject, agree
-from diag.diagnose import Diagnosis, Reading, show
+from diag.diagnose import Diagnosis
 from diag.fixes import Proposal, written
 from diag.incident import Source
 from diag.judgement import FAMILIES, Finding, Judgement
@@ -49,10 +49,13 @@ def _headline(one: Diagnosis) -> str:
 
 
 def states(judgement: Judgement) -> str:
-    """How many engines are busy, idle and so on."""
+    """How many engines are busy, idle and so on: "2 engines busy, 1 idle"."""
     names = [each.state for each in judgement.progress]
-    counts = (f"{names.count(name)} {name}" for name in dict.fromkeys(names))
-    return f"{len(names)} engine{'s' if len(names) != 1 else ''} ({', '.join(counts)})"
+    counts = [f"{names.count(name)} {name}" for name in dict.fromkeys(names)]
+    if not counts:
+        return "no engine"
+    number, _, rest = ", ".join(counts).partition(" ")
+    return f"{number} engine{'s' if number != '1' else ''} {rest}"
 
 
 def change(proposal: Proposal) -> str:
@@ -81,12 +84,18 @@ def measure(judgement: Judgement) -> list[str]:
 
 
 def undecided(judgement: Judgement) -> list[str]:
-    """The incidents that could not be judged: on what, and for want of which signals."""
-    unknown = [each.diagnosis for each in judgement.findings if each.diagnosis.state == "unknown"]
-    by_reason: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for each in unknown:
-        by_reason.setdefault((place(each.subject), each.missing), []).append(each.incident.id)
-    return [f"{', '.join(ids)} on {where}: no {', '.join(missing)}" for (where, missing), ids in by_reason.items()]
+    """What could not be judged where, and for want of which signals."""
+    where: dict[Subject, list[Diagnosis]] = {}
+    for each in judgement.findings:
+        where.setdefault(each.diagnosis.subject, []).append(each.diagnosis)
+    return [line for subject, all_ in where.items() for line in _undecided(subject, all_)]
+
+
+def _undecided(subject: Subject, judged: list[Diagnosis]) -> list[str]:
+    unknown = [each for each in judged if each.state == "unknown"]
+    if len(unknown) == len(judged):
+        return [f"nothing of {place(subject)}"]
+    return [f"{each.incident.id} on {place(subject)}: no {', '.join(each.missing)}" for each in unknown]
 
 
 def looked_at(judgement: Judgement) -> str:
@@ -119,8 +128,3 @@ def consequences(finding: Finding, judgement: Judgement) -> list[Diagnosis]:
     cause = finding.diagnosis
     others = (each.diagnosis for each in judgement.present)
     return [each for each in others if each.explained_by == cause.incident.id and agree(each.subject, cause.subject)]
-
-
-def says(reading: Reading) -> str:
-    """The signal's own sentence, read out with its number."""
-    return "not measured" if reading.value is None else reading.condition.signal.says.format(value=show(reading.value))

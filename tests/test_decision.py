@@ -1,0 +1,106 @@
+"""The doctor's decision is the one that Prometheus would come to with `Incident.query()`, on any samples."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diag import promql
+from diag.asking import Asked
+from diag.catalog import load
+from diag.contract import Contract
+from diag.diagnose import diagnose
+from diag.incident import Incident
+from diag.sources.answers import SampleAnswers
+
+INCIDENTS = load()
+STEP, SCRAPES = 2.0, 40
+TIMES = np.arange(SCRAPES, dtype=np.int64) * round(STEP * 1000) + 1_700_000_000_000
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "up")
+COUNTERS = (
+    "vllm:num_preemptions_total",
+    "vllm:request_success_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_generation_tokens_sum",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
+)
+HISTOGRAMS = ("vllm:inter_token_latency_seconds", "vllm:request_prefill_time_seconds", "vllm:request_prompt_tokens")
+EDGES = ("0.01", "1.0", "40.0", "500.0", "+Inf")
+
+holes = st.lists(st.integers(0, SCRAPES - 1), max_size=30)
+pace = st.sampled_from([0.0, 0.05, 0.5, 3.0, 40.0])
+
+
+def row(values: np.ndarray, missing: list[int]) -> np.ndarray:
+    values = values.copy()
+    values[missing] = promql.STALE
+    return values
+
+
+@st.composite
+def telemetry(draw: st.DrawFn) -> promql.Samples:
+    """A page's worth of series with load, resets and holes as drawn; any of them may be absent."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    series: dict[str, list[tuple[dict[str, str], np.ndarray]]] = {}
+
+    def add(name: str, values: np.ndarray, **labels: str) -> None:
+        full = {"__name__": name, "instance": "a:1", **({} if name == "up" else {"engine": "0"}), **labels}
+        series.setdefault(name, []).append((full, row(values, draw(holes))))
+
+    for name in GAUGES:
+        if draw(st.integers(0, 9)):
+            top = 1.0 if name in ("up", "vllm:kv_cache_usage_perc") else 30 * draw(pace)
+            values = random.uniform(draw(st.sampled_from([0.0, 0.9])) * top, top, SCRAPES)
+            add(name, np.round(values) if top != 1.0 or name == "up" else values)
+    for name in COUNTERS:
+        if draw(st.integers(0, 9)):
+            add(name, counter(random, draw(pace), draw(st.booleans())))
+    for name in HISTOGRAMS:
+        rate = draw(pace)
+        buckets = np.cumsum([counter(random, rate, False) for _ in EDGES], axis=0)
+        for edge, values in zip(EDGES, buckets, strict=True):
+            add(f"{name}_bucket", values, le=edge)
+        add(f"{name}_count", buckets[-1])
+        add(f"{name}_sum", buckets[-1] * draw(st.sampled_from([0.02, 0.5])))
+    for flag, value in (("kv_cache_size_tokens", 4096.0), ("block_size", 32.0), ("max_num_seqs", 16.0)):
+        add("diag_vllm_config", np.full(SCRAPES, value), flag=flag)
+    return promql.Samples(
+        promql.Block(tuple(labels for labels, _ in rows), TIMES, np.array([values for _, values in rows]))
+        for rows in series.values()
+    )
+
+
+def counter(random: np.random.Generator, rate: float, resets: bool) -> np.ndarray:
+    values = np.cumsum(random.poisson(rate, SCRAPES).astype(float))
+    if resets:
+        at = int(random.integers(1, SCRAPES))
+        values[at:] -= values[at - 1]
+    return values
+
+
+def doctors(incident: Incident, samples: promql.Samples, instant: int) -> Iterator[Mapping[str, str]]:
+    asked = Asked(SampleAnswers(samples, np.array([instant], np.int64), STEP), Contract())
+    for found in diagnose([incident], asked):
+        if found.state == "present":
+            yield dict(found.subject)
+
+
+def prometheus(incident: Incident, samples: promql.Samples, instant: int) -> Iterator[Mapping[str, str]]:
+    asked = Asked(SampleAnswers(samples, TIMES, STEP), Contract())
+    window = f"{round((asked.wanted(incident.live_window) + STEP) * 1000)}ms"
+    vector = promql.evaluate(incident.query(window, Contract().values()), samples, np.array([instant], np.int64))
+    for labels, present in zip(vector.labels, vector.present, strict=True):
+        if present[0]:
+            yield labels
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+@settings(max_examples=60, deadline=None)
+@given(samples=telemetry(), at=st.integers(16, SCRAPES - 1), late=st.integers(0, 1999))
+def test_the_doctor_and_the_query_agree(incident: Incident, samples: promql.Samples, at: int, late: int) -> None:
+    instant = int(TIMES[at]) + late
+    assert list(doctors(incident, samples, instant)) == list(prometheus(incident, samples, instant))
