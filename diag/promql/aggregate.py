@@ -53,7 +53,7 @@ def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, par
     values, mask = groups.members(vector)
     if op in _REDUCTIONS:
         return Vector(groups.labels, _REDUCTIONS[op](values, mask, param), np.any(mask, axis=-1))
-    if not (np.abs(param[mask.any(axis=(0, 2))]) < 2**63).all():
+    if not (param[mask.any(axis=(0, 2))] < 2**63).all():
         raise QueryFailed(f"The parameter of {op} is not an integer of 64 bits.")
     ranks = _ranks(-values if op == "topk" else values, mask)
     chosen = mask & (ranks < np.trunc(param)[:, np.newaxis])

@@ -100,10 +100,11 @@ def _matched(op: str, left: Vector, right: Vector, matching: Matching, return_bo
     left_rows, right_rows = (one_rows, many_rows) if matching.many == "right" else (many_rows, one_rows)
     values, kept = _computed(op, left.values[left_rows], right.values[right_rows], return_bool)
     present = many.present[many_rows] & one.present[one_rows] & kept
-    named = op in COMPARISONS and not return_bool
     labels = [
-        _result_labels(many.labels[i], one.labels[j], matching, named) for i, j in zip(many_rows, one_rows, strict=True)
+        _result_labels(op, many.labels[i], one.labels[j], matching) for i, j in zip(many_rows, one_rows, strict=True)
     ]
+    if return_bool:
+        labels = [drop_name(series) for series in labels]
     result = Vector(tuple(labels), values, present)
     if not matching.many:
         keys = [many_keys[row] for row in many_rows]
@@ -131,9 +132,9 @@ def _refuse_repeats(keys: Sequence[object], side: Vector, instants: Bools, compl
         seen[key] = seen.get(key, False) | present
 
 
-def _result_labels(many: Labels, one: Labels, matching: Matching, named: bool) -> Labels:
+def _result_labels(op: str, many: Labels, one: Labels, matching: Matching) -> Labels:
     """Return the labels of a result: those of the side that may have many, with what the other side adds."""
-    labels = dict(many) if named else drop_name(many)
+    labels = dict(many) if op in COMPARISONS else drop_name(many)
     if not matching.many:
         kept = set(matching.labels)
         return {name: value for name, value in labels.items() if (name in kept) == matching.on}

@@ -19,6 +19,15 @@ def _round(values: Floats, nearest: Floats | None = None) -> Floats:
     return result
 
 
+def _larger(values: Floats, limit: Floats) -> Floats:
+    """Choose as Go's math.Max does: infinity wins over NaN, NaN over numbers."""
+    return np.where(np.isposinf(values) | np.isposinf(limit), np.inf, np.maximum(values, limit))
+
+
+def _smaller(values: Floats, limit: Floats) -> Floats:
+    return -_larger(-values, -limit)
+
+
 # Each takes values of shape (S, T) and then scalars of shape (T,).
 _ELEMENTWISE: dict[str, Callable[..., Floats]] = {
     "abs": np.abs,
@@ -31,9 +40,9 @@ _ELEMENTWISE: dict[str, Callable[..., Floats]] = {
     "log2": np.log2,
     "log10": np.log10,
     "sgn": np.sign,
-    "clamp": lambda values, low, high: np.maximum(low, np.minimum(high, values)),
-    "clamp_min": np.maximum,
-    "clamp_max": np.minimum,
+    "clamp": lambda values, low, high: _larger(_smaller(values, high), low),
+    "clamp_min": _larger,
+    "clamp_max": _smaller,
     **DATES,
 }
 

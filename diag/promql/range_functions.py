@@ -29,13 +29,17 @@ def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: 
     return Vector(block.labels, values, present)
 
 
-def _extrapolated(windows: Windows, is_counter: bool) -> Floats:
-    """Extrapolate the increase to the whole window (Prometheus' extrapolatedRate)."""
+def _extrapolated(windows: Windows, is_counter: bool, per: float = 1.0) -> Floats:
+    """Extrapolate the increase to the whole window and divide it by `per` (Prometheus' extrapolatedRate).
+
+    In the order in which Prometheus computes it, so that the last digit is the same: the rate of a rate depends on it.
+    """
     (last, last_time), (first, first_time) = windows.nth_last(1), (windows.values[..., 0], windows.times[:, 0])
     increase = last - first
     if is_counter:
         before, now, paired = windows.pairs()
-        increase = increase + np.where(paired & (now < before), before, 0.0).sum(axis=-1)
+        lost = np.where(paired & (now < before), before, 0.0)
+        increase = np.cumsum(np.concatenate([increase[..., np.newaxis], lost], axis=-1), axis=-1)[..., -1]
     sampled = (last_time - first_time) / 1000
     average_gap = sampled / (windows.count - 1)
     to_start = _reach((first_time - windows.spans.start) / 1000, average_gap)
@@ -43,17 +47,13 @@ def _extrapolated(windows: Windows, is_counter: bool) -> Floats:
         to_zero = sampled * (first / increase)
         to_start = np.where((increase > 0) & (first >= 0) & (to_zero < to_start), to_zero, to_start)
     to_end = _reach((windows.spans.end - last_time) / 1000, average_gap)
-    result: Floats = increase * ((sampled + to_start + to_end) / sampled)
+    result: Floats = increase * ((sampled + to_start + to_end) / sampled / per)
     return result
 
 
 def _reach(distance: Floats, average_gap: Floats) -> Floats:
     """Extrapolate all the way to the bound when a sample was due about there, else by half a gap. Seconds."""
     return np.where(distance >= average_gap * 1.1, average_gap / 2, distance)
-
-
-def _rate(windows: Windows, _: Floats) -> Floats:
-    return _extrapolated(windows, True) / (windows.spans.length / 1000)
 
 
 def _instant_change(windows: Windows, is_counter: bool) -> tuple[Floats, Floats]:
@@ -111,7 +111,7 @@ def _counts(windows: Windows, _: Floats) -> Floats:
 
 
 RANGE_FUNCTIONS: dict[str, RangeFunction] = {
-    "rate": RangeFunction(_rate, fewest=2),
+    "rate": RangeFunction(lambda w, _: _extrapolated(w, True, per=w.spans.length / 1000), fewest=2),
     "increase": RangeFunction(lambda w, _: _extrapolated(w, True), fewest=2),
     "delta": RangeFunction(lambda w, _: _extrapolated(w, False), fewest=2),
     "irate": RangeFunction(_irate, fewest=2),

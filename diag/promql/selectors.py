@@ -36,12 +36,14 @@ def _last(block: Block, at: Millis, of_time: bool) -> Vector:
 def pinned_labels(node: Node) -> Labels:
     """Return the labels that absent() gives its result: those that a selector pins to one value.
 
-    Of a label with several matchers the last decides (Prometheus' createLabelsForAbsentFunction).
+    Of a label with several matchers the last decides (Prometheus' createLabelsForAbsentFunction); those that an absent
+    label passes count as last, because the storage has reordered them by then.
     """
     selector = node.selector if isinstance(node, Range) else node
+    matchers = selector.matchers if isinstance(selector, Selector) else ()
     labels: Labels = {}
     pinned: set[str] = set()
-    for matcher in selector.matchers if isinstance(selector, Selector) else ():
+    for matcher in sorted(matchers, key=lambda matcher: matcher.op in ("!=", "!~") and matcher.accepts("")):
         if matcher.op == "=" and matcher.label not in {NAME, *pinned}:
             labels[matcher.label] = matcher.value
             pinned.add(matcher.label)
