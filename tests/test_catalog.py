@@ -7,7 +7,7 @@ import pytest
 from diag.catalog import load
 from diag.errors import BadIncident
 
-GOOD = '''
+GOOD = """
 from diag.incident import Incident, LooksLike, Signal, judged
 
 errors = Signal("errors", {promql!r}, "{{value}} errors", "errors")
@@ -15,7 +15,7 @@ incident = Incident(
     id={id!r}, title="Errors", severity={severity!r}, per=("instance", "engine"), cause="", harm="",
     symptoms=(errors.above({limit!r}, {why}),), looks_like=(), fixes=(), explains={explains!r}, window={window!r},
 )
-'''
+"""
 FINE = {
     "promql": 'sum by ($by) (increase(vllm:request_success_total{finished_reason="error"}[$window]))',
     "id": "mine",
@@ -93,7 +93,7 @@ def test_an_id_that_is_not_the_files_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_id_that_exists_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadIncident, match="'engine_dead' exists in .*engine_dead.py"):
+    with pytest.raises(BadIncident, match=r"'engine_dead' exists in .*engine_dead[.]py"):
         load(write(tmp_path, "engine_dead"))
 
 

@@ -17,11 +17,14 @@ incident = Incident(
     harm="none by itself: prompts that share a beginning are prefilled again each time",
     symptoms=(
         prefix_cache_hit_ratio.below(0.3, judged("60-80 % is usual for a chatbot with a system prompt")),
-        blocks_per_prompt.at_least(4, measured("6.7 blocks per prompt, no hit", "prefix_unique")),
         requests_finished.at_least(10, judged("fewer say little about what is shared")),
     ),
     looks_like=(
-        LooksLike("short prompts", tell="A prompt shorter than a few blocks has nothing that could be shared."),
+        LooksLike(
+            "short prompts",
+            tell="A prompt of a block or two has nothing that could be shared.",
+            requires=blocks_per_prompt.at_least(4, measured("6.7 blocks per prompt, no hit", "prefix_unique")),
+        ),
     ),
     fixes=(
         Fix(

@@ -1,0 +1,46 @@
+"""Goldens that can be renewed, and skips that CI does not let pass."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GOLDENS = Path(__file__).parent / "goldens"
+RECORDINGS = Path(__file__).parent / "recordings"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="write what is printed now as what is expected")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """With DIAG_NO_SKIPS a component that is missing fails the run; Prometheus' own scripts are never shipped."""
+    report = yield
+    if os.environ.get("DIAG_NO_SKIPS") and report.skipped and "promqltest" not in item.nodeid:
+        report.outcome = "failed"
+    return report
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a whole output with the file of that name under tests/goldens."""
+
+    def compare(name: str, text: str) -> None:
+        file = GOLDENS / name
+        if request.config.getoption("--update-goldens"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert text == file.read_text(encoding="utf-8")
+
+    return compare
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths in outputs are relative to the checkout, and nobody's diag.toml or credentials play a part."""
+    monkeypatch.chdir(ROOT)
+    for name in [each for each in os.environ if each.startswith("DIAG_") and each.endswith(("TOKEN", "AUTH", "FILE"))]:
+        monkeypatch.delenv(name)

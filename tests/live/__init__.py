@@ -1,0 +1,1 @@
+"""A real vLLM on the CPU, and a load that makes it ill."""

