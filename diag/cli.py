@@ -109,7 +109,7 @@ def record(
     """Record live servers into a folder that anybody can judge later; secrets are left out."""
     from diag import doctor as work
 
-    work.record(work.Settings(target, every, watch, timeout, launch), folder)
+    typer.echo(work.record(work.Settings(target, every, watch, timeout, launch), folder))
 
 
 @app.command()

@@ -1,10 +1,11 @@
 """The commands' work: from targets to a judgement, and from a judgement to text and an exit status."""
 
+import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from diag.asking import Asked
 from diag.catalog import load
@@ -17,8 +18,14 @@ from diag.report import explain as pages
 from diag.sources import Observation
 from diag.sources.answers import SampleAnswers
 
-PATIENCE = 120.0
-"""Seconds to watch on for while work is owed and nothing moves: one huge prefill may take that long."""
+if TYPE_CHECKING:
+    from diag.report.terminal import Tick
+    from diag.sources.scrape import Plan
+
+PATIENCE = 125.0
+"""Seconds to watch for at most while work is owed and nothing moves: one huge prefill may take two minutes."""
+PROBE_SECONDS = 30.0
+"""What a request of one token may take."""
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 Format = Literal["terminal", "json", "markdown"]
 
@@ -57,7 +64,48 @@ def _observe(settings: Settings, contract: Contract) -> Observation:
     return read(paths[0], launch=settings.launch)
 
 
-def _watch(settings: Settings, contract: Contract) -> Observation: ...
+def _watch(settings: Settings, contract: Contract) -> Observation:
+    """Scrape live servers; watch on while work is owed, nothing moves, and it may still be one huge prefill."""
+    from diag.report.terminal import bar
+    from diag.sources.scrape import watch
+
+    def stuck(seen: Observation) -> bool:
+        asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
+        return asked.span < PATIENCE and owed_and_still(judge(asked)[0])
+
+    with bar(f"watching {', '.join(_shown(settings.targets))}") as tick:
+        return watch(settings.targets, _plan(settings, tick, stuck))
+
+
+def _plan(settings: Settings, tick: "Tick", should_go_on: Callable[[Observation], bool] = lambda _: False) -> "Plan":
+    from diag.sources.scrape import Plan
+
+    return Plan(
+        every=settings.every,
+        duration=settings.watch,
+        timeout=settings.timeout,
+        launch=settings.launch,
+        probe=PROBE_SECONDS if settings.probe else None,
+        on_progress=lambda at: tick(at.seconds / max(at.of_seconds, at.seconds, settings.every)),
+        should_go_on=should_go_on,
+    )
+
+
+def _shown(targets: Sequence[str]) -> list[str]:
+    """The targets as they may be printed: without credentials."""
+    return [re.sub(r"//[^/@]*@", "//", each) for each in targets]
+
+
+def record(settings: Settings, folder: Path) -> str:
+    """Record live servers into a folder; returns the sentence that says what is in it."""
+    from diag.report.terminal import bar
+    from diag.sources.record import record as keep
+
+    with bar(f"recording {', '.join(_shown(settings.targets))}") as tick:
+        seen = keep(settings.targets, folder, _plan(settings, tick))
+    return (
+        f"{folder}: {seen.scrapes} scrapes, {seen.failed_scrapes} of them failed; judge it with: diag doctor {folder}"
+    )
 
 
 def _observed(seen: Observation, asked: Asked) -> Observed:
