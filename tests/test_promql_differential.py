@@ -92,8 +92,8 @@ def blocks() -> list[Block]:
     ]
 
 
-# Samples lie 1 ms past a multiple of 10 ms and these instants 7 ms: with ranges, offsets and steps in whole 10 ms no window
-# begins or ends at a sample. Prometheus 2 extrapolates to the birth of a counter otherwise, so it is spared the first ones.
+# Samples lie 1 ms past a multiple of 10 ms and these instants 7 ms: with ranges, offsets and steps of whole 10 ms no
+# window begins or ends at a sample. Prometheus 2 extrapolates to the birth of a counter otherwise and is spared those.
 NEAR_A_BIRTH = [START + 6 + at for at in (0, 61_230, 2_000_340, 2_222_220)]
 SETTLED = [START + 6 + at for at in (600_000, 1_105_500, 1_255_550, 1_501_110, 2_395_000)]
 AT_THE_END = [START + 6 + HOUR + at for at in (-9_000, 200_000, 290_000, 400_000)]

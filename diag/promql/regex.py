@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 
 _READ_DIFFERENTLY = (
-    (re.compile(r"\[\["), "a bracket inside a character class"),
+    (re.compile(r"\[[\[:]"), "a bracket or a named class inside a character class"),
     (re.compile(r"\{,"), "a repetition without a lower bound"),
     (re.compile(r"[*+?}]\+"), "a doubled repetition"),
     (re.compile(r"\(\?[a-z]*i(?=.*[^\x00-\x7f])", re.DOTALL), "case folding outside of ASCII"),

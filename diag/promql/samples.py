@@ -98,6 +98,8 @@ def _by_name(block: Block) -> Iterator[tuple[str, Block]]:
     labels = [{name: value for name, value in series.items() if value} for series in block.labels]
     values = np.asarray(block.values, dtype=np.float64)
     times = np.asarray(block.times, dtype=np.int64)
+    if values.shape != (len(labels), times.size) or not (np.diff(times) > 0).all():
+        raise ValueError("a block needs one row for each series, one column for each time, and times that ascend")
     rows: dict[str, list[int]] = {}
     for row, series in enumerate(labels):
         rows.setdefault(series.get(NAME, ""), []).append(row)

@@ -1,0 +1,310 @@
+import numpy as np
+import pytest
+
+from diag.errors import QueryFailed, Unsupported
+from diag.promql import (
+    STALE,
+    Block,
+    Labels,
+    Samples,
+    Vector,
+    evaluate,
+    instant_selectors,
+    is_stale,
+    metric_names,
+    output_labels,
+    parse,
+    windows,
+)
+
+MINUTE = 60_000
+
+
+def series(name: str, values: list[float], every: int = 10_000, start: int = 0, **labels: str) -> Block:
+    times = start + every * np.arange(len(values))
+    return Block(({"__name__": name, **labels},), times, np.array([values], dtype=float))
+
+
+def answers(vector: Vector, place: int = 0) -> list[tuple[Labels, float]]:
+    rows = np.flatnonzero(vector.present[:, place])
+    return [(vector.labels[row], float(vector.values[row, place])) for row in rows]
+
+
+def ask(promql: str, *blocks: Block, at: int) -> list[tuple[Labels, float]]:
+    return answers(evaluate(promql, Samples(blocks), np.array([at])))
+
+
+@pytest.mark.parametrize(
+    ("promql", "named"),
+    [
+        ("x @ 5", "the @ modifier"),
+        ("rate(x[5m:1m] @ end())", "the @ modifier"),
+        ("info(x)", "info()"),
+        ("sin(x)", "sin()"),
+        ("pi()", "pi()"),
+        ("first_over_time(x[5m])", "first_over_time()"),
+        ("mad_over_time(x[5m])", "mad_over_time()"),
+        ("double_exponential_smoothing(x[5m], 0.5, 0.5)", "double_exponential_smoothing()"),
+        ('sort_by_label(x, "a")', "sort_by_label()"),
+        ("histogram_count(x)", "histogram_count()"),
+        ("histogram_fraction(0, 1, x)", "histogram_fraction()"),
+        ("limitk(3, x)", "limitk()"),
+        ("limit_ratio(0.5, x)", "limit_ratio()"),
+        ("x * on (a) fill(0) y", "fill()"),
+        ("x * on (a) fill_left(0) y", "fill()"),
+        ('x{a="1" or b="2"}', "`or` between matchers"),
+        ("x[5m]", "a range vector or a string as the result"),
+        ("x[5m:1m]", "a range vector or a string as the result"),
+        ('"text"', "a range vector or a string as the result"),
+        ('x{a=~"[[:alpha:]]"}', "a named class"),
+        ('x{a=~"a{,3}"}', "a repetition without a lower bound"),
+        ('x{a=~"a++"}', "a doubled repetition"),
+        ('x{a=~"(?i)é"}', "case folding"),
+        ('x{a=~"b(?i)c"}', "the pattern 'b(?i)c'"),
+        ('x{a=~"\\\\pL"}', "the pattern"),
+        ('label_replace(x, "a", "$1", "b", "(?=c)")', "the pattern '(?=c)'"),
+        ('label_replace(x, "a", "$1", "b", "(c")', "the pattern '(c'"),
+        ('label_replace(x, "a-b", "$1", "b", "c")', "the label name 'a-b'"),
+        ('label_join(x, "a", "", "b", "")', "the label name ''"),
+        ('count_values("1", x)', "the label name '1'"),
+        ('x{a="\\xff"}', "an escaped byte"),
+        ("sum(rate(sin(x)[5m:1m])) + 1", "sin()"),
+        ("topk(scalar(info(x)), y)", "info()"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(promql: str, named: str) -> None:
+    with pytest.raises(Unsupported) as refusal:
+        parse(promql)
+    assert f"`{promql}` uses " in str(refusal.value)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("promql", ["", "sum(", "rate(x)", "x[5m] offset", "1 > 2", "x and 1", "{}", "nothing(x)"])
+def test_what_is_not_promql_is_refused_with_the_reason_of_the_parser(promql: str) -> None:
+    with pytest.raises(Unsupported, match=r"is not PromQL: \w"):
+        parse(promql)
+
+
+@pytest.mark.parametrize(
+    ("matchers", "found"),
+    [
+        ('a="1"', {"1"}),
+        ('a!="1"', {"", "12", "é"}),
+        ('a=~"1"', {"1"}),
+        ('a=~"1.*"', {"1", "12"}),
+        ('a!~"1.*"', {"", "é"}),
+        ('a=""', {""}),
+        ('a!=""', {"1", "12", "é"}),
+        ('a=~"|12"', {"", "12"}),
+        ('a=~"\\\\w+"', {"1", "12"}),
+        ('a=~".+",a!="1"', {"12", "é"}),
+        ('nothing=""', {"", "1", "12", "é"}),
+    ],
+)
+def test_matchers_are_anchored_and_a_missing_label_is_empty(matchers: str, found: set[str]) -> None:
+    labels = [{"__name__": "x", "b": "b"}, *({"__name__": "x", "a": a} for a in ("1", "12", "é"))]
+    samples = Samples([Block(tuple(labels), np.array([0]), np.zeros((4, 1)))])
+    vector = evaluate(f"x{{{matchers}}}", samples, np.array([0]))
+    assert {series.get("a", "") for series in vector.labels} == found
+
+
+def test_the_name_is_matched_like_a_label() -> None:
+    blocks = [series(name, [1.0]) for name in ("ab", "abc", "b")]
+    assert [labels["__name__"] for labels, _ in ask('{__name__=~"ab.*", __name__!="abc"}', *blocks, at=0)] == ["ab"]
+    assert [labels["__name__"] for labels, _ in ask('{"b"}', *blocks, at=0)] == ["b"]
+
+
+def test_an_empty_label_is_no_label() -> None:
+    assert ask("x", series("x", [1.0], a=""), at=0) == [({"__name__": "x"}, 1.0)]
+
+
+def test_a_sample_exactly_five_minutes_old_is_too_old() -> None:
+    assert ask("x", series("x", [1.0]), at=5 * MINUTE - 1) == [({"__name__": "x"}, 1.0)]
+    assert ask("x", series("x", [1.0]), at=5 * MINUTE) == []
+
+
+def test_a_stale_marker_ends_a_series_and_is_skipped_in_a_range() -> None:
+    block = series("x", [1.0, 2.0, float(STALE), 4.0])
+    assert [len(ask("x", block, at=at)) for at in (19_999, 20_000, 29_999, 30_000)] == [1, 0, 0, 1]
+    assert ask("count_over_time(x[1m])", block, at=30_000) == [({}, 3.0)]
+
+
+def test_not_a_number_is_a_value_but_the_stale_marker_is_not() -> None:
+    values = np.array([[1.0, np.nan], [float(STALE), 2.0]])
+    assert is_stale(values).tolist() == [[False, False], [True, False]]
+    assert is_stale(values[:, ::-1].T).tolist() == [[False, False], [False, True]]
+    assert [np.isnan(value) for _, value in ask("x", series("x", [np.nan]), at=0)] == [True]
+
+
+def test_a_window_excludes_its_beginning_and_includes_its_end() -> None:
+    block = series("x", [1.0, 10.0, 100.0])
+    assert ask("sum_over_time(x[10s])", block, at=20_000) == [({}, 100.0)]
+    assert ask("sum_over_time(x[10001ms])", block, at=20_000) == [({}, 110.0)]
+
+
+def test_a_subquery_asks_at_multiples_of_its_step() -> None:
+    block = series("x", [1.0] * 100, every=1000)
+    assert ask("count_over_time(x[10s:3s])", block, at=21_000) == [({}, 4.0)]  # 12, 15, 18, 21
+    assert ask("max_over_time((time() + 0 * x)[10s:3s])", block, at=22_999) == [({}, 21.0)]
+    assert ask("min_over_time((time() + 0 * x)[9s:3s])", block, at=21_000) == [({}, 15.0)]
+
+
+def test_instants_may_have_any_spacing() -> None:
+    samples = Samples([series("x", [float(i) for i in range(100)])])
+    instants = np.array([5, 10_000, 10_001, 333_333, 5_000_000])
+    vector = evaluate("x", samples, instants)
+    assert vector.values[0, :4].tolist() == [0, 1, 1, 33]
+    assert vector.present.tolist() == [[True, True, True, True, False]]
+
+
+def test_no_instants_and_no_samples_give_an_empty_answer() -> None:
+    for promql in ("x", "sum(x)", "rate(x[5m])", "histogram_quantile(0.9, x)", "x + y", "max_over_time(x[5m:1m])"):
+        assert evaluate(promql, Samples([]), np.array([0, 1000])).values.shape == (0, 2)
+        assert evaluate(promql, Samples([series("x", [1.0])]), np.array([], dtype=np.int64)).values.shape == (0, 0)
+
+
+def test_a_scalar_is_one_series_without_labels_that_says_so() -> None:
+    vector = evaluate("1 + time()", Samples([]), np.array([0, 2000]))
+    assert (vector.labels, vector.values.tolist(), vector.scalar) == (({},), [[1.0, 3.0]], True)
+    assert not evaluate("vector(1)", Samples([]), np.array([0])).scalar
+
+
+def test_series_without_any_value_are_left_out() -> None:
+    vector = evaluate("x > 5", Samples([series("x", [1.0], a="1"), series("x", [9.0], a="2")]), np.array([0, 1]))
+    assert vector.labels == ({"__name__": "x", "a": "2"},)
+
+
+@pytest.mark.parametrize(
+    ("promql", "complaint"),
+    [
+        ("y + on () x", "Many-to-many"),
+        ("x + on (a) y", "More than one series without group_left"),
+        ('{__name__=~"x|y"} * 2', "have the same labels"),
+        ('rate({__name__=~"x|y"}[1m])', "have the same labels"),
+        ('label_replace(x, "b", "", "b", ".*")', "have the same labels"),
+        ("x * on (a) group_left (b) y", "have the same labels"),
+        ("topk(NaN, x)", "not an integer"),
+    ],
+)
+def test_what_has_no_answer_fails_and_names_the_labels(promql: str, complaint: str) -> None:
+    blocks = [series(name, [1.0, 2.0], a="1", b=b) for name, b in (("x", "1"), ("x", "2"), ("y", "1"))]
+    with pytest.raises(QueryFailed, match=complaint):
+        ask(promql, *blocks, at=10_000)
+
+
+def test_equal_labels_at_different_instants_are_one_series() -> None:
+    samples = Samples([series("old", [1.0, 1.0], i="a"), series("new", [2.0, 2.0], i="a", start=600_000)])
+    vector = evaluate("max_over_time(new[1m]) or max_over_time(old[1m])", samples, np.array([10_000, 610_000]))
+    assert (vector.labels, vector.values.tolist()) == (({"i": "a"},), [[1.0, 2.0]])
+
+
+def test_a_series_in_two_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="two series of x have the same labels"):
+        Samples([series("x", [1.0]), series("x", [2.0], start=1_000_000)])
+
+
+@pytest.mark.parametrize(("times", "values"), [([1, 0], [[1.0, 2.0]]), ([0, 0], [[1.0, 2.0]]), ([0, 1], [[1.0]])])
+def test_a_block_that_makes_no_sense_is_refused(times: list[int], values: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="times that ascend"):
+        Samples([Block(({"__name__": "x"},), np.array(times), np.array(values))])
+
+
+def test_windows_too_large_for_memory_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    labels = tuple({"__name__": "x", "i": str(i)} for i in range(7))
+    samples = Samples([Block(labels, 1000 * np.arange(200), random.random((7, 200)))])
+    instants = np.arange(0, 200_000, 3_333)
+    for promql in ("rate(x[30s])", "quantile_over_time(scalar(count(x)) / 8, x[1m])", "predict_linear(x[20s], time())"):
+        whole = evaluate(promql, samples, instants)
+        with monkeypatch.context() as context:
+            context.setattr(windows, "_MOST_CELLS", 150)
+            parts = evaluate(promql, samples, instants)
+        np.testing.assert_array_equal(whole.present, parts.present)
+        np.testing.assert_array_equal(whole.values[whole.present], parts.values[whole.present])
+
+
+def test_ties_of_topk_keep_the_first_and_an_instant_is_ordered() -> None:
+    blocks = [series("x", [value], i=str(i)) for i, value in enumerate([3.0, 5.0, 5.0, 5.0])]
+    assert [labels["i"] for labels, _ in ask("topk(2, x)", *blocks, at=0)] == ["1", "2"]
+    assert [labels["i"] for labels, _ in ask("bottomk(2, x)", *blocks, at=0)] == ["0", "1"]
+    assert [value for _, value in ask("sort_desc(x)", *blocks, at=0)] == [5.0, 5.0, 5.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("promql", "selected"),
+    [
+        ("x", ("x",)),
+        ("rate(x[5m])", ()),
+        ("max_over_time(x[5m:1m])", ()),
+        ("sum by (a) (increase(x[5m])) / sum(y)", ("y",)),
+        ("topk(scalar(k), x)", ("x", "k")),
+        ('label_replace(timestamp(x{a="1"}), "a", "b", "c", "d") or -y offset 5m', ("x", "y")),
+        ('{__name__=~"x|y"}', ('{__name__=~"x|y"}',)),
+        ('{"x", a="1"}', ("x",)),
+        ("time() - 1", ()),
+        ("absent(x) and absent_over_time(y[1m])", ("x",)),
+    ],
+)
+def test_instant_selectors_are_those_outside_of_any_range(promql: str, selected: tuple[str, ...]) -> None:
+    assert instant_selectors(parse(promql)) == selected
+
+
+def test_metric_names_are_all_that_are_selected() -> None:
+    promql = 'rate(a[5m]) + on () (b or max_over_time(c[5m:1m])) > scalar(d) and {"e"} unless quantile(scalar(f), g)'
+    assert metric_names(parse(promql)) == frozenset("abcdefg")
+    assert metric_names(parse("1")) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("promql", "labels"),
+    [
+        ("x", None),
+        ("rate(x[5m])", None),
+        ("1", ""),
+        ("time()", ""),
+        ("scalar(x)", ""),
+        ("vector(1)", ""),
+        ("hour()", ""),
+        ("-time() + 1", ""),
+        ("sum(x)", ""),
+        ("sum by (a, b) (x)", "a b"),
+        ("sum without (a) (x)", None),
+        ("sum without (a) (sum by (a, b) (x))", "b"),
+        ("topk by (a) (1, sum by (a, b) (x))", "a b"),
+        ('count_values by (a) ("v", x)', "a v"),
+        ('count_values without (a) ("v", sum by (a, b) (x))', "b v"),
+        ("max_over_time(sum by (a, b) (x)[5m:1m])", "a b"),
+        ("abs(sum by (a) (x))", "a"),
+        ("clamp_min(sum by (a) (x), 0)", "a"),
+        ("abs(sum by (__name__, a) (x))", "a"),
+        ("sort(sum by (__name__, a) (x))", "__name__ a"),
+        ("-sum by (__name__, a) (x)", "a"),
+        ("hour(sum by (a) (x))", "a"),
+        ("quantile_over_time(0.5, sum by (a) (x)[5m:])", "a"),
+        ("histogram_quantile(0.9, sum by (le, a) (rate(x[5m])))", "a"),
+        ("histogram_quantile(0.9, rate(x[5m]))", None),
+        ('label_replace(sum by (a) (x), "b", "$1", "a", "(.*)")', "a b"),
+        ('label_join(sum by (a) (x), "b", "-", "a")', "a b"),
+        ('label_join(x, "b", "-", "a")', None),
+        ('absent(x{a="1", b=~"2", c!="3"})', "a"),
+        ('absent_over_time(x{a="1"}[5m])', "a"),
+        ("sum by (a) (x) > 1", "a"),
+        ("1 < sum by (a) (x)", "a"),
+        ("2 * sum by (__name__) (x)", ""),
+        ("2 < sum by (__name__) (x)", "__name__"),
+        ("sum by (a, b) (x) / sum by (a, b) (y)", "a b"),
+        ("sum by (a, b) (x) / on (a) sum by (a) (y)", "a"),
+        ("x / on (a) y", "a"),
+        ("x / y", None),
+        ("sum by (a, b) (x) / ignoring (b) sum by (a) (y)", "a"),
+        ("sum by (a, b) (x) * on (a) group_left (c) y", "a b c"),
+        ("y * on (a) group_right (c) sum by (a, b) (x)", "a b c"),
+        ("x * on (a) group_left (c) sum by (a, c) (y)", None),
+        ("sum by (a) (x) and y", "a"),
+        ("sum by (a) (x) unless y", "a"),
+        ("sum by (a) (x) or sum by (a) (y)", "a"),
+        ("sum by (a) (x) or sum by (b) (y)", None),
+    ],
+)
+def test_output_labels_are_what_every_result_is_limited_to(promql: str, labels: str | None) -> None:
+    assert output_labels(parse(promql)) == (None if labels is None else frozenset(labels.split()))
