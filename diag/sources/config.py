@@ -1,6 +1,6 @@
 """The running configuration as numbers: `diag_vllm_config{flag}`. No default is assumed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from diag.sources.text import printable
 
 Config = dict[str, float]
 _CLOSE = 0.01
+_SECTIONS = ("model_config", "cache_config", "parallel_config", "scheduler_config")
 
 
 @dataclass(frozen=True)
@@ -71,20 +72,10 @@ def _tokens(info: Labels, config: Config, engines: int) -> float | None:
 def from_server_info(answer: Any) -> Config:
     """The flags in the answer of /server_info?config_format=json (vLLM >= 0.11, development mode)."""
     config: Config = {}
-    for name, value in _scalars(answer.get("vllm_config") if isinstance(answer, dict) else None, depth=2):
-        flag = "enable_chunked_prefill" if name == "chunked_prefill_enabled" else name
-        read = number(value)
-        if flag in FLAGS and read is not None:
-            config.setdefault(flag, read)
+    whole = answer.get("vllm_config") if isinstance(answer, dict) else None
+    for settings in map(whole.get, _SECTIONS) if isinstance(whole, dict) else ():
+        config |= numbers(settings) if isinstance(settings, dict) else {}
     return config
-
-
-def _scalars(node: Any, depth: int) -> Iterable[tuple[str, object]]:
-    for name, value in node.items() if isinstance(node, dict) else ():
-        if isinstance(value, dict) and depth > 1:
-            yield from _scalars(value, depth - 1)
-        elif isinstance(value, bool | int | float):
-            yield name, value
 
 
 def settle(table: Table, told: Told) -> tuple[Config, list[str]]:
@@ -99,7 +90,7 @@ def settle(table: Table, told: Told) -> tuple[Config, list[str]]:
     config: Config = {}
     said_by: dict[str, str] = {}
     for source, values in ranked:
-        for flag, value in values.items():
+        for flag, value in sorted(values.items()):
             if flag not in config:
                 config[flag], said_by[flag] = value, source
             elif abs(config[flag] - value) > _CLOSE * abs(config[flag]):

@@ -110,5 +110,5 @@ def _ours(table: Table, told: Told, flags: config.Config) -> Iterator[Row]:
     version, models = _version(table, told), _models(table, told)
     if version or models:
         yield row("diag_vllm_info", 1, version=version, model=models)
-    for flag, value in flags.items():
+    for flag, value in sorted(flags.items()):
         yield row("diag_vllm_config", value, flag=flag)

@@ -76,7 +76,7 @@ class Parser:
 
     def parse(self, page: bytes) -> Page:
         """Keep the good lines and note the others; a page without any good line is `NotMetrics`."""
-        _refuse_other_formats(page)
+        refuse_other_formats(page)
         lines = page.split(b"\n")
         rest = lines.pop()
         rows, values, faults = self._samples(lines)
@@ -159,7 +159,8 @@ class Parser:
         return self._last[1]
 
 
-def _refuse_other_formats(page: bytes) -> None:
+def refuse_other_formats(page: bytes) -> None:
+    """NotMetrics where a page starts as HTML or JSON does."""
     start = page[:1024].lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"<"):
         raise NotMetrics("answered an HTML page, not metrics")

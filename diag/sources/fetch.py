@@ -1,0 +1,184 @@
+"""One request to one server, bounded in time and size (the only importer of httpx)."""
+
+import asyncio
+import socket
+import ssl
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urljoin, urlsplit
+
+import httpx  # noqa: TID251
+
+from diag import __version__
+from diag.sources.access import WAYS, Access
+from diag.sources.address import Address
+from diag.sources.gunzip import Gunzip
+from diag.sources.page import MOST_BYTES
+from diag.sources.text import printable
+
+_HOPS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class Failure(Exception):
+    """A request without a usable answer: the reason, what to try, and whether anything was answered at all."""
+
+    def __init__(self, reason: str, hint: str = "", answered: bool = True) -> None:
+        super().__init__(reason)
+        self.hint = hint
+        self.answered = answered
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer, decoded."""
+
+    status: int
+    body: bytes
+
+
+class Fetcher:
+    """Asks one server. Connecting and each wait may take `timeout` seconds, a whole request twice as much.
+
+    Every request has its own connection: one that is kept may be closed by the server just as it is used again.
+    """
+
+    def __init__(self, address: Address, access: Access, context: ssl.SSLContext, timeout: float) -> None:
+        self._origin = address.origin
+        self._timeout = timeout
+        headers = dict(access.headers) | ({"Authorization": address.authorization} if address.authorization else {})
+        self._has_credentials = bool(headers)
+        self._client = httpx.AsyncClient(
+            headers={"User-Agent": f"diag/{__version__}", "Accept-Encoding": "gzip", **headers},
+            verify=context,
+            trust_env=not address.is_loopback,
+            timeout=timeout,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def get(self, path: str, accept: str = "*/*", most: int = MOST_BYTES) -> Answer:
+        """Get a path and follow redirects on the same server; Failure where there is no whole answer."""
+        return await self._ask("GET", path, most, 2 * self._timeout, headers={"Accept": accept})
+
+    async def post(self, path: str, body: object, seconds: float, most: int = MOST_BYTES) -> Answer:
+        """Post JSON; it may take so many seconds."""
+        return await self._ask("POST", path, most, seconds, json=body, timeout=seconds)
+
+    def refusal(self, status: int) -> Failure:
+        """What an answer with an error status means."""
+        if status in (401, 403) and not self._has_credentials:
+            return Failure(f"wants credentials (HTTP {status})", f"set {WAYS}")
+        if status in (401, 403):
+            return Failure(f"refuses the credentials it was given (HTTP {status})", f"check {WAYS}")
+        return Failure(f"answered HTTP {status}", "is this the address of a vLLM server?")
+
+    async def _ask(self, method: str, path: str, most: int, seconds: float, **how: Any) -> Answer:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._follow(method, path, most, how)
+        except (httpx.HTTPError, httpx.InvalidURL, zlib.error) as error:
+            raise self._failure(error) from error
+        except TimeoutError as error:
+            raise Failure(f"was still answering after {seconds:g} s", "is the server overloaded?") from error
+
+    async def _follow(self, method: str, path: str, most: int, how: dict[str, Any]) -> Answer:
+        for _ in range(_HOPS):
+            async with self._client.stream(method, self._origin + path, **how) as response:
+                if response.status_code not in _REDIRECTS or "location" not in response.headers:
+                    return Answer(response.status_code, await _body(response, most))
+                path = self._same_server(path, response.headers["location"])
+        raise Failure("redirects in circles", "give the address where it ends")
+
+    def _same_server(self, path: str, location: str) -> str:
+        """The path of a redirect; credentials must not follow it to another server."""
+        try:
+            here, there = urlsplit(self._origin), urlsplit(urljoin(self._origin + path, location))
+            same = (here.scheme, here.hostname) == (there.scheme, there.hostname) and _port(here) == _port(there)
+        except ValueError as error:
+            raise Failure("redirects to something that is no URL") from error
+        if not same:
+            where = printable(f"{there.scheme}://{there.netloc.rpartition('@')[2]}", 80)
+            raise Failure(f"redirects to another server ({where}), which is not followed", "ask that one")
+        return there.path + (f"?{there.query}" if there.query else "")
+
+    def _failure(self, error: Exception) -> Failure:
+        causes = list(_causes(error))
+        certificate = next((each for each in causes if isinstance(each, ssl.SSLCertVerificationError)), None)
+        if certificate:
+            why = printable(certificate.verify_message, 80)
+            return Failure(f"has a certificate that is not trusted ({why})", "set DIAG_CA_FILE")
+        if any(isinstance(each, ssl.SSLError) for each in causes):
+            return _tls_failure(" ".join(map(str, causes)))
+        if any(isinstance(each, socket.gaierror) for each in causes):
+            return Failure("no host of that name is known", "is the name right?", answered=False)
+        broken = next((each for each in causes if isinstance(each, OSError) and each.errno), None)
+        if isinstance(broken, ConnectionRefusedError):
+            return Failure("connection refused", "is the server up, is the port right?", answered=False)
+        if broken is not None:
+            return Failure((broken.strerror or str(broken)).lower(), "is the host up?", answered=False)
+        return self._protocol_failure(error)
+
+    def _protocol_failure(self, error: Exception) -> Failure:
+        if isinstance(error, httpx.ConnectTimeout):
+            return Failure(f"no connection within {self._timeout:g} s", "is the host up?", answered=False)
+        if isinstance(error, httpx.ReadTimeout):
+            reason = f"took the connection and sent nothing for {self._timeout:g} s"
+            return Failure(reason, "is the server overloaded or stopped?")
+        if isinstance(error, zlib.error):
+            return Failure("sent damaged gzip")
+        if isinstance(error, httpx.ConnectError):
+            return Failure("no connection", "is the server up, is the port right?", answered=False)
+        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
+            broke = "peer closed" in str(error)
+            return Failure("broke off in the middle of its answer" if broke else "answered something that is not HTTP")
+        return Failure("closed the connection without an answer", "is it https?")
+
+
+def _tls_failure(text: str) -> Failure:
+    if "CERTIFICATE_REQUIRED" in text.upper().replace(" ", "_") or "HANDSHAKE_FAILURE" in text.upper():
+        hint = "set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY"
+        return Failure("wants a client certificate that it trusts", hint)
+    if "UNKNOWN_CA" in text.upper():
+        return Failure("does not trust the client certificate", "check DIAG_CLIENT_CERT")
+    return Failure("does not speak TLS as expected", "is it http instead of https?")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        for each in inner:
+            yield from _causes(each)
+        error = error.__cause__ or error.__context__
+
+
+def _port(url: Any) -> int:
+    return url.port or {"http": 80, "https": 443}.get(url.scheme, 0)
+
+
+async def _body(response: httpx.Response, most: int) -> bytes:
+    """The decoded body; a small page that unpacks to a huge one stops at the limit."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", "gzip", "x-gzip"):
+        raise Failure(f"answered in an encoding that was not asked for ({printable(encoding, 20)})")
+    gunzip = Gunzip() if "gzip" in encoding else None
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        for part in gunzip.feed(chunk) if gunzip else (chunk,):
+            body += part
+            if len(body) > most:
+                raise Failure(f"answered a page of more than {most >> 20} MiB")
+    if gunzip and not gunzip.complete:
+        raise Failure("broke off in the middle of its answer")
+    return bytes(body)

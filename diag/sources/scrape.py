@@ -1,0 +1,199 @@
+"""Live servers, scraped at once, each on its own cadence."""
+
+import asyncio
+import math
+import os
+import ssl
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from diag.errors import Unreachable
+from diag.sources.access import Access, from_environment, tls
+from diag.sources.address import parse_all
+from diag.sources.config import Told
+from diag.sources.fetch import Fetcher
+from diag.sources.live import Live, Nowhere, Sink
+from diag.sources.observation import Observation, Origin, observation
+from diag.sources.pages import Target
+from diag.sources.text import listed, printable
+from diag.sources.wall import Wall
+
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a watch is: scrapes of all targets so far, and seconds."""
+
+    scrapes: int
+    failed: int
+    seconds: float
+    of_seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to watch; times in seconds.
+
+    access: None reads the environment. probe: how long one request for one token may take, None to send none.
+    on_progress: told after every scrape. should_go_on: asked when the time is over, and then every few scrapes.
+    """
+
+    every: float = 2.0
+    duration: float = 30.0
+    timeout: float = 5.0
+    access: Access | None = None
+    launch: str = ""
+    probe: float | None = None
+    on_progress: Callable[[Progress], None] = lambda _: None
+    should_go_on: Callable[[Observation], bool] = lambda _: False
+
+
+class _Interrupted(Exception):
+    """Ctrl-C while a callback ran."""
+
+
+def watch(targets: Sequence[str], plan: Plan) -> Observation:
+    """Scrape live servers; Unreachable where none of them answers with metrics at first contact."""
+    return Watch(targets, plan).run()
+
+
+class Watch:
+    """A watch of live servers; `told` is what they say of themselves, by instance."""
+
+    def __init__(self, targets: Sequence[str], plan: Plan, sink: Sink | None = None) -> None:
+        self._addresses = parse_all(targets)
+        self._plan = plan
+        self._access = plan.access or from_environment(os.environ)
+        self._sink = sink or Nowhere()
+        self._wall = Wall()
+        self._lives: list[Live] = []
+        self._asks: list[asyncio.Task[None]] = []
+        self._probes: list[asyncio.Task[None]] = []
+        self._untried = len(self._addresses)
+        self._notes: list[str] = []
+        self._start = 0.0
+        self._scrapes = self._failed = 0
+
+    @property
+    def told(self) -> dict[str, Told]:
+        """What is known of each server beside its pages."""
+        return {each.target.instance: each.told for each in self._lives}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What has to be said beside what the scrapes themselves show."""
+        return (*self._notes, *self._wall.jumps, *(note for each in self._lives for note in each.notes))
+
+    def run(self) -> Observation:
+        """Watch to the end or until Ctrl-C and return what was seen; KeyboardInterrupt where that is nothing."""
+        try:
+            asyncio.run(self._run())
+        except (KeyboardInterrupt, _Interrupted) as error:
+            if not any(each.answered for each in self._lives):
+                raise KeyboardInterrupt from error
+            self._notes.append("interrupted: judged on what was seen until then")
+        return self._observation()
+
+    def _observation(self) -> Observation:
+        lives = [each for each in self._lives if each.target.scrapes]
+        shown = ", ".join(dict.fromkeys(each.shown for each in self._addresses.values()))
+        origin = Origin("scrape", shown, self._plan.every, self.remarks)
+        return observation(origin, [each.target for each in lives], self.told)
+
+    async def _run(self) -> None:
+        async with AsyncExitStack() as stack:
+            context = self._context()
+            for instance, address in self._addresses.items():
+                fetcher = Fetcher(address, self._access, context, self._plan.timeout)
+                await stack.enter_async_context(fetcher)
+                told = Told(launch=self._plan.launch)
+                self._lives.append(Live(Target(instance), address, fetcher, self._wall, self._sink, told))
+            self._start = _now()
+            try:
+                await self._watch()
+            finally:
+                for task in (*self._asks, *self._probes):
+                    task.cancel()
+
+    def _context(self) -> ssl.SSLContext:
+        """Loading the system's authorities takes longer than a scrape: only where they are needed."""
+        encrypted = any(each.scheme == "https" for each in self._addresses.values())
+        return tls(self._access) if encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    async def _watch(self) -> None:
+        until = self._plan.duration
+        await self._to(until)
+        await asyncio.gather(*self._asks)
+        while not all(each.done() for each in self._probes) or self._goes_on():
+            until = _now() - self._start + max(2 * self._plan.every, self._plan.timeout / 2)
+            await self._to(until)
+        await asyncio.gather(*self._probes)
+        await _together(each.scrape() for each in self._lives if each.owes_probe)
+
+    def _goes_on(self) -> bool:
+        try:
+            return self._plan.should_go_on(self._observation())
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+    async def _to(self, until: float) -> None:
+        """Scrape every target until so many seconds after the start."""
+        await _together(self._cadence(each, until) for each in self._lives)
+
+    async def _cadence(self, live: Live, until: float) -> None:
+        """Scrape one target at whole multiples of the interval; those that a slow answer covers are left out."""
+        every = self._plan.every
+        while live.tick * every <= until + _SLACK:
+            await asyncio.sleep(self._start + live.tick * every - _now())
+            await live.scrape()
+            live.tick = max(live.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
+            self._after(live)
+
+    def _after(self, live: Live) -> None:
+        if len(live.target.scrapes) == 1:
+            self._first_contact()
+        if live.answered and not live.asked:
+            live.asked = True
+            self._asks.append(asyncio.create_task(live.ask()))
+            if self._plan.probe is not None:
+                self._probes.append(asyncio.create_task(live.probe(self._plan.probe)))
+        self._scrapes += 1
+        self._failed += live.failure is not None
+        try:
+            seconds = _now() - self._start
+            self._plan.on_progress(Progress(self._scrapes, self._failed, seconds, self._plan.duration))
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+    def _first_contact(self) -> None:
+        self._untried -= 1
+        if not self._untried and not any(each.answered for each in self._lives):
+            raise _unreachable(self._lives)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run all; the first error ends the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in coroutines:
+                group.create_task(each)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def _unreachable(lives: Sequence[Live]) -> Unreachable:
+    failures = [(each.address.shown, each.failure) for each in lives if each.failure]
+    if len(failures) == 1:
+        shown, failure = failures[0]
+        who = (
+            f"{printable(shown)} {failure}" if failure.answered else f"nothing answers at {printable(shown)}: {failure}"
+        )
+        return Unreachable(f"{who}; {failure.hint}" if failure.hint else who)
+    each = [f"{printable(shown)} ({failure})" for shown, failure in failures]
+    return Unreachable(f"none of {len(lives)} servers answers with metrics: {listed(each)}; {failures[0][1].hint}")
