@@ -57,6 +57,11 @@ class Asked:
         times = self.answers.instants
         return float(times[-1] - times[0]) / 1000
 
+    @property
+    def whole(self) -> float:
+        """A window in seconds that holds everything."""
+        return max(self.span, self.wanted("30s"))
+
     def wanted(self, live_window: str) -> float:
         """The window in seconds that fits these samples.
 
@@ -90,9 +95,8 @@ class Asked:
 
         An instance without an engine stays as a subject of its own, so that a blind replica does not vanish.
         """
-        span = max(self.span, self.wanted("30s"))
-        instances = self.ask(INSTANCES, per, span)
-        engines = self.ask(ENGINES, per, span) if "engine" in per else {}
+        instances = self.ask(INSTANCES, per, self.whole)
+        engines = self.ask(ENGINES, per, self.whole) if "engine" in per else {}
         seen = {dict(engine).get("instance") for engine in engines}
         return sorted([*engines, *(each for each in instances if dict(each).get("instance") not in seen)])
 

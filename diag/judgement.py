@@ -83,7 +83,7 @@ def not_measured(asked: Asked) -> tuple[str, ...]:
 
 def _has(metrics: str, asked: Asked) -> bool:
     query = f'count by (instance) (count_over_time({{__name__=~"{metrics}"}}[$window]))'
-    return bool(asked.ask(query, (), asked.span))
+    return bool(asked.ask(query, (), asked.whole))
 
 
 def _finding(diagnosis: Diagnosis, asked: Asked, running: Mapping[str, Running]) -> Finding:

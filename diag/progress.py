@@ -68,8 +68,8 @@ def _judge_one(subject: Subject, asked: Asked) -> Progress | str:
     """The state of an engine, or why it cannot be told."""
     if _last(page_answers, INSTANCE, subject, asked, "15s") == 0:
         return Progress(subject, "dead", "the page answered before and has stopped answering")
-    if _last(answered, INSTANCE, subject, asked, asked.answers.interval) == 0:
-        return GONE if _last(answered, INSTANCE, subject, asked, asked.span) else NEVER
+    if _last(answered, INSTANCE, subject, asked, max(asked.answers.interval, 1.0)) == 0:
+        return GONE if _last(answered, INSTANCE, subject, asked, asked.whole) else NEVER
     state = _engine_state(*(_last(each, ENGINE, subject, asked) for each in ASKED))
     if state:
         return Progress(subject, *state)

@@ -1,0 +1,109 @@
+"""The same server under the names of older releases, at other cadences and beside other engines is judged the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import rewriting as re
+
+from diag import doctor
+from diag.judgement import Judgement
+
+SICK = {
+    "kv_cascade": "kv_eviction_cascade",
+    "contention_bigbatch": "prefill_decode_contention",
+    "queue_saturation": "queue_saturation",
+    "kv_saturated_fit": "kv_pool_saturated",
+    "engine_stalled": "engine_stalled",
+    "engine_dead": "engine_dead",
+}
+
+
+def judged(folder: Path) -> Judgement:
+    return doctor.run(doctor.Settings([str(folder)]))
+
+
+def primary(judgement: Judgement) -> list[str]:
+    return [each.diagnosis.incident.id for each in judgement.present if each.diagnosis.primary]
+
+
+@pytest.mark.parametrize("recording", SICK)
+@pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3, re.both_names], ids=lambda each: each.__name__)
+def test_an_older_release_is_judged_the_same(tmp_path: Path, recording: str, change: Callable[[str], str]) -> None:
+    judgement = judged(re.write(tmp_path, re.changed(re.scrapes(recording), change)))
+    assert primary(judgement) == [SICK[recording]]
+
+
+@pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3, re.both_names], ids=lambda each: each.__name__)
+def test_a_healthy_older_release_is_healthy(tmp_path: Path, change: Callable[[str], str]) -> None:
+    judgement = judged(re.write(tmp_path, re.changed(re.scrapes("healthy"), change)))
+    assert judgement.verdict == "healthy"
+    assert [each.state for each in judgement.progress] == ["busy"]
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 10])
+@pytest.mark.parametrize("recording", SICK)
+def test_a_slower_cadence_finds_the_same(tmp_path: Path, recording: str, every: float) -> None:
+    assert primary(judged(re.write(tmp_path, re.thinned(re.scrapes(recording), every)))) == [SICK[recording]]
+
+
+@pytest.mark.parametrize("every", [2, 5, 10, 15, 20, 30])
+@pytest.mark.parametrize("recording", ["healthy", "healthy_after_cascade", "idle", "contention_cure_threshold"])
+def test_no_cadence_makes_a_healthy_server_ill(tmp_path: Path, recording: str, every: float) -> None:
+    assert judged(re.write(tmp_path, re.thinned(re.scrapes(recording), every))).verdict == "healthy"
+
+
+def test_a_sick_engine_is_not_averaged_away_by_a_healthy_one(tmp_path: Path) -> None:
+    pairs = zip(re.scrapes("kv_cascade"), re.scrapes("healthy"), strict=False)
+    both = ((time, name, sick + re.as_second_engine(well)) for (time, name, sick), (_, _, well) in pairs)
+    judgement = judged(re.write(tmp_path, both))
+    found = [each.diagnosis for each in judgement.present if each.diagnosis.primary]
+    assert [(each.incident.id, dict(each.subject)["engine"]) for each in found] == [("kv_eviction_cascade", "0")]
+    assert [each.state for each in judgement.progress] == ["busy", "busy"]
+
+
+def test_two_servers_are_two_scopes(tmp_path: Path) -> None:
+    first, well = list(re.scrapes("kv_cascade")), list(re.scrapes("healthy"))
+    later = first[0][0] - well[0][0]
+    moved = [(time + later, "other:8000", page) for time, _, page in well]
+    judgement = judged(re.write(tmp_path, sorted([*first, *moved])))
+    assert primary(judgement) == ["kv_eviction_cascade"]
+    assert len(judgement.progress) == 2
+
+
+def test_a_replica_that_shows_no_vllm_metrics_does_not_vanish(tmp_path: Path) -> None:
+    first = list(re.scrapes("healthy"))
+    blind = [(time, "blind:8000", "process_cpu_seconds_total 1\n") for time, _, _ in first]
+    judgement = judged(re.write(tmp_path, sorted([*first, *blind])))
+    assert judgement.verdict == "unknown"
+    assert [each.partition(":")[0] for each in judgement.blind] == ["blind"]
+    unknown = {each.diagnosis.incident.id for each in judgement.findings if each.diagnosis.state == "unknown"}
+    assert "kv_eviction_cascade" in unknown
+
+
+def test_one_scrape_cannot_tell(tmp_path: Path) -> None:
+    judgement = judged(re.write(tmp_path, list(re.scrapes("kv_cascade"))[30:31]))
+    assert judgement.verdict == "unknown"
+    assert "too few scrapes" in judgement.blind[0]
+
+
+def test_scrapes_a_minute_apart_are_judged(tmp_path: Path) -> None:
+    first = list(re.scrapes("healthy"))
+    slow = [(first[0][0] + 60 * at, name, page) for at, (_, name, page) in enumerate(first[::10])]
+    assert judged(re.write(tmp_path, slow)).verdict == "healthy"
+
+
+def test_buckets_that_users_chose_leave_contention_undecided(tmp_path: Path) -> None:
+    def other_edges(page: str) -> str:
+        return page.replace('le="1.0"', 'le="1.7"')
+
+    judgement = judged(re.write(tmp_path, re.changed(re.scrapes("contention_bigbatch"), other_edges)))
+    states = {each.diagnosis.incident.id: each.diagnosis.state for each in judgement.findings}
+    assert states["prefill_decode_contention"] == "unknown"
+
+
+def test_a_standstill_shorter_than_half_a_minute_is_no_stall(tmp_path: Path) -> None:
+    """The first 20 s of a real stall: so far it may be one large prefill."""
+    all_scrapes = list(re.scrapes("engine_stalled"))
+    judgement = judged(re.write(tmp_path, all_scrapes[10:21]))
+    assert "engine_stalled" not in primary(judgement)
