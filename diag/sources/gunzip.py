@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterator
 
 STEP = 256 * 1024
+_BITE = 4096
 _GZIP = 31  # zlib's wbits for a gzip header
 
 
@@ -18,7 +19,11 @@ class Gunzip:
         self._begun = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what this much more input gives."""
+        """Yield what this much more input gives; where it is damaged, what stands before the damage comes first."""
+        for start in range(0, len(data), _BITE):
+            yield from self._feed(data[start : start + _BITE])
+
+    def _feed(self, data: bytes) -> Iterator[bytes]:
         pending = False
         while data or pending:
             if self._member.eof:

@@ -54,9 +54,9 @@ def _when(scrapes: Sequence[Scrape], failed: Sequence[Scrape]) -> str:
 def _order(table: Table) -> Iterator[str]:
     host = printable(table.instance)
     if table.out_of_order:
-        yield f"{plural(table.out_of_order, 'scrape')} of {host} went back in time and were sorted by their times"
+        yield f"put in order: {plural(table.out_of_order, 'scrape')} of {host} went back in time"
     if table.dropped:
-        yield f"{plural(table.dropped, 'scrape')} of {host} had the time of another one and were dropped"
+        yield f"left out: {plural(table.dropped, 'scrape')} of {host} at the very time of another one"
 
 
 def _restarts(table: Table) -> Iterator[str]:

@@ -1,0 +1,156 @@
+"""Pages laid out in samples: what every source publishes, and the instants that are judged."""
+
+import numpy as np
+import pytest
+
+from diag.promql import evaluate, is_stale
+from diag.sources.config import Told
+from diag.sources.observation import Observation, Origin, observation
+from diag.sources.pages import Target
+
+ORIGIN = Origin("recording", "somewhere")
+VLLM = b'vllm:num_requests_running{engine="0",model_name="tiny"} 3\n'
+CACHE = (
+    b'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",kv_cache_size_tokens="1600",'
+    b'kv_cache_max_concurrency="2.0",engine="0",sliding_window="None"} 1\n'
+)
+
+
+def target(*pages: bytes | str, instance: str = "h:1", start: int = 1_000_000, step: int = 2000) -> Target:
+    """One scrape for each page; a text is the reason of a failed one."""
+    made = Target(instance)
+    for number, page in enumerate(pages):
+        at = start + number * step
+        made.fail(at, page) if isinstance(page, str) else made.add(at, page)
+    return made
+
+
+def seen(*targets: Target, **told: Told) -> Observation:
+    return observation(ORIGIN, targets, {name.replace("_", ":"): each for name, each in told.items()})
+
+
+def values(observed: Observation, query: str) -> dict[tuple[tuple[str, str], ...], list[float]]:
+    """NaN where there is no sample at an instant."""
+    vector = evaluate(query, observed.samples, observed.instants)
+    rows = np.where(vector.present, vector.values, np.nan)
+    return {tuple(sorted(labels.items())): row.tolist() for labels, row in zip(vector.labels, rows, strict=True)}
+
+
+def value(observed: Observation, query: str) -> float:
+    (row,) = values(observed, query).values()
+    return row[-1]
+
+
+def test_a_failed_scrape_is_a_hole() -> None:
+    (block,) = target(b"x 1\n", "connection refused", b"x 3\n").table().values[None]
+    assert is_stale(block).tolist() == [[False, True, False]]
+
+
+def test_a_series_that_is_absent_from_a_page_is_a_hole() -> None:
+    values = target(b"x 1\n", b"y 2\n").table().values
+    assert is_stale(values).tolist() == [[False, True], [True, False]]
+
+
+def test_a_nan_on_the_page_is_no_hole() -> None:
+    values = target(b"x NaN\n").table().values
+    assert np.isnan(values).all()
+    assert not is_stale(values).any()
+
+
+def test_up_is_published_for_every_scrape() -> None:
+    observed = seen(target(VLLM, "connection refused", VLLM))
+    assert values(observed, "up") == {(("__name__", "up"), ("instance", "h:1")): [1, 0, 1]}
+
+
+def test_vllm_is_up_only_where_the_page_speaks_of_vllm() -> None:
+    observed = seen(target(VLLM, b"x 1\n", "connection refused"))
+    assert list(values(observed, "diag_vllm_up").values()) == [[1, 0, 0]]
+
+
+def test_the_configuration_is_published_as_numbers() -> None:
+    observed = seen(target(VLLM + CACHE, "connection refused"))
+    assert value(observed, 'diag_vllm_config{flag="max_model_len"}') == 800
+
+
+def test_version_and_model_are_published() -> None:
+    observed = seen(target(VLLM), h_1=Told(version="0.32.0"))
+    assert value(observed, 'diag_vllm_info{version="0.32.0",model="tiny",instance="h:1"}') == 1
+    assert (observed.versions, observed.models) == ({"h:1": "0.32.0"}, {"h:1": "tiny"})
+
+
+def test_an_exporters_page_keeps_its_own() -> None:
+    page = (
+        b'diag_vllm_up 0\ndiag_vllm_info{version="0.9.1",model="big"} 1\n'
+        b'diag_vllm_config{flag="max_num_seqs"} 7\n' + VLLM.replace(b"3", b"1")
+    )
+    observed = seen(target(page), h_1=Told(version="0.32.0", launch="vllm serve m --max-num-seqs 9"))
+    assert value(observed, "diag_vllm_up") == 0
+    assert value(observed, 'diag_vllm_config{flag="max_num_seqs"}') == 7
+    assert value(observed, "count(diag_vllm_info)") == 1
+
+
+def test_the_version_is_read_off_an_exporters_page() -> None:
+    observed = seen(target(b'diag_vllm_info{version="0.9.1",model="big"} 1\n'))
+    assert (observed.versions, observed.models) == ({"h:1": "0.9.1"}, {"h:1": "big"})
+
+
+def test_nothing_is_said_of_a_version_that_is_not_known() -> None:
+    observed = seen(target(b"x 1\n"))
+    assert (observed.versions, observed.models, values(observed, "diag_vllm_info")) == ({}, {}, {})
+
+
+def test_the_launch_command_is_kept_without_its_secrets() -> None:
+    observed = seen(target(VLLM), h_1=Told(launch="vllm serve m --api-key abc"))
+    assert observed.launch == {"h:1": "vllm serve m --api-key REDACTED"}
+
+
+def test_two_targets_are_told_apart_by_instance() -> None:
+    observed = seen(target(VLLM), target(VLLM, instance="h:2"))
+    assert value(observed, "count(vllm:num_requests_running)") == 2
+    assert observed.instances == ("h:1", "h:2")
+
+
+def test_scrapes_are_counted_over_all_targets() -> None:
+    observed = seen(target(VLLM, "refused"), target(VLLM, VLLM, instance="h:2"))
+    assert (observed.scrapes, observed.failed_scrapes) == (4, 1)
+
+
+def test_the_interval_is_that_of_one_target() -> None:
+    targets = [target(VLLM, VLLM, VLLM, instance=f"h:{n}", start=1_000_000 + 100 * n) for n in range(5)]
+    assert seen(*targets).interval == 2.0
+
+
+def test_many_targets_give_one_instant_a_round() -> None:
+    targets = [target(VLLM, VLLM, VLLM, instance=f"h:{n}", start=1_000_000 + 100 * n) for n in range(5)]
+    assert seen(*targets).instants.tolist() == [1_000_400, 1_002_400, 1_004_400]
+
+
+def test_a_scrape_much_too_close_to_the_next_is_no_instant() -> None:
+    made = target(VLLM, VLLM, VLLM, VLLM)
+    made.add(1_003_000, VLLM)
+    assert seen(made).instants.tolist() == [1_000_000, 1_002_000, 1_004_000, 1_006_000]
+
+
+def test_one_scrape_is_one_instant() -> None:
+    observed = observation(Origin("scrape", "x", every=2.0), [target(VLLM)], {})
+    assert (observed.instants.tolist(), observed.interval) == ([1_000_000], 2.0)
+
+
+def test_scrapes_that_went_back_in_time_are_sorted() -> None:
+    made = target(b"x 1\n", b"x 2\n")
+    made.add(999_000, b"x 0\n")
+    observed = seen(made)
+    assert made.table().values.tolist() == [[0, 1, 2]]
+    assert "put in order: 1 scrape of h:1 went back in time" in observed.notes
+
+
+def test_two_scrapes_at_one_time_are_one() -> None:
+    made = target(b"x 1\n", b"x 2\n", step=0)
+    assert made.table().values.tolist() == [[1]]
+    assert "left out: 1 scrape of h:1 at the very time of another one" in seen(made).notes
+
+
+@pytest.mark.parametrize("targets", [1, 100])
+def test_samples_stay_as_they_are_with_many_targets(targets: int) -> None:
+    observed = seen(*(target(VLLM, VLLM, instance=f"h:{n}") for n in range(targets)))
+    assert value(observed, "sum(vllm:num_requests_running)") == 3 * targets
