@@ -97,6 +97,12 @@ waiting_share = Signal(
     "{value} of all requests in the server wait instead of run",
     "ratio",
 )
+queue_time_share = Signal(
+    "time spent waiting / whole latency",
+    f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:e2e_request_latency_seconds_sum')} > 0)",
+    "the requests that finished spent {value} of their time waiting for their turn",
+    "ratio",
+)
 requests_finished = Signal("requests finished", FINISHED, "{value} requests finished", "requests", like="peak")
 
 # -- forward progress -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from diag.signals import (
     kv_cache_usage_peak,
     kv_cache_usage_with_next,
     preemptions_per_request,
+    queue_time_share,
     requests_waiting_median,
     waiting_share,
 )
@@ -26,6 +27,7 @@ incident = Incident(
     symptoms=(
         kv_cache_usage_with_next.above(0.9, reported("98.4 % with 43 waiting and not one preemption", VLLM_43295)),
         requests_waiting_median.at_least(1, judged("somebody waits in at least half of the samples")),
+        queue_time_share.above(0.25, measured("0.56-0.59 before a full pool", "kv_saturated_fit")),
     ),
     supports=(
         kv_cache_usage_peak.above(0.95, measured("peak 0.99", "kv_saturated_fit")),

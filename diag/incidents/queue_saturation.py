@@ -4,6 +4,7 @@ from diag.incident import Fix, Incident, LooksLike, documented, judged, measured
 from diag.signals import (
     kv_cache_usage_with_next,
     preemptions_per_request,
+    queue_time_share,
     requests_running_floor,
     requests_the_kv_pool_holds,
     requests_waiting_median,
@@ -30,6 +31,7 @@ incident = Incident(
     symptoms=(
         requests_waiting_median.at_least(1, judged("somebody waits in at least half of the samples")),
         waiting_share.above(0.33, measured("0.83 at the cap; 0.15 where a prefill delays a few", "queue_saturation")),
+        queue_time_share.above(0.25, measured("0.82 at the cap; 0.06-0.17 behind a few prefills", "queue_saturation")),
     ),
     supports=(
         AT_THE_CAP,
