@@ -95,6 +95,7 @@ def test_what_is_not_promql_is_refused_with_the_reason_of_the_parser(promql: str
         ('a!~"1.*"', {"", "é"}),
         ('a=""', {""}),
         ('a!=""', {"1", "12", "é"}),
+        ('a!="1."', {"", "1", "12", "é"}),
         ('a=~"|12"', {"", "12"}),
         ('a=~"\\\\w+"', {"1", "12"}),
         ('a=~".+",a!="1"', {"12", "é"}),
@@ -112,6 +113,10 @@ def test_the_name_is_matched_like_a_label() -> None:
     blocks = [series(name, [1.0]) for name in ("ab", "abc", "b")]
     assert [labels["__name__"] for labels, _ in ask('{__name__=~"ab.*", __name__!="abc"}', *blocks, at=0)] == ["ab"]
     assert [labels["__name__"] for labels, _ in ask('{"b"}', *blocks, at=0)] == ["b"]
+
+
+def test_the_dot_of_a_pattern_matches_a_newline() -> None:
+    assert len(ask('x{a=~"b.c"}', series("x", [1.0], a="b\nc"), at=0)) == 1
 
 
 def test_an_empty_label_is_no_label() -> None:
@@ -140,6 +145,23 @@ def test_a_window_excludes_its_beginning_and_includes_its_end() -> None:
     block = series("x", [1.0, 10.0, 100.0])
     assert ask("sum_over_time(x[10s])", block, at=20_000) == [({}, 100.0)]
     assert ask("sum_over_time(x[10001ms])", block, at=20_000) == [({}, 110.0)]
+
+
+def test_a_counter_is_extrapolated_to_where_a_sample_was_due_or_by_half_a_gap() -> None:
+    block = series("x", [1e6, 1e6 + 10, 1e6 + 20], every=1_000_000, start=2_000_000)
+    assert ask("increase(x[3099999ms])", block, at=4_000_000) == [({}, pytest.approx(20 * 3099.999 / 2000))]
+    assert ask("increase(x[3100s])", block, at=4_000_000) == [({}, 20 * 2500 / 2000)]  # 1.1 gaps before the first
+
+
+def test_the_slope_of_a_constant_is_exactly_zero() -> None:
+    times = np.array([991, 2458, 4514, 10515, 16185, 18467, 30664, 38211, 38964, 48795])  # the formula gives 7e-16
+    block = Block(({"__name__": "x"},), times, np.full((1, 10), 81.59))
+    assert ask("deriv(x[1m])", block, at=50_000) == [({}, 0.0)]
+
+
+def test_buckets_that_differ_by_a_rounding_error_are_equal() -> None:
+    buckets = [series("x", [count], le=le) for le, count in (("1", 0.3), ("2", 0.1 + 0.2), ("+Inf", 0.1 + 0.2))]
+    assert ask("histogram_quantile(1, x)", *buckets, at=0) == [({}, 1.0)]
 
 
 def test_a_subquery_asks_at_multiples_of_its_step() -> None:

@@ -84,7 +84,7 @@ def _place_in_group(of_row: Rows) -> Rows:
 
 def _ranks(values: Floats, mask: Bools) -> Rows:
     """Rank the members of each group, the smallest first and NaN last; equal ones keep their order."""
-    order = np.lexsort((values, np.isnan(values), ~mask), axis=-1)
+    order = np.lexsort((values, ~mask), axis=-1)
     return np.argsort(order, axis=-1)
 
 
