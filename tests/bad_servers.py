@@ -181,7 +181,7 @@ def cut_off(connection: socket.socket, over: threading.Event) -> None:
 def babble(connection: socket.socket, over: threading.Event) -> None:
     """Speak something else than HTTP."""
     connection.recv(65536)
-    connection.sendall(b"220 mail.example ESMTP\r\n")
+    connection.sendall(b"220 mail.example ESMTP\r\n\r\n")
 
 
 def slam(connection: socket.socket, over: threading.Event) -> None:

@@ -1,10 +1,8 @@
 """One request to one server, bounded in time and size (the only importer of httpx)."""
 
 import asyncio
-import socket
 import ssl
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -13,23 +11,16 @@ from urllib.parse import urljoin, urlsplit
 import httpx  # noqa: TID251
 
 from diag import __version__
+from diag.sources import failure
 from diag.sources.access import WAYS, Access
 from diag.sources.address import Address
+from diag.sources.failure import Failure
 from diag.sources.gunzip import Gunzip
 from diag.sources.page import MOST_BYTES
 from diag.sources.text import printable
 
 _HOPS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
-
-
-class Failure(Exception):
-    """A request without a usable answer: the reason, what to try, and whether anything was answered at all."""
-
-    def __init__(self, reason: str, hint: str = "", answered: bool = True) -> None:
-        super().__init__(reason)
-        self.hint = hint
-        self.answered = answered
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,8 @@ class Fetcher:
         self._timeout = timeout
         headers = dict(access.headers) | ({"Authorization": address.authorization} if address.authorization else {})
         self._has_credentials = bool(headers)
+        mutual = address.scheme == "https" and not access.client_cert
+        self._reset_hint = f"if it wants a client certificate, {failure.MUTUAL}" if mutual else ""
         self._client = httpx.AsyncClient(
             headers={"User-Agent": f"diag/{__version__}", "Accept-Encoding": "gzip", **headers},
             verify=context,
@@ -87,10 +80,15 @@ class Fetcher:
         try:
             async with asyncio.timeout(seconds):
                 return await self._follow(method, path, most, how)
-        except (httpx.HTTPError, httpx.InvalidURL, zlib.error) as error:
-            raise self._failure(error) from error
         except TimeoutError as error:
             raise Failure(f"was still answering after {seconds:g} s", "is the server overloaded?") from error
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            OSError,
+            zlib.error,
+        ) as error:  # httpx lets some of TLS through as is
+            raise self._failure(error) from error
 
     async def _follow(self, method: str, path: str, most: int, how: dict[str, Any]) -> Answer:
         for _ in range(_HOPS):
@@ -113,54 +111,22 @@ class Fetcher:
         return there.path + (f"?{there.query}" if there.query else "")
 
     def _failure(self, error: Exception) -> Failure:
-        causes = list(_causes(error))
-        certificate = next((each for each in causes if isinstance(each, ssl.SSLCertVerificationError)), None)
-        if certificate:
-            why = printable(certificate.verify_message, 80)
-            return Failure(f"has a certificate that is not trusted ({why})", "set DIAG_CA_FILE")
-        if any(isinstance(each, ssl.SSLError) for each in causes):
-            return _tls_failure(" ".join(map(str, causes)))
-        if any(isinstance(each, socket.gaierror) for each in causes):
-            return Failure("no host of that name is known", "is the name right?", answered=False)
-        broken = next((each for each in causes if isinstance(each, OSError) and each.errno), None)
-        if isinstance(broken, ConnectionRefusedError):
-            return Failure("connection refused", "is the server up, is the port right?", answered=False)
-        if broken is not None:
-            return Failure((broken.strerror or str(broken)).lower(), "is the host up?", answered=False)
-        return self._protocol_failure(error)
+        causes = list(failure.causes(error))
+        return failure.of_tls(causes) or failure.of_network(causes, self._reset_hint) or self._protocol_failure(error)
 
     def _protocol_failure(self, error: Exception) -> Failure:
-        if isinstance(error, httpx.ConnectTimeout):
-            return Failure(f"no connection within {self._timeout:g} s", "is the host up?", answered=False)
+        seconds = f"{self._timeout:g} s"
+        if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
+            return Failure(f"no connection within {seconds}", "is the host up?", answered=False)
         if isinstance(error, httpx.ReadTimeout):
-            reason = f"took the connection and sent nothing for {self._timeout:g} s"
-            return Failure(reason, "is the server overloaded or stopped?")
+            hint = "is the server overloaded or stopped?"
+            return Failure(f"took the connection and sent nothing for {seconds}", hint)
         if isinstance(error, zlib.error):
             return Failure("sent damaged gzip")
-        if isinstance(error, httpx.ConnectError):
-            return Failure("no connection", "is the server up, is the port right?", answered=False)
         if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
             broke = "peer closed" in str(error)
             return Failure("broke off in the middle of its answer" if broke else "answered something that is not HTTP")
         return Failure("closed the connection without an answer", "is it https?")
-
-
-def _tls_failure(text: str) -> Failure:
-    if "CERTIFICATE_REQUIRED" in text.upper().replace(" ", "_") or "HANDSHAKE_FAILURE" in text.upper():
-        hint = "set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY"
-        return Failure("wants a client certificate that it trusts", hint)
-    if "UNKNOWN_CA" in text.upper():
-        return Failure("does not trust the client certificate", "check DIAG_CLIENT_CERT")
-    return Failure("does not speak TLS as expected", "is it http instead of https?")
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-        for each in inner:
-            yield from _causes(each)
-        error = error.__cause__ or error.__context__
 
 
 def _port(url: Any) -> int:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from diag.sources.address import Address
 from diag.sources.config import Told, from_server_info
-from diag.sources.fetch import Answer, Failure, Fetcher
+from diag.sources.failure import Failure
+from diag.sources.fetch import Answer, Fetcher
 from diag.sources.launch import number
 from diag.sources.page import NotMetrics, refuse_other_formats
 from diag.sources.pages import Target
