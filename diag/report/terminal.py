@@ -109,7 +109,8 @@ def _reading(label: str, reading: Reading) -> str:
 
 def spark(reading: Reading) -> str:
     """The history as bars from the least to the most value, thinned to the width, a dot where there is none."""
-    history = reading.history[:: -(-len(reading.history) // BARS_WIDE)]
+    step = -(-len(reading.history) // BARS_WIDE)
+    history = reading.history[(len(reading.history) - 1) % step :: step]
     known = [each for each in history if each is not None]
     if len(known) < 2 or not (sys.stdout.encoding or "").lower().startswith("utf"):
         return ""
