@@ -1,0 +1,97 @@
+"""Our own signals: a real Prometheus gives the same numbers on every recording, at both kinds of window."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import RECORDINGS
+from prometheus_server import PLACES, assert_same, program, serving
+
+from diag import promql, signals
+from diag.asking import ENGINES, INSTANCES
+from diag.catalog import load
+from diag.contract import Contract
+from diag.incident import Incident, Signal, fill
+from diag.sources.recording import read
+
+INCIDENTS = load()
+ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
+START = 1_700_000_000_000
+STRETCH = 7.5
+"""Turns a scrape every 2 s into one every 15 s."""
+
+
+def blocks(stretch: float) -> Iterator[promql.Block]:
+    """Every recording as an instance of its own; all begin at the same moment, with their seconds stretched."""
+    for path in sorted(RECORDINGS.iterdir()):
+        for block in read(path).samples.select([]):
+            times = START + np.round((block.times - block.times[0]) * stretch).astype(np.int64)
+            labels = tuple({**each, "instance": path.name} for each in block.labels)
+            yield replace(block, labels=labels, times=times)
+
+
+def instants(stretch: float) -> list[int]:
+    """While all of them run, when the short ones have ended, and after some died; off the grid of the scrapes.
+
+    No window begins before the samples do: there, Prometheus 2 extrapolates a counter to its zero point in another way.
+    """
+    return [START + round(seconds * 1000 * stretch) for seconds in (41.3, 45.7, 58.3, 70.7, 95.3)]
+
+
+def every_signal(incident: Incident) -> Iterator[Signal]:
+    """Those of its conditions and those of its fixes."""
+    yield from (each.signal for each in (*incident.conditions, *incident.supports))
+    for fix in incident.fixes:
+        yield from (each.signal for each in fix.only_if)
+        if isinstance(fix.value, Signal):
+            yield fix.value
+
+
+def expressions(window: str) -> list[str]:
+    """Every signal and every incident's whole query, each once."""
+    contract = Contract().values()
+    texts = [fill(s.promql, each.per, window, contract) for each in INCIDENTS for s in every_signal(each)]
+    texts += [each.query(window, contract) for each in INCIDENTS]
+    shared = (signals.progress, signals.requests_in_flight, signals.requests_in_flight_peak, signals.steps_per_second)
+    texts += [fill(each.promql, ENGINE, window, contract) for each in shared]
+    texts += [fill(each, INSTANCE, window, contract) for each in (signals.answered.promql, ENGINES, INSTANCES)]
+    return list(dict.fromkeys(texts))
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize(("window", "stretch"), [("30s", 1.0), ("5m", STRETCH)], ids=["30s_by_2s", "5m_by_15s"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_real_prometheus_agrees_on_every_signal(place: str, window: str, stretch: float) -> None:
+    held = list(blocks(stretch))
+    with serving(program(place), held) as server:
+        assert_same(promql.Samples(held), expressions(window), instants(stretch), server)
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+def test_every_limit_says_where_it_comes_from(incident: Incident) -> None:
+    for condition in (*incident.conditions, *incident.supports):
+        if condition.why.kind == "measured":
+            assert (RECORDINGS / condition.why.reference).is_dir()
+        elif condition.why.kind != "judged":
+            assert condition.why.reference.startswith("https://")
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+def test_every_fix_says_where_it_comes_from(incident: Incident) -> None:
+    for fix in incident.fixes:
+        assert fix.why.kind != "measured" or (Path(RECORDINGS) / fix.why.reference).is_dir()
+
+
+@pytest.mark.parametrize(("window", "stretch"), [("30s", 1.0), ("5m", STRETCH)], ids=["30s_by_2s", "5m_by_15s"])
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str, stretch: float) -> None:
+    """And all signals that limit something have a value on a server that is busy."""
+    held = [each for each in blocks(stretch) if each.labels[0]["instance"] in ("kv_cascade", "contention_bigbatch")]
+    samples, at = promql.Samples(held), np.array(instants(stretch)[:3])
+    for condition in incident.conditions:
+        text = fill(condition.signal.promql, incident.per, window, Contract().values())
+        vector = promql.evaluate(text, samples, at)
+        assert {frozenset(each) for each in vector.labels} == {frozenset(incident.per)}
+        assert vector.present.any(axis=0).all()
