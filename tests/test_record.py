@@ -10,17 +10,21 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 from bad_servers import PAGE, Reply, Request, Server, closed_port, cut_off, on_metrics, pages, serving, talking
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diag.errors import BadRecording, BadUsage, Unreachable
 from diag.promql import evaluate
 from diag.sources.access import Access
-from diag.sources.observation import Observation
-from diag.sources.record import record
+from diag.sources.observation import Observation, Origin, observation
+from diag.sources.pages import Target
+from diag.sources.record import Recorder, record
 from diag.sources.recording import read
 from diag.sources.scrape import Plan, Progress
 
@@ -120,6 +124,22 @@ def test_names_of_home_folders_are_not_recorded(tmp_path: Path) -> None:
     assert same(live, read(tmp_path / "r"))
 
 
+LINES = [b"x 1", b'x{a="b"} 2', b"", b"# TYPE", b"# scrape 5 h:2", b"# scrape-failed 5 h:2 x", b"no!", b"\r", b"# EOF"]
+ENDS = st.sampled_from([b"", b"\n"])
+PAGES = st.builds(lambda lines, end: b"\n".join(lines) + end, st.lists(st.sampled_from(LINES), max_size=5), ENDS)
+
+
+@given(st.lists(PAGES | st.binary(max_size=20), min_size=1, max_size=3))
+def test_any_pages_are_read_as_they_were_written(bodies: list[bytes]) -> None:
+    with TemporaryDirectory() as folder:
+        target = Target("h:1")
+        with Recorder(Path(folder)) as recorder:
+            for at, body in enumerate(bodies):
+                target.add(1000 * at, recorder.page(1000 * at, "h:1", body))
+        recorded = read(Path(folder))
+    assert same(observation(Origin("scrape", "h:1"), [target], {}), recorded)
+
+
 def test_the_toml_says_what_was_recorded(tmp_path: Path) -> None:
     with serving(answers) as server:
         keep(server, tmp_path / "r", launch='vllm serve "m" \\\n --max-num-seqs 64')
@@ -217,7 +237,8 @@ def test_a_recording_that_is_stopped_can_be_judged(tmp_path: Path, how: signal.S
     code = """
 import sys
 from pathlib import Path
-from diag.sources.record import record
+from tempfile import TemporaryDirectory
+from diag.sources.record import Recorder, record
 from diag.sources.scrape import Plan
 record(sys.argv[1:2], Path(sys.argv[2]), Plan(every=0.1, duration=60))
 """
