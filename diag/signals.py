@@ -97,6 +97,14 @@ waiting_share = Signal(
     "{value} of all requests in the server wait instead of run",
     "ratio",
 )
+deferred_share = Signal(
+    "deferred share of waiting requests",
+    # a page without reasons (before vLLM 0.20) counts nothing as deferred
+    f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
+    f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * {gauge('avg_over_time(', WAITING)}",
+    "{value} of the waiting requests are deferred by something else than capacity",
+    "ratio",
+)
 queue_time_share = Signal(
     "time spent waiting / whole latency",
     f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:e2e_request_latency_seconds_sum')} > 0)",

@@ -11,11 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import rewriting
 import typer
+from bad_servers import Answer, Reply, hang, on_metrics, serving, talking
 from conftest import ROOT
 
+from diag import doctor
 from diag.cli import app
 
+STILL = b"".join(
+    b'vllm:%s{engine="0",model_name="m"} %d\n' % (name, value)
+    for name, value in (
+        (b"num_requests_running", 1),
+        (b"num_requests_waiting", 0),
+        (b"generation_tokens_total", 7),
+        (b"prompt_tokens_total", 7),
+        (b"request_success_total", 1),
+    )
+)
 DIAG = str(Path(sys.executable).parent / "diag")
 CASCADE = "tests/recordings/kv_cascade"
 
@@ -183,6 +196,58 @@ def test_explain_is_a_page(golden: Callable[[str, str], None]) -> None:
 def test_a_shell_can_complete() -> None:
     done = diag(_DIAG_COMPLETE="complete_bash", COMP_WORDS="diag do", COMP_CWORD="1")
     assert done.stdout.split() == ["doctor"]
+
+
+def replayed(recording: str) -> Answer:
+    """A server whose page is, at each scrape, the recording's next one."""
+    return on_metrics(*(Reply(page.encode()) for _, _, page in rewriting.scrapes(recording)))
+
+
+def test_a_live_server_is_judged_as_its_recording_is() -> None:
+    with serving(replayed("kv_cascade")) as server:
+        done = diag("doctor", server.url, "--every", "0.1", "--for", "5", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert report["observed"]["source"] == "scrape"
+    assert [each["incident"] for each in report["diagnoses"] if each["primary"]] == ["kv_eviction_cascade"]
+
+
+def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
+    with serving(replayed("queue_saturation")) as server:
+        kept = diag("record", server.url, str(tmp_path / "kept"), "--every", "0.1", "--for", "2.5")
+    assert kept.returncode == 0
+    assert "scrapes, 0 of them failed" in kept.stdout
+    report = json.loads(diag("doctor", str(tmp_path / "kept"), "--json").stdout)
+    assert [each["incident"] for each in report["diagnoses"] if each["primary"]] == ["queue_saturation"]
+
+
+def test_ctrl_c_in_the_middle_judges_what_is_there_and_says_so() -> None:
+    with serving(replayed("kv_cascade")) as server:
+        process = subprocess.Popen(
+            [DIAG, "doctor", server.url, "--every", "0.1", "--for", "60"], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        while len(server.asked("/metrics")) < 40:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=20)
+    assert (process.returncode, error) == (2, "")
+    assert out.startswith("CRITICAL kv_eviction_cascade")
+    assert "interrupted: judged on what was seen until then" in out
+
+
+def test_a_server_that_hangs_is_unreachable_in_one_sentence() -> None:
+    with talking(hang) as server:
+        done = diag("doctor", server.url, "--timeout", "0.5")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (69, "", 1)
+
+
+def test_one_lone_request_that_does_not_move_is_watched_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PATIENCE", 4.0)
+    with serving(on_metrics(Reply(STILL))) as server:
+        judgement = doctor.run(doctor.Settings([server.url], every=0.2, watch=1.0))
+    assert judgement.observed.end - judgement.observed.start >= 3.5
+    assert [each.state for each in judgement.progress] == ["slow"]
 
 
 def test_ctrl_c_before_anything_was_seen_ends_quietly() -> None:

@@ -20,9 +20,7 @@ incident = Incident(
     symptoms=(
         page_answers.at_most(0, measured("refused from the scrape after the kill on, until the end", "engine_dead")),
     ),
-    looks_like=(
-        LooksLike("engine_stalled", tell="There, the page goes on answering and only the work stands still."),
-    ),
+    looks_like=(LooksLike("engine_stalled", tell="There, the page goes on answering and only the work stands still."),),
     explains=("engine_stalled",),
     fixes=(
         Fix(

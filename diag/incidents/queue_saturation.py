@@ -2,6 +2,7 @@
 
 from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
 from diag.signals import (
+    deferred_share,
     kv_cache_usage_with_next,
     preemptions_per_request,
     queue_time_share,
@@ -47,6 +48,11 @@ incident = Incident(
             "kv_eviction_cascade",
             tell="There, the waiting requests are the evicted ones.",
             requires=preemptions_per_request.at_most(0.2, reported("0.42 cured, 2.4 sick", PR_44594)),
+        ),
+        LooksLike(
+            "deferred requests",
+            tell="There, requests wait for a KV transfer or a LoRA slot, whatever the cap.",
+            requires=deferred_share.at_most(0.5, documented("deferred by transient constraints", SCHEDULER)),
         ),
         LooksLike("engine_stalled", tell="There, nothing moves at all."),
     ),

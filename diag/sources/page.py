@@ -82,7 +82,7 @@ class Parser:
         rows, values, faults = self._samples(lines)
         if not rows:
             raise NotMetrics(_why_nothing(page, faults))
-        if (rest.strip() and rest.strip() != b"# EOF") or lines[-1] == CUT:
+        if is_cut(rest) or lines[-1] == CUT:
             faults["truncated"] = ""
         rows, values = self._first_of_each(rows, values, faults)
         return Page(self._layout(rows), np.array(values, np.float64), faults)
@@ -157,6 +157,11 @@ class Parser:
             engines = len({each["engine"] for each in vllm if "engine" in each})
             self._last = rows, Layout(np.array(rows, np.intp), tuple(models), engines, bool(vllm))
         return self._last[1]
+
+
+def is_cut(rest: bytes) -> bool:
+    """Whether what stands after the last newline is part of a line."""
+    return rest.strip() not in (b"", b"# EOF")
 
 
 def refuse_other_formats(page: bytes) -> None:

@@ -16,7 +16,7 @@ from diag.errors import BadRecording, BadUsage
 from diag.sources.config import Told
 from diag.sources.launch import hidden, redact
 from diag.sources.observation import Observation
-from diag.sources.page import CUT
+from diag.sources.page import CUT, is_cut
 from diag.sources.recording import ABOUT, PAGES
 from diag.sources.scrape import Plan, Watch
 from diag.sources.text import printable
@@ -31,15 +31,15 @@ def record(targets: Sequence[str], folder: Path, plan: Plan) -> Observation:
 
     Raises BadUsage for such a folder, BadRecording where it cannot be written, Unreachable where nothing answers.
     """
-    with _Recorder(folder) as recorder:
+    with Recorder(folder) as recorder:
         watch = Watch(targets, plan, recorder)
         seen = watch.run()
         recorder.about(seen, watch, plan.every)
         return seen
 
 
-class _Recorder:
-    """Writes a recording; every page is flushed, so that even one that is killed leaves what it saw."""
+class Recorder:
+    """Writes a recording, a `Sink`; every page is flushed, so that even one that is killed leaves what it saw."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class _Recorder:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def __enter__(self) -> "_Recorder":
+    def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -105,8 +105,8 @@ class _Recorder:
 def _fit(page: bytes) -> bytes:
     """A page without names of home folders, without what a reader would take for the next scrape, and with an end."""
     page = _HEADER.sub(b"# (scrape)", _HOME.sub(b"~", page))
-    end = page.rfind(b"\n") + 1
-    return page if end == len(page) else page[:end] + CUT + b"\n"
+    whole, newline, rest = page.rpartition(b"\n")
+    return whole + newline + (CUT + b"\n" if is_cut(rest) else b"")
 
 
 def _toml(seen: Observation, watch: Watch, every: float) -> Iterator[str]:

@@ -26,7 +26,7 @@ PAGES = ("metrics.prom.gz", "metrics.prom")
 ABOUT = "recording.toml"
 MOST_SCRAPES = 500_000
 _MARK = re.compile(rb"\n# scrape(?:-failed)? ")
-_HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?: +(.*?))?\s*(?:\n|$)")
+_HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?: +(.*?))?[ \t\r]*(?:\n|$)")
 _DAY = 86_400_000
 _T = TypeVar("_T")
 
