@@ -19,6 +19,9 @@ class Contract:
         default=1.0,
         metadata={"says": "a gap between two tokens that users call a freeze; an edge of vLLM's histograms"},
     )
+    queue_seconds: float = field(
+        default=1.0, metadata={"says": "the mean wait for one's turn from which on users call it a queue"}
+    )
     kv_pool_fill: float = field(
         default=0.9, metadata={"says": "the share of the KV pool that a proposed --max-num-seqs may fill"}
     )

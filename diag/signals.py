@@ -111,6 +111,12 @@ queue_time_share = Signal(
     "the requests that finished spent {value} of their time waiting for their turn",
     "ratio",
 )
+queue_time = Signal(
+    "wait for one's turn (mean, s)",
+    f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:request_queue_time_seconds_count')} >= 3)",
+    "a request waited {value} s for its turn",
+    "seconds",
+)
 requests_finished = Signal("requests finished", FINISHED, "{value} requests finished", "requests", like="peak")
 
 # -- forward progress -------------------------------------------------------------------------------------------------

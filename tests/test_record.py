@@ -82,6 +82,7 @@ def test_a_recording_is_judged_as_the_live_watch_was(tmp_path: Path) -> None:
         Reply(PAGE + b"# scrape-failed 1 other:1 x\nz NaN\n"),
         Reply(PAGE.replace(b'"tiny"', b'"\x1b[31m\\n\xff"')),
         Reply(PAGE + b"x 1 1795227337480\n"),
+        Reply(b"\n\n" + PAGE + b"bad line!\n"),
     ],
 )
 def test_flaws_are_recorded_as_they_were_seen(tmp_path: Path, second: Reply) -> None:

@@ -5,10 +5,10 @@ from diag.signals import (
     deferred_share,
     kv_cache_usage_with_next,
     preemptions_per_request,
+    queue_time,
     queue_time_share,
     requests_running_floor,
     requests_the_kv_pool_holds,
-    requests_waiting_median,
     running_share_of_cap,
     waiting_share,
 )
@@ -30,7 +30,7 @@ incident = Incident(
     """,
     harm="the time to the first token is mostly waiting",
     symptoms=(
-        requests_waiting_median.at_least(1, judged("somebody waits in at least half of the samples")),
+        queue_time.above("queue_seconds", measured("8 s at the cap, 0 on a healthy server", "queue_saturation")),
         waiting_share.above(0.33, measured("0.83 at the cap; 0.15 where a prefill delays a few", "queue_saturation")),
         queue_time_share.above(0.25, measured("0.82 at the cap; 0.06-0.17 behind a few prefills", "queue_saturation")),
     ),

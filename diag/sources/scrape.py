@@ -127,7 +127,7 @@ class Watch:
         await self._to(until)
         await asyncio.gather(*self._asks)
         while not all(each.done() for each in self._probes) or self._goes_on():
-            until = _now() - self._start + max(2 * self._plan.every, self._plan.timeout / 2)
+            until = _now() - self._start + 2 * self._plan.every
             await self._to(until)
         await asyncio.gather(*self._probes)
         await _together(each.scrape() for each in self._lives if each.owes_probe)
