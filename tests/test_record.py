@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bad_servers import PAGE, Reply, Request, Server, closed_port, cut_off, on_metrics, pages, serving, talking
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diag.errors import BadRecording, BadUsage, Unreachable
@@ -130,6 +130,7 @@ ENDS = st.sampled_from([b"", b"\n"])
 PAGES = st.builds(lambda lines, end: b"\n".join(lines) + end, st.lists(st.sampled_from(LINES), max_size=5), ENDS)
 
 
+@settings(deadline=None)
 @given(st.lists(PAGES | st.binary(max_size=20), min_size=1, max_size=3))
 def test_any_pages_are_read_as_they_were_written(bodies: list[bytes]) -> None:
     with TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """Launch commands: the flags that are known come out, secrets do not."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diag.sources.launch import flags, redact
@@ -81,11 +81,13 @@ def test_what_is_no_secret_stays_as_it_is(command: str) -> None:
     assert redact(command) == command
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("ab -='\"\\{}:/@\n"), max_size=40))
 def test_redacting_twice_is_redacting_once(command: str) -> None:
     assert redact(redact(command)) == redact(command)
 
 
+@settings(deadline=None)
 @given(
     st.text("abcdefgh", min_size=12),
     st.sampled_from(["--api-key {}", "--api-key={}", "X_TOKEN={} vllm", "http://u:{}@h/"]),
