@@ -107,3 +107,22 @@ def test_a_standstill_shorter_than_half_a_minute_is_no_stall(tmp_path: Path) -> 
     all_scrapes = list(re.scrapes("engine_stalled"))
     judgement = judged(re.write(tmp_path, all_scrapes[10:21]))
     assert "engine_stalled" not in primary(judgement)
+
+
+def test_a_server_that_died_and_came_back_was_dead_and_is_not(tmp_path: Path) -> None:
+    first, well = list(re.scrapes("engine_dead")), list(re.scrapes("healthy"))
+    later = first[-1][0] + 2 - well[0][0]
+    back = [(time + later, first[0][1], page) for time, _, page in well]
+    judgement = judged(re.write(tmp_path, [*first, *back]))
+    found = judgement.present[0].diagnosis
+    assert (found.incident.id, found.ongoing) == ("engine_dead", False)
+    assert [each.state for each in judgement.progress] == ["busy"]
+    assert any("restarted" in note for note in judgement.observed.notes)
+    assert {each.diagnosis.incident.id for each in judgement.present} <= {"engine_dead", "prefix_cache_ineffective"}
+
+
+def test_a_server_that_is_still_starting_when_the_watch_begins_is_not_dead(tmp_path: Path) -> None:
+    well = list(re.scrapes("healthy"))
+    before = [(well[0][0] - 40 + 2 * at, well[0][1], "") for at in range(20)]
+    judgement = judged(re.write(tmp_path, [*before, *well]))
+    assert judgement.verdict == "healthy"
