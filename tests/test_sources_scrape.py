@@ -51,6 +51,10 @@ def refusal(*servers: Server | str, **plan: Any) -> str:
     return str(error.value)
 
 
+def scrape_times(observed: Observation, server: Server) -> Any:
+    return next(each.times for each in observed.samples.select([]) if each.labels[0]["instance"] == server.instance)
+
+
 # What is good
 
 
@@ -71,13 +75,13 @@ def test_a_duration_of_nothing_is_one_scrape() -> None:
 
 def test_scrapes_keep_to_their_grid_however_long_an_answer_takes() -> None:
     def answer(request: Request) -> Reply:
-        time.sleep(0.08)
+        time.sleep(0.05)
         return Reply()
 
     with serving(answer) as server:
-        observed = look(server, every=0.2, duration=1.0)
-    off = (observed.instants - observed.instants[0] + 100) % 200 - 100
-    assert np.median(np.abs(off)) < 30
+        times = scrape_times(look(server, every=0.2, duration=0.6), server)
+    late = (times[1:] - times[0]) % 200
+    assert late.min() < 30  # 50 at least, where each scrape waits for the one before
 
 
 def test_a_slow_server_does_not_delay_the_others() -> None:
@@ -91,9 +95,7 @@ def test_a_slow_server_does_not_delay_the_others() -> None:
     with serving(answer) as slow, serving(pages(PAGE)) as quick:
         observed = look(slow, quick, every=0.2, duration=1.0, timeout=0.7)
         stop.set()
-    (block,) = [each for each in observed.samples.select([]) if each.labels[0].get("instance") == quick.instance][:1]
-    assert len(block.times) >= 5
-    assert 1 <= observed.failed_scrapes <= 3
+    assert len(scrape_times(observed, slow)) < len(scrape_times(observed, quick))
 
 
 @pytest.mark.parametrize("given", ["{}", "{}/", "{}/metrics", "127.0.0.1:{port}"])
