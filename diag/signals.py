@@ -5,7 +5,7 @@ metric that vLLM renamed is `(new or old)`. Comparisons inside an expression are
 where telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source.
 """
 
-from diag.incident import Signal
+from diag.incident import Signal, reported
 
 
 def edge(limit: str) -> str:
@@ -219,6 +219,10 @@ preemptions_per_request = Signal(
     "{value} preemptions for every request that finished",
     "ratio",
 )
+PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
+EVICTION_RATES = reported("0.08 in a run called healthy, 0.42 cured and 2.4 sick", PR_44594)
+evicts = preemptions_per_request.above(0.2, EVICTION_RATES)
+hardly_evicts = preemptions_per_request.at_most(0.2, EVICTION_RATES)
 TOKENS_PER_REQUEST = f"(({PROMPT_TOKENS} + {GENERATED_TOKENS}) / ({FINISHED} >= 3))"
 tokens_per_request = Signal(
     "tokens / request",

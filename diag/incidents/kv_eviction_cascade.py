@@ -1,12 +1,12 @@
 """Too many requests for the KV pool: each eviction is work done twice, and makes the next one likelier."""
 
-from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
+from diag.incident import Fix, Incident, LooksLike, documented, judged, measured
 from diag.remedies import MORE_KV_CAPACITY
 from diag.signals import (
+    evicts,
     freezes_per_request,
     kv_cache_usage_median,
     kv_cache_usage_peak,
-    preemptions_per_request,
     prompt_lengths_spread,
     requests_running,
     requests_the_kv_pool_holds,
@@ -14,7 +14,6 @@ from diag.signals import (
 )
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
-PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 
 incident = Incident(
     id="kv_eviction_cascade",
@@ -28,7 +27,7 @@ incident = Incident(
     """,
     harm="answers stop in mid-stream for seconds and new requests queue, while the GPU does work twice",
     symptoms=(
-        preemptions_per_request.above(0.2, reported("0.08 in a run called healthy, 0.42 cured and 2.4 sick", PR_44594)),
+        evicts,
         kv_cache_usage_peak.above(
             0.9, measured("peaks 0.94-1.0, while each eviction frees blocks and pulls the mean down", "kv_cascade")
         ),

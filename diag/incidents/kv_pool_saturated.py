@@ -3,16 +3,15 @@
 from diag.incident import Incident, LooksLike, judged, measured, reported
 from diag.remedies import MORE_KV_CAPACITY
 from diag.signals import (
+    hardly_evicts,
     kv_cache_usage_peak,
     kv_cache_usage_with_next,
-    preemptions_per_request,
     queue_time_share,
     requests_waiting_median,
     waiting_share,
 )
 
 VLLM_43295 = "https://github.com/vllm-project/vllm/issues/43295"
-PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 
 incident = Incident(
     id="kv_pool_saturated",
@@ -37,7 +36,7 @@ incident = Incident(
         LooksLike(
             "kv_eviction_cascade",
             tell="There, running requests are evicted and computed again.",
-            requires=preemptions_per_request.at_most(0.2, reported("0.42 cured, 2.4 sick", PR_44594)),
+            requires=hardly_evicts,
         ),
         LooksLike("queue_saturation", tell="There, the queue stands before a pool that has room."),
     ),

@@ -1,19 +1,18 @@
 """Long prompts are prefilled in steps so large that every stream that decodes stands still meanwhile."""
 
-from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
+from diag.incident import Fix, Incident, LooksLike, documented, judged, measured
 from diag.signals import (
     freezes_per_request,
+    hardly_evicts,
     long_prefills,
     long_prompts,
     ordinary_decode_share,
-    preemptions_per_request,
     prompt_lengths_spread,
     standstills,
     tokens_prefilled_in_a_freeze,
 )
 
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill.html"
-PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 
 incident = Incident(
     id="prefill_decode_contention",
@@ -36,7 +35,7 @@ incident = Incident(
         LooksLike(
             "kv_eviction_cascade",
             tell="There, evicted requests are prefilled again and again.",
-            requires=preemptions_per_request.at_most(0.2, reported("0.42 cured, 2.4 sick", PR_44594)),
+            requires=hardly_evicts,
         ),
         LooksLike(
             "engine_stalled",

@@ -1,10 +1,10 @@
 """Requests wait although the KV pool has room: the sequence cap or the token budget binds."""
 
-from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
+from diag.incident import Fix, Incident, LooksLike, documented, judged, measured
 from diag.signals import (
     deferred_share,
+    hardly_evicts,
     kv_cache_usage_with_next,
-    preemptions_per_request,
     queue_time,
     queue_time_share,
     requests_running_floor,
@@ -14,7 +14,6 @@ from diag.signals import (
 )
 
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
-PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 
 AT_THE_CAP = running_share_of_cap.at_least(1, documented("the scheduler admits up to --max-num-seqs", SCHEDULER))
 
@@ -47,7 +46,7 @@ incident = Incident(
         LooksLike(
             "kv_eviction_cascade",
             tell="There, the waiting requests are the evicted ones.",
-            requires=preemptions_per_request.at_most(0.2, reported("0.42 cured, 2.4 sick", PR_44594)),
+            requires=hardly_evicts,
         ),
         LooksLike(
             "deferred requests",
