@@ -20,6 +20,7 @@ from diag.sources.page import MOST_BYTES
 from diag.sources.text import printable
 
 _HOPS = 5
+_BROKEN = (httpx.HTTPError, httpx.InvalidURL, zlib.error, OSError)  # httpx lets some errors of TLS through as they are
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -82,12 +83,7 @@ class Fetcher:
                 return await self._follow(method, path, most, how)
         except TimeoutError as error:
             raise Failure(f"was still answering after {seconds:g} s", "is the server overloaded?") from error
-        except (
-            httpx.HTTPError,
-            httpx.InvalidURL,
-            OSError,
-            zlib.error,
-        ) as error:  # httpx lets some of TLS through as is
+        except _BROKEN as error:
             raise self._failure(error) from error
 
     async def _follow(self, method: str, path: str, most: int, how: dict[str, Any]) -> Answer:

@@ -24,14 +24,11 @@ class Gunzip:
             yield from self._feed(data[start : start + _BITE])
 
     def _feed(self, data: bytes) -> Iterator[bytes]:
-        pending = False
-        while data or pending:
+        while data:
             if self._member.eof:
                 self._member = zlib.decompressobj(_GZIP)
             self._begun = True
-            step = self._member.decompress(data, STEP)
-            yield step
-            pending = len(step) == STEP and not self._member.eof
+            yield self._member.decompress(data, STEP)
             data = self._member.unconsumed_tail or self._member.unused_data
 
     @property
