@@ -1,6 +1,5 @@
 """The commands' work: from targets to a judgement, and from a judgement to text and an exit status."""
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ def _watch(settings: Settings, contract: Contract) -> Observation:
         asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
         return asked.span < PATIENCE and owed_and_still(judge(asked)[0])
 
-    with bar(f"watching {', '.join(_shown(settings.targets))}") as tick:
+    with bar(f"watching {_shown(settings.targets)}") as tick:
         return watch(settings.targets, _plan(settings, tick, stuck))
 
 
@@ -91,9 +90,11 @@ def _plan(settings: Settings, tick: "Tick", should_go_on: Callable[[Observation]
     )
 
 
-def _shown(targets: Sequence[str]) -> list[str]:
+def _shown(targets: Sequence[str]) -> str:
     """The targets as they may be printed: without credentials."""
-    return [re.sub(r"//[^/@]*@", "//", each) for each in targets]
+    from diag.sources.address import parse
+
+    return ", ".join(parse(each).shown for each in targets)
 
 
 def record(settings: Settings, folder: Path) -> str:
@@ -101,7 +102,7 @@ def record(settings: Settings, folder: Path) -> str:
     from diag.report.terminal import bar
     from diag.sources.record import record as keep
 
-    with bar(f"recording {', '.join(_shown(settings.targets))}") as tick:
+    with bar(f"recording {_shown(settings.targets)}") as tick:
         seen = keep(settings.targets, folder, _plan(settings, tick))
     return (
         f"{folder}: {seen.scrapes} scrapes, {seen.failed_scrapes} of them failed; judge it with: diag doctor {folder}"

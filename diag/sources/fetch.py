@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urljoin, urlsplit
 
-import httpx  # noqa: TID251
+import httpx
 
 from diag import __version__
 from diag.sources import failure
