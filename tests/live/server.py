@@ -68,7 +68,7 @@ def _yield_to_the_front_end(process: subprocess.Popen[bytes]) -> None:
     """EngineCore waits busily; on two cores it would starve the API server and the clients for seconds."""
     group = ["pgrep", "-g", str(process.pid), "-f", "VLLM::"]
     pids = subprocess.run(group, capture_output=True, text=True, check=True).stdout.split()
-    subprocess.run(["renice", "-n", "10", "-p", *pids], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(["renice", "-n", "19", "-p", *pids], stdout=subprocess.DEVNULL, check=True)
 
 
 def free_port() -> int:
