@@ -1,0 +1,110 @@
+"""Three-valued decisions, causes that nest what they explain, and times, on samples small enough to see through."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from diag import promql
+from diag.asking import Asked
+from diag.contract import Contract
+from diag.diagnose import Diagnosis, diagnose
+from diag.incident import Incident, LooksLike, Signal, judged
+from diag.sources.answers import SampleAnswers
+
+WHY = judged("a test")
+START = 1_700_000_000_000
+MISSING = float("nan")
+
+
+def signal(name: str) -> Signal:
+    return Signal(name, f"max by ($by) (last_over_time({name}[$window]))", "{value}", "")
+
+
+INCIDENT = Incident(
+    id="cause",
+    title="",
+    severity="warning",
+    per=("instance", "engine"),
+    cause="",
+    harm="",
+    symptoms=(signal("heat").above(1, WHY), signal("noise").above(1, WHY)),
+    looks_like=(),
+    fixes=(),
+    live_window="2s",
+)
+
+
+def judge(incidents: Sequence[Incident], **series: Sequence[float]) -> tuple[Diagnosis, ...]:
+    """One engine, a scrape every second; MISSING leaves a hole."""
+    rows = {"up": [1.0] * len(next(iter(series.values()))), "vllm:num_requests_running": [0.0], **series}
+    length = len(rows["up"])
+    times = START + 1000 * np.arange(length, dtype=np.int64)
+    blocks = []
+    for name, values in rows.items():
+        labels = {"__name__": name, "instance": "a:1", **({} if name == "up" else {"engine": "0"})}
+        row = np.resize(np.array(values, float), (1, length))
+        row[np.isnan(row)] = promql.STALE
+        blocks.append(promql.Block((labels,), times, row))
+    return diagnose(incidents, Asked(SampleAnswers(promql.Samples(blocks), times, 1.0), Contract()))
+
+
+@pytest.mark.parametrize(
+    ("heat", "noise", "state"),
+    [
+        (2, 2, "present"),
+        (2, 0, "absent"),
+        (0, MISSING, "absent"),
+        (2, MISSING, "unknown"),
+        (MISSING, MISSING, "unknown"),
+        (2, float("inf"), "unknown"),
+    ],
+)
+def test_false_beats_missing_and_missing_beats_present(heat: float, noise: float, state: str) -> None:
+    assert judge([INCIDENT], heat=[heat] * 10, noise=[noise] * 10)[0].state == state
+
+
+def test_what_is_missing_is_named() -> None:
+    assert judge([INCIDENT], heat=[2] * 10)[0].missing == ("noise",)
+
+
+def test_an_incident_that_held_for_a_while_has_a_beginning_and_an_end() -> None:
+    found = judge([INCIDENT], heat=[0] * 8 + [2] * 4 + [0] * 8, noise=[2] * 20)[0]
+    assert (found.state, found.ongoing) == ("present", False)
+    assert (found.since, found.until) == (START / 1000 + 8, START / 1000 + 11)
+
+
+def test_an_incident_that_held_from_the_first_look_on_has_no_beginning() -> None:
+    found = judge([INCIDENT], heat=[2] * 20, noise=[2] * 20)[0]
+    assert (found.since, found.until, found.ongoing) == (None, START / 1000 + 19, True)
+
+
+def test_a_cause_nests_what_it_explains() -> None:
+    cause, effect = replace(INCIDENT, explains=("effect",)), replace(INCIDENT, id="effect")
+    found = {each.incident.id: each for each in judge([effect, cause], heat=[2] * 10, noise=[2] * 10)}
+    assert (found["cause"].primary, found["effect"].primary) == (True, False)
+    assert found["effect"].explained_by == "cause"
+
+
+def test_a_measured_loss_makes_a_warning_critical() -> None:
+    grave = replace(INCIDENT, escalates=signal("heat").above(10, WHY))
+    assert judge([grave], heat=[2] * 10, noise=[2] * 10)[0].severity == "warning"
+    assert judge([grave], heat=[20] * 10, noise=[2] * 10)[0].severity == "critical"
+
+
+def test_a_look_alike_is_ruled_out_by_what_it_lacks() -> None:
+    other = replace(INCIDENT, id="other", symptoms=(signal("smell").above(1, WHY),))
+    one = replace(INCIDENT, looks_like=(LooksLike("other", tell=""), LooksLike("unheard_of", tell="ask somebody")))
+    found = judge([one, other], heat=[2] * 10, noise=[2] * 10, smell=[0.5] * 10)[0]
+    assert [(each.looks_like, each.because) for each in found.refuted] == [("other", "0.5 (it takes > 1)")]
+    assert [each.name for each in found.open] == ["unheard_of"]
+
+
+def test_an_info_is_never_the_primary() -> None:
+    assert not judge([replace(INCIDENT, severity="info")], heat=[2] * 10, noise=[2] * 10)[0].primary
+
+
+def test_a_limit_of_the_contract_is_read_from_it() -> None:
+    named = replace(INCIDENT, symptoms=(signal("heat").above("queue_seconds", WHY),))
+    assert judge([named], heat=[1.5] * 10)[0].symptoms[0].limit == Contract().queue_seconds
