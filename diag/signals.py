@@ -129,9 +129,15 @@ def in_flight(window: str, function: str = "min_over_time") -> str:
 
 
 def moved(window: str) -> str:
-    """Tokens and requests in the window: 0 is a standstill."""
+    """Tokens, requests, and moves of the KV gauge in the window: 0 is a standstill.
+
+    A prefill in chunks with nobody decoding yields no token until it ends, but each chunk takes KV blocks, and every
+    step reports its gauges. Running and waiting do not count: they move in a scheduler's deadlock too.
+    """
     counters = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
-    return "(" + " + ".join(f"sum by ($by) (increase({each}[{window}]))" for each in counters) + ")"
+    grown = " + ".join(f"sum by ($by) (increase({each}[{window}]))" for each in counters)
+    new, old = (f"sum by ($by) (changes({each}[{window}]))" for each in KV_USAGE)
+    return f"({grown} + ({new} or {old}))"
 
 
 def seen_before(age: str) -> str:
@@ -147,7 +153,7 @@ def stuck(window: str, least: int) -> str:
 progress = Signal(
     "tokens and requests moved",
     moved("$window"),
-    "{value} tokens were read or written",
+    "{value} tokens were read or written, counting moves of the KV cache",
     "tokens",
     like="peak",
 )

@@ -127,3 +127,15 @@ def test_a_server_that_is_still_starting_when_the_watch_begins_is_not_dead(tmp_p
     before = [(well[0][0] - 40 + 2 * at, well[0][1], "") for at in range(20)]
     judgement = judged(re.write(tmp_path, [*before, *well]))
     assert judgement.verdict == "healthy"
+
+
+def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) -> None:
+    """No token for 40 s, but each step takes KV blocks: the pages of a real stall, with a gauge that grows."""
+    gauge = 'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} '
+    grown = []
+    for at, (time, name, page) in enumerate(re.scrapes("engine_stalled")):
+        before, _, rest = page.partition(gauge)
+        grown.append((time, name, f"{before}{gauge}{at / 100}\n{rest.partition(chr(10))[2]}"))
+    judgement = judged(re.write(tmp_path, grown[:31]))
+    assert "engine_stalled" not in primary(judgement)
+    assert [each.state for each in judgement.progress] == ["slow"]
