@@ -137,7 +137,7 @@ def moved(window: str) -> str:
     counters = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
     grown = " + ".join(f"sum by ($by) (increase({each}[{window}]))" for each in counters)
     new, old = (f"sum by ($by) (changes({each}[{window}]))" for each in KV_USAGE)
-    return f"({grown} + ({new} or {old}))"
+    return f"({grown} + ({new} or {old} or 0 * ({grown})))"
 
 
 def seen_before(age: str) -> str:
