@@ -125,9 +125,9 @@ def available(versions: tuple[str, str], running: str) -> bool:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, (0, 32, 0); empty where there are none."""
-    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return tuple(int(part) for part in found[1].split(".")) if found else ()
+    """The first three numbers of a version, (0, 32, 0); empty where there are none."""
+    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
 def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
@@ -159,22 +159,20 @@ def _with_flag(words: list[str], chosen: Proposal) -> list[str]:
 
 
 def _join(words: list[str]) -> str:
-    """Quote for a shell, but leave `NAME=value` assignments as they are."""
-    return " ".join(
-        word if re.fullmatch(r"[A-Z_][A-Z0-9_]*=[\w|.,:/-]*", word) and "|" not in word else shlex.quote(word)
-        for word in words
-    )
+    """Quote for a shell; of `NAME=value` only the value, or it would be no assignment."""
+    return " ".join(_quoted(word) for word in words)
+
+
+def _quoted(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name}={shlex.quote(value)}" if equals and name.isidentifier() else shlex.quote(word)
 
 
 def written(value: Value) -> str:
-    """A value as it stands on a command line."""
-    return (
-        f"{value:g}"
-        if isinstance(value, float) and value < 1
-        else f"{value:.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    """A value as it stands on a command line: counts whole, shares as they are."""
+    if isinstance(value, float):
+        return f"{value:g}" if value < 1 else f"{value:.0f}"
+    return str(value)
 
 
 def by_subject(running: Mapping[str, Running], subject: Subject) -> Running:

@@ -54,6 +54,7 @@ def test_a_flag_that_the_release_lacks_is_not_proposed() -> None:
     assert not available(("0.7.3", "0.26.0"), "0.32.0")
     assert available(("0.24.0", ""), "0.24.0")
     assert available(("0.24.0", ""), "")
+    assert available(("0.24.0", ""), "0.24")
     assert available(("0.24.0", ""), "v0.33.0rc1+cpu")
 
 
@@ -76,6 +77,7 @@ def changed(flag: str, value: float | None, launch: str) -> str | None:
         ("vllm serve m --max-num-seqs=64 -O3", "vllm serve m -O3 --max-num-seqs 6"),
         ("vllm serve m --max_num_seqs 64 --x", "vllm serve m --x --max-num-seqs 6"),
         ("A=1 vllm serve 'my model'", "A=1 vllm serve 'my model' --max-num-seqs 6"),
+        ("BIND='0|1' vllm serve m", "BIND='0|1' vllm serve m --max-num-seqs 6"),
         ("vllm serve 'open quote", None),
         ("", None),
     ],
