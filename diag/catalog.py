@@ -83,18 +83,12 @@ def _by_id(entries: Sequence[Entry]) -> dict[str, Entry]:
 def _check(entry: Entry, known: dict[str, Entry]) -> None:
     try:
         _check_head(entry)
-        for condition in _conditions(entry.incident):
-            _check_condition(condition)
-            _check_signal(condition.signal, entry.incident)
+        _check_conditions(entry.incident.every_condition, entry.incident)
         for fix in entry.incident.fixes:
             _check_fix(fix, entry.incident)
         _check_explains(entry.incident, known)
     except (ValueError, TypeError, AttributeError, Unsupported) as error:
         raise BadIncident(f"{entry.file}: {error}") from error
-
-
-def _conditions(incident: Incident) -> tuple[Condition, ...]:
-    return (*incident.conditions, *incident.supports, *((incident.escalates,) if incident.escalates else ()))
 
 
 def _check_head(entry: Entry) -> None:
@@ -146,14 +140,14 @@ def _check_signal(signal: Signal, incident: Incident) -> None:
 
 
 def _check_fix(fix: Fix, incident: Incident) -> None:
-    _check_condition_list(fix.only_if, incident)
+    _check_conditions(fix.only_if, incident)
     if isinstance(fix.value, Signal):
         _check_signal(fix.value, incident)
     if sum(map(bool, (fix.flag, fix.environment))) > 1:
         raise ValueError(f"the fix '{fix.change}' must be one of a flag and an environment variable")
 
 
-def _check_condition_list(conditions: tuple[Condition, ...], incident: Incident) -> None:
+def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> None:
     for condition in conditions:
         _check_condition(condition)
         _check_signal(condition.signal, incident)

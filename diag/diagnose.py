@@ -65,7 +65,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Judged:
-    """The readings of one incident: one row of -1 (missing), 0 (false), 1 (holds) per condition and instant."""
+    """What was asked for one incident: a row of values, NaN where missing, per condition and subject."""
 
     incident: Incident
     instants: Instants
@@ -81,7 +81,7 @@ def diagnose(incidents: Sequence[Incident], asked: Asked) -> tuple[Diagnosis, ..
 
 
 def _judge(incident: Incident, asked: Asked) -> _Judged:
-    conditions = (*incident.conditions, *incident.supports, *((incident.escalates,) if incident.escalates else ()))
+    conditions = incident.every_condition
     wanted = asked.wanted(incident.live_window)
     return _Judged(
         incident,

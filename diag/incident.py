@@ -175,6 +175,11 @@ class Incident:
         """What must hold, in the order in which it is told."""
         return self.symptoms + tuple(look.requires for look in self.looks_like if look.requires)
 
+    @property
+    def every_condition(self) -> tuple[Condition, ...]:
+        """All that is asked of a server: what must hold, what supports it, what makes it worse."""
+        return (*self.conditions, *self.supports, *((self.escalates,) if self.escalates else ()))
+
     def query(self, window: str, contract: Mapping[str, float]) -> str:
         """The whole incident as one PromQL conjunction: a sample for every subject that has it."""
         on = " and "

@@ -230,12 +230,6 @@ EVICTION_RATES = reported("0.08 in a run called healthy, 0.42 cured and 2.4 sick
 evicts = preemptions_per_request.above(0.2, EVICTION_RATES)
 hardly_evicts = preemptions_per_request.at_most(0.2, EVICTION_RATES)
 TOKENS_PER_REQUEST = f"(({PROMPT_TOKENS} + {GENERATED_TOKENS}) / ({FINISHED} >= 3))"
-tokens_per_request = Signal(
-    "tokens / request",
-    TOKENS_PER_REQUEST,
-    "a request holds {value} tokens by its end, prompt and answer, on average",
-    "tokens",
-)
 requests_the_kv_pool_holds = Signal(
     "requests the KV pool holds",
     f"$kv_pool_fill / {TOKENS_PER_REQUEST} * on (instance) group_left () {configured('kv_cache_size_tokens')}",

@@ -42,7 +42,7 @@ def instants(stretch: float) -> list[int]:
 
 def every_signal(incident: Incident) -> Iterator[Signal]:
     """Those of its conditions and those of its fixes."""
-    yield from (each.signal for each in (*incident.conditions, *incident.supports))
+    yield from (each.signal for each in incident.every_condition)
     for fix in incident.fixes:
         yield from (each.signal for each in fix.only_if)
         if isinstance(fix.value, Signal):
@@ -71,7 +71,7 @@ def test_a_real_prometheus_agrees_on_every_signal(place: str, window: str, stret
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
 def test_every_limit_says_where_it_comes_from(incident: Incident) -> None:
-    for condition in (*incident.conditions, *incident.supports):
+    for condition in incident.every_condition:
         if condition.why.kind == "measured":
             assert (RECORDINGS / condition.why.reference).is_dir()
         elif condition.why.kind != "judged":
