@@ -98,7 +98,7 @@ def _after(fix: Fix, bench: _Bench) -> tuple[Value, bool]:
     if not isinstance(fix.value, Signal):
         return fix.value, False
     value = bench.value(fix.value)
-    return (None, False) if value is None else (max(fix.least, _rounded(value, fix)), True)
+    return (None, False) if value is None else (float(max(fix.least, _rounded(value, fix))), True)
 
 
 def _rounded(value: float, fix: Fix) -> float:

@@ -236,6 +236,14 @@ requests_the_kv_pool_holds = Signal(
     "the KV pool holds {value} requests at their mean length",
     "requests",
 )
+# No more than are in the server at its fullest, and no more than the pool holds; nothing where its size is not known.
+requests_worth_admitting = Signal(
+    "requests worth admitting",
+    f"({requests_the_kv_pool_holds.promql} < {requests_in_flight_peak.promql})"
+    f" or ({requests_in_flight_peak.promql} and {requests_the_kv_pool_holds.promql})",
+    "{value} requests could run at once: as many as came, as far as the KV pool holds them",
+    "requests",
+)
 # The usage that the next request of mean prompt length would bring about; the usage alone where the pool's size or the
 # prompts' length is not known.
 NEXT_PROMPT = (

@@ -66,7 +66,8 @@ incident = Incident(
             direction="lower",
             change="Cap the whole step instead: only where the threshold is not to be had.",
             effect="freezes per request fall to 0",
-            risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s",
+            risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s; "
+            "vLLM refuses a value below --max-num-seqs",
             rollback="set the old value again and restart",
             why=measured("the same gaps as with the threshold", "contention_smallbatch"),
         ),

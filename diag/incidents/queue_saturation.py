@@ -8,7 +8,7 @@ from diag.signals import (
     queue_time,
     queue_time_share,
     requests_running_floor,
-    requests_the_kv_pool_holds,
+    requests_worth_admitting,
     running_share_of_cap,
     waiting_share,
 )
@@ -58,10 +58,10 @@ incident = Incident(
     fixes=(
         Fix(
             flag="--max-num-seqs",
-            value=requests_the_kv_pool_holds,
+            value=requests_worth_admitting,
             direction="raise",
             only_if=(AT_THE_CAP,),
-            change="Admit as many requests as the KV pool holds at their observed mean length.",
+            change="Admit the requests that came, as far as the KV pool holds them at their observed mean length.",
             effect="requests waiting fall, KV usage rises",
             risk="each stream becomes slower as more share a step; larger CUDA graphs take more memory",
             rollback="set the old value again and restart",

@@ -11,7 +11,7 @@ from typing import Any
 from diag import __version__
 from diag.asking import Subject
 from diag.diagnose import Reading, says
-from diag.fixes import Proposal
+from diag.fixes import Proposal, Value
 from diag.judgement import Finding, Judgement
 from diag.report import words
 
@@ -99,8 +99,8 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
     return {
         "kind": fix.kind,
         "name": fix.name,
-        "from": proposal.before,
-        "to": proposal.after,
+        "from": _whole(proposal.before),
+        "to": _whole(proposal.after),
         "change": fix.change,
         "why": words.why(fix.why),
         "effect": fix.effect,
@@ -110,6 +110,11 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
         "versions": words.versions(proposal),
         "needs": list(proposal.needs),
     }
+
+
+def _whole(value: Value) -> int | Value:
+    """A count without a fraction, as one writes it for a flag."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _finite(value: Any) -> Any:
