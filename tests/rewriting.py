@@ -72,3 +72,8 @@ def thinned(all_scrapes: Iterable[Scrape], every: float) -> Iterator[Scrape]:
         if scrape[0] - last >= every - 0.25:
             last = scrape[0]
             yield scrape
+
+
+def with_value(page: str, series: str, value: str) -> str:
+    """The page with another value for every series whose line begins so."""
+    return re.sub(rf"^({re.escape(series)}[^\n]*) \S+$", rf"\1 {value}", page, flags=re.MULTILINE)

@@ -9,6 +9,7 @@ import rewriting as re
 from diag import doctor
 from diag.judgement import Judgement
 
+LONG_PREFILLS = "prefill_decode_contention"
 SICK = {
     "kv_cascade": "kv_eviction_cascade",
     "contention_bigbatch": "prefill_decode_contention",
@@ -139,3 +140,31 @@ def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) 
     judgement = judged(re.write(tmp_path, grown[:31]))
     assert "engine_stalled" not in primary(judgement)
     assert [each.state for each in judgement.progress] == ["slow"]
+
+
+@pytest.mark.parametrize(
+    ("recording", "series", "value", "absent"),
+    [
+        # evictions alone rule a queue out: the cascade's pages with a pool that looks empty
+        ("kv_cascade_base", "vllm:kv_cache_usage_perc", "0.2", "queue_saturation"),
+        # and so does a full pool alone: requests that hardly fit, with the evictions taken out
+        ("kv_undersized", "vllm:num_preemptions_total", "0", "queue_saturation"),
+        # gaps over 40 s alone rule contention out after a stall: every prompt counts as long
+        ("engine_stalled", 'vllm:request_prompt_tokens_bucket{engine="0",le="500.0"', "0", LONG_PREFILLS),
+    ],
+)
+def test_each_guard_is_enough_by_itself(tmp_path: Path, recording: str, series: str, value: str, absent: str) -> None:
+    pages = re.changed(re.scrapes(recording), lambda page: re.with_value(page, series, value))
+    judgement = judged(re.write(tmp_path, pages))
+    assert absent not in {each.diagnosis.incident.id for each in judgement.present}
+
+
+def test_short_prompts_are_enough_to_rule_contention_out_after_a_stall(tmp_path: Path) -> None:
+    """The pages of a stall of 42 s, with its gaps counted as shorter than 40 s."""
+    edge = 'vllm:inter_token_latency_seconds_bucket{engine="0",le="%s"'
+
+    def shorter(page: str) -> str:
+        return page.replace(edge % "40.0", edge % "39.0").replace(edge % "80.0", edge % "40.0")
+
+    judgement = judged(re.write(tmp_path, re.changed(re.scrapes("engine_stalled"), shorter)))
+    assert LONG_PREFILLS not in {each.diagnosis.incident.id for each in judgement.present}

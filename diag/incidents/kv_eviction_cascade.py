@@ -70,7 +70,7 @@ incident = Incident(
             effect="preemptions per request roughly halve",
             risk="it only halves them; others saw the time to the first token rise from 6.6 to 11.2 s",
             rollback="--watermark 0 and restart",
-            why=measured("0.05: preemptions per request 1.33 -> 0.69, throughput +48 %", "cure_watermark"),
+            why=measured("0.05: preemptions per request 1.33 -> 0.69", "cure_watermark"),
         ),
         Fix(
             change="Route long and short prompts to servers of their own.",
