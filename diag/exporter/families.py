@@ -1,0 +1,142 @@
+"""The names that the exporter serves, and their text (the only importer of prometheus_client).
+
+`FAMILIES` is a contract: incidents, alerts, dashboards, recordings and other people's rules are written against it. A
+collector gives `Sample`s; what it cannot know has no sample, never 0, -1 or NaN.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+Sample = tuple[str, tuple[str, ...], float]
+"""A family's name, the values of its labels in the family's order, and the value."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric: `labels` in the order in which a sample gives their values."""
+
+    kind: Literal["gauge", "counter"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collector found at one scrape; a `problem` makes its diag_scrape_success 0, its samples are still served."""
+
+    samples: Sequence[Sample]
+    problem: str = ""
+
+
+class Collector(Protocol):
+    """One part of the page; `name` is its label in diag_scrape_success."""
+
+    name: str
+
+    def collect(self) -> Collected:
+        """Look now; may raise, which costs only this part."""
+
+
+GPU = ("gpu", "uuid")
+FAMILIES: dict[str, Family] = {
+    "diag_build_info": Family("gauge", "1, with the version of diag", ("version",)),
+    "diag_scrape_success": Family("gauge", "1 when that part of the page worked", ("collector",)),
+    "diag_scrape_duration_seconds": Family("gauge", "How long that part of the page took", ("collector",)),
+    "diag_vllm_up": Family("gauge", "1 when vLLM's page answered with metrics"),
+    "diag_vllm_config": Family("gauge", "The running value of a flag, booleans as 0 and 1", ("flag",)),
+    "diag_vllm_info": Family("gauge", "1, with the version of vLLM and its model", ("version", "model")),
+    "diag_vllm_startup_phase": Family("gauge", "1 for the phase that the start-up is in, 0 for the others", ("phase",)),
+    "diag_vllm_startup_phase_seconds": Family("gauge", "Time spent in each phase so far", ("phase",)),
+    "diag_vllm_startup_progress_ratio": Family("gauge", "How far the present phase is, where the log shows it"),
+    "diag_vllm_startup_last_progress_timestamp_seconds": Family("gauge", "Unix time of the last sign of progress"),
+    "diag_vllm_log_events_total": Family("counter", "Lines of that kind since the exporter started", ("event",)),
+    "diag_vllm_log_event_last_timestamp_seconds": Family("gauge", "Unix time of the last such line, or 0", ("event",)),
+    "diag_vllm_log_value": Family("gauge", "A number in the last such line", ("event", "field")),
+    "diag_vllm_log_last_line_timestamp_seconds": Family("gauge", "Unix time of the last line of any kind"),
+    "diag_probe_success": Family("gauge", "1 when the last request of our own was answered"),
+    "diag_probe_duration_seconds": Family("gauge", "How long the last request of our own took"),
+    "diag_probe_first_token_seconds": Family("gauge", "How long its first token took"),
+    "diag_vllm_process_cpu_seconds_total": Family(
+        "counter", "CPU time of one of vLLM's processes", ("pid", "role", "rank")
+    ),
+    "diag_vllm_process_stopped": Family(
+        "gauge", "1 when the kernel says stopped, traced, zombie or uninterruptible", ("pid", "role", "rank")
+    ),
+    "diag_gpu_up": Family("gauge", "0 when this GPU does not answer", GPU),
+    "diag_gpu_info": Family(
+        "gauge",
+        "1, with what this GPU is",
+        (*GPU, "name", "pci_bus_id", "driver_version", "compute_capability"),
+    ),
+    "diag_gpu_temperature_celsius": Family("gauge", "Temperature", (*GPU, "sensor")),
+    "diag_gpu_temperature_margin_celsius": Family("gauge", "Degrees left to the slowdown temperature", GPU),
+    "diag_gpu_clock_hertz": Family("gauge", "Clock", (*GPU, "clock")),
+    "diag_gpu_clock_max_hertz": Family("gauge", "Highest clock", (*GPU, "clock")),
+    "diag_gpu_power_watts": Family("gauge", "Power drawn", GPU),
+    "diag_gpu_power_limit_watts": Family("gauge", "Power limit in force", GPU),
+    "diag_gpu_power_limit_min_watts": Family("gauge", "Lowest power limit that can be set", GPU),
+    "diag_gpu_power_limit_default_watts": Family("gauge", "Power limit that the vendor set", GPU),
+    "diag_gpu_energy_joules_total": Family("counter", "Energy used since the driver was loaded", GPU),
+    "diag_gpu_utilization_ratio": Family("gauge", "Time with any kernel running", GPU),
+    "diag_gpu_memory_busy_ratio": Family("gauge", "Time with memory being read or written", GPU),
+    "diag_gpu_memory_total_bytes": Family("gauge", "Memory of this GPU", GPU),
+    "diag_gpu_memory_used_bytes": Family("gauge", "Memory allocated", GPU),
+    "diag_gpu_memory_free_bytes": Family("gauge", "Memory free", GPU),
+    "diag_gpu_memory_reserved_bytes": Family("gauge", "Memory that driver and firmware keep", GPU),
+    "diag_gpu_throttle_active": Family("gauge", "1 when the clocks are held down for that reason", (*GPU, "reason")),
+    "diag_gpu_throttle_seconds_total": Family("counter", "Time for which that held the clocks down", (*GPU, "reason")),
+    "diag_gpu_pcie_bytes_total": Family("counter", "Bytes over PCIe", (*GPU, "direction")),
+    "diag_gpu_pcie_throughput_bytes_per_second": Family(
+        "gauge", "Bytes over PCIe, where only the driver's own short sample exists", (*GPU, "direction")
+    ),
+    "diag_gpu_pcie_link_generation": Family("gauge", "PCIe generation; falls when idle", (*GPU, "which")),
+    "diag_gpu_pcie_link_width": Family("gauge", "PCIe lanes", (*GPU, "which")),
+    "diag_gpu_pcie_replays_total": Family("counter", "PCIe packets sent again", GPU),
+    "diag_gpu_nvlink_bytes_total": Family("counter", "Bytes over all NVLinks", (*GPU, "direction")),
+    "diag_gpu_nvlink_errors_total": Family("counter", "Errors on all NVLinks", (*GPU, "kind")),
+    "diag_gpu_nvlink_active_links": Family("gauge", "NVLinks that are up", GPU),
+    "diag_gpu_peer_info": Family(
+        "gauge", "1 for each pair of GPUs, with the path between them", ("gpu", "peer", "path")
+    ),
+    "diag_gpu_ecc_errors_total": Family("counter", "Memory errors since the driver was loaded", (*GPU, "kind")),
+    "diag_gpu_remapped_rows": Family("gauge", "Memory rows replaced for that kind of error", (*GPU, "kind")),
+    "diag_gpu_remap_failure": Family("gauge", "1 when a memory row could not be replaced", GPU),
+    "diag_gpu_xid_errors_total": Family("counter", "Xid errors since the exporter started", (*GPU, "xid")),
+    "diag_gpu_process_memory_bytes": Family(
+        "gauge", "GPU memory of every process on this GPU", (*GPU, "pid", "role", "rank")
+    ),
+    "diag_gpu_serving": Family("gauge", "1 when a process of this vLLM is on this GPU, 0 when not", GPU),
+}
+
+
+def render(samples: Iterable[Sample]) -> bytes:
+    """The samples in the text format 0.0.4, families in the order of the contract."""
+    return generate_latest(_Registry(samples))
+
+
+class _Registry(CollectorRegistry):
+    """What `generate_latest` asks: one collector that makes prometheus_client's families of our samples."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        super().__init__(auto_describe=False)
+        self._samples = samples
+
+    def collect(self) -> Iterator[Metric]:
+        by_family: dict[str, list[Sample]] = {}
+        for sample in self._samples:
+            by_family.setdefault(sample[0], []).append(sample)
+        for name, family in FAMILIES.items():
+            if name in by_family:
+                yield _metric(name, family, by_family[name])
+
+
+def _metric(name: str, family: Family, samples: Iterable[Sample]) -> Metric:
+    kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
+    metric = kind(name, family.help, labels=family.labels)
+    for _, labels, value in samples:
+        metric.add_metric(labels, value)
+    return metric
