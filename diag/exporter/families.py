@@ -26,7 +26,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collector found at one scrape; a `problem` makes its diag_scrape_success 0, its samples are still served."""
+    """What a collector found at one scrape; a `problem` sets diag_scrape_success to 0, the samples are still served."""
 
     samples: Sequence[Sample]
     problem: str = ""
@@ -99,9 +99,7 @@ FAMILIES: dict[str, Family] = {
     "diag_gpu_nvlink_bytes_total": Family("counter", "Bytes over all NVLinks", (*GPU, "direction")),
     "diag_gpu_nvlink_errors_total": Family("counter", "Errors on all NVLinks", (*GPU, "kind")),
     "diag_gpu_nvlink_active_links": Family("gauge", "NVLinks that are up", GPU),
-    "diag_gpu_peer_info": Family(
-        "gauge", "1 for each pair of GPUs, with the path between them", ("gpu", "peer", "path")
-    ),
+    "diag_gpu_peer_info": Family("gauge", "1, with the path between a pair of GPUs", ("gpu", "peer", "path")),
     "diag_gpu_ecc_errors_total": Family("counter", "Memory errors since the driver was loaded", (*GPU, "kind")),
     "diag_gpu_remapped_rows": Family("gauge", "Memory rows replaced for that kind of error", (*GPU, "kind")),
     "diag_gpu_remap_failure": Family("gauge", "1 when a memory row could not be replaced", GPU),
