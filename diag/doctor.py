@@ -14,8 +14,8 @@ from diag.fixes import Running
 from diag.judgement import Judgement, Observed, conclude, not_measured
 from diag.progress import judge, owed_and_still
 from diag.report import explain as pages
-from diag.sources import Observation
 from diag.sources.answers import SampleAnswers
+from diag.sources.observation import Observation
 
 if TYPE_CHECKING:
     from diag.report.terminal import Tick

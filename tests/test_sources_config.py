@@ -2,7 +2,8 @@
 
 import pytest
 
-from diag.sources.config import Told, from_page, from_server_info, settle
+from diag.sources import config as configuration
+from diag.sources.config import Told, from_server_info
 from diag.sources.pages import Table, Target
 
 INFO = {
@@ -21,6 +22,15 @@ def table(*infos: dict[str, str]) -> Table:
     lines = (",".join(f'{name}="{value}"' for name, value in info.items()) for info in infos)
     target.add(0, "".join(f"vllm:cache_config_info{{{each}}} 1\n" for each in lines).encode() or b"x 1\n")
     return target.table()
+
+
+def from_page(table: Table) -> configuration.Config:
+    infos = table.last("vllm:cache_config_info")
+    return configuration.from_page(infos, table.pages[-1].layout.engines)
+
+
+def settle(table: Table, told: Told) -> tuple[configuration.Config, list[str]]:
+    return configuration.settle("h:1", from_page(table), told)
 
 
 def test_the_labels_of_the_page_become_numbers() -> None:

@@ -4,35 +4,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from diag.promql import Labels
 from diag.sources import launch
 from diag.sources.launch import FLAGS, number
-from diag.sources.pages import Table
 from diag.sources.text import printable
 
 Config = dict[str, float]
+Labels = Mapping[str, str]
 _CLOSE = 0.01
 _SECTIONS = ("model_config", "cache_config", "parallel_config", "scheduler_config")
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a server says of itself beside its page: /version, /v1/models, /server_info, and how it was started."""
+    """What is known of a server beside its page: /version, /v1/models, /server_info, its log, how it was started."""
 
     version: str = ""
     models: tuple[str, ...] = ()
     max_model_len: float | None = None
     server_info: Mapping[str, float] = field(default_factory=dict)
+    log: Mapping[str, float] = field(default_factory=dict)
     launch: str = ""
 
 
-def from_page(table: Table) -> Config:
-    """The labels of `vllm:cache_config_info` on the last page (vLLM 0.9 - 0.33)."""
-    infos = table.last("vllm:cache_config_info")
+def from_page(infos: Sequence[Labels], engines: int) -> Config:
+    """The labels of every `vllm:cache_config_info` of a page (vLLM 0.9 - 0.33) with so many engines, 0 not known."""
     if not infos:
         return {}
     config = _labels(infos)
-    engines = table.pages[-1].layout.engines
     if engines:
         config["data_parallel_size"] = engines
     tokens = config.get("kv_cache_size_tokens") or _tokens(infos[0], config, max(engines, 1))
@@ -78,12 +76,13 @@ def from_server_info(answer: Any) -> Config:
     return config
 
 
-def settle(table: Table, told: Told) -> tuple[Config, list[str]]:
+def settle(instance: str, by_page: Config, told: Told) -> tuple[Config, list[str]]:
     """The running configuration of a target, and a sentence for each setting that the sources disagree about."""
     by_launch, notes = _from_launch(told.launch)
     ranked = (
         ("/server_info", told.server_info),
-        ("its page", from_page(table)),
+        ("its page", by_page),
+        ("its log", told.log),
         ("its launch command", by_launch),
         ("/v1/models", {} if told.max_model_len is None else {"max_model_len": told.max_model_len}),
     )
@@ -94,7 +93,7 @@ def settle(table: Table, told: Told) -> tuple[Config, list[str]]:
             if flag not in config:
                 config[flag], said_by[flag] = value, source
             elif abs(config[flag] - value) > _CLOSE * abs(config[flag]):
-                used = f"{flag} of {printable(table.instance)} is {config[flag]:g} by {said_by[flag]}"
+                used = f"{flag} of {printable(instance)} is {config[flag]:g} by {said_by[flag]}"
                 notes.append(f"{used} and {value:g} by {source}: {config[flag]:g} was used")
     return config, notes
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 import zlib
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,7 +17,7 @@ from diag.sources.access import WAYS, Access
 from diag.sources.address import Address
 from diag.sources.failure import Failure
 from diag.sources.gunzip import Gunzip
-from diag.sources.page import MOST_BYTES
+from diag.sources.lines import MOST_BYTES
 from diag.sources.text import printable
 
 _HOPS = 5
@@ -26,19 +27,23 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer, decoded."""
+    """A whole answer, decoded; `first_chunk` is when its body began, in seconds from the request on."""
 
     status: int
     body: bytes
+    first_chunk: float | None = None
 
 
 class Fetcher:
     """Asks one server. Connecting and each wait may take `timeout` seconds, a whole request twice as much.
 
-    Every request has its own connection: one that is kept may be closed by the server just as it is used again.
+    Every request has its own connection, for one that is kept may be closed by the server just as it is used again;
+    with `keep` they are kept all the same, and a request that finds its own closed is sent once more.
     """
 
-    def __init__(self, address: Address, access: Access, context: ssl.SSLContext, timeout: float) -> None:
+    def __init__(
+        self, address: Address, access: Access, context: ssl.SSLContext, timeout: float, keep: bool = False
+    ) -> None:
         self._origin = address.origin
         self._timeout = timeout
         headers = dict(access.headers) | ({"Authorization": address.authorization} if address.authorization else {})
@@ -50,8 +55,9 @@ class Fetcher:
             verify=context,
             trust_env=not address.is_loopback,
             timeout=timeout,
-            limits=httpx.Limits(max_keepalive_connections=0),
+            limits=httpx.Limits(max_keepalive_connections=int(keep), keepalive_expiry=60),
         )
+        self._keep = keep
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,17 +86,27 @@ class Fetcher:
     async def _ask(self, method: str, path: str, most: int, seconds: float, **how: Any) -> Answer:
         try:
             async with asyncio.timeout(seconds):
-                return await self._follow(method, path, most, how)
+                return await self._again(method, path, most, how)
         except TimeoutError as error:
             raise Failure(f"was still answering after {seconds:g} s", "is the server overloaded?") from error
         except _BROKEN as error:
             raise self._failure(error) from error
 
+    async def _again(self, method: str, path: str, most: int, how: dict[str, Any]) -> Answer:
+        try:
+            return await self._follow(method, path, most, how)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            if not self._keep or method != "GET":
+                raise
+            return await self._follow(method, path, most, how)
+
     async def _follow(self, method: str, path: str, most: int, how: dict[str, Any]) -> Answer:
+        start = time.monotonic()
         for _ in range(_HOPS):
             async with self._client.stream(method, self._origin + path, **how) as response:
                 if response.status_code not in _REDIRECTS or "location" not in response.headers:
-                    return Answer(response.status_code, await _body(response, most))
+                    body, began = await _body(response, most)
+                    return Answer(response.status_code, body, began and began - start)
                 path = self._same_server(path, response.headers["location"])
         raise Failure("redirects in circles", "give the address where it ends")
 
@@ -129,18 +145,19 @@ def _port(url: Any) -> int:
     return url.port or {"http": 80, "https": 443}.get(url.scheme, 0)
 
 
-async def _body(response: httpx.Response, most: int) -> bytes:
-    """The decoded body; a small page that unpacks to a huge one stops at the limit."""
+async def _body(response: httpx.Response, most: int) -> tuple[bytes, float | None]:
+    """The decoded body and when it began; a small page that unpacks to a huge one stops at the limit."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "x-gzip"):
         raise Failure(f"answered in an encoding that was not asked for ({printable(encoding, 20)})")
     gunzip = Gunzip() if "gzip" in encoding else None
-    body = bytearray()
+    body, began = bytearray(), None
     async for chunk in response.aiter_raw():
+        began = began or time.monotonic()
         for part in gunzip.feed(chunk) if gunzip else (chunk,):
             body += part
             if len(body) > most:
                 raise Failure(f"answered a page of more than {most >> 20} MiB")
     if gunzip and not gunzip.complete:
         raise Failure("broke off in the middle of its answer")
-    return bytes(body)
+    return bytes(body), began

@@ -55,7 +55,7 @@ def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, To
     """Lay out what was gathered of the targets; each has at least one scrape."""
     tables = [each.table() for each in targets]
     facts = {each.instance: told.get(each.instance, Told()) for each in tables}
-    settled = {each.instance: config.settle(each, facts[each.instance]) for each in tables}
+    settled = {each.instance: _settled(each, facts[each.instance]) for each in tables}
     interval = median_interval(tables, origin.every)
     said = [note for each in tables for note in (*notes.of(each), *settled[each.instance][1])]
     return Observation(
@@ -73,6 +73,12 @@ def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, To
         launch=_known({name: redact(each.launch) for name, each in facts.items()}),
         truth=origin.truth or {},
     )
+
+
+def _settled(table: Table, told: Told) -> tuple[config.Config, list[str]]:
+    infos = table.last("vllm:cache_config_info")
+    by_page = config.from_page(infos, table.pages[-1].layout.engines if infos else 0)
+    return config.settle(table.instance, by_page, told)
 
 
 def _known(texts: Mapping[str, str]) -> Mapping[str, str]:

@@ -3,7 +3,6 @@
 What stands before a value is parsed once for each distinct series; after that a line is one lookup and one `float`.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,30 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.promql import Labels
+from diag.sources.lines import CUT, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.sources.text import printable
 
-MOST_BYTES = 64 * 2**20
-"""Of one page, decoded."""
 MOST_SERIES = 50_000
 """Of one target; vLLM has some 600."""
-CUT = b"# the page was cut off here"
-"""Stands for an incomplete last line in a recording."""
-
-_SAMPLE = re.compile(
-    r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*"
-    r'(?:\{((?:[^"}]|"(?:\\.|[^"\\])*+")*+)\}[ \t]*|[ \t])'
-    r"([-+]?[0-9a-zA-Z.][-+0-9a-zA-Z.]*)"
-    r"([ \t]+-?[0-9][0-9.eE+]*)?([ \t]+#.*)?\s*"
-)
-"""Name, labels, value, timestamp, exemplar."""
-_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:\\.|[^"\\])*+)"[ \t]*(?:,[ \t]*|$)')
-_ESCAPE = re.compile(r'\\([\\"n])')
-
 FaultKind = Literal["malformed", "duplicate", "timestamp", "truncated", "crowded"]
-
-
-class NotMetrics(Exception):
-    """A page that counts as a failed scrape; the message is the reason."""
 
 
 Faults = dict[FaultKind, str]
@@ -114,12 +95,9 @@ class Parser:
 
     def _new_sample(self, line: bytes, faults: Faults) -> tuple[int, float]:
         """The row (-1: one too many) and the value of a line that is not known yet; ValueError where it is none."""
-        match = _SAMPLE.fullmatch(line.decode("utf-8", "replace"))
-        if match is None:
-            raise ValueError
-        name, inside, text, timestamp, exemplar = match.groups()
+        name, labels, text, timestamp, exemplar = sample(line)
         value = float(text)
-        row = self._row({"__name__": name, **_labels(inside or "")})
+        row = self._row({"__name__": name, **labels})
         if timestamp:
             faults.setdefault("timestamp", name)
         head, _, tail = line.rpartition(b" ")
@@ -159,38 +137,11 @@ class Parser:
         return self._last[1]
 
 
-def is_cut(rest: bytes) -> bool:
-    """Whether what stands after the last newline is part of a line."""
-    return rest.strip() not in (b"", b"# EOF")
-
-
-def refuse_other_formats(page: bytes) -> None:
-    """NotMetrics where a page starts as HTML or JSON does."""
-    start = page[:1024].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if start.startswith(b"<"):
-        raise NotMetrics("answered an HTML page, not metrics")
-    if start.startswith((b"{", b"[")):
-        raise NotMetrics("answered JSON, not metrics")
-
-
 def _why_nothing(page: bytes, faults: Faults) -> str:
     if not page.strip():
         return "answered an empty page"
     malformed = faults.get("malformed")
     return f"answered no metrics: {malformed}" if malformed else "answered a page without any metric"
-
-
-def _labels(inside: str) -> Labels:
-    """What stands between the braces; ValueError where it is not labels, each of them once."""
-    labels: Labels = {}
-    at = 0
-    while at < len(inside.rstrip(" \t")):
-        match = _LABEL.match(inside, at)
-        if match is None or match[1] in labels or match[1] == "__name__":
-            raise ValueError
-        labels[match[1]] = _ESCAPE.sub(lambda each: "\n" if each[1] == "n" else each[1], match[2])
-        at = match.end()
-    return labels
 
 
 def _with_instance(labels: Labels, instance: str) -> Labels:

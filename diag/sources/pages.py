@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.promql import STALE, Labels
-from diag.sources.page import NotMetrics, Page, Parser
+from diag.sources.lines import NotMetrics
+from diag.sources.page import Page, Parser
 
 Floats = NDArray[np.float64]
 Millis = NDArray[np.int64]

@@ -17,8 +17,8 @@ from diag.errors import BadRecording
 from diag.sources.config import Told, numbers
 from diag.sources.gunzip import STEP, Gunzip
 from diag.sources.launch import FLAGS
+from diag.sources.lines import MOST_BYTES
 from diag.sources.observation import Observation, Origin, observation
-from diag.sources.page import MOST_BYTES
 from diag.sources.pages import Target
 from diag.sources.text import clock, plural, printable
 

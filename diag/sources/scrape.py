@@ -16,6 +16,7 @@ from diag.sources.fetch import Fetcher
 from diag.sources.live import Live, Nowhere, Sink
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.pages import Target
+from diag.sources.server import Server
 from diag.sources.text import listed, printable
 from diag.sources.wall import Wall
 
@@ -79,12 +80,12 @@ class Watch:
     @property
     def told(self) -> dict[str, Told]:
         """What is known of each server beside its pages."""
-        return {each.target.instance: each.told for each in self._lives}
+        return {each.target.instance: each.server.told for each in self._lives}
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What has to be said beside what the scrapes themselves show."""
-        return (*self._notes, *self._wall.jumps, *(note for each in self._lives for note in each.notes))
+        return (*self._notes, *self._wall.jumps, *(note for each in self._lives for note in each.server.notes))
 
     def run(self) -> Observation:
         """Watch to the end or until Ctrl-C and return what was seen; KeyboardInterrupt where that is nothing."""
@@ -108,8 +109,8 @@ class Watch:
             for instance, address in self._addresses.items():
                 fetcher = Fetcher(address, self._access, context, self._plan.timeout)
                 await stack.enter_async_context(fetcher)
-                told = Told(launch=self._plan.launch)
-                self._lives.append(Live(Target(instance), address, fetcher, self._wall, self._sink, told))
+                server = Server(address, fetcher, Told(launch=self._plan.launch))
+                self._lives.append(Live(Target(instance), server, self._wall, self._sink))
             self._start = _now()
             try:
                 await self._watch()
@@ -156,7 +157,7 @@ class Watch:
             self._first_contact()
         if live.answered and not live.asked:
             live.asked = True
-            self._asks.append(asyncio.create_task(live.ask()))
+            self._asks.append(asyncio.create_task(live.server.ask()))
             if self._plan.probe is not None:
                 self._probes.append(asyncio.create_task(live.probe(self._plan.probe)))
         self._scrapes += 1
@@ -188,7 +189,7 @@ async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 def _unreachable(lives: Sequence[Live]) -> Unreachable:
-    failures = [(each.address.shown, each.failure) for each in lives if each.failure]
+    failures = [(each.server.address.shown, each.failure) for each in lives if each.failure]
     if len(failures) == 1:
         shown, failure = failures[0]
         who = (

@@ -1,0 +1,57 @@
+"""The lines of a page in the text format 0.0.4, one by one; nothing here needs numpy, for the exporter has none."""
+
+import re
+
+MOST_BYTES = 64 * 2**20
+"""Of one page, decoded."""
+CUT = b"# the page was cut off here"
+"""Stands for an incomplete last line in a recording."""
+
+_SAMPLE = re.compile(
+    r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*"
+    r'(?:\{((?:[^"}]|"(?:\\.|[^"\\])*+")*+)\}[ \t]*|[ \t])'
+    r"([-+]?[0-9a-zA-Z.][-+0-9a-zA-Z.]*)"
+    r"([ \t]+-?[0-9][0-9.eE+]*)?([ \t]+#.*)?\s*"
+)
+_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:\\.|[^"\\])*+)"[ \t]*(?:,[ \t]*|$)')
+_ESCAPE = re.compile(r'\\([\\"n])')
+
+
+class NotMetrics(Exception):
+    """A page that counts as a failed scrape; the message is the reason."""
+
+
+def sample(line: bytes) -> tuple[str, dict[str, str], str, str, str]:
+    """Name, labels, value, timestamp and exemplar of a line, the last two may be ""; ValueError where it is none."""
+    match = _SAMPLE.fullmatch(line.decode("utf-8", "replace"))
+    if match is None:
+        raise ValueError
+    name, inside, value, timestamp, exemplar = match.groups(default="")
+    return name, _labels(inside), value, timestamp, exemplar
+
+
+def _labels(inside: str) -> dict[str, str]:
+    """What stands between the braces; ValueError where it is not labels, each of them once."""
+    labels: dict[str, str] = {}
+    at = 0
+    while at < len(inside.rstrip(" \t")):
+        match = _LABEL.match(inside, at)
+        if match is None or match[1] in labels or match[1] == "__name__":
+            raise ValueError
+        labels[match[1]] = _ESCAPE.sub(lambda each: "\n" if each[1] == "n" else each[1], match[2])
+        at = match.end()
+    return labels
+
+
+def is_cut(rest: bytes) -> bool:
+    """Whether what stands after the last newline is part of a line."""
+    return rest.strip() not in (b"", b"# EOF")
+
+
+def refuse_other_formats(page: bytes) -> None:
+    """NotMetrics where a page starts as HTML or JSON does."""
+    start = page[:1024].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"<"):
+        raise NotMetrics("answered an HTML page, not metrics")
+    if start.startswith((b"{", b"[")):
+        raise NotMetrics("answered JSON, not metrics")
