@@ -20,7 +20,10 @@ ENGINES = (
     "count by (instance, engine) (last_over_time("
     '{__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[$window]))'
 )
+GPUS = "count by (instance, gpu) (last_over_time(diag_gpu_up[$window]))"
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
+PARTS = {"engine": ENGINES, "gpu": GPUS}
+"""What an instance has several of, by the label that tells them apart."""
 
 
 class Answers(Protocol):
@@ -91,14 +94,15 @@ class Asked:
         return self._cache[key]
 
     def subjects(self, per: tuple[str, ...]) -> list[Subject]:
-        """The universe: every instance that was scraped and every engine that was seen on one.
+        """The universe: every instance that was scraped and every engine or GPU that was seen on one.
 
-        An instance without an engine stays as a subject of its own, so that a blind replica does not vanish.
+        An instance without any stays as a subject of its own, so that a blind replica does not vanish.
         """
         instances = self.ask(INSTANCES, per, self.whole)
-        engines = self.ask(ENGINES, per, self.whole) if "engine" in per else {}
-        seen = {dict(engine).get("instance") for engine in engines}
-        return sorted([*engines, *(each for each in instances if dict(each).get("instance") not in seen)])
+        parts = [self.ask(query, per, self.whole) for label, query in PARTS.items() if label in per]
+        inside = [subject for part in parts for subject in part]
+        seen = {dict(subject).get("instance") for subject in inside}
+        return sorted([*inside, *(each for each in instances if dict(each).get("instance") not in seen)])
 
 
 def agree(one: Subject, other: Subject) -> bool:

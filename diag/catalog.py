@@ -121,10 +121,24 @@ def _check_condition(condition: Condition) -> None:
 
 
 def _check_signal(signal: Signal, incident: Incident) -> None:
-    """Parsable, supported, blind to no missed scrape, and one number per subject."""
+    """Of use as it stands, and one number per subject."""
     name = f"signal '{signal.name}'"
+    expression = _parsed(signal.promql, name, incident)
+    labels = promql.output_labels(expression)
+    if labels is None or not labels <= set(incident.per) or "instance" not in labels:
+        raise ValueError(f"{name} must yield one number per subject: aggregate it by ($by)")
+    if signal.says.count("{value}") != 1:
+        raise ValueError(f"{name} must say its {{value}} once")
+    if bool(signal.which) != bool(signal.names):
+        raise ValueError(f"{name} needs both `which` and `names`, or none")
+    if signal.which:
+        _parsed(signal.which, name, incident)
+
+
+def _parsed(text: str, name: str, incident: Incident) -> promql.Expression:
+    """The expression, supported and blind to no missed scrape."""
     try:
-        expression = promql.parse(fill(signal.promql, incident.per, incident.window, Contract().values()))
+        expression = promql.parse(fill(text, incident.per, incident.window, Contract().values()))
     except KeyError as error:
         raise ValueError(f"{name} uses the unknown placeholder ${error.args[0]}") from error
     except Unsupported as error:
@@ -132,11 +146,7 @@ def _check_signal(signal: Signal, incident: Incident) -> None:
     bare = promql.instant_selectors(expression)
     if bare:
         raise ValueError(f"{name} reads {bare[0]} at an instant; use last_over_time({bare[0]}[$window])")
-    labels = promql.output_labels(expression)
-    if labels is None or not labels <= set(incident.per) or "instance" not in labels:
-        raise ValueError(f"{name} must yield one number per subject: aggregate it by ($by)")
-    if signal.says.count("{value}") != 1:
-        raise ValueError(f"{name} must say its {{value}} once")
+    return expression
 
 
 def _check_fix(fix: Fix, incident: Incident) -> None:

@@ -30,11 +30,19 @@ class FailOn(StrEnum):
     never = "never"
 
 
+HERE = "http://127.0.0.1:8000"
 Targets = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         help="URLs of servers (their /metrics is found) or one recording: a folder that `diag record` made."
+        f" Without any: {HERE}.",
+        show_default=False,
     ),
+]
+Log = Annotated[str, typer.Option("--log", help="The server's log: a file, or - for standard input.")]
+LogTimezone = Annotated[
+    str,
+    typer.Option("--log-timezone", help="The time zone of the log's lines, UTC for one; otherwise this host's own."),
 ]
 Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two scrapes.")]
 For = Annotated[
@@ -63,10 +71,12 @@ def _root(
 
 @app.command()
 def doctor(
-    targets: Targets,
+    targets: Targets = None,
     every: Every = 2.0,
     watch: For = 30.0,
     timeout: Timeout = 5.0,
+    log: Log = "",
+    log_timezone: LogTimezone = "",
     launch: Launch = "",
     incidents: Incidents = None,
     contract: Annotated[
@@ -83,6 +93,8 @@ def doctor(
 ) -> None:
     """Judge live servers or a recording: what is wrong, why, what it is not, and what to change.
 
+    On a server's own host its GPUs and processes are looked at too.
+
     Exit status: 0 healthy, 1 warning, 2 critical, 3 cannot tell, 64 usage, 69 unreachable.
     Credentials come from the environment only: DIAG_BEARER_TOKEN[_FILE], DIAG_BASIC_AUTH[_FILE], DIAG_HEADERS_FILE,
     DIAG_CA_FILE, DIAG_CLIENT_CERT, DIAG_CLIENT_KEY.
@@ -91,7 +103,9 @@ def doctor(
 
     if as_json and as_markdown:
         raise BadUsage("--json and --markdown are two formats: choose one")
-    settings = work.Settings(targets, every, watch, timeout, launch, incidents, contract, probe)
+    settings = work.Settings(
+        targets or [HERE], every, watch, timeout, launch, incidents, contract, probe, log, log_timezone
+    )
     judgement = work.run(settings)
     work.show(judgement, "json" if as_json else "markdown" if as_markdown else "terminal")
     raise typer.Exit(work.exit_code(judgement, fail_on.value))
@@ -104,12 +118,41 @@ def record(
     every: Every = 2.0,
     watch: For = 60.0,
     timeout: Timeout = 5.0,
+    log: Log = "",
+    log_timezone: LogTimezone = "",
     launch: Launch = "",
 ) -> None:
     """Record live servers into a folder that anybody can judge later; secrets are left out."""
     from diag import doctor as work
 
-    typer.echo(work.record(work.Settings(target, every, watch, timeout, launch), folder))
+    settings = work.Settings(target, every, watch, timeout, launch, log=log, log_timezone=log_timezone)
+    typer.echo(work.record(settings, folder))
+
+
+@app.command()
+def exporter(
+    vllm: Annotated[str, typer.Option("--vllm", help="The server on this host.")] = HERE,
+    log: Log = "",
+    log_timezone: LogTimezone = "",
+    listen: Annotated[str, typer.Option("--listen", help="Where to serve the page.")] = "127.0.0.1:9400",
+    gpus: Annotated[
+        str, typer.Option("--gpus", help="Indices or UUIDs, 0,1 for one; those that the server runs on.")
+    ] = "",
+    probe: Annotated[
+        float, typer.Option("--probe", min=0.0, help="Send a request of one token every so many seconds; 0: never.")
+    ] = 0.0,
+    launch: Launch = "",
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that a part of a page may take.")] = 8.0,
+    tls_cert: Annotated[str, typer.Option("--tls-cert", help="Serve HTTPS with this certificate (PEM).")] = "",
+    tls_key: Annotated[str, typer.Option("--tls-key", help="Its key, where it is a file of its own.")] = "",
+    tls_client_ca: Annotated[
+        str, typer.Option("--tls-client-ca", help="Only answer clients with a certificate of this authority.")
+    ] = "",
+) -> None:
+    """Serve vLLM's page with its GPUs, log and processes on it: for Prometheus to scrape instead of vLLM."""
+    from diag.exporter.exporter import Settings, run
+
+    run(Settings(vllm, listen, log, log_timezone, gpus, launch, timeout, probe, (tls_cert, tls_key, tls_client_ca)))
 
 
 @app.command()

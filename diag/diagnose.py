@@ -23,13 +23,17 @@ RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 @dataclass(frozen=True)
 class Reading:
-    """A condition as it was found: `value` at the instant that is reported, `history` at every instant judged."""
+    """A condition as it was found: `value` at the instant that is reported, `history` at every instant judged.
+
+    `which` names what is meant where the signal can: "rank 1".
+    """
 
     condition: Condition
     value: float | None
     limit: float
     holds: bool | None
     history: tuple[float | None, ...]
+    which: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Refuted:
 class Diagnosis:
     """One incident judged for one subject; times are unix seconds.
 
-    `since` is None where it already held at the first instant; `open` names look-alikes that could not be ruled out.
+    `since` is None where it already held at the first instant; `open` names look-alikes that could not be ruled out;
+    `instants` are those of the readings' histories.
     """
 
     incident: Incident
@@ -54,6 +59,7 @@ class Diagnosis:
     since: float | None
     until: float | None
     ongoing: bool
+    instants: tuple[float, ...]
     symptoms: tuple[Reading, ...]
     supports: tuple[Reading, ...]
     refuted: tuple[Refuted, ...] = ()
@@ -61,6 +67,11 @@ class Diagnosis:
     missing: tuple[str, ...] = ()
     explained_by: str | None = None
     primary: bool = False
+
+    @property
+    def culprits(self) -> tuple[str, ...]:
+        """What the symptoms name beyond the subject: a rank, an event."""
+        return tuple(dict.fromkeys(name for each in self.symptoms if each.holds for name in each.which))
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class _Judged:
 def diagnose(incidents: Sequence[Incident], asked: Asked) -> tuple[Diagnosis, ...]:
     """Judge every incident for every subject; present ones first, the primary first of all."""
     judged = [_judge(incident, asked) for incident in incidents]
-    found = [each for one in judged for each in _decide(one, asked.subjects(one.incident.per))]
+    found = [_name(each, asked) for one in judged for each in _decide(one, asked.subjects(one.incident.per))]
     return _order(_explain(_rule_out(found)))
 
 
@@ -129,6 +140,7 @@ def _decide_one(one: _Judged, subject: Subject) -> Diagnosis:
         since=_since(one.instants, states) if len(present) else None,
         until=float(one.instants[present[-1]]) / 1000 if len(present) else None,
         ongoing=bool(len(present)) and _still(states),
+        instants=tuple((one.instants / 1000).tolist()),
         symptoms=tuple(readings[each] for each in incident.conditions),
         supports=tuple(readings[each] for each in incident.supports),
         missing=tuple(each.condition.signal.name for each in readings.values() if each.value is None),
@@ -157,6 +169,24 @@ def _reading(one: _Judged, condition: Condition, subject: Subject, at: int) -> R
     known = holds(row, condition.op, one.limits[condition])
     history = tuple(None if np.isnan(value) else float(value) for value in row)
     return Reading(condition, history[at], one.limits[condition], None if known[at] < 0 else bool(known[at]), history)
+
+
+def _name(one: Diagnosis, asked: Asked) -> Diagnosis:
+    """Have the readings of a present incident name what they mean."""
+    if one.until is None:
+        return one
+    at = np.array([round(one.until * 1000)], np.int64)
+
+    def named(reading: Reading) -> Reading:
+        signal = reading.condition.signal
+        if not signal.which:
+            return reading
+        rows = asked.ask(signal.which, one.incident.per, asked.wanted(one.incident.live_window), at)
+        mine = ((labels, row[0]) for labels, row in rows.items() if agree(labels, one.subject) and not np.isnan(row[0]))
+        texts = (signal.names.format_map({**dict(labels), "value": show(value)}) for labels, value in mine)
+        return replace(reading, which=tuple(dict.fromkeys(texts)))
+
+    return replace(one, symptoms=tuple(map(named, one.symptoms)), supports=tuple(map(named, one.supports)))
 
 
 def _rule_out(found: list[Diagnosis]) -> list[Diagnosis]:
@@ -189,17 +219,33 @@ def _because(look: LooksLike, one: Diagnosis, other: Diagnosis | None) -> str | 
     if look.requires:
         reading = next(each for each in one.symptoms if each.condition == look.requires)
         return f"{says(reading)} (ruled out by {against(reading)})"
-    if other is None or other.state == "unknown":
+    if other is None:
         return None
-    if other.state == "present":
-        return ""
-    reading = next(each for each in other.symptoms if each.holds is False)
-    return f"{says(reading)} (it takes {against(reading)})"
+    then = _readings_at(other, one.until)
+    against_it = next((each for each in then if each.holds is False), None)
+    if against_it:
+        return f"{says(against_it)} (it takes {against(against_it)})"
+    return None if any(each.holds is None for each in then) else ""
+
+
+def _readings_at(one: Diagnosis, instant: float | None) -> list[Reading]:
+    """The symptoms as they were at that time, or last before it: what held later rules nothing out."""
+    at = max((i for i, each in enumerate(one.instants) if instant is None or each <= instant), default=0)
+    return [_reading_at(each, at) for each in one.symptoms]
+
+
+def _reading_at(reading: Reading, at: int) -> Reading:
+    value = reading.history[at]
+    held = None if value is None else bool(COMPARE[reading.condition.op](value, reading.limit))
+    return replace(reading, value=value, holds=held, which=())
 
 
 def says(reading: Reading) -> str:
-    """The signal's own sentence, read out with its number."""
-    return "not measured" if reading.value is None else reading.condition.signal.says.format(value=show(reading.value))
+    """The signal's own sentence, read out with its number, and what it names."""
+    if reading.value is None:
+        return "not measured"
+    sentence = reading.condition.signal.says.format(value=show(reading.value))
+    return f"{sentence} ({', '.join(reading.which)})" if reading.which else sentence
 
 
 def against(reading: Reading) -> str:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +20,9 @@ from diag.sources.observation import Observation
 
 if TYPE_CHECKING:
     from diag.report.terminal import Tick
+    from diag.sources.local import Local
     from diag.sources.scrape import Plan
+    from diag.sources.server import Server
 
 PATIENCE = 125.0
 """Seconds to watch for at most while work is owed and nothing moves: one huge prefill may take two minutes."""
@@ -41,6 +44,8 @@ class Settings:
     incidents: Path | None = None
     contract: Path | None = None
     probe: bool = False
+    log: str = ""
+    log_timezone: str = ""
 
 
 def run(settings: Settings) -> Judgement:
@@ -85,9 +90,20 @@ def _plan(settings: Settings, tick: "Tick", should_go_on: Callable[[Observation]
         timeout=settings.timeout,
         launch=settings.launch,
         probe=PROBE_SECONDS if settings.probe else None,
+        beside=partial(_beside, settings),
         on_progress=lambda at: tick(at.seconds / max(at.of_seconds, at.seconds, settings.every)),
         should_go_on=should_go_on,
     )
+
+
+def _beside(settings: Settings, server: "Server") -> "Local | None":
+    """GPUs, processes and log of a server on this host, or of the one whose log was named."""
+    from diag.sources.local import Local, is_here
+    from diag.sources.zone import zone
+
+    if not settings.log and not is_here(server.address):
+        return None
+    return Local(server, settings.log, zone(settings.log_timezone))
 
 
 def _shown(targets: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ class Proposal:
     """A fix made concrete: `before` and `after` are the running and the proposed value (None: not set, not known).
 
     `needs` says what has to be measured before the proposal can be trusted; `computed` is whether `after` came from
-    this server's numbers.
+    this server's numbers; `name` is what is changed, a command with everything filled in.
     """
 
     fix: Fix
@@ -32,6 +32,7 @@ class Proposal:
     after: Value
     needs: tuple[str, ...]
     computed: bool
+    name: str
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,14 @@ def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:
         needs.append(f"{fix.value.name}" if isinstance(fix.value, Signal) else fix.name)
     if not _moves(fix, before, after):
         return None
-    return Proposal(fix, before, after, tuple(needs), computed)
+    return Proposal(fix, before, after, tuple(needs), computed, _named(fix, after, bench.diagnosis.subject))
+
+
+def _named(fix: Fix, after: Value, subject: Subject) -> str:
+    name = fix.name
+    for label, text in (*subject, ("value", "?" if after is None else written(after))):
+        name = name.replace(f"{{{label}}}", text)
+    return name
 
 
 def _met(condition: Condition, bench: _Bench) -> bool | None:
@@ -104,6 +112,8 @@ def _after(fix: Fix, bench: _Bench) -> tuple[Value, bool]:
 def _rounded(value: float, fix: Fix) -> float:
     if fix.rounding == "power_of_two_below":
         return float(2 ** math.floor(math.log2(value))) if value >= 1 else 1.0
+    if fix.rounding == "hundredth_below":
+        return math.floor(value * 100 + 1e-9) / 100
     return float(round(value))
 
 

@@ -52,6 +52,9 @@ class Signal:
 
     `says` has one `{value}`. `like` tells whether a limit on it holds at any window ("rate": shares, ratios, means) or
     grows with it ("peak": maxima and counts of events). `unit` is "ratio", "seconds", "tokens", ...
+
+    Where the number does not say which rank or which event is meant, `which` is PromQL with one series for each of
+    them, and `names` reads one out of its labels and its value: "rank {rank}", "{phase} {value} s".
     """
 
     name: str
@@ -59,6 +62,8 @@ class Signal:
     says: str
     unit: str = ""
     like: Literal["rate", "peak"] = "rate"
+    which: str = ""
+    names: str = ""
 
     def above(self, limit: float | str, why: Source) -> "Condition":
         """`self > limit`; a limit that is a word is an entry of the measurement contract."""
@@ -106,6 +111,8 @@ class LooksLike:
 class Fix:
     """One remedy: a vLLM flag, an environment variable, a host command, or (with none of these) advice.
 
+    A command may hold `{value}` and the labels of the subject, `{gpu}` for one.
+
     `value` is a constant, or a Signal that computes the number from this server, then rounded and held above `least`;
     None with a flag takes the flag away. `direction` says which way the value may go: a proposal that would not move
     the running value that way is left out. `only_if` says when the fix applies: where a condition is false it is left
@@ -120,7 +127,7 @@ class Fix:
     environment: str = ""
     command: str = ""
     value: float | str | Signal | None = None
-    rounding: Literal["nearest", "power_of_two_below"] = "nearest"
+    rounding: Literal["nearest", "power_of_two_below", "hundredth_below"] = "nearest"
     least: float = 1
     direction: Literal["lower", "raise", ""] = ""
     only_if: tuple[Condition, ...] = ()

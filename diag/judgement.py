@@ -1,5 +1,6 @@
 """Everything the doctor has to say, as data: what a report prints and nothing that it has to compute."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,11 +13,14 @@ from diag.progress import Progress, judge
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
 FAMILIES = {
-    "gpu": ("diag_gpu_.+", "throttling, power, memory and faults of the GPUs; nvidia-smi -q on the host shows them"),
-    "log": ("diag_vllm_(startup|log)_.+", "start-up phases and errors; read the server's log"),
-    "process": ("diag_vllm_process_.+", "stopped or spinning workers; top -H on the host shows them"),
+    "gpu": (
+        "diag_gpu_.+",
+        "throttling, power, memory and faults of the GPUs; run on its host, or scrape diag exporter",
+    ),
+    "log": ("diag_vllm_(startup|log)_.+", "start-up phases and errors; name the server's log with --log"),
+    "process": ("diag_vllm_process_.+", "stopped or spinning workers; run on its host, or scrape diag exporter"),
 }
-"""Telemetry that a page of vLLM's own lacks as a whole: its metrics, what they would tell, and who else tells it."""
+"""Telemetry that a page of vLLM's own lacks as a whole: its metrics, what they would tell, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,13 @@ class Judgement:
         """The incidents that hold, the primary ones first."""
         return tuple(each for each in self.findings if each.diagnosis.state == "present")
 
+    @property
+    def undecided(self) -> tuple[Diagnosis, ...]:
+        """What could not be judged although the telemetry that it needs was there."""
+        blind = [FAMILIES[name][0] for name in self.observed.not_measured]
+        unknown = (each.diagnosis for each in self.findings if each.diagnosis.state == "unknown")
+        return tuple(each for each in unknown if not _needs(each, blind))
+
 
 def conclude(
     observed: Observed, incidents: Sequence[Incident], asked: Asked, running: Mapping[str, Running]
@@ -82,7 +93,7 @@ def not_measured(asked: Asked) -> tuple[str, ...]:
 
 
 def _has(metrics: str, asked: Asked) -> bool:
-    query = f'count by (instance) (count_over_time({{__name__=~"{metrics}"}}[$window]))'
+    query = f'count by (instance) (last_over_time({{__name__=~"{metrics}"}}[$window]))'
     return bool(asked.ask(query, (), asked.whole))
 
 
@@ -92,6 +103,12 @@ def _finding(diagnosis: Diagnosis, asked: Asked, running: Mapping[str, Running])
     known = by_subject(running, diagnosis.subject)
     proposals = propose(diagnosis, asked, known)
     return Finding(diagnosis, proposals, relaunch(known.launch, proposals))
+
+
+def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:
+    """Whether a condition lacks a value that only these families of metrics could give."""
+    lacking = [each.condition.signal.promql for each in diagnosis.symptoms if each.value is None]
+    return any(re.search(rf"\b{family}", promql) for family in families for promql in lacking)
 
 
 def _verdict(findings: Sequence[Finding], blind: Sequence[str]) -> Verdict:

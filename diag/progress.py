@@ -1,7 +1,7 @@
 """Forward progress, asked before anything else: each engine is idle, busy, slow, stalled, starting or dead.
 
-Only what the page can tell. Gauges freeze with the engine, so one that got stuck while idle looks idle; and a start
-shows in the log and the process table, for until it is over there is no page.
+Gauges freeze with the engine, so one that got stuck while idle looks idle, unless its ranks or a probe tell. Until a
+start is over there is no page: the log and the process table show it.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,16 @@ from typing import Literal
 import numpy as np
 
 from diag.asking import Asked, Subject, agree
+from diag.host_signals import processes, ranks_apart, starting, startup_failed
 from diag.incident import Signal
 from diag.signals import (
-    answered,
+    other_page,
     page_answers,
     progress,
     requests_in_flight,
     requests_in_flight_peak,
     requests_stuck,
+    serves,
     steps_per_second,
 )
 
@@ -57,23 +59,44 @@ def scope(subject: Subject) -> str:
 
 
 STILL = "requests are in flight and nothing has moved; one huge prefill looks the same for up to two minutes"
+APART = "nothing moves while one rank stands still and its peers spin: the gauges froze at nothing in flight"
 IDLE = "nothing is in flight; an engine that got stuck while idle looks the same from this page, --probe tells"
 NEVER = "no page was ever answered; whether it starts, failed to start or is the wrong address, its log would tell"
 GONE = "the last scrapes failed, too few of them to call it dead"
 NO_VLLM = "the page has none of vLLM's metrics of progress (is it vLLM, and without --disable-log-stats?)"
 TOO_SHORT = "too few scrapes to see whether anything moves"
+FAILED = "its log says that the engine did not start, and nothing has started since"
+STARTS = "its log shows a start under way, and no page answers yet"
+THERE = "its processes are there and no page answers yet; its log would tell how far it is"
+DEAD = "the page answered before and has stopped answering"
 
 
 def _judge_one(subject: Subject, asked: Asked) -> Progress | str:
     """The state of an engine, or why it cannot be told."""
-    if _last(page_answers, INSTANCE, subject, asked, "15s") == 0:
-        return Progress(subject, "dead", "the page answered before and has stopped answering")
-    if _last(answered, INSTANCE, subject, asked, max(asked.answers.interval, 1.0)) == 0:
-        return GONE if _last(answered, INSTANCE, subject, asked, asked.whole) else NEVER
+    if _last(serves, INSTANCE, subject, asked, max(asked.answers.interval, 1.0)) == 0:
+        return _silent(subject, asked)
     state = _engine_state(*(_last(each, ENGINE, subject, asked) for each in ASKED))
-    if state:
-        return Progress(subject, *state)
-    return TOO_SHORT if "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, asked) else NO_VLLM
+    if state is None:
+        has_engine = "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, asked)
+        return TOO_SHORT if has_engine else NO_VLLM
+    if state[0] == "idle" and _last(ranks_apart, INSTANCE, subject, asked):
+        return Progress(subject, "stalled", APART)
+    return Progress(subject, *state)
+
+
+def _silent(subject: Subject, asked: Asked) -> Progress | str:
+    """The state of a server whose page does not answer at present."""
+    if _last(starting, INSTANCE, subject, asked):
+        return Progress(subject, "starting", STARTS)
+    if _last(startup_failed, INSTANCE, subject, asked):
+        return Progress(subject, "dead", FAILED)
+    if _last(page_answers, INSTANCE, subject, asked, "15s") == 0:
+        return Progress(subject, "dead", DEAD)
+    if _last(serves, INSTANCE, subject, asked, asked.whole):
+        return GONE
+    if _last(processes, INSTANCE, subject, asked):
+        return Progress(subject, "starting", THERE)
+    return NO_VLLM if _last(other_page, INSTANCE, subject, asked, asked.whole) else NEVER
 
 
 ASKED = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)

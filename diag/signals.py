@@ -189,10 +189,17 @@ requests_stuck = Signal(
     "{value} requests are in flight and not one token or request moved",
     "requests",
 )
-answered = Signal(
-    "scrape answered",
-    "max by (instance) (max_over_time(up[$window]))",
-    "1 where some scrape was answered: {value}",
+other_page = Signal(
+    "a page without vLLM's metrics",
+    # an exporter answers whether or not vLLM does
+    "max by (instance) (max_over_time(up[$window]))"
+    ' unless on (instance) last_over_time(diag_scrape_success{collector="vllm"}[$window])',
+    "1 where some page was answered: {value}",
+)
+serves = Signal(
+    "vLLM's page answered",
+    "max by (instance) (max_over_time(diag_vllm_up[$window]))",
+    "1 where some scrape found vLLM's metrics: {value}",
 )
 page_answers = Signal(
     "share of scrapes answered",

@@ -70,7 +70,7 @@ def test_the_relaunch_line_is_the_launch_command_with_the_first_complete_flag() 
 
 def changed(flag: str, value: float | None, launch: str) -> str | None:
     fix = Fix(change="", effect="", why=judged("a test"), flag=flag, value=value)
-    return relaunch(launch, [Proposal(fix, None, value, (), False)])
+    return relaunch(launch, [Proposal(fix, None, value, (), False, flag)])
 
 
 @pytest.mark.parametrize(

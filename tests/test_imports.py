@@ -10,14 +10,16 @@ MAY_IMPORT = {
     "errors": set(),
     "incident": set(),
     "signals": {"incident"},
+    "host_signals": {"incident", "signals"},
+    "gpu_signals": {"incident", "signals"},
     "remedies": {"incident", "signals"},
     "contract": {"errors"},
-    "incidents": {"incident", "signals", "remedies"},
+    "incidents": {"incident", "signals", "host_signals", "gpu_signals", "remedies"},
     "promql": {"errors", "promql"},
     "asking": {"contract", "incident"},
     "catalog": {"incidents", "incident", "promql", "contract", "asking", "errors"},
     "diagnose": {"asking", "incident"},
-    "progress": {"asking", "incident", "signals"},
+    "progress": {"asking", "host_signals", "incident", "signals"},
     "fixes": {"asking", "diagnose", "incident", "signals"},
     "judgement": {"asking", "diagnose", "fixes", "incident", "progress"},
     "report": {"asking", "contract", "diagnose", "fixes", "incident", "judgement", "progress", "report"},
@@ -25,13 +27,17 @@ MAY_IMPORT = {
     "doctor": {
         "asking", "catalog", "contract", "errors", "fixes", "incident", "judgement", "progress", "report", "sources",
     },
-    "cli": {"doctor", "errors"},
+    "exporter": {"errors", "exporter", "sources"},
+    "cli": {"doctor", "errors", "exporter"},
 }  # fmt: skip
 ONE_FILE = {
     "typer": "cli.py",
     "rich": "report/terminal.py",
     "promql_parser": "promql/",
     "httpx": "sources/fetch.py",
+    "prometheus_client": "exporter/families.py",
+    "psutil": "exporter/process.py",
+    "pynvml": "exporter/gpu.py",
 }
 
 

@@ -56,7 +56,7 @@ def expressions(window: str) -> list[str]:
     texts += [each.query(window, contract) for each in INCIDENTS]
     shared = (signals.progress, signals.requests_in_flight, signals.requests_in_flight_peak, signals.steps_per_second)
     texts += [fill(each.promql, ENGINE, window, contract) for each in shared]
-    texts += [fill(each, INSTANCE, window, contract) for each in (signals.answered.promql, ENGINES, INSTANCES)]
+    texts += [fill(each, INSTANCE, window, contract) for each in (signals.other_page.promql, signals.serves.promql, ENGINES, INSTANCES)]
     return list(dict.fromkeys(texts))
 
 

@@ -91,6 +91,7 @@ def _reading(reading: Reading) -> dict[str, Any]:
         "holds": reading.holds,
         "unit": signal.unit,
         "says": says(reading),
+        "which": list(reading.which),
     }
 
 
@@ -98,7 +99,7 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
     fix = proposal.fix
     return {
         "kind": fix.kind,
-        "name": fix.name,
+        "name": proposal.name,
         "from": _whole(proposal.before),
         "to": _whole(proposal.after),
         "change": fix.change,

@@ -74,7 +74,7 @@ def _rows(label: str, texts: list[str]) -> list[str]:
 
 
 def _progress(judgement: Judgement) -> list[str]:
-    told = [each for each in judgement.progress if each.state in ("slow", "stalled", "dead", "idle")]
+    told = [each for each in judgement.progress if each.state in ("slow", "stalled", "starting", "dead", "idle")]
     return _rows("progress", [f"{words.place(each.subject)} is {each.state}: {each.because}" for each in told])
 
 

@@ -9,6 +9,9 @@ from diag.incident import Source
 from diag.judgement import FAMILIES, Finding, Judgement
 from diag.progress import scope
 
+MANY = 5
+"""Incidents that cannot be judged on one subject: from more than these on, their names say enough."""
+
 
 def printable(text: str) -> str:
     """The text with control characters, terminal escapes and line breaks made visible."""
@@ -38,14 +41,20 @@ def headline(judgement: Judgement) -> list[str]:
 
 def _healthy(judgement: Judgement) -> str:
     """Healthy, and how much of that could be judged."""
-    unknown = {each.diagnosis.incident.id for each in judgement.findings if each.diagnosis.state == "unknown"}
-    judged = {each.diagnosis.incident.id for each in judgement.findings} - unknown
+    unknown = {each.incident.id for each in judgement.undecided}
+    judged = {each.diagnosis.incident.id for each in judgement.findings if each.diagnosis.state != "unknown"}
     rest = f", {len(unknown)} could not be judged" if unknown else ""
     return f"HEALTHY {printable(judgement.observed.target)}: {states(judgement)}; none of {len(judged)} incidents{rest}"
 
 
 def _headline(one: Diagnosis) -> str:
-    return f"{one.severity.upper()} {one.incident.id} on {place(one.subject)}, {when(one)}: {one.incident.harm}"
+    return f"{one.severity.upper()} {one.incident.id} on {where(one)}, {when(one)}: {one.incident.harm}"
+
+
+def where(one: Diagnosis) -> str:
+    """The subject, and the rank, GPU or event that its evidence names."""
+    named = f" ({', '.join(map(printable, one.culprits))})" if one.culprits else ""
+    return place(one.subject) + named
 
 
 def states(judgement: Judgement) -> str:
@@ -62,7 +71,7 @@ def change(proposal: Proposal) -> str:
     """The change in one line: `--max-num-seqs 64 -> 6`, or the command, or nothing for advice."""
     fix = proposal.fix
     if fix.kind == "host_command":
-        return fix.command
+        return proposal.name
     if fix.kind == "advice":
         return ""
     before = "" if proposal.before is None else f"{written(proposal.before)} "
@@ -86,15 +95,14 @@ def measure(judgement: Judgement) -> list[str]:
 def undecided(judgement: Judgement) -> list[str]:
     """What could not be judged where, and for want of which signals."""
     where: dict[Subject, list[Diagnosis]] = {}
-    for each in judgement.findings:
-        where.setdefault(each.diagnosis.subject, []).append(each.diagnosis)
-    return [line for subject, all_ in where.items() for line in _undecided(subject, all_)]
+    for each in judgement.undecided:
+        where.setdefault(each.subject, []).append(each)
+    return [line for subject, unknown in where.items() for line in _undecided(subject, unknown)]
 
 
-def _undecided(subject: Subject, judged: list[Diagnosis]) -> list[str]:
-    unknown = [each for each in judged if each.state == "unknown"]
-    if len(unknown) == len(judged):
-        return [f"nothing of {place(subject)}"]
+def _undecided(subject: Subject, unknown: list[Diagnosis]) -> list[str]:
+    if len(unknown) > MANY:
+        return [f"nearly all of {place(subject)}: {', '.join(each.incident.id for each in unknown)}"]
     return [f"{each.incident.id} on {place(subject)}: no {', '.join(each.missing)}" for each in unknown]
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from diag.sources.config import Told
 from diag.sources.failure import Failure
 from diag.sources.lines import NotMetrics
 from diag.sources.pages import Target
@@ -32,12 +33,23 @@ class Nowhere:
         """Do nothing."""
 
 
+class Pages(Protocol):
+    """Where pages come from: the server itself, or what stands beside it too."""
+
+    async def page(self) -> bytes:
+        """The page; Failure or NotMetrics where there is none."""
+
+    def told(self) -> Told:
+        """What is known of the server beside its pages."""
+
+
 @dataclass
 class Live:
-    """A server that is watched; `tick` is the next point of its cadence."""
+    """A server that is watched, by its own pages or by those of `beside`; `tick` is the next point of its cadence."""
 
     target: Target
     server: Server
+    beside: Pages | None
     wall: Wall
     sink: Sink
     tick: int = 0
@@ -51,7 +63,7 @@ class Live:
         """Scrape once, and remember why where that fails."""
         at = self.wall.now()
         try:
-            page = await self.server.page()
+            page = await (self.beside or self.server).page()
         except (Failure, NotMetrics) as error:
             self._failed(at, error)
             return
@@ -67,6 +79,11 @@ class Live:
         self.sink.failed(at, self.target.instance, reason)
         self.target.fail(at, reason)
 
+    @property
+    def told(self) -> Told:
+        """What is known of the server beside its pages."""
+        return self.beside.told() if self.beside else self.server.told
+
     async def probe(self, seconds: float) -> None:
         """Send one request for one token; how it went is on every later page."""
         self.probed = await self.server.probe(seconds)
@@ -80,4 +97,5 @@ class Live:
 def _with(page: bytes, probed: Probe | None) -> bytes:
     """The page with the probe's result, unless it is cut off or has a probe of its own."""
     fits = probed is not None and page.endswith(b"\n") and b"\ndiag_probe_success" not in page
-    return page + probed.text() if probed and fits else page
+    lines = [f"{name} {value:g}\n".encode() for name, _, value in probed.samples()] if probed and fits else ()
+    return page + b"".join(lines)

@@ -111,7 +111,7 @@ def _ours(table: Table, told: Told, flags: config.Config) -> Iterator[Row]:
         row = np.broadcast_to(np.asarray(values, np.float64), table.times.shape)
         return {"__name__": name, "instance": table.instance, **labels}, row
 
-    yield row("up", [each.page is not None for each in table.scrapes])
+    yield row("up", [not each.reason for each in table.scrapes])
     yield row("diag_vllm_up", [each.page is not None and each.page.layout.vllm for each in table.scrapes])
     version, models = _version(table, told), _models(table, told)
     if version or models:

@@ -17,7 +17,7 @@ Millis = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Scrape:
-    """One scrape at unix milliseconds; a failed one has a reason instead of a page."""
+    """One scrape at unix milliseconds; a failed one has a reason, and a page only of what stands beside the server."""
 
     at: int
     page: Page | None
@@ -41,9 +41,9 @@ class Target:
         self.scrapes.append(scrape)
         return scrape.reason
 
-    def fail(self, at: int, reason: str) -> None:
-        """Add a failed scrape."""
-        self.scrapes.append(Scrape(at, None, reason))
+    def fail(self, at: int, reason: str, beside: bytes = b"") -> None:
+        """Add a failed scrape, with what its log said meanwhile, for one."""
+        self.scrapes.append(Scrape(at, self._parser.parse(beside) if beside else None, reason))
 
     def table(self) -> "Table":
         """Lay out what was gathered; a scrape that is not newer than another of this target sorts by its time."""
@@ -85,23 +85,23 @@ class Table:
     @cached_property
     def pages(self) -> tuple[Page, ...]:
         """The pages of the scrapes that did not fail."""
-        return tuple(each.page for each in self.scrapes if each.page is not None)
+        return tuple(each.page for each in self.scrapes if each.page is not None and not each.reason)
 
     @property
     def failed(self) -> tuple[Scrape, ...]:
         """The scrapes that failed."""
-        return tuple(each for each in self.scrapes if each.page is None)
+        return tuple(each for each in self.scrapes if each.reason)
 
     def rows(self, *names: str) -> list[int]:
         """The series of these metrics, on whichever page."""
         return [row for row, labels in enumerate(self.labels) if labels["__name__"] in names]
 
     def last(self, name: str) -> list[Labels]:
-        """The series of a metric that are on the last page that was answered."""
-        if not self.pages:
-            return []
-        there = set(self.pages[-1].layout.rows.tolist())
-        return [self.labels[row] for row in self.rows(name) if row in there]
+        """The series of a metric on the last page that has it."""
+        rows = set(self.rows(name))
+        pages = (each.page for each in reversed(self.scrapes) if each.page is not None)
+        there = next((found for page in pages if (found := rows & set(page.layout.rows.tolist()))), set())
+        return [self.labels[row] for row in sorted(there)]
 
 
 def median_interval(tables: Sequence[Table], otherwise: float) -> float:

@@ -13,7 +13,7 @@ from diag.sources.access import Access, from_environment, tls
 from diag.sources.address import parse_all
 from diag.sources.config import Told
 from diag.sources.fetch import Fetcher
-from diag.sources.live import Live, Nowhere, Sink
+from diag.sources.live import Live, Nowhere, Pages, Sink
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.pages import Target
 from diag.sources.server import Server
@@ -38,7 +38,8 @@ class Plan:
     """How to watch; times in seconds.
 
     access: None reads the environment. probe: how long one request for one token may take, None to send none.
-    on_progress: told after every scrape. should_go_on: asked when the time is over, and then every few scrapes.
+    beside: where the pages of a server come from if not from itself. on_progress: told after every scrape.
+    should_go_on: asked when the time is over, and then every few scrapes.
     """
 
     every: float = 2.0
@@ -47,6 +48,7 @@ class Plan:
     access: Access | None = None
     launch: str = ""
     probe: float | None = None
+    beside: Callable[[Server], Pages | None] = lambda _: None
     on_progress: Callable[[Progress], None] = lambda _: None
     should_go_on: Callable[[Observation], bool] = lambda _: False
 
@@ -80,7 +82,7 @@ class Watch:
     @property
     def told(self) -> dict[str, Told]:
         """What is known of each server beside its pages."""
-        return {each.target.instance: each.server.told for each in self._lives}
+        return {each.target.instance: each.told for each in self._lives}
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -110,7 +112,8 @@ class Watch:
                 fetcher = Fetcher(address, self._access, context, self._plan.timeout)
                 await stack.enter_async_context(fetcher)
                 server = Server(address, fetcher, Told(launch=self._plan.launch))
-                self._lives.append(Live(Target(instance), server, self._wall, self._sink))
+                beside = self._plan.beside(server)
+                self._lives.append(Live(Target(instance), server, beside, self._wall, self._sink))
             self._start = _now()
             try:
                 await self._watch()
@@ -155,7 +158,7 @@ class Watch:
     def _after(self, live: Live) -> None:
         if len(live.target.scrapes) == 1:
             self._first_contact()
-        if live.answered and not live.asked:
+        if live.server.path and not live.asked:
             live.asked = True
             self._asks.append(asyncio.create_task(live.server.ask()))
             if self._plan.probe is not None:

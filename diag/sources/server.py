@@ -11,7 +11,7 @@ from diag.sources.config import Told, from_server_info
 from diag.sources.failure import Failure
 from diag.sources.fetch import Answer, Fetcher
 from diag.sources.launch import number
-from diag.sources.lines import NotMetrics, refuse_other_formats
+from diag.sources.lines import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.sources.text import printable
 
 _ACCEPT = "text/plain;version=0.0.4"
@@ -28,12 +28,10 @@ class Probe:
     duration: float
     first_token: float | None
 
-    def text(self) -> bytes:
-        """Its lines on a page."""
-        lines = b"diag_probe_success %d\ndiag_probe_duration_seconds %.3f\n" % (self.success, self.duration)
-        return lines + (
-            b"" if self.first_token is None else b"diag_probe_first_token_seconds %.3f\n" % self.first_token
-        )
+    def samples(self) -> list[tuple[str, tuple[str, ...], float]]:
+        """Name, no labels, value: what stands on a page."""
+        first = [] if self.first_token is None else [("diag_probe_first_token_seconds", (), self.first_token)]
+        return [("diag_probe_success", (), self.success), ("diag_probe_duration_seconds", (), self.duration), *first]
 
 
 @dataclass
@@ -43,6 +41,7 @@ class Server:
     address: Address
     fetcher: Fetcher
     told: Told = field(default_factory=Told)
+    most: int = MOST_BYTES
     path: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -54,10 +53,10 @@ class Server:
 
     async def _page(self) -> bytes:
         if self.path:
-            return self._good(await self.fetcher.get(self.path, _ACCEPT))
+            return self._good(await self.fetcher.get(self.path, _ACCEPT, self.most))
         tried = []
         for path in self.address.candidates:
-            answer = await self.fetcher.get(path, _ACCEPT)
+            answer = await self.fetcher.get(path, _ACCEPT, self.most)
             why = _no_page(answer)
             if not why:
                 self._found(path)

@@ -1,0 +1,56 @@
+"""What can be seen of one vLLM server from its own host: its GPUs, its processes and its log."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import tzinfo
+
+from diag.exporter.families import Collector
+from diag.exporter.gpu import Gpus
+from diag.exporter.log import LogTail
+from diag.exporter.process import Processes
+from diag.sources.config import Told
+
+
+@dataclass(frozen=True)
+class Host:
+    """The collectors of one server; None for what is on another host, and for a log that was not named."""
+
+    gpus: Gpus | None
+    log: LogTail | None
+    processes: Processes | None
+
+    @property
+    def collectors(self) -> Sequence[Collector]:
+        """Every part that is looked at."""
+        return [each for each in (self.gpus, self.log, self.processes) if each]
+
+    @property
+    def has_server(self) -> bool:
+        """Whether anything but its page shows that there is, or was, a server."""
+        return self.log is not None or bool(self.processes and self.processes.owners())
+
+    def start(self) -> None:
+        """Start what goes on between two looks: Xid errors, the log."""
+        for each in (self.gpus, self.log):
+            if each:
+                each.start()
+
+    def told(self, told: Told) -> Told:
+        """What a server says of itself, with what its log and its processes add; a known launch command stays."""
+        launch = told.launch or (self.processes.launch() if self.processes else "")
+        if self.log is None:
+            return replace(told, launch=launch)
+        state = self.log.state
+        models = told.models or ((state.model,) if state.model else ())
+        return replace(told, version=told.version or state.version, models=models, log=state.config, launch=launch)
+
+
+def host(port: int, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> Host:
+    """This host, of the server on that port; `log` is a path, "-" for standard input, "" for none."""
+    processes = Processes(port)
+    return Host(Gpus(gpus, processes.owners, processes.visible), logged(log, zone), processes)
+
+
+def logged(log: str, zone: tzinfo | None) -> LogTail | None:
+    """The log of that name."""
+    return LogTail(log, zone) if log else None

@@ -1,0 +1,127 @@
+"""vLLM's own page, byte for byte, and what it says of the server."""
+
+import asyncio
+import os
+import ssl
+import time
+from dataclasses import dataclass
+
+from diag.exporter.part import Unusable
+from diag.sources.access import from_environment, tls
+from diag.sources.address import Address
+from diag.sources.config import Config, Told, from_page
+from diag.sources.failure import Failure
+from diag.sources.fetch import Fetcher
+from diag.sources.lines import NotMetrics, is_cut, sample
+from diag.sources.server import Server
+
+MOST_BYTES = 16 * 2**20
+"""Of vLLM's page; it has some 50 kB, many adapters make it grow."""
+REMEMBERED = 300.0
+"""Seconds for which a port that answered as two servers is called that."""
+_INFO = b"vllm:cache_config_info{"
+_START = b"process_start_time_seconds "
+
+
+@dataclass(frozen=True)
+class Scraped:
+    """One page; `up` where it has vLLM's metrics, a `problem` where it cannot be trusted all the same."""
+
+    page: bytes
+    up: bool
+    problem: str
+    config: Config
+    told: Told
+
+
+class Reader:
+    """Reads the pages of one server as they come: what changes from one to the next tells something too."""
+
+    def __init__(self) -> None:
+        self.start = b""
+        self._earlier: set[bytes] = set()
+        self._several_until = 0.0
+        self._info: tuple[bytes, Config] = (b"", {})
+
+    def read(self, page: bytes, told: Told) -> Scraped:
+        """Read a page; NotMetrics for what must not be passed on."""
+        _refuse(page)
+        self._watch_start(_lines(page, _START))
+        return Scraped(page, b"vllm:" in page, self._problem(page), self._config(page), told)
+
+    def _watch_start(self, start: bytes) -> None:
+        """A start time that comes back is that of another server behind the same port."""
+        if start == self.start:
+            return
+        if start in self._earlier:
+            self._several_until = time.monotonic() + REMEMBERED
+        self._earlier.add(self.start)
+        self.start = start
+
+    def _problem(self, page: bytes) -> str:
+        if b"vllm:" not in page:
+            return "the page has none of vLLM's metrics: is it vLLM, and without --disable-log-stats?"
+        if time.monotonic() < self._several_until:
+            return "more than one server answers on this port (their start times alternate): give each its own exporter"
+        return ""
+
+    def _config(self, page: bytes) -> Config:
+        """Read off `vllm:cache_config_info` whenever it changed."""
+        lines = _lines(page, _INFO)
+        if lines != self._info[0]:
+            infos = [sample(line)[1] for line in lines.splitlines()]
+            self._info = lines, from_page(infos, len({each["engine"] for each in infos if "engine" in each}))
+        return self._info[1]
+
+
+class Vllm:
+    """Scrapes one server for the exporter; used from one thread."""
+
+    name = "vllm"
+
+    def __init__(self, address: Address, timeout: float, launch: str = "") -> None:
+        self._runner = asyncio.Runner()
+        self.server = server(address, timeout, launch)
+        self._reader = Reader()
+        self._asked_of: bytes | None = None
+
+    def look(self) -> Scraped:
+        """Scrape now; Unusable with one sentence where there is no page of metrics."""
+        try:
+            return self._runner.run(self._scrape())
+        except (Failure, NotMetrics) as error:
+            raise Unusable(f"{self.server.address.shown}: {error}") from error
+
+    async def _scrape(self) -> Scraped:
+        scraped = self._reader.read(await self.server.page(), self.server.told)
+        if self._asked_of == self._reader.start:
+            return scraped
+        await self.server.ask()
+        self._asked_of = self._reader.start
+        return self._reader.read(scraped.page, self.server.told)
+
+
+def server(address: Address, timeout: float, launch: str = "") -> Server:
+    """The server to ask, with the credentials of the environment and one connection that is kept."""
+    access = from_environment(os.environ)
+    context = tls(access) if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return Server(address, Fetcher(address, access, context, timeout, keep=True), Told(launch=launch), MOST_BYTES)
+
+
+def _refuse(page: bytes) -> None:
+    """NotMetrics for half a page, or a page of our own."""
+    if not page.strip():
+        raise NotMetrics("answered an empty page")
+    if is_cut(page[page.rfind(b"\n") + 1 :]):
+        raise NotMetrics("answered a page that ends in the middle of a line")
+    if b"\ndiag_build_info{" in page:
+        raise NotMetrics("this is a page of diag's own: give vLLM's address")
+
+
+def _lines(page: bytes, beginning: bytes) -> bytes:
+    """The lines of a page that begin like this; they stand together."""
+    first = page.find(b"\n" + beginning) + 1
+    if not first:
+        return b""
+    last = page.rfind(b"\n" + beginning) + 1
+    return page[first : page.index(b"\n", last)]

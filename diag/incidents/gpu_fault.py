@@ -1,0 +1,46 @@
+"""The GPU itself fails: lost, Xid, memory that cannot be corrected or replaced."""
+
+from diag.gpu_signals import gpu_faults
+from diag.incident import Fix, Incident, LooksLike, documented, judged
+
+XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
+
+incident = Incident(
+    id="gpu_fault",
+    title="The GPU has a fault",
+    severity="critical",
+    per=("instance", "gpu"),
+    window="1m",
+    live_window="1m",
+    cause="""
+        The driver lost the GPU, reported an Xid error, counted memory errors that could not be corrected, or could not
+        replace a bad row. Work on it fails or gives wrong results, and its peers wait for it.
+    """,
+    harm="requests fail or hang on this GPU and on every rank that works with it",
+    symptoms=(gpu_faults.at_least(1, documented("each of them needs a look at the hardware", XID)),),
+    looks_like=(
+        LooksLike(
+            "an application's own error",
+            tell="Xid 13, 31, 43 and 45 come from the program, an illegal access for one; they are not counted here.",
+        ),
+        LooksLike("tp_communication_stall", tell="There, the GPUs answer and only the ranks wait for each other."),
+    ),
+    explains=("tp_communication_stall", "engine_stalled"),
+    fixes=(
+        Fix(
+            command="nvidia-smi -i {gpu} -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT; dmesg -T | grep -i xid",
+            change="Keep the evidence before anything is restarted.",
+            effect="names the kind of fault for the vendor",
+            restart=False,
+            why=documented("what to collect", XID),
+        ),
+        Fix(
+            change="Take the host out of rotation, reset the GPU or reboot, and run the vendor's diagnostics (dcgmi "
+            "diag -r 3) before it serves again.",
+            effect="the GPU answers and counts no further error",
+            risk="requests in flight are lost",
+            why=judged("a GPU that failed once under load fails again"),
+        ),
+    ),
+    do_not=("Do not only restart vLLM: it may start, and serve from broken memory.",),
+)

@@ -1,0 +1,49 @@
+"""Processes of others hold memory on a GPU that serves."""
+
+from diag.gpu_signals import serving, strangers_memory
+from diag.incident import Fix, Incident, LooksLike, documented, judged
+
+CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
+
+incident = Incident(
+    id="gpu_memory_contended",
+    title="Others hold memory on a GPU that serves",
+    severity="warning",
+    per=("instance", "gpu"),
+    hold="5m",
+    cause="""
+        vLLM takes its share of the whole GPU at start and never asks again. What another process allocates comes out of
+        the rest; when both grow, one of them runs out of memory, and vLLM does not start again where it was.
+    """,
+    harm="out of memory under load or at the next restart, and compute that is shared with a stranger",
+    symptoms=(
+        strangers_memory.above(0.05, judged("a desktop or a monitoring agent holds less")),
+        serving.at_least(1, documented("a GPU that this vLLM does not use is not its concern", CONSERVING_MEMORY)),
+    ),
+    looks_like=(
+        LooksLike("a monitoring agent", tell="It holds some hundred MB, below a twentieth of a GPU that serves."),
+        LooksLike(
+            "a process of this vLLM that is left over",
+            tell="It has vLLM's title and the start time of an earlier server.",
+        ),
+    ),
+    fixes=(
+        Fix(
+            command="nvidia-smi -i {gpu} --query-compute-apps=pid,process_name,used_memory --format=csv",
+            change="See whose they are; end what was left over, and move the rest to another GPU.",
+            effect="the share of memory that others hold falls",
+            restart=False,
+            why=judged("two programs that both plan with the whole GPU do not fit on it"),
+        ),
+        Fix(
+            flag="--gpu-memory-utilization",
+            change="Where they have to share: leave out of vLLM's share what the others hold at their most.",
+            effect="both fit; the KV pool shrinks by as much",
+            risk="fewer requests at once",
+            rollback="the old share again, and restart",
+            value=0.8,
+            direction="lower",
+            why=documented("the share is of the whole GPU, whoever else uses it", CONSERVING_MEMORY),
+        ),
+    ),
+)

@@ -1,0 +1,35 @@
+"""The board is told from outside to brake: the rack or the power supply is at its limit."""
+
+from diag.gpu_signals import brake_seconds, clock_loss
+from diag.incident import Fix, Incident, LooksLike, documented, judged
+
+NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
+
+incident = Incident(
+    id="gpu_power_brake",
+    title="The power supply makes the GPU brake",
+    severity="warning",
+    per=("instance", "gpu"),
+    hold="2m",
+    cause="""
+        The power brake input of the board is asserted from outside, by the chassis or the power supply, and halves the
+        clocks or worse. It is about the power of the host or the rack, not about this GPU's temperature or its limit.
+    """,
+    harm="every request on this GPU gets slower by half or more while it lasts",
+    symptoms=(brake_seconds.at_least(1, documented("an external power brake assertion is a hardware slowdown", NVML)),),
+    supports=(clock_loss.above(0.05, judged("below that nobody can tell")),),
+    looks_like=(
+        LooksLike("gpu_thermal_throttling", tell="There, the reasons are sw_thermal or hw_thermal."),
+        LooksLike("a power cap", tell="sw_power_cap is the board's own limit and normal under load."),
+    ),
+    fixes=(
+        Fix(
+            change="Have the power of the host looked at: failed or unplugged supplies, the budget of rack and PDU.",
+            command="ipmitool sdr type 'Power Supply'   # on the host",
+            effect="seconds in hardware power brake stop growing",
+            restart=False,
+            why=documented("the signal comes from outside of the GPU", NVML),
+        ),
+    ),
+    do_not=("Never reboot for it: the brake is outside of the GPU, and the host draws its most while it starts.",),
+)

@@ -1,0 +1,56 @@
+"""Tokens flow, but the ranks wait for the links between them."""
+
+from diag.gpu_signals import link_lost, nvlinks, pcie_share, slowest_clock
+from diag.host_signals import ranks
+from diag.incident import Fix, Incident, LooksLike, documented, judged
+from diag.signals import progress, requests_in_flight_peak
+
+PARALLELISM = "https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html"
+
+incident = Incident(
+    id="tp_interconnect_bound",
+    title="The links between the ranks are the bottleneck",
+    severity="warning",
+    per=("instance",),
+    hold="10m",
+    cause="""
+        Every layer ends in two all-reduces: some 10 us each over NVLink, 100 to 1000 us over PCIe. Without NVLink
+        between the ranks, or with a link that lost lanes, they wait for the traffic instead of computing.
+    """,
+    harm="every token takes longer than the GPUs need",
+    symptoms=(
+        ranks.above(1, documented("ranks exchange activations in every layer", PARALLELISM)),
+        progress.above(0, judged("where nothing moves it is a stall")),
+        requests_in_flight_peak.at_least(1, judged("links of an idle server say nothing")),
+        nvlinks.at_most(0, judged("NVLink carries many times what a layer needs")),
+        pcie_share.above(0.7, judged("a link is full at some 80 to 90 % of its rate")),
+    ),
+    supports=(
+        link_lost.above(0, judged("a link under load runs at all of its lanes")),
+        slowest_clock.below(0.85, judged("ranks wait for the slowest one")),
+    ),
+    looks_like=(
+        LooksLike("tp_communication_stall", tell="There, nothing moves at all."),
+        LooksLike("gpu_thermal_throttling", tell="There, one GPU's clock is low for heat, and its peers wait for it."),
+        LooksLike("prefill_decode_contention", tell="There, a few gaps are long, not all of them longer."),
+    ),
+    fixes=(
+        Fix(
+            change="Put the ranks on GPUs that NVLink joins, or on the same PCIe switch: see nvidia-smi topo -m.",
+            command="nvidia-smi topo -m",
+            effect="PCIe traffic falls and inter-token latency with it",
+            why=documented("tensor parallelism wants the fastest links", PARALLELISM),
+        ),
+        Fix(
+            flag="--pipeline-parallel-size",
+            value=2.0,
+            direction="raise",
+            change="Where the model has to be spread and NVLink is missing: pipeline instead, which "
+            "exchanges once a stage instead of twice a layer (and lower --tensor-parallel-size by as much).",
+            effect="PCIe traffic falls; throughput rises, latency at low load may rise too",
+            risk="a request alone gets slower",
+            rollback="the old sizes again, and restart",
+            why=documented("GPUs without NVLink: pipeline parallelism", PARALLELISM),
+        ),
+    ),
+)
