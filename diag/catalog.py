@@ -84,6 +84,7 @@ def _check(entry: Entry, known: dict[str, Entry]) -> None:
     try:
         _check_head(entry)
         _check_conditions(entry.incident.every_condition, entry.incident)
+        _check_looks(entry.incident)
         for fix in entry.incident.fixes:
             _check_fix(fix, entry.incident)
         _check_explains(entry.incident, known)
@@ -161,6 +162,12 @@ def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> 
     for condition in conditions:
         _check_condition(condition)
         _check_signal(condition.signal, incident)
+
+
+def _check_looks(incident: Incident) -> None:
+    for look in incident.looks_like:
+        if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
+            raise ValueError(f"what refutes '{look.name}' must be one of its symptoms or supports")
 
 
 def _check_explains(incident: Incident, known: dict[str, Entry], path: tuple[str, ...] = ()) -> None:

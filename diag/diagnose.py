@@ -216,9 +216,10 @@ def _same_scope(name: str, subject: Subject, others: Mapping[tuple[str, Subject]
 
 def _because(look: LooksLike, one: Diagnosis, other: Diagnosis | None) -> str | None:
     """Why a look-alike is ruled out; "" when it is present as well, None when nothing tells."""
-    if look.requires:
-        reading = next(each for each in one.symptoms if each.condition == look.requires)
-        return f"{says(reading)} (ruled out by {against(reading)})"
+    decides = look.requires or look.refuted_by
+    if decides:
+        reading = next(each for each in (*one.symptoms, *one.supports) if each.condition == decides)
+        return f"{says(reading)} (ruled out by {against(reading)})" if reading.holds else None
     if other is None:
         return None
     then = _readings_at(other, one.until)

@@ -98,7 +98,8 @@ def _plan(settings: Settings, tick: "Tick", should_go_on: Callable[[Observation]
 
 def _beside(settings: Settings, server: "Server") -> "Local | None":
     """GPUs, processes and log of a server on this host, or of the one whose log was named."""
-    from diag.sources.local import Local, is_here
+    from diag.sources.here import is_here
+    from diag.sources.local import Local
     from diag.sources.zone import zone
 
     if not settings.log and not is_here(server.address):

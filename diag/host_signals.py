@@ -202,6 +202,8 @@ RANK_OF_GPU = (
     "max by (instance, gpu, rank) (last_over_time("
     'diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)'
 )
+STILL_GPUS = f"(({BUSY} and on (instance) {SPINNING}) unless on (instance, gpu) {SPINNING})"
+"""Those that do not spin while another one does."""
 STILL_WORKERS = (
     f"(count by ($by) ({WORKER_CPU} < {STILL}) or 0 * count by ($by) ({WORKER_CPU}))"
     f" * (max by ($by) ({WORKER_CPU}) > bool {SPINS})"
@@ -210,16 +212,29 @@ SPINNING_GPUS = f"(count by ($by) {SPINNING} or 0 * count by ($by) {BUSY})"
 WAITED = event_time("shm_broadcast_wait")
 LOG_WAITS = f"({WAITED} > bool 0) * (time() - {WAITED} < bool 120)"
 """It is repeated every 60 s."""
+WHO_IS_APART = (
+    f"label_replace(({WORKER_CPU} < {STILL}) and on (instance) (max by (instance) ({WORKER_CPU}) > {SPINS}),"
+    ' "named", "rank $$1", "rank", "(.*)")'
+    " or label_join(label_replace(label_replace("
+    f"{STILL_GPUS} * on (instance, gpu) group_left (rank) {RANK_OF_GPU} or on (instance, gpu) {STILL_GPUS}"
+    ', "one", "GPU $$1", "gpu", "(.*)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")'
+)
+RANKS_APART = f"(({STILL_WORKERS} > 0) or ({SPINNING_GPUS} > 0) or {STILL_WORKERS} or {SPINNING_GPUS})"
 ranks_apart = Signal(
     "ranks that spin or stand still",
-    # the log's line that a rank waits for another counts where neither processes nor GPUs can be seen
-    f"({STILL_WORKERS} > 0) or ({SPINNING_GPUS} > 0) or {STILL_WORKERS} or {SPINNING_GPUS} or {LOG_WAITS}",
-    "{value} ranks stand still while a peer spins, spin at little power, or let others wait by the log",
+    RANKS_APART,
+    "{value} ranks stand still while a peer spins, or spin at little power",
     "ranks",
-    which=f"label_replace(({WORKER_CPU} < {STILL}) and on (instance) (max by (instance) ({WORKER_CPU}) > {SPINS}),"
-    ' "named", "rank $$1", "rank", "(.*)")'
-    f" or label_replace(({BUSY} and on (instance) {SPINNING}) unless on (instance, gpu) {SPINNING}"
-    f' and on (instance, gpu) {RANK_OF_GPU} * 0, "named", "GPU $$1", "gpu", "(.*)")',
+    which=WHO_IS_APART,
+    names="{named}",
+)
+rank_missing = Signal(
+    "ranks that others wait for",
+    # what the log says counts where neither processes nor GPUs can be seen
+    f"{RANKS_APART} or {LOG_WAITS}",
+    "others wait for {value} ranks, by processes, GPUs or the log",
+    "ranks",
+    which=WHO_IS_APART,
     names="{named}",
 )
 ranks = Signal(

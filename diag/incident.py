@@ -100,11 +100,16 @@ class Condition:
 
 @dataclass(frozen=True)
 class LooksLike:
-    """What shows the same picture, how it is told apart, and the condition that must hold for it to be ruled out."""
+    """What shows the same picture and how it is told apart.
+
+    `requires` must hold, or the incident is absent; `refuted_by`, one of its symptoms or supports, rules the look-alike
+    out where it holds, and leaves it open where it does not.
+    """
 
     name: str
     tell: str
     requires: Condition | None = None
+    refuted_by: Condition | None = None
 
 
 @dataclass(frozen=True)

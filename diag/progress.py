@@ -43,7 +43,14 @@ def judge(asked: Asked) -> tuple[tuple[Progress, ...], tuple[str, ...]]:
     subjects = asked.subjects(ENGINE)
     found = {subject: _judge_one(subject, asked) for subject in subjects}
     known = tuple(each for each in found.values() if isinstance(each, Progress))
-    return known, tuple(f"{scope(subject)}: {each}" for subject, each in found.items() if isinstance(each, str))
+    return known, tuple(f"{scope(subject)}: {why}" for subject, each in found.items() if (why := _blind(each)))
+
+
+def _blind(found: Progress | str) -> str:
+    """Why the health of an engine cannot be told, or ""; one that still starts serves nobody yet."""
+    if isinstance(found, str):
+        return found
+    return found.because if found.state == "starting" else ""
 
 
 def owed_and_still(found: tuple[Progress, ...]) -> bool:

@@ -67,8 +67,8 @@ def program(place: str) -> Path:
 
 
 @contextmanager
-def serving(prometheus: Path, blocks: Sequence[Block]) -> Iterator[Server]:
-    """Start a Prometheus that holds these samples, holes as stale markers."""
+def serving(prometheus: Path, blocks: Sequence[Block], config_text: str = "{}") -> Iterator[Server]:
+    """Start a Prometheus that holds these samples, holes as stale markers, and scrapes what the configuration says."""
     version = subprocess.run([prometheus, "--version"], capture_output=True, text=True, check=True)
     numbers = (version.stdout + version.stderr).split("version ")[1].split("+")[0]
     with TemporaryDirectory(prefix="prometheus-") as folder, socket.socket() as free:
@@ -76,7 +76,7 @@ def serving(prometheus: Path, blocks: Sequence[Block]) -> Iterator[Server]:
         address = "{}:{}".format(*free.getsockname())
         free.close()
         config = Path(folder, "prometheus.yml")
-        config.write_text("{}")
+        config.write_text(config_text)
         options = (f"--config.file={config}", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}")
         with Path(folder, "log").open("w") as log:
             process = subprocess.Popen(
@@ -84,7 +84,8 @@ def serving(prometheus: Path, blocks: Sequence[Block]) -> Iterator[Server]:
             )
         try:
             server = Server(f"http://{address}", tuple(int(number) for number in numbers.split(".")[:3]))
-            _send(server, blocks, process, Path(folder, "log"))
+            if blocks:
+                _send(server, blocks, process, Path(folder, "log"))
             yield server
         finally:
             process.terminate()

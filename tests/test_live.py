@@ -66,11 +66,11 @@ def test_long_prompts_among_streams_are_named_with_a_threshold(small: server.Ser
 def test_a_stopped_engine_is_a_stall_while_it_lasts(small: server.Server) -> None:
     with load.running(small.port, *load.HEALTHY):
         time.sleep(10)
-        small.signal_engine(signal.SIGSTOP)
+        small.signal("VLLM::EngineCore", signal.SIGSTOP)
         try:
             report = doctor(small.url, 32)
         finally:
-            small.signal_engine(signal.SIGCONT)
+            small.signal("VLLM::EngineCore", signal.SIGCONT)
     assert primary(report) == ["engine_stalled"]
     assert report["progress"][0]["state"] == "stalled"
 

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from conftest import RECORDINGS
 from prometheus_server import PLACES, assert_same, program, serving
+from scenarios import everything
 
 from diag import promql, signals
-from diag.asking import ENGINES, INSTANCES
+from diag.asking import ENGINES, GPUS, INSTANCES
 from diag.catalog import load
 from diag.contract import Contract
 from diag.incident import Incident, Signal, fill
@@ -25,10 +27,12 @@ STRETCH = 7.5
 
 def blocks(stretch: float) -> Iterator[promql.Block]:
     """Every recording as an instance of its own; all begin at the same moment, with their seconds stretched."""
-    for path in sorted(RECORDINGS.iterdir()):
-        for block in read(path).samples.select([]):
+    with TemporaryDirectory() as folder:
+        seen = {path.name: read(path) for path in (*sorted(RECORDINGS.iterdir()), everything(Path(folder)))}
+    for name, observation in seen.items():
+        for block in observation.samples.select([]):
             times = START + np.round((block.times - block.times[0]) * stretch).astype(np.int64)
-            labels = tuple({**each, "instance": path.name} for each in block.labels)
+            labels = tuple({**each, "instance": name} for each in block.labels)
             yield replace(block, labels=labels, times=times)
 
 
@@ -56,7 +60,8 @@ def expressions(window: str) -> list[str]:
     texts += [each.query(window, contract) for each in INCIDENTS]
     shared = (signals.progress, signals.requests_in_flight, signals.requests_in_flight_peak, signals.steps_per_second)
     texts += [fill(each.promql, ENGINE, window, contract) for each in shared]
-    texts += [fill(each, INSTANCE, window, contract) for each in (signals.other_page.promql, signals.serves.promql, ENGINES, INSTANCES)]
+    bare = (signals.other_page.promql, signals.serves.promql, ENGINES, INSTANCES, GPUS)
+    texts += [fill(each, INSTANCE, window, contract) for each in bare]
     return list(dict.fromkeys(texts))
 
 
@@ -88,10 +93,10 @@ def test_every_fix_says_where_it_comes_from(incident: Incident) -> None:
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
 def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str, stretch: float) -> None:
     """And all signals that limit something have a value on a server that is busy."""
-    held = [each for each in blocks(stretch) if each.labels[0]["instance"] in ("kv_cascade", "contention_bigbatch")]
+    held = [each for each in blocks(stretch) if each.labels[0]["instance"] in ("kv_cascade", "everything")]
     samples, at = promql.Samples(held), np.array(instants(stretch)[:3])
     for condition in incident.conditions:
         text = fill(condition.signal.promql, incident.per, window, Contract().values())
         vector = promql.evaluate(text, samples, at)
         assert {frozenset(each) for each in vector.labels} == {frozenset(incident.per)}
-        assert vector.present.any(axis=0).all()
+        assert vector.present.any(axis=0).all(), condition.signal.name

@@ -42,7 +42,7 @@ class Exporter:
     def __init__(self, settings: Settings) -> None:
         address = parse(settings.vllm)
         vllm = Vllm(address, settings.timeout / 2, settings.launch)
-        self._host = host(address.port, settings.log, zone(settings.log_timezone), chosen(settings.gpus))
+        self._host = host(address, settings.log, zone(settings.log_timezone), chosen(settings.gpus))
         self._vllm = Part(vllm.name, vllm.look)
         self._probe = Probing(settings.probe, vllm) if settings.probe else None
         self._beside = Beside(self._host, self._probe.samples if self._probe else tuple)

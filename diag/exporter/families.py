@@ -6,10 +6,11 @@ collector gives `Sample`s; what it cannot know has no sample, never 0, -1 or NaN
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
 
 Sample = tuple[str, tuple[str, ...], float]
 """A family's name, the values of its labels in the family's order, and the value."""
@@ -113,17 +114,32 @@ FAMILIES: dict[str, Family] = {
 
 def render(samples: Iterable[Sample]) -> bytes:
     """The samples in the text format 0.0.4, families in the order of the contract."""
-    return generate_latest(_Registry(samples))
+    from prometheus_client import generate_latest
+
+    return generate_latest(cast("CollectorRegistry", _Registry(samples)))
 
 
-class _Registry(CollectorRegistry):
-    """What `generate_latest` asks: one collector that makes prometheus_client's families of our samples."""
+def plain(samples: Iterable[Sample]) -> bytes:
+    """The samples as bare lines, for a page that only we read; prometheus_client takes a while to load."""
+    return "".join(f"{name}{_braces(name, labels)} {value!r}\n" for name, labels, value in samples).encode()
+
+
+def _braces(name: str, labels: tuple[str, ...]) -> str:
+    pairs = zip(FAMILIES[name].labels, labels, strict=True)
+    text = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs)
+    return f"{{{text}}}" if text else ""
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+
+
+class _Registry:
+    """What `generate_latest` asks of a registry: prometheus_client's families, made of our samples."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
-        super().__init__(auto_describe=False)
         self._samples = samples
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> "Iterator[Metric]":
         by_family: dict[str, list[Sample]] = {}
         for sample in self._samples:
             by_family.setdefault(sample[0], []).append(sample)
@@ -132,7 +148,9 @@ class _Registry(CollectorRegistry):
                 yield _metric(name, family, by_family[name])
 
 
-def _metric(name: str, family: Family, samples: Iterable[Sample]) -> Metric:
+def _metric(name: str, family: Family, samples: Iterable[Sample]) -> "Metric":
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
     kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
     metric = kind(name, family.help, labels=family.labels)
     for _, labels, value in samples:

@@ -8,7 +8,9 @@ from diag.exporter.families import Collector
 from diag.exporter.gpu import Gpus
 from diag.exporter.log import LogTail
 from diag.exporter.process import Processes
+from diag.sources.address import Address
 from diag.sources.config import Told
+from diag.sources.here import is_here
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,10 @@ class Host:
         return replace(told, version=told.version or state.version, models=models, log=state.config, launch=launch)
 
 
-def host(port: int, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> Host:
-    """This host, of the server on that port; `log` is a path, "-" for standard input, "" for none."""
-    processes = Processes(port)
-    return Host(Gpus(gpus, processes.owners, processes.visible), logged(log, zone), processes)
-
-
-def logged(log: str, zone: tzinfo | None) -> LogTail | None:
-    """The log of that name."""
-    return LogTail(log, zone) if log else None
+def host(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> Host:
+    """What there is here of that server; `log` is a path, "-" for standard input, "" for none."""
+    tail = LogTail(log, zone) if log else None
+    if not is_here(address):
+        return Host(None, tail, None)
+    processes = Processes(address.port)
+    return Host(Gpus(gpus, processes.owners, processes.visible), tail, processes)

@@ -5,6 +5,7 @@ from diag.incident import Fix, Incident, LooksLike, documented, judged
 
 XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 
+FAULTS = gpu_faults.at_least(1, documented("each of them needs a look at the hardware", XID))
 incident = Incident(
     id="gpu_fault",
     title="The GPU has a fault",
@@ -17,11 +18,12 @@ incident = Incident(
         replace a bad row. Work on it fails or gives wrong results, and its peers wait for it.
     """,
     harm="requests fail or hang on this GPU and on every rank that works with it",
-    symptoms=(gpu_faults.at_least(1, documented("each of them needs a look at the hardware", XID)),),
+    symptoms=(FAULTS,),
     looks_like=(
         LooksLike(
             "an application's own error",
             tell="Xid 13, 31, 43 and 45 come from the program, an illegal access for one; they are not counted here.",
+            refuted_by=FAULTS,
         ),
         LooksLike("tp_communication_stall", tell="There, the GPUs answer and only the ranks wait for each other."),
     ),

@@ -5,6 +5,7 @@ from diag.incident import Fix, Incident, LooksLike, documented, judged
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 
+STRANGERS = strangers_memory.above(0.05, judged("a desktop or a monitoring agent holds less"))
 incident = Incident(
     id="gpu_memory_contended",
     title="Others hold memory on a GPU that serves",
@@ -17,11 +18,11 @@ incident = Incident(
     """,
     harm="out of memory under load or at the next restart, and compute that is shared with a stranger",
     symptoms=(
-        strangers_memory.above(0.05, judged("a desktop or a monitoring agent holds less")),
+        STRANGERS,
         serving.at_least(1, documented("a GPU that this vLLM does not use is not its concern", CONSERVING_MEMORY)),
     ),
     looks_like=(
-        LooksLike("a monitoring agent", tell="It holds some hundred MB, below a twentieth of a GPU that serves."),
+        LooksLike("a monitoring agent", tell="It holds some hundred MB.", refuted_by=STRANGERS),
         LooksLike(
             "a process of this vLLM that is left over",
             tell="It has vLLM's title and the start time of an earlier server.",

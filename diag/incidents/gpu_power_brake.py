@@ -5,6 +5,7 @@ from diag.incident import Fix, Incident, LooksLike, documented, judged
 
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
+BRAKED = brake_seconds.at_least(1, documented("an external power brake assertion is a hardware slowdown", NVML))
 incident = Incident(
     id="gpu_power_brake",
     title="The power supply makes the GPU brake",
@@ -16,11 +17,13 @@ incident = Incident(
         clocks or worse. It is about the power of the host or the rack, not about this GPU's temperature or its limit.
     """,
     harm="every request on this GPU gets slower by half or more while it lasts",
-    symptoms=(brake_seconds.at_least(1, documented("an external power brake assertion is a hardware slowdown", NVML)),),
+    symptoms=(BRAKED,),
     supports=(clock_loss.above(0.05, judged("below that nobody can tell")),),
     looks_like=(
         LooksLike("gpu_thermal_throttling", tell="There, the reasons are sw_thermal or hw_thermal."),
-        LooksLike("a power cap", tell="sw_power_cap is the board's own limit and normal under load."),
+        LooksLike(
+            "a power cap", tell="sw_power_cap is the board's own limit and normal under load.", refuted_by=BRAKED
+        ),
     ),
     fixes=(
         Fix(

@@ -7,6 +7,7 @@ NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.ht
 SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
 OLLAMA = "https://github.com/ollama/ollama/issues/13552"
 
+HOT = thermal_share.above(0.05, judged("a twentieth of the time; NVML's counters see what samples of the flag miss"))
 incident = Incident(
     id="gpu_thermal_throttling",
     title="The GPU is too hot and lowers its clocks",
@@ -19,7 +20,7 @@ incident = Incident(
     """,
     harm="every request on this GPU, and on all its tensor-parallel peers, gets slower",
     symptoms=(
-        thermal_share.above(0.05, judged("a twentieth of the time; NVML's counters see what samples of the flag miss")),
+        HOT,
         thermal_seconds.at_least(5, reported("903 ms counted while every flag was Not Active: not an alarm", OLLAMA)),
     ),
     supports=(
@@ -34,6 +35,7 @@ incident = Incident(
         LooksLike(
             "a power cap",
             tell="sw_power_cap alone is normal on a busy card and never an alarm; it counts in a reason of its own.",
+            refuted_by=HOT,
         ),
     ),
     escalates=clock_loss.above(

@@ -41,7 +41,7 @@ incident = Incident(
     ),
     fixes=(
         Fix(
-            command="startupProbe: {{periodSeconds: 10, failureThreshold: {value}}}",
+            command="startupProbe: {periodSeconds: 10, failureThreshold: {value}}",
             value=probe_failures_allowed,
             change="Have the platform wait for as long as this start takes, and half as long again.",
             effect="the start is not killed before it ends",

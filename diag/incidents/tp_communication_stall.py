@@ -1,12 +1,17 @@
 """One rank does not reach a collective, and all others wait in it."""
 
 from diag.gpu_signals import nvlinks
-from diag.host_signals import log_waits, ranks, ranks_apart, switched_off
+from diag.host_signals import log_waits, rank_missing, ranks, ranks_apart, switched_off
 from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
 from diag.signals import progress
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
+SPIN = reported(
+    "96 % busy at about 20 W; with processes: one at 0 and its peer at a full core",
+    "https://github.com/vllm-project/vllm/issues/42354",
+)
+APART = ranks_apart.at_least(1, SPIN)
 incident = Incident(
     id="tp_communication_stall",
     title="One rank hangs and its peers wait for it",
@@ -22,20 +27,18 @@ incident = Incident(
     symptoms=(
         progress.at_most(0, measured("0 for 73 s", "tp2_long_stall")),
         ranks.above(1, documented("a rank that has no peers waits for nobody", TROUBLESHOOTING)),
-        ranks_apart.at_least(
-            1,
-            reported(
-                "96 % busy at about 20 W; with processes: one at 0 and its peer at a full core",
-                "https://github.com/vllm-project/vllm/issues/42354",
-            ),
-        ),
+        rank_missing.at_least(1, SPIN),
     ),
-    supports=(log_waits.at_least(1, measured("after 60 s the log says that a rank waits", "tp2_long_stall")),),
+    supports=(
+        APART,
+        log_waits.at_least(1, measured("after 60 s the log says that a rank waits", "tp2_long_stall")),
+    ),
     looks_like=(
-        LooksLike("engine_stalled", tell="A scheduler that is stuck leaves all ranks idle: none spins."),
+        LooksLike("a scheduler that is stuck", tell="It leaves all ranks idle: none spins.", refuted_by=APART),
         LooksLike(
             "a compile or warm-up while serving",
             tell="The same line stands in the log, and the rank that compiles uses a full core: none stands still.",
+            refuted_by=APART,
         ),
         LooksLike("gpu_fault", tell="There, the driver reports an Xid or the GPU does not answer."),
     ),

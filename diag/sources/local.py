@@ -1,15 +1,13 @@
 """A server on this very host: its page with its GPUs, processes and log, as the exporter would serve it."""
 
 import asyncio
-import socket
 import time
 from datetime import tzinfo
 
-from diag.exporter.host import Host, host, logged
+from diag.exporter.host import host
 from diag.exporter.page import Beside
 from diag.exporter.part import Outcome
 from diag.exporter.vllm import Reader, Scraped
-from diag.sources.address import Address
 from diag.sources.config import Told
 from diag.sources.failure import Failure
 from diag.sources.lines import NotMetrics
@@ -24,8 +22,7 @@ class Local:
 
     def __init__(self, server: Server, log: str, zone: tzinfo | None) -> None:
         self._server = server
-        here = is_here(server.address)
-        self._host = host(server.address.port, log, zone) if here else Host(None, logged(log, zone), None)
+        self._host = host(server.address, log, zone)
         self._beside = Beside(self._host)
         self._reader = Reader()
         self._host.start()
@@ -44,23 +41,3 @@ class Local:
     def told(self) -> Told:
         """What the server, its log and its processes say of it."""
         return self._host.told(self._server.told)
-
-
-def is_here(address: Address) -> bool:
-    """Whether the address is one of this host's."""
-    if address.is_loopback:
-        return True
-    try:
-        places = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return any(_binds(family, place[0]) for family, _, _, _, place in places)
-
-
-def _binds(family: int, name: str | int) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((name, 0))
-    except OSError:
-        return False
-    return True

@@ -1,7 +1,8 @@
 """Recordings: raw /metrics pages in a folder, read page by page.
 
 `metrics.prom.gz` (or metrics.prom) holds the pages, each after a line `# scrape <unix seconds> <instance>`; a scrape
-that failed is a line `# scrape-failed <unix seconds> <instance> <reason>`. `recording.toml` may say more.
+that failed is a line `# scrape-failed <unix seconds> <instance> <reason>`. `recording.toml` may say more, and
+`server.log` is what the server wrote meanwhile.
 """
 
 import re
@@ -9,17 +10,20 @@ import time
 import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import tzinfo
 from pathlib import Path
 from typing import Any, TypeVar
 
 from diag.errors import BadRecording
+from diag.exporter.log_state import ServerLog
 from diag.sources.config import Told, numbers
 from diag.sources.gunzip import STEP, Gunzip
 from diag.sources.launch import FLAGS
 from diag.sources.lines import MOST_BYTES
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.pages import Target
+from diag.sources.recorded_log import LOG, RecordedLog, names_log, zone
 from diag.sources.text import clock, plural, printable
 
 PAGES = ("metrics.prom.gz", "metrics.prom")
@@ -39,9 +43,9 @@ def read(path: Path, launch: str = "") -> Observation:
     file = _pages_file(path)
     about = _about(file.parent / ABOUT)
     try:
-        gathered = _gather(file)
+        gathered = _gather(file, _log_zone(about, file))
     except OSError as error:
-        raise BadRecording(f"cannot read {file}: {error.strerror}") from error
+        raise BadRecording(f"cannot read {error.filename or file}: {error.strerror}") from error
     if not gathered.targets:
         raise BadRecording(f"{file} {gathered.why_nothing()}")
     origin = Origin(
@@ -52,7 +56,20 @@ def read(path: Path, launch: str = "") -> Observation:
         truth=_as(dict, about.get("truth", {}), file),
     )
     told = {instance: _told(about, instance, launch, file) for instance in gathered.targets}
+    told |= {name: _with_log(told[name], log.state) for name, log in gathered.logs.items()}
     return observation(origin, list(gathered.targets.values()), told)
+
+
+def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
+    try:
+        return zone(about.get("log_utc_offset"))
+    except (ValueError, OverflowError) as error:
+        raise BadRecording(f"{file.parent / ABOUT}: log_utc_offset should be hours from UTC") from error
+
+
+def _with_log(told: Told, state: ServerLog) -> Told:
+    models = told.models or ((state.model,) if state.model else ())
+    return replace(told, version=told.version or state.version, models=models, log=state.config)
 
 
 def _pages_file(path: Path) -> Path:
@@ -68,7 +85,10 @@ def _pages_file(path: Path) -> Path:
 
 @dataclass
 class _Gathered:
+    log_file: Path
+    log_zone: tzinfo
     targets: dict[str, Target] = field(default_factory=dict)
+    logs: dict[str, RecordedLog] = field(default_factory=dict)
     scrapes: int = 0
     unreadable: list[str] = field(default_factory=list)
     damage: str = ""
@@ -101,16 +121,26 @@ class _Gathered:
             return
         instance = header[3].decode("utf-8", "replace")
         target = self.targets.setdefault(instance, Target(instance))
+        page = section[header.end() :]
+        log = self._log(instance, at, page)
         if header[1]:
-            target.fail(at, (header[4] or b"no reason was recorded").decode("utf-8", "replace"))
+            target.fail(at, (header[4] or b"no reason was recorded").decode("utf-8", "replace"), log)
         elif too_big:
-            target.fail(at, f"answered a page of more than {MOST_BYTES >> 20} MiB")
+            target.fail(at, f"answered a page of more than {MOST_BYTES >> 20} MiB", log)
         else:
-            target.add(at, section[header.end() :])
+            target.add(at, page + log if page.endswith(b"\n") else page)
+
+    def _log(self, instance: str, at: int, page: bytes) -> bytes:
+        """What the log told by then; it is that of the first server, and of no page that has one already."""
+        if not self.targets.keys() <= {instance} or names_log(page) or not self.log_file.is_file():
+            return b""
+        if instance not in self.logs:
+            self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
+        return self.logs[instance].until(at / 1000)
 
 
-def _gather(file: Path) -> _Gathered:
-    gathered = _Gathered()
+def _gather(file: Path, log_zone: tzinfo) -> _Gathered:
+    gathered = _Gathered(file.parent / LOG, log_zone)
     for section, too_big in _sections(_decoded(file, gathered)):
         if _MARK.match(section):
             gathered.scrapes += 1

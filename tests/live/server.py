@@ -26,33 +26,41 @@ class Server:
     port: int
     process: subprocess.Popen[bytes]
     command: str
+    log: Path
 
     @property
     def url(self) -> str:
         """The base URL."""
         return f"http://127.0.0.1:{self.port}"
 
-    def signal_engine(self, number: signal.Signals) -> None:
-        """Send a signal to EngineCore, by the title that vLLM gives it."""
-        subprocess.run(["pkill", f"-{number.value}", "-g", str(self.process.pid), "-f", "VLLM::EngineCore"], check=True)
+    def signal(self, title: str, number: signal.Signals) -> None:
+        """Send a signal to a process by the title that vLLM gives it, VLLM::EngineCore for one."""
+        subprocess.run(["pkill", f"-{number.value}", "-g", str(self.process.pid), "-f", title], check=True)
 
 
 @contextmanager
-def running(folder: Path, size: str, flags: Sequence[str]) -> Iterator[Server]:
+def running(folder: Path, size: str, flags: Sequence[str], **environment: str) -> Iterator[Server]:
     """Serve a random model of that size with these flags."""
+    with starting(folder, size, flags, **environment) as server:
+        wait_until_ready(server.port, server.process)
+        _yield_to_the_front_end(server.process)
+        yield server
+
+
+@contextmanager
+def starting(folder: Path, size: str, flags: Sequence[str], **environment: str) -> Iterator[Server]:
+    """The same, from its first moment on."""
     model = folder / size
     if not model.exists():
         subprocess.run([PYTHON, str(Path(__file__).parent / "make_model.py"), str(model), *SIZES[size]], check=True)
     port = free_port()
     command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *COMMON, "--port", str(port)]
-    with (folder / f"server-{port}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *flags], stdout=log, stderr=log, env={**os.environ, **ENVIRONMENT}, start_new_session=True
-        )
+    told = {**os.environ, **ENVIRONMENT, **environment}
+    written = folder / f"server-{port}.log"
+    with written.open("wb") as log:
+        process = subprocess.Popen([*command, *flags], stdout=log, stderr=log, env=told, start_new_session=True)
     try:
-        wait_until_ready(port, process)
-        _yield_to_the_front_end(process)
-        yield Server(port, process, " ".join(["vllm serve", *COMMON, *flags]))
+        yield Server(port, process, " ".join(["vllm serve", *COMMON, *flags]), written)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,0 +1,342 @@
+"""The lines of vLLM's log that mean something, as one table: every text that vLLM 0.6.0 - 0.33.0 has had for them.
+
+A text is recognised at its beginning only, and only at a level at which vLLM writes it: what a client sends is logged
+inside of other lines, and must not look like a failure.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+Kind = Literal["banner", "hint", "stage", "progress", "setting", "event", "serves", "ends", "fatal"]
+"""What a line tells. A banner begins a new start; a hint does so only where no start is under way; a stage is what a
+start has reached; progress is that it moves inside a stage; `fatal` ends it for a wrong command line.
+"""
+STAGES = (
+    "process_start",
+    "load_weights",
+    "compile",
+    "profile_memory",
+    "allocate_kv_cache",
+    "kernel_warm_up",
+    "cuda_graph_capture",
+    "warm_up",
+    "ready",
+)
+"""In the order of vLLM 0.32. Kernels are warmed up before the graphs are captured: the phase warm_up has two parts."""
+PHASES = tuple(each for each in STAGES if each != "kernel_warm_up")
+EVENTS: Mapping[str, tuple[str, ...]] = {
+    "cuda_out_of_memory": ("wanted_gibibytes", "total_gibibytes", "free_gibibytes"),
+    "no_kv_cache_memory": (),
+    "max_model_len_exceeds_kv_cache": (
+        "max_model_len",
+        "needed_gibibytes",
+        "available_gibibytes",
+        "estimated_max_model_len",
+    ),
+    "free_memory_below_requested": ("free_gibibytes", "total_gibibytes", "utilization", "requested_gibibytes"),
+    "shm_broadcast_wait": ("seconds",),
+    "rpc_timeout": (),
+    "engine_dead": (),
+    "engine_start_failed": (),
+    "worker_died": (),
+    "nccl_timeout": (),
+    "cuda_error": (),
+    "custom_all_reduce_disabled": (),
+    "preemption_v0": (),
+}
+"""The events of the contract, and the numbers that their lines have."""
+OF_THE_DEVICE = frozenset(
+    {
+        "cuda_out_of_memory",
+        "no_kv_cache_memory",
+        "max_model_len_exceeds_kv_cache",
+        "free_memory_below_requested",
+        "nccl_timeout",
+        "cuda_error",
+    }
+)
+"""Happen in the engine and its workers; the API server, which logs what clients sent, is not believed about them."""
+
+RAW = ""
+"""The level of a line without a head: a traceback, a progress bar, what a library prints."""
+SAID = frozenset({"INFO", "DEBUG"})
+WARNED = frozenset({"INFO", "DEBUG", "WARNING"})
+FAILED = frozenset({RAW, "ERROR", "CRITICAL"})
+BAR = frozenset({RAW})
+UVICORN = frozenset({RAW, "INFO"})
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A text that vLLM wrote in the releases from `first` to `last`.
+
+    `begins` is a regular expression without groups. `numbers` is searched in the whole text; its groups are fields of
+    the event, or flags of the configuration.
+    """
+
+    kind: Kind
+    name: str
+    begins: str
+    levels: frozenset[str]
+    first: str = "0.6.0"
+    last: str = "0.33.0"
+    numbers: str = ""
+
+
+_TAG = r"(?:\[\w+\] )?"
+_SIZE = r"[\d.]+ ?(?:[KMG]i?B|bytes)?"
+_LENGTH = (
+    rf"\(?(?P<max_model_len>\d+)\), \((?P<needed_gibibytes>{_SIZE}) KV cache is needed.*?"
+    rf"KV cache memory \((?P<available_gibibytes>{_SIZE})\)"
+    r"(?:.*?estimated maximum model length is (?P<estimated_max_model_len>\d+))?"
+)
+_FULL = r"Maximum concurrency for (?P<max_model_len>[\d,]+) tokens per request: (?P<kv_cache_max_concurrency>[\d.]+)x"
+_POOL = rf"KV cache size: (?P<kv_cache_size_tokens>[\d,]+) tokens(?:, {_FULL})?"
+_FREE = rf"\((?P<free_gibibytes>{_SIZE})/(?P<total_gibibytes>{_SIZE})\)"
+_ASKED = rf"\((?P<utilization>[\d.]+), (?P<requested_gibibytes>{_SIZE})\)"
+_TRIED = (
+    rf"Tried to allocate (?P<wanted_gibibytes>{_SIZE})\.?"
+    rf"(?: GPU \d* ?has a total capaci?ty of (?P<total_gibibytes>{_SIZE})"
+    rf" of which (?P<free_gibibytes>{_SIZE}) is free)?"
+)
+_TRIED_OLD = (
+    rf"Tried to allocate (?P<wanted_gibibytes>{_SIZE}) \(GPU \d+; (?P<total_gibibytes>{_SIZE}) total capacity;"
+    rf"(?:.*? (?P<free_gibibytes>{_SIZE}) free)?"
+)
+
+PATTERNS: tuple[Pattern, ...] = (
+    # -- a start begins -----------------------------------------------------------------------------------------------
+    Pattern("banner", "logo", r"[ █▄▀]{10,60}version ", SAID, "0.17.0", numbers=r"version (?P<version>\S+)"),
+    Pattern(
+        "banner",
+        "version",
+        r"vLLM (?:API )?server version ",
+        SAID,
+        numbers=r"version (?P<version>[^\s,]+)(?:, serving model (?P<model>.+))?",
+    ),
+    Pattern("banner", "args", r"(?:non-default )?args: ", SAID),
+    Pattern("hint", "platform", r"Automatically detected platform ", SAID, "0.6.6"),
+    Pattern(
+        "hint",
+        "config",
+        r"Initializing (?:an|a V\d) LLM engine \(v",
+        SAID,
+        numbers=r"engine \(v(?P<version>[^)\s]+)\)",
+    ),
+    # -- and passes its stages ----------------------------------------------------------------------------------------
+    Pattern("stage", "load_weights", r"Starting to load model ", SAID),
+    Pattern("stage", "load_weights", r"Loading \w+ checkpoint shards:", BAR),
+    Pattern("stage", "load_weights", r"Loading safetensors using [\w ]+:", BAR, "0.6.6.post1"),
+    Pattern("stage", "load_weights", r"Multi-thread loading (?:pt checkpoint )?shards:", BAR, "0.10.2"),
+    Pattern("stage", "compile", r"(?:Model loading|Loading model weights) took ", SAID),
+    Pattern("stage", "compile", _TAG + r"Using cache directory: .* for vLLM's torch\.compile", SAID, "0.6.5"),
+    Pattern("stage", "compile", _TAG + r"Starting torch\.compile", SAID, "0.19.0"),
+    Pattern("stage", "compile", _TAG + r"Dynamo bytecode transform time", SAID, "0.6.5"),
+    Pattern("stage", "compile", _TAG + r"Compiling a graph for ", SAID, "0.6.3.post1"),
+    Pattern("stage", "compile", _TAG + r"Cache the graph ", SAID, "0.7.3"),
+    Pattern("stage", "compile", _TAG + r"Directly load ", SAID, "0.7.3"),
+    Pattern("stage", "compile", r"Warming up model for the compilation", SAID, "0.8.0"),
+    Pattern("stage", "profile_memory", _TAG + r"torch\.compile (?:takes|took|and) ", SAID, "0.6.5"),
+    Pattern("stage", "profile_memory", _TAG + r"saved AOT compiled function ", SAID, "0.11.1"),
+    Pattern("stage", "profile_memory", _TAG + r"Initial profiling/warmup run took ", SAID, "0.18.0"),
+    Pattern("stage", "profile_memory", r"Encoder cache will be initialized with ", SAID, "0.8.0"),
+    Pattern("stage", "profile_memory", r"Profiling CUDA graph memory: ", SAID, "0.18.0"),
+    Pattern("stage", "profile_memory", r"Estimated (?:\S+ )?CUDA graph memory: ", SAID, "0.18.0"),
+    Pattern("stage", "allocate_kv_cache", r"Memory profiling (?:takes|results:) ", SAID, "0.6.4.post1", "0.10.2"),
+    Pattern("stage", "allocate_kv_cache", r"Available KV cache memory: ", SAID, "0.9.1"),
+    Pattern("stage", "allocate_kv_cache", r"Initial free memory .* reserved ", SAID, "0.10.2"),
+    Pattern("stage", "allocate_kv_cache", r"(?:Explicitly|Auto) set \(.* GiB for KV cache", SAID, "0.22.0"),
+    Pattern(
+        "stage",
+        "allocate_kv_cache",
+        r"Overriding num_gpu_blocks=",
+        SAID,
+        numbers=r"num_gpu_blocks_override=(?P<num_gpu_blocks_override>\d+)",
+    ),
+    Pattern(
+        "stage",
+        "allocate_kv_cache",
+        r"# (?:\w+ )?blocks: ",
+        SAID,
+        last="0.11.0",
+        numbers=r"# (?!CPU)\w+ blocks: (?P<num_gpu_blocks>\d+)",
+    ),
+    Pattern("stage", "allocate_kv_cache", r"[\w+ ]{2,30} KV cache size: ", SAID, "0.8.0", numbers=_POOL),
+    Pattern("stage", "allocate_kv_cache", r"Maximum concurrency for ", SAID, "0.6.3.post1", "0.27.1", numbers=_FULL),
+    Pattern("stage", "kernel_warm_up", r"Compile and warming up model for size ", SAID, "0.8.0"),
+    Pattern("stage", "kernel_warm_up", r"DeepG(?:EMM|emm)(?:\(\w+\))? warmup", BAR, "0.10.1"),
+    Pattern("stage", "kernel_warm_up", r"JIT kernel warmup \(", BAR, "0.29.0"),
+    Pattern("stage", "kernel_warm_up", r"Compiling CuTeDSL kernels:", BAR, "0.26.0"),
+    Pattern("stage", "kernel_warm_up", r"\[Aiter Triton\] Pre-compiling ", BAR, "0.10.2", "0.14.1"),
+    Pattern("stage", "cuda_graph_capture", r"Capturing (?!the model)(?:[\w-]+ ){0,4}CUDA graph", BAR, "0.6.6.post1"),
+    Pattern("stage", "cuda_graph_capture", r"Capturing (?:the model for CUDA ?graphs|cudagraphs for )", SAID),
+    Pattern("stage", "warm_up", r"Graph capturing finished in ", SAID),
+    Pattern("stage", "warm_up", r"CUDA graph pool memory: ", SAID, "0.18.0"),
+    Pattern("stage", "warm_up", r"init engine \(profile, create kv cache, warmup model\) took ", SAID, "0.6.5"),
+    Pattern("stage", "warm_up", r"Starting vLLM (?:API )?server ", SAID, "0.7.3"),
+    Pattern("stage", "ready", r"Application startup complete", UVICORN),
+    Pattern("stage", "ready", r"Uvicorn running on ", UVICORN),
+    Pattern("progress", "", r"Resolved architecture: ", SAID, "0.10.0"),
+    Pattern("progress", "", r"Initializing model took ", SAID, "0.30.0"),
+    Pattern("progress", "", r"Time spent downloading weights ", SAID, "0.8.0"),
+    Pattern("progress", "", r"Loading weights took ", SAID, "0.8.0"),
+    Pattern("progress", "", r"Loading drafter model", SAID, "0.8.5"),
+    Pattern("progress", "", r"world_size=\d+ rank=\d+ ", SAID),
+    Pattern("progress", "", r"rank \d+ in world size ", SAID, "0.8.0"),
+    Pattern("progress", "", r"vLLM is using nccl==", SAID),
+    Pattern("progress", "", r"(?:generating|reading) GPU P2P access cache ", SAID),
+    Pattern("progress", "", r"Capturing a cudagraph ", SAID, "0.6.4.post1"),
+    Pattern("progress", "", r"Encoder graph capturing finished |Encoder CUDA graph capture complete", SAID, "0.19.0"),
+    Pattern("progress", "", r"Supported[_ ]tasks: ", SAID, "0.10.0"),
+    Pattern("progress", "", r"Started server process |Waiting for application startup", UVICORN),
+    Pattern("progress", "", r"Warming up done", SAID, "0.8.0"),
+    # -- how it runs --------------------------------------------------------------------------------------------------
+    Pattern("setting", "model", r"[ █▄▀]{10,60}model   ", SAID, "0.17.0", numbers=r"model   (?P<model>.+)"),
+    Pattern("setting", "", r"Using max model len ", SAID, "0.10.0", numbers=r"len (?P<max_model_len>\d+)"),
+    Pattern(
+        "setting",
+        "",
+        r"Chunked prefill is enabled with ",
+        SAID,
+        numbers=r"max_num_batched_tokens=(?P<max_num_batched_tokens>\d+)",
+    ),
+    Pattern("serves", "", r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: ", SAID),
+    Pattern("serves", "", r'[^\s"]{1,80} - "[A-Z]{3,7} /', frozenset({"INFO"})),
+    Pattern("ends", "", r"\[shutdown\] API server: shutdown triggered", WARNED, "0.28.0"),
+    Pattern("ends", "", r"Shutting down(?: FastAPI HTTP server)?\.?$", UVICORN),
+    Pattern("ends", "", r"Application shutdown complete|Finished server process ", UVICORN),
+    # -- what goes wrong ----------------------------------------------------------------------------------------------
+    Pattern("event", "cuda_out_of_memory", r"(?:CUDA|HIP|XPU) out of memory\. .*\(GPU \d", FAILED, numbers=_TRIED_OLD),
+    Pattern("event", "cuda_out_of_memory", r"(?:CUDA|HIP|XPU) out of memory(?!\. .*\(GPU \d)", FAILED, numbers=_TRIED),
+    Pattern("event", "cuda_out_of_memory", r"(?:(?:CUDA|HIP) error|Triton Error \[\w+\]): out of memory", FAILED),
+    Pattern("event", "no_kv_cache_memory", r"No available memory for the cache blocks", FAILED),
+    Pattern(
+        "event", "no_kv_cache_memory", r"The worker already uses .* leaving none for the KV cache", FAILED, "0.33.0"
+    ),
+    Pattern(
+        "event",
+        "max_model_len_exceeds_kv_cache",
+        r"To serve at least one request with the model",
+        FAILED,
+        "0.7.0",
+        numbers=_LENGTH,
+    ),
+    Pattern(
+        "event",
+        "max_model_len_exceeds_kv_cache",
+        r"The model's max seq len \(",
+        FAILED,
+        last="0.10.2",
+        numbers=r"max seq len \((?P<max_model_len>\d+)\).*stored in KV cache \((?P<estimated_max_model_len>\d+)\)",
+    ),
+    Pattern(
+        "event",
+        "free_memory_below_requested",
+        r"Free memory on device .* on startup is less than ",
+        FAILED,
+        "0.9.1",
+        numbers=rf"{_FREE} on startup is less than .*?{_ASKED}",
+    ),
+    Pattern(
+        "event",
+        "free_memory_below_requested",
+        r"Externally held weights on device .* exceed the desired ",
+        FAILED,
+        "0.32.0",
+        numbers=rf"/(?P<total_gibibytes>{_SIZE})\) exceed .*?{_ASKED}",
+    ),
+    Pattern(
+        "event",
+        "shm_broadcast_wait",
+        r"No available shared memory broadcast block ",
+        WARNED,
+        "0.8.2",
+        numbers=r"in (?P<seconds>[\d.]+) second",
+    ),
+    Pattern("event", "rpc_timeout", r"RPC call to \S+ timed out", FAILED, "0.6.5"),
+    Pattern("event", "engine_dead", r"[\w.]*EngineDeadError\b", FAILED),
+    Pattern("event", "engine_dead", r"EngineCore encountered (?:a fatal error|an issue)", FAILED, "0.8.5.post1"),
+    Pattern("event", "engine_dead", r"EngineCore hit an exception", FAILED, "0.7.0", "0.8.4"),
+    Pattern("event", "engine_dead", r"AsyncLLM output_handler failed", FAILED, "0.8.5.post1"),
+    Pattern("event", "engine_dead", r"Engine core proc(?:ess)? \S+ died unexpectedly", FAILED, "0.10.1"),
+    Pattern("event", "engine_dead", r"\[shutdown\] MPClient: engine core exited unexpectedly", WARNED, "0.28.0"),
+    Pattern("event", "engine_dead", r"Engine (?:loop is|background task|loop has) ", FAILED, last="0.10.2"),
+    Pattern("event", "engine_dead", r"Engine iteration timed out\.", FAILED, last="0.10.2"),
+    Pattern("event", "engine_start_failed", r"Engine core initialization failed", FAILED, "0.8.4"),
+    Pattern("event", "engine_start_failed", r"Engine process failed to start", FAILED, "0.6.2", "0.10.2"),
+    Pattern(
+        "event",
+        "engine_start_failed",
+        r"(?:EngineCore|EngineCoreProc|WorkerProc|RayWorkerProc) failed to start\.",
+        FAILED,
+        "0.6.4.post1",
+    ),
+    Pattern("event", "engine_start_failed", r"Timed out waiting for engine core processes to start", FAILED, "0.17.0"),
+    Pattern("event", "engine_start_failed", r"Application startup failed", UVICORN | FAILED),
+    Pattern("fatal", "engine_start_failed", r"(?:vllm(?: serve)?|api_server\.py|__main__\.py): error: ", BAR),
+    Pattern(
+        "event",
+        "worker_died",
+        r"(?:Worker proc|RayWorkerProc|Worker) \S+(?: pid \d+)? died(?: unexpectedly)?[, (]",
+        FAILED,
+    ),
+    Pattern("event", "nccl_timeout", r"Watchdog caught collective operation timeout", FAILED),
+    Pattern("event", "nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED),
+    Pattern("event", "nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED),
+    Pattern("event", "nccl_timeout", r"ProcessGroupNCCL's watchdog got stuck ", FAILED),
+    Pattern("event", "cuda_error", r"(?:CUDA|HIP)(?: driver)? error(?: \d+)?: (?!out of memory)", FAILED),
+    Pattern("event", "cuda_error", r"(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS)_STATUS_|cu[A-Z]\w+ error: ", FAILED),
+    Pattern("event", "cuda_error", r"Triton Error \[\w+\]: (?!out of memory)", FAILED),
+    Pattern("event", "cuda_error", r"NCCL error(?: in)?: ", FAILED),
+    Pattern("event", "custom_all_reduce_disabled", r"Custom allreduce is disabled ", WARNED),
+    Pattern("event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0"),
+    Pattern("event", "preemption_v0", r"Sequence group \S+ is preempted by ", WARNED, last="0.10.2"),
+)
+
+_RANK = r"(?:\[[^\]]{0,120}Rank \d+\] ?){0,3}"
+_BEFORE = re.compile(
+    r"(?: *what\(\): +)?"
+    rf"{_RANK}(?:Process group watchdog thread terminated with exception: )?{_RANK}"
+    r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception): )?"
+    r"(?:Worker failed with error ['\"])?"
+)
+"""What may stand before the words of a failure: its class, torch's name of the rank, an engine that quotes a worker."""
+_ANY = re.compile("|".join(each.begins for each in PATTERNS))
+"""Without groups: says no ten times as fast as the next."""
+_WHICH = re.compile("|".join(f"({each.begins})" for each in PATTERNS))
+_UNITS = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "KB": 2**-20, "MB": 2**-10, "GB": 1.0}
+"""Of a gibibyte: vLLM before 0.8.3 wrote GB and meant GiB."""
+
+
+def recognise(text: str, level: str) -> Pattern | None:
+    """What a line tells, by its text without its head."""
+    pattern = _which(text)
+    if pattern is None and level in FAILED:
+        before = _BEFORE.match(text)
+        pattern = _which(text[before.end() :]) if before and before.end() else None
+    return pattern if pattern and level in pattern.levels else None
+
+
+def _which(text: str) -> Pattern | None:
+    match = _WHICH.match(text) if _ANY.match(text) else None
+    return PATTERNS[match.lastindex - 1] if match and match.lastindex else None
+
+
+def values(pattern: Pattern, text: str) -> dict[str, str]:
+    """The groups of `numbers` that are in the line."""
+    match = _compiled(pattern.numbers).search(text) if pattern.numbers else None
+    return {name: value for name, value in match.groupdict().items() if value} if match else {}
+
+
+def amount(text: str) -> float:
+    """A number as vLLM prints it: "131,072", "2.0 GiB" (in gibibytes), "136.00 MiB"; ValueError for none."""
+    digits, _, unit = text.replace(",", "").partition(" ")
+    return float(digits) * _UNITS.get(unit, 1.0)
+
+
+@lru_cache(len(PATTERNS))
+def _compiled(regex: str) -> re.Pattern[str]:
+    return re.compile(regex)
