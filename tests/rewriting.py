@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,13 @@ def scrapes(name: str) -> Iterator[Scrape]:
         failed, _, rest = header.partition(" ")
         time, instance, *_ = rest.split(" ")
         yield float(time), instance, "" if failed else page
+
+
+def pages_alone(folder: Path, name: str) -> Path:
+    """The same recording, of somebody who kept no log."""
+    for file in ("metrics.prom.gz", "recording.toml"):
+        shutil.copy(RECORDINGS / name / file, folder)
+    return folder
 
 
 def write(folder: Path, all_scrapes: Iterable[Scrape]) -> Path:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from diag.exporter import log as following
 from diag.exporter.families import FAMILIES, render
 from diag.exporter.log import MOST_LINE, Lines, LogTail
+from diag.exporter.log_facts import settings as printed_settings
+from diag.exporter.log_head import Reader, entries
 from diag.exporter.log_lines import EVENTS, PHASES
-from diag.exporter.log_state import Reader, ServerLog, entries
-from diag.exporter.log_state import settings as printed_settings
+from diag.exporter.log_state import ServerLog
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE / "recordings"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from rewriting import pages_alone
 
 from diag import doctor
 from diag.fixes import Proposal, available, relaunch
@@ -95,6 +96,7 @@ def test_a_flag_that_is_taken_away_takes_its_value_along() -> None:
     )
 
 
-def test_a_proposal_that_would_not_move_the_value_is_left_out() -> None:
-    finding = primary("queue_saturation", launch="vllm serve m --max-num-seqs 100000")
+def test_a_proposal_that_would_not_move_the_value_is_left_out(tmp_path: Path) -> None:
+    alone = str(pages_alone(tmp_path, "queue_saturation"))
+    finding = doctor.run(doctor.Settings([alone], launch="vllm serve m --max-num-seqs 100000")).present[0]
     assert "--max-num-seqs" not in [each.fix.flag for each in finding.proposals]

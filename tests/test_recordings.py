@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import rewriting
 from conftest import RECORDINGS, ROOT
 
 from diag import doctor
@@ -62,10 +63,7 @@ def test_an_ill_server_is_not_called_healthy(name: str) -> None:
 
 
 def without_log(folder: Path, name: str) -> Judgement:
-    """The same recording, of somebody who kept no log."""
-    for file in ("metrics.prom.gz", "recording.toml"):
-        shutil.copy(RECORDINGS / name / file, folder)
-    return doctor.run(doctor.Settings([str(folder)]))
+    return doctor.run(doctor.Settings([str(rewriting.pages_alone(folder, name))]))
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "startup" in name or name.startswith("fail")])
