@@ -104,4 +104,4 @@ def run(settings: Settings) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise SystemExit(0)

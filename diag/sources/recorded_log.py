@@ -5,7 +5,8 @@ from datetime import UTC, timedelta, timezone, tzinfo
 from pathlib import Path
 
 from diag.exporter.families import plain
-from diag.exporter.log_state import ServerLog, entries
+from diag.exporter.log_head import entries
+from diag.exporter.log_state import ServerLog
 
 LOG = "server.log"
 

@@ -1,0 +1,152 @@
+"""What is read of a GPU: families, NVML's fields and functions, their units. Numbers and units: nvml.h 13.5."""
+
+from collections.abc import Collection
+
+from diag.exporter import nvml
+from diag.exporter.nvml import Call, Field, Reading
+
+E3, E6, E9 = 1_000, 1_000_000, 1_000_000_000
+REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+THROTTLED = {  # counters in nanoseconds: field values, then the policy of nvmlDeviceGetViolationStatus
+    "sw_power_cap": ((74,), (0,)),
+    "sw_thermal": ((269, 75), (1,)),  # a driver without 269 and 270 counts both kinds of heat in 75: they go here
+    "hw_thermal": ((270,), ()),
+    "hw_power_brake": ((271,), ()),
+    "sync_boost": ((76,), (2,)),
+    "board_limit": ((77,), (3,)),
+    "reliability": ((79,), (5,)),
+}
+NVLINK_ERRORS = {"crc_flit": 38, "crc_data": 45, "replay": 52, "recovery": 59, "ecc_data": 160}
+"""Of all links at once."""
+NVLINK_ERRORS_PER_LINK = {
+    "replay": 161,
+    "recovery": 162,
+    "crc": 163,
+    "malformed_packet": 206,  # from here on Blackwell and later, which refuse the three above
+    "buffer_overrun": 207,
+    "receive": 208,
+    "receive_remote": 209,
+    "receive_general": 210,
+    "link_integrity": 211,
+    "transmit_discard": 212,
+    "link_recovery_failed": 214,
+    "link_recovery": 215,
+}
+PCIE_BYTES = {"tx": (197, 0), "rx": (198, 1)}
+RATE = "diag_gpu_pcie_throughput_bytes_per_second"
+
+MEMORY = ("nvmlDeviceGetMemoryInfo", (nvml.MEMORY_V2,))
+CLOCKS = {"sm": 1, "memory": 2}
+READINGS = (
+    Reading(
+        "diag_gpu_temperature_celsius",
+        ("gpu",),
+        (Call("nvmlDeviceGetTemperatureV", (0,)), Call("nvmlDeviceGetTemperature", (0,))),
+    ),
+    Reading("diag_gpu_temperature_celsius", ("memory",), (Field(82),)),
+    Reading("diag_gpu_temperature_margin_celsius", (), (Call("nvmlDeviceGetMarginTemperature"),)),
+    Reading(
+        "diag_gpu_throttle_active",
+        (),
+        (Call("nvmlDeviceGetCurrentClocksEventReasons"), Call("nvmlDeviceGetCurrentClocksThrottleReasons")),
+    ),
+    *(
+        Reading(
+            "diag_gpu_throttle_seconds_total",
+            (reason,),
+            (
+                *(Field(field, per=E9) for field in fields),
+                *(Call("nvmlDeviceGetViolationStatus", (policy,), "violationTime", per=E9) for policy in policies),
+            ),
+        )
+        for reason, (fields, policies) in THROTTLED.items()
+    ),
+    *(
+        Reading("diag_gpu_clock_hertz", (name,), (Call("nvmlDeviceGetClockInfo", (clock,), times=E6),))
+        for name, clock in CLOCKS.items()
+    ),
+    Reading(  # the mean of a second where there is one, as nvmlDeviceGetPowerUsage gives it since Ampere
+        "diag_gpu_power_watts",
+        (),
+        (Field(185, per=E3), Call("nvmlDeviceGetPowerUsage", per=E3), Field(186, per=E3)),
+    ),
+    Reading("diag_gpu_power_limit_watts", (), (Field(190, per=E3), Call("nvmlDeviceGetEnforcedPowerLimit", per=E3))),
+    Reading(
+        "diag_gpu_energy_joules_total", (), (Field(83, per=E3), Call("nvmlDeviceGetTotalEnergyConsumption", per=E3))
+    ),
+    Reading("diag_gpu_utilization_ratio", (), (Call("nvmlDeviceGetUtilizationRates", (), "gpu", per=100),)),
+    Reading("diag_gpu_memory_busy_ratio", (), (Call("nvmlDeviceGetUtilizationRates", (), "memory", per=100),)),
+    *(
+        Reading(f"diag_gpu_memory_{what}_bytes", (), (Call(*MEMORY, what), Call(MEMORY[0], (), what)))
+        for what in ("total", "used", "free")
+    ),
+    Reading("diag_gpu_memory_reserved_bytes", (), (Call(*MEMORY, "reserved"),)),
+    *(Reading("diag_gpu_pcie_bytes_total", (way,), (Field(field),)) for way, (field, _) in PCIE_BYTES.items()),
+    Reading("diag_gpu_pcie_link_generation", ("current",), (Call("nvmlDeviceGetCurrPcieLinkGeneration"),)),
+    Reading("diag_gpu_pcie_link_width", ("current",), (Call("nvmlDeviceGetCurrPcieLinkWidth"),)),
+    Reading("diag_gpu_pcie_replays_total", (), (Field(94), Call("nvmlDeviceGetPcieReplayCounter"))),
+    *(Reading("diag_gpu_nvlink_errors_total", (kind,), (Field(field),)) for kind, field in NVLINK_ERRORS.items()),
+    Reading("diag_gpu_ecc_errors_total", ("corrected",), (Field(3), Call("nvmlDeviceGetTotalEccErrors", (0, 0)))),
+    Reading("diag_gpu_ecc_errors_total", ("uncorrected",), (Field(4), Call("nvmlDeviceGetTotalEccErrors", (1, 0)))),
+    Reading("diag_gpu_remapped_rows", ("corrected",), (Field(142), Call("nvmlDeviceGetRemappedRows", (), 0))),
+    Reading("diag_gpu_remapped_rows", ("uncorrected",), (Field(143), Call("nvmlDeviceGetRemappedRows", (), 1))),
+    Reading("diag_gpu_remap_failure", (), (Field(145), Call("nvmlDeviceGetRemappedRows", (), 3))),
+)
+"""At each look."""
+UNCHANGING = (
+    *(
+        Reading("diag_gpu_clock_max_hertz", (name,), (Call("nvmlDeviceGetMaxClockInfo", (clock,), times=E6),))
+        for name, clock in CLOCKS.items()
+    ),
+    Reading(
+        "diag_gpu_power_limit_min_watts",
+        (),
+        (Field(187, per=E3), Call("nvmlDeviceGetPowerManagementLimitConstraints", (), 0, per=E3)),
+    ),
+    Reading(
+        "diag_gpu_power_limit_default_watts",
+        (),
+        (Field(189, per=E3), Call("nvmlDeviceGetPowerManagementDefaultLimit", per=E3)),
+    ),
+    Reading("diag_gpu_pcie_link_generation", ("max",), (Call("nvmlDeviceGetMaxPcieLinkGeneration"),)),
+    Reading("diag_gpu_pcie_link_width", ("max",), (Call("nvmlDeviceGetMaxPcieLinkWidth"),)),
+)
+
+
+def of_links(links: int) -> tuple[Reading, ...]:
+    """NVLink traffic; fields 202 and 204 are there from the fifth generation on."""
+    kinds = {"tx": (138, 202), "rx": (139, 204)}
+    return tuple(
+        Reading("diag_gpu_nvlink_bytes_total", (way,), (Field(kibibytes, link, times=1024), Field(count, link)), link)
+        for way, (kibibytes, count) in kinds.items()
+        for link in range(links)
+    )
+
+
+def seldom(links: int, without: Collection[str], sampled: bool) -> tuple[Reading, ...]:
+    """What is slow: NVLink errors of each link, but for kinds known as a whole, and PCIe rates if `sampled`."""
+    errors = {kind: field for kind, field in NVLINK_ERRORS_PER_LINK.items() if kind not in without}
+    return (
+        *(
+            Reading("diag_gpu_nvlink_errors_total", (kind,), (Field(field, link),), link)
+            for kind, field in errors.items()
+            for link in range(links)
+        ),
+        *(
+            Reading(RATE, (way,), (Call("nvmlDeviceGetPcieThroughput", (counter,), times=E3),))
+            for way, (_, counter) in PCIE_BYTES.items()
+            if sampled
+        ),
+    )
