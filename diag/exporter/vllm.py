@@ -114,8 +114,13 @@ def _refuse(page: bytes) -> None:
         raise NotMetrics("answered an empty page")
     if is_cut(page[page.rfind(b"\n") + 1 :]):
         raise NotMetrics("answered a page that ends in the middle of a line")
-    if b"\ndiag_build_info{" in page:
+    if is_ours(page):
         raise NotMetrics("this is a page of diag's own: give vLLM's address")
+
+
+def is_ours(page: bytes) -> bool:
+    """Whether an exporter of ours has served it."""
+    return b"\ndiag_build_info{" in page
 
 
 def _lines(page: bytes, beginning: bytes) -> bytes:

@@ -7,7 +7,7 @@ from datetime import tzinfo
 from diag.exporter.host import host
 from diag.exporter.page import Beside
 from diag.exporter.part import Outcome
-from diag.exporter.vllm import Reader, Scraped
+from diag.exporter.vllm import Reader, Scraped, is_ours
 from diag.sources.config import Told
 from diag.sources.failure import Failure
 from diag.sources.lines import NotMetrics
@@ -31,7 +31,10 @@ class Local:
         """The whole page; Failure or NotMetrics where neither a page nor anything else shows a server."""
         looks, start = self._beside.look(), time.monotonic()
         try:
-            scraped = Outcome[Scraped](self._reader.read(await self._server.page(), self._server.told), "", 0.0)
+            page = await self._server.page()
+            if is_ours(page):
+                return page
+            scraped = Outcome[Scraped](self._reader.read(page, self._server.told), "", 0.0)
         except (Failure, NotMetrics) as error:
             if not self._host.has_server:
                 raise
