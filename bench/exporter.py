@@ -56,19 +56,20 @@ class Page:
     """A page over one connection that is kept, as Prometheus keeps it."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
 
     def seconds(self) -> float:
         """How long one scrape takes."""
         start = time.perf_counter()
         try:
-            self._connection.request("GET", "/metrics")
-            self._connection.getresponse().read()
-        except (http.client.HTTPException, OSError):  # closed while it was idle
-            self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
-            return self.seconds()
+            self._get()
+        except http.client.RemoteDisconnected:  # closed while it was idle
+            self._get()
         return time.perf_counter() - start
+
+    def _get(self) -> None:
+        self._connection.request("GET", "/metrics")
+        self._connection.getresponse().read()
 
 
 @contextmanager

@@ -182,8 +182,11 @@ def _gpu(index: int, gpu: Mapping[str, object]) -> list[str]:
     found |= {call: " ".join(said[w] for w in words) for call, words in TUPLES.items() if set(words) <= said.keys()}
     if "remapped" in said:
         found["nvmlDeviceGetRemappedRows"] = said["remapped"]
-    for link in range(int(said.get("links", 0))):
-        found |= {f"field 138 {link}": said["nvlink_tx"], f"field 139 {link}": said["nvlink_rx"]}
+    links = int(said.get("links", 0))
+    for field, word in ((138, "nvlink_tx"), (139, "nvlink_rx")) if links else ():
+        found |= {f"field {field} {link}": said[word] for link in range(links)}
+        found[f"field {field} {2**32 - 1}"] = str(links * int(said[word]))
+    for link in range(links):
         found[f"nvmlDeviceGetNvLinkState {link}"] = "1"
     users = gpu.get("processes")
     if isinstance(users, Mapping):

@@ -83,6 +83,30 @@ def test_a_server_that_misbehaves_is_given_up(talk: Callable[..., None]) -> None
     assert time.monotonic() - begun < 4
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        Reply(b"<html>login</html>"),
+        Reply(b"", 503),
+        Reply(PAGE[:-5]),
+        Reply(PAGE, 200, {"Content-Encoding": "br"}),
+        Reply(PAGE, 200, {"Content-Length": "9000"}),
+    ],
+)
+def test_a_server_that_answered_well_is_watched_all_the_same(second: Reply) -> None:
+    with serving(on_metrics(Reply(PAGE), second, second, Reply(PAGE))) as server:
+        one = exporter(server.url)
+        ups = [values(one.page(4))["diag_vllm_up"] for _ in range(4)]
+    assert (ups[:2], ups[-1]) == ([1, 0], 1)  # an odd answer may be asked for twice
+
+
+def test_a_server_that_closes_every_connection_is_scraped_all_the_same() -> None:
+    closing = {"Content-Type": "text/plain", "Connection": "close"}
+    with serving(on_metrics(Reply(PAGE, 200, closing))) as server:
+        one = exporter(server.url)
+        assert [values(one.page(4))["diag_vllm_up"] for _ in range(5)] == [1] * 5
+
+
 def test_a_page_without_vllms_metrics_is_passed_on_and_is_not_up(caplog: pytest.LogCaptureFixture) -> None:
     with serving(pages(b"process_start_time_seconds 1\n")) as server:
         found = values(exporter(server.url).page(4))

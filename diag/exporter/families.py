@@ -113,10 +113,38 @@ FAMILIES: dict[str, Family] = {
 
 
 def render(samples: Iterable[Sample]) -> bytes:
-    """The samples in the text format 0.0.4, families in the order of the contract."""
+    """The samples in the text format 0.0.4, families in the order of the contract.
+
+    prometheus_client writes what stands before a value, once for each series: it does not change from scrape to scrape.
+    """
+    from prometheus_client.utils import floatToGoString
+
+    by_family: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_family.setdefault(sample[0], []).append(sample)
+    lines: list[str] = []
+    for name in filter(by_family.__contains__, FAMILIES):
+        for at, (_, labels, value) in enumerate(by_family[name]):
+            head = _HEADS.get((name, labels)) or _written(name, labels)
+            lines.append(f"{'' if at else head[0]}{head[1]} {floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
+    return "".join(lines).encode()
+
+
+_HEADS: dict[tuple[str, tuple[str, ...]], tuple[str, str]] = {}
+MOST_HEADS = 20_000
+"""Processes come and go, and every PID is a series of its own."""
+
+
+def _written(name: str, labels: tuple[str, ...]) -> tuple[str, str]:
+    """The family's comments and the series' name and labels, by prometheus_client."""
     from prometheus_client import generate_latest
 
-    return generate_latest(cast("CollectorRegistry", _Registry(samples)))
+    if len(_HEADS) >= MOST_HEADS:
+        _HEADS.clear()
+    page = generate_latest(cast("CollectorRegistry", _Registry((name, labels, 0.0)))).decode()
+    comments, _, line = page.rstrip("\n").rpartition("\n")
+    _HEADS[name, labels] = f"{comments}\n", line.rpartition(" ")[0]
+    return _HEADS[name, labels]
 
 
 def plain(samples: Iterable[Sample]) -> bytes:
@@ -134,25 +162,17 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 class _Registry:
-    """What `generate_latest` asks of a registry: prometheus_client's families, made of our samples."""
+    """What `generate_latest` asks of a registry, with one sample."""
 
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self._samples = samples
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
 
     def collect(self) -> "Iterator[Metric]":
-        by_family: dict[str, list[Sample]] = {}
-        for sample in self._samples:
-            by_family.setdefault(sample[0], []).append(sample)
-        for name, family in FAMILIES.items():
-            if name in by_family:
-                yield _metric(name, family, by_family[name])
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-
-def _metric(name: str, family: Family, samples: Iterable[Sample]) -> "Metric":
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
-    metric = kind(name, family.help, labels=family.labels)
-    for _, labels, value in samples:
+        name, labels, value = self._sample
+        family = FAMILIES[name]
+        kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
+        metric = kind(name, family.help, labels=family.labels)
         metric.add_metric(labels, value)
-    return metric
+        yield metric

@@ -1,7 +1,6 @@
 """The GPUs of one vLLM server as NVML shows them: which they are, and all that can be read of each."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from diag.exporter import nvml
 from diag.exporter.families import Collected, Sample
-from diag.exporter.gpu_readings import READINGS, REASONS, UNCHANGING, of_links, seldom
+from diag.exporter.gpu_readings import NVLINK_BYTES, READINGS, REASONS, UNCHANGING, of_links, seldom
 from diag.exporter.nvml import Away, Device, Field, Lost, Reading
 from diag.exporter.xid import XidWatch
 
@@ -24,7 +23,7 @@ SELDOM = 10.0
 """Seconds between two looks at what is slow."""
 PATHS = {0: "pix", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
 """nvmlGpuTopologyLevel_t; 0 is two GPUs on one board."""
-LINKS = Reading("links", (), (Field(91),))
+LINKS = (Reading("links", (), (Field(91),)),)
 _SLOWDOWN = 1
 _P2P_NVLINK = 2
 
@@ -41,9 +40,11 @@ class Gpu:
     processes: Mapping[int, int | None] = field(default_factory=dict)
     instances: Sequence[Device] = ()
     _links: int = 0
+    _each_link: Sequence[Reading] = ()
     _slowdown: float | None = None
     _constant: Sequence[Sample] = ()
     _rare: Sequence[Sample] = ()
+    _by_link: dict[tuple[str, tuple[str, ...]], dict[int | None, float]] = field(default_factory=dict)
     _anew_at: float = 0.0
     _seldom_at: float = 0.0
 
@@ -68,17 +69,20 @@ class Gpu:
         if now >= self._anew_at:
             self._renew(device, now)
         self.processes = _processes((device, *self.instances))
-        found = [*self._read(device, READINGS), *self._read(device, of_links(self._links))]
+        found = self._read(device, READINGS)
+        if self._links and not any(family == NVLINK_BYTES for family, _, _ in found):
+            found += self._read(device, self._each_link)
         if now >= self._seldom_at:
             self._rare = self._slow(device, found)
             self._seldom_at = now + SELDOM
-        return [*_added([*found, *self._rare]), *self._constant, *self._margin(found)]
+        return [*found, *self._rare, *self._constant, *self._margin(found)]
 
     def _renew(self, device: Device, now: float) -> None:
         device.forget()
         self.instances = device.instances()
         self._slowdown = device.ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
-        self._links = int(next((value for _, value in device.read([LINKS])), 0))
+        self._links = int(next((value for _, value in device.read(LINKS)), 0))
+        self._each_link = of_links(self._links)
         self._constant = [*self._read(device, UNCHANGING), *self._active_links(device)]
         self._anew_at = now + ANEW
 
@@ -88,16 +92,22 @@ class Gpu:
             yield "diag_gpu_nvlink_active_links", self.labels, float(states.count(1))
 
     def _read(self, device: Device, readings: Sequence[Reading]) -> list[Sample]:
-        found: list[Sample] = []
+        found: dict[tuple[str, tuple[str, ...]], float] = {}
+        gpu = self.labels
         for reading, value in device.read(readings):
+            labels = gpu + reading.labels
             if reading.family == "diag_gpu_throttle_active":
-                found += [
-                    (reading.family, (*self.labels, reason), float(bool(int(value) & bit)))
-                    for bit, reason in REASONS.items()
-                ]
+                mask = int(value)
+                found |= {(reading.family, (*labels, each)): float(bool(mask & bit)) for bit, each in REASONS.items()}
             else:
-                found.append((reading.family, (*self.labels, *reading.labels), value))
-        return found
+                found[reading.family, labels] = value if reading.part is None else self._sum(reading, value)
+        return [(family, labels, value) for (family, labels), value in found.items()]
+
+    def _sum(self, reading: Reading, value: float) -> float:
+        """Over all links; one that does not answer for once keeps its last value, or the counter would fall."""
+        links = self._by_link.setdefault((reading.family, reading.labels), {})
+        links[reading.part] = value
+        return sum(links.values())
 
     def _slow(self, device: Device, found: Sequence[Sample]) -> list[Sample]:
         kinds = {labels[2] for family, labels, _ in found if family == "diag_gpu_nvlink_errors_total"}
@@ -125,14 +135,6 @@ def _processes(devices: Sequence[Device]) -> Mapping[int, int | None]:
     for device in devices:
         found |= device.processes()
     return found
-
-
-def _added(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples of several links of a GPU as one."""
-    sums: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    for family, labels, value in samples:
-        sums[family, labels] += value  # type: ignore[assignment]
-    return [(family, labels, float(value)) for (family, labels), value in sums.items()]
 
 
 class Gpus:

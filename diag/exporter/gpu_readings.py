@@ -47,6 +47,9 @@ NVLINK_ERRORS_PER_LINK = {
 PCIE_BYTES = {"tx": (197, 0), "rx": (198, 1)}
 RATE = "diag_gpu_pcie_throughput_bytes_per_second"
 
+NVLINK_BYTES = "diag_gpu_nvlink_bytes_total"
+ALL_LINKS = 0xFFFFFFFF
+"""nvml.h: a link of UINT_MAX is the sum over all of them."""
 MEMORY = ("nvmlDeviceGetMemoryInfo", (nvml.MEMORY_V2,))
 CLOCKS = {"sm": 1, "memory": 2}
 READINGS = (
@@ -97,6 +100,8 @@ READINGS = (
     Reading("diag_gpu_pcie_link_generation", ("current",), (Call("nvmlDeviceGetCurrPcieLinkGeneration"),)),
     Reading("diag_gpu_pcie_link_width", ("current",), (Call("nvmlDeviceGetCurrPcieLinkWidth"),)),
     Reading("diag_gpu_pcie_replays_total", (), (Field(94), Call("nvmlDeviceGetPcieReplayCounter"))),
+    Reading(NVLINK_BYTES, ("tx",), (Field(138, ALL_LINKS, times=1024),)),
+    Reading(NVLINK_BYTES, ("rx",), (Field(139, ALL_LINKS, times=1024),)),
     *(Reading("diag_gpu_nvlink_errors_total", (kind,), (Field(field),)) for kind, field in NVLINK_ERRORS.items()),
     Reading("diag_gpu_ecc_errors_total", ("corrected",), (Field(3), Call("nvmlDeviceGetTotalEccErrors", (0, 0)))),
     Reading("diag_gpu_ecc_errors_total", ("uncorrected",), (Field(4), Call("nvmlDeviceGetTotalEccErrors", (1, 0)))),
@@ -126,10 +131,10 @@ UNCHANGING = (
 
 
 def of_links(links: int) -> tuple[Reading, ...]:
-    """NVLink traffic; fields 202 and 204 are there from the fifth generation on."""
-    kinds = {"tx": (138, 202), "rx": (139, 204)}
+    """NVLink traffic of each link, where a driver does not add them up."""
+    kinds = {"tx": (138, 202), "rx": (139, 204)}  # the second ones are there from the fifth generation on
     return tuple(
-        Reading("diag_gpu_nvlink_bytes_total", (way,), (Field(kibibytes, link, times=1024), Field(count, link)), link)
+        Reading(NVLINK_BYTES, (way,), (Field(kibibytes, link, times=1024), Field(count, link)), link)
         for way, (kibibytes, count) in kinds.items()
         for link in range(links)
     )

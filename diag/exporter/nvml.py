@@ -80,18 +80,30 @@ class Reading(NamedTuple):
     """The link, where the sample is a sum over all links."""
 
 
+class Plan(NamedTuple):
+    """What to ask for some readings, as long as no more than so many requests have been refused."""
+
+    readings: Sequence[Reading]
+    refused: int
+    sources: Sequence[tuple[Reading, Source]]
+    fields: Sequence[Request]
+    calls: Sequence[Request]
+
+
 class Device:
     """One GPU or MIG instance."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self._refused: set[Request] = set()
+        self._plans: dict[int, Plan] = {}
         self._answers = 0
         self._failures = 0
 
     def forget(self) -> None:
         """Ask again for what was refused."""
         self._refused.clear()
+        self._plans.clear()
 
     def fell_silent(self) -> bool:
         """Whether it answered nothing since this was last asked: some lost GPUs only say "unknown error"."""
@@ -112,18 +124,31 @@ class Device:
         self._answers += 1
         return answer
 
-    def read(self, readings: Iterable[Reading]) -> list[tuple[Reading, float]]:
-        """What could be read of these."""
-        answers: dict[Request, Any] = {}
-        found = []
-        waiting = [(each, source) for each in readings if (source := self._first(each))]
-        while waiting:
-            self._ask_all(dict.fromkeys(source for _, source in waiting), answers)
-            known = [(each, source, answers[source[:2]]) for each, source in waiting if source[:2] in answers]
-            found += [(each, _number(source, answer)) for each, source, answer in known]
-            refused = (each for each, source in waiting if source[:2] in self._refused)
-            waiting = [(each, source) for each in refused if (source := self._first(each))]
-        return found
+    def read(self, readings: Sequence[Reading]) -> list[tuple[Reading, float]]:
+        """What could be read of these; a tuple of readings that is kept is planned once."""
+        while True:
+            plan, refused = self._plan(readings), len(self._refused)
+            answers = dict(self._fields(plan.fields)) if plan.fields else {}
+            for name, args in plan.calls:
+                answer = self.ask(name, *args)
+                if answer is not None:
+                    answers[name, args] = answer
+            if len(self._refused) == refused:
+                break
+        known = ((each, source, answers.get(source[:2])) for each, source in plan.sources)
+        return [(each, _number(source, answer)) for each, source, answer in known if answer is not None]
+
+    def _plan(self, readings: Sequence[Reading]) -> "Plan":
+        """Of each reading the first source that has not been refused."""
+        plan = self._plans.get(id(readings))
+        if plan is None or plan.readings is not readings or plan.refused != len(self._refused):
+            left = [(each, [source for source in each.sources if source[:2] not in self._refused]) for each in readings]
+            sources = [(each, some[0]) for each, some in left if some]
+            requests = dict.fromkeys((source[:2], type(source)) for _, source in sources)
+            fields = [request for request, kind in requests if kind is Field]
+            calls = [request for request, kind in requests if kind is Call]
+            plan = self._plans[id(readings)] = Plan(readings, len(self._refused), sources, fields, calls)
+        return plan
 
     def processes(self) -> dict[int, int | None]:
         """PID -> bytes, None where they are not known. Asked at each look, whatever was refused: it shows a loss."""
@@ -147,20 +172,6 @@ class Device:
         slots = range(self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
         handles = (self.ask("nvmlDeviceGetMigDeviceHandleByIndex", slot) for slot in slots)
         return [Device(each) for each in handles if each is not None]
-
-    def _first(self, reading: Reading) -> Source | None:
-        return next((each for each in reading.sources if each[:2] not in self._refused), None)
-
-    def _ask_all(self, sources: Collection[Source], answers: dict[Request, Any]) -> None:
-        fields = [each[:2] for each in sources if isinstance(each, Field) and each[:2] not in answers]
-        if fields:
-            answers.update(self._fields(fields))
-        for each in sources:
-            request = each[:2]
-            if isinstance(each, Call) and request not in answers:
-                answer = self.ask(each.name, *each.args)
-                if answer is not None:
-                    answers[request] = answer
 
     def _fields(self, wanted: Sequence[Request]) -> Iterator[tuple[Request, float]]:
         try:

@@ -12,8 +12,9 @@ from diag.sources.address import Address
 from diag.sources.config import Config, Told, from_page
 from diag.sources.failure import Failure
 from diag.sources.fetch import Fetcher
-from diag.sources.lines import NotMetrics, is_cut, sample
-from diag.sources.server import Server
+from diag.sources.lines import NotMetrics, is_cut, refuse_other_formats, sample
+from diag.sources.quick import Quick
+from diag.sources.server import ACCEPT, Server
 
 MOST_BYTES = 16 * 2**20
 """Of vLLM's page; it has some 50 kB, many adapters make it grow."""
@@ -82,30 +83,46 @@ class Vllm:
     def __init__(self, address: Address, timeout: float, launch: str = "") -> None:
         self._runner = asyncio.Runner()
         self.server = server(address, timeout, launch)
+        self._quick = quick(address, timeout)
         self._reader = Reader()
         self._asked_of: bytes | None = None
 
     def look(self) -> Scraped:
         """Scrape now; Unusable with one sentence where there is no page of metrics."""
         try:
-            return self._runner.run(self._scrape())
+            page = self._as_ever() or self._runner.run(self.server.page())
+            scraped = self._reader.read(page, self.server.told)
+            return scraped if self._asked_of == self._reader.start else self._runner.run(self._ask(scraped))
         except (Failure, NotMetrics) as error:
             raise Unusable(f"{self.server.address.shown}: {error}") from error
 
-    async def _scrape(self) -> Scraped:
-        scraped = self._reader.read(await self.server.page(), self.server.told)
-        if self._asked_of == self._reader.start:
-            return scraped
+    def _as_ever(self) -> bytes | None:
+        """The page from where it was found, None where it has not been found or is not as it was."""
+        page = self._quick.get(self.server.path, ACCEPT, MOST_BYTES) if self._quick and self.server.path else None
+        if page is not None:
+            refuse_other_formats(page)
+        return page
+
+    async def _ask(self, scraped: Scraped) -> Scraped:
+        """A server that is new or was started anew is asked what its page does not say."""
         await self.server.ask()
         self._asked_of = self._reader.start
         return self._reader.read(scraped.page, self.server.told)
 
 
 def server(address: Address, timeout: float, launch: str = "") -> Server:
-    """The server to ask, with the credentials of the environment and one connection that is kept."""
+    """The server to ask, with the credentials of the environment."""
     access = from_environment(os.environ)
     context = tls(access) if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return Server(address, Fetcher(address, access, context, timeout, keep=True), Told(launch=launch), MOST_BYTES)
+    return Server(address, Fetcher(address, access, context, timeout), Told(launch=launch), MOST_BYTES)
+
+
+def quick(address: Address, timeout: float) -> Quick | None:
+    """The short way to a server on this host; None where a proxy may have to be asked."""
+    access = from_environment(os.environ)
+    context = tls(access) if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    headers = dict(access.headers) | ({"Authorization": address.authorization} if address.authorization else {})
+    return Quick(address, headers, context, timeout) if address.is_loopback else None
 
 
 def _refuse(page: bytes) -> None:

@@ -37,13 +37,10 @@ class Answer:
 class Fetcher:
     """Asks one server. Connecting and each wait may take `timeout` seconds, a whole request twice as much.
 
-    Every request has its own connection, for one that is kept may be closed by the server just as it is used again;
-    with `keep` they are kept all the same, and a request that finds its own closed is sent once more.
+    Every request has its own connection: one that is kept may be closed by the server just as it is used again.
     """
 
-    def __init__(
-        self, address: Address, access: Access, context: ssl.SSLContext, timeout: float, keep: bool = False
-    ) -> None:
+    def __init__(self, address: Address, access: Access, context: ssl.SSLContext, timeout: float) -> None:
         self._origin = address.origin
         self._timeout = timeout
         headers = dict(access.headers) | ({"Authorization": address.authorization} if address.authorization else {})
@@ -55,9 +52,8 @@ class Fetcher:
             verify=context,
             trust_env=not address.is_loopback,
             timeout=timeout,
-            limits=httpx.Limits(max_keepalive_connections=int(keep), keepalive_expiry=60),
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
-        self._keep = keep
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,19 +82,11 @@ class Fetcher:
     async def _ask(self, method: str, path: str, most: int, seconds: float, **how: Any) -> Answer:
         try:
             async with asyncio.timeout(seconds):
-                return await self._again(method, path, most, how)
+                return await self._follow(method, path, most, how)
         except TimeoutError as error:
             raise Failure(f"was still answering after {seconds:g} s", "is the server overloaded?") from error
         except _BROKEN as error:
             raise self._failure(error) from error
-
-    async def _again(self, method: str, path: str, most: int, how: dict[str, Any]) -> Answer:
-        try:
-            return await self._follow(method, path, most, how)
-        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-            if not self._keep or method != "GET":
-                raise
-            return await self._follow(method, path, most, how)
 
     async def _follow(self, method: str, path: str, most: int, how: dict[str, Any]) -> Answer:
         start = time.monotonic()

@@ -14,7 +14,7 @@ from diag.sources.launch import number
 from diag.sources.lines import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.sources.text import printable
 
-_ACCEPT = "text/plain;version=0.0.4"
+ACCEPT = "text/plain;version=0.0.4"
 _SMALL = 2**20
 _GONE = (404, 405)
 _REFUSED = range(400, 500)
@@ -53,10 +53,10 @@ class Server:
 
     async def _page(self) -> bytes:
         if self.path:
-            return self._good(await self.fetcher.get(self.path, _ACCEPT, self.most))
+            return self._good(await self.fetcher.get(self.path, ACCEPT, self.most))
         tried = []
         for path in self.address.candidates:
-            answer = await self.fetcher.get(path, _ACCEPT, self.most)
+            answer = await self.fetcher.get(path, ACCEPT, self.most)
             why = _no_page(answer)
             if not why:
                 self._found(path)
