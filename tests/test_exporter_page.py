@@ -2,6 +2,7 @@
 
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,6 +99,25 @@ def test_a_server_that_answered_well_is_watched_all_the_same(second: Reply) -> N
         one = exporter(server.url)
         ups = [values(one.page(4))["diag_vllm_up"] for _ in range(4)]
     assert (ups[:2], ups[-1]) == ([1, 0], 1)  # an odd answer may be asked for twice
+
+
+def test_one_connection_is_kept_for_all_scrapes() -> None:
+    kept = []
+
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        kept.append(connection)
+        while request := connection.recv(65536):
+            body = PAGE if request.startswith(b"GET /metrics ") else b""
+            status = b"200 OK" if body else b"404 Not Found"
+            connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+
+    with talking(talk) as server:
+        one = exporter(server.url)
+        one.page(4)
+        one.page(4)
+        before = len(kept)
+        assert [values(one.page(4))["diag_vllm_up"] for _ in range(5)] == [1] * 5
+    assert len(kept) == before
 
 
 def test_a_server_that_closes_every_connection_is_scraped_all_the_same() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ def run(settings: Settings) -> None:
     exporter = Exporter(settings)
     listener = serve.Server(serve.Listen(name, port, *settings.tls), exporter, settings.timeout)
     signal.signal(signal.SIGTERM, _stop)
+    sys.setswitchinterval(0.0002)  # vLLM's answer must not wait for a part that computes meanwhile
     exporter.start()
     scheme = "https" if settings.tls[0] else "http"
     log.info("the page of %s is at %s://%s/metrics", parse(settings.vllm).shown, scheme, settings.listen)

@@ -52,4 +52,6 @@ class Quick:
             body += chunk
             if len(body) > most or time.monotonic() > end:
                 return None
-        return None if response.length else bytes(body)
+        whole = not response.length
+        response.close()  # only then the connection takes the next request
+        return bytes(body) if whole else None
