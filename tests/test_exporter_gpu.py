@@ -402,6 +402,12 @@ def test_gpus_are_chosen_by_name_or_by_the_servers_environment(
     assert shown_gpus(gpus(*select, visible=visible)) == wanted
 
 
+def test_a_gpu_that_does_not_exist_is_said(script: Script) -> None:
+    script(H100)
+    shown = look(gpus("7"))
+    assert (shown.problem, shown.names()) == ("--gpus 7 names no GPU of this host", set())
+
+
 # -- Xid --------------------------------------------------------------------------------------------------------------
 
 

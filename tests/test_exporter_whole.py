@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,13 @@ import scripted_nvml
 from bad_servers import pages, serving
 from conftest import ROOT
 from live.server import free_port
+from test_exporter_process import TP2
+from test_exporter_process import serving as processes
 from test_exporter_prometheus import vllms_page
 
 DIAG = str(Path(sys.executable).parent / "diag")
 LOG = ROOT / "tests" / "recordings" / "tp2_long_stall" / "server.log"
+HANG = ROOT / "tests" / "logs" / "v1_0.11.0_tp2_capture_hang.log"
 SCRAPES, AT_ONCE = 10_000, 4
 
 
@@ -130,6 +134,34 @@ def test_the_doctor_judges_the_exporters_page(tmp_path: Path) -> None:
     found = next(each for each in report["diagnoses"] if each["incident"] == "gpu_thermal_throttling")
     assert (found["state"], found["severity"]) == ("present", "critical")
     assert found["fixes"][0]["name"] == "nvidia-smi -i 0 -pl 63"
+
+
+def test_the_doctor_names_a_hang_in_graph_capture_before_there_is_a_page(tmp_path: Path) -> None:
+    """The log is one of vLLM 0.11, as if written until five and a half minutes ago; its processes are still there."""
+    log = tmp_path / "vllm.log"
+    log.write_text(shifted(HANG.read_text(encoding="utf-8"), 330), encoding="utf-8")
+    with processes(tmp_path, TP2, ready=False) as vllm:
+        time.sleep(3)  # a process counts when it is two seconds old
+        command = [DIAG, "doctor", f"127.0.0.1:{vllm.port}", "--for", "5", "--every", "1", "--json"]
+        said = [*command, "--log", str(log), "--log-timezone", "UTC"]
+        report = json.loads(subprocess.run(said, stdout=subprocess.PIPE, check=False).stdout)
+    assert [each["state"] for each in report["progress"]] == ["starting"]
+    primary = [each for each in report["diagnoses"] if each["primary"]]
+    assert [each["incident"] for each in primary] == ["cuda_graph_capture_hang"]
+    assert "--disable-custom-all-reduce" in [each["name"] for each in primary[0]["fixes"]]
+
+
+def shifted(log: str, ago: float) -> str:
+    """The log with its times moved so that the last line was written so many seconds ago."""
+    times = re.findall(r"\d\d-\d\d \d\d:\d\d:\d\d", log)
+    last = datetime.strptime(f"2026-{times[-1]}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    move = datetime.now(UTC) - timedelta(seconds=ago) - last
+
+    def moved(found: re.Match[str]) -> str:
+        then = datetime.strptime(f"2026-{found[0]}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) + move
+        return then.strftime("%m-%d %H:%M:%S")
+
+    return re.sub(r"\d\d-\d\d \d\d:\d\d:\d\d", moved, log)
 
 
 @pytest.fixture

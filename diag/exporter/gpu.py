@@ -219,6 +219,8 @@ class Gpus:
             self._anew_at = now + RETRY
             nvml.stop()
             self._started = False
+        if self._select and not any(_is_named(gpu, self._select) for gpu in self._gpus):
+            return f"--gpus {','.join(self._select)} names no GPU of this host"
         return f"GPU {', '.join(lost)} does not answer" if lost else ""
 
     def _of(self, by_gpu: Sequence[tuple[Gpu, list[Sample]]]) -> Iterator[Sample]:
@@ -226,7 +228,7 @@ class Gpus:
         serving = {gpu.uuid: self._serves(gpu, owners) for gpu, _ in by_gpu}
         self._shown |= {uuid for uuid, is_serving in serving.items() if is_serving}
         for gpu, samples in by_gpu:
-            if self._shown and gpu.uuid not in self._shown:
+            if (self._shown or self._select) and gpu.uuid not in self._shown:
                 continue
             yield from gpu.info()
             yield from samples
