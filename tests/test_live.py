@@ -79,7 +79,7 @@ def test_a_cascade_is_named_within_a_minute_of_its_load(folder: Path) -> None:
     with server.running(folder, "tiny", (*POOL, "128", "--max-num-seqs", "64")) as tiny:
         begun = time.time()
         with load.running(tiny.port, *load.CASCADE):
-            time.sleep(10)
+            time.sleep(4)
             report = doctor(tiny.url, 25)
         assert primary(report) == ["kv_eviction_cascade"]
         assert report["observed"]["to"] - begun < 60  # by the scrapes: two busy cores start our process seconds late

@@ -13,6 +13,8 @@ from diag.sources.config import Told, settle
 from diag.sources.text import printable
 
 log = logging.getLogger("diag.exporter")
+Write = Callable[[Iterable[Sample]], bytes]
+"""Samples as text: `render` for Prometheus, `plain` for a page that only we read."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,11 @@ class Rendered:
 class Beside:
     """Everything on the page but vLLM's own part."""
 
-    def __init__(self, host: Host, more: Callable[[], Iterable[Sample]] = tuple) -> None:
+    def __init__(self, host: Host, more: Callable[[], Iterable[Sample]] = tuple, write: Write = render) -> None:
         self._host = host
         self._more = more
-        self._parts = [Part(each.name, _rendering(each)) for each in host.collectors]
+        self._write = write
+        self._parts = [Part(each.name, _rendering(each, write)) for each in host.collectors]
         self._said: dict[str, str] = {}
 
     def look(self) -> list[Look[Rendered]]:
@@ -43,7 +46,7 @@ class Beside:
         problems = {name: _problem(each) for name, each in outcomes.items()}
         self._say(problems)
         durations = {name: each.seconds for name, each in outcomes.items()}
-        own = render([*_parts(problems, durations), *self._server(scraped.result), *self._more()])
+        own = self._write([*_parts(problems, durations), *self._server(scraped.result), *self._more()])
         texts = (each.result.text for each in found.values() if each.result)
         return b"".join([scraped.result.page if scraped.result else b"", *texts, own])
 
@@ -65,10 +68,10 @@ class Beside:
         self._said = problems
 
 
-def _rendering(collector: Collector) -> Callable[[], Rendered]:
+def _rendering(collector: Collector, write: Write) -> Callable[[], Rendered]:
     def look() -> Rendered:
         found = collector.collect()
-        return Rendered(render(found.samples), found.problem)
+        return Rendered(write(found.samples), found.problem)
 
     return look
 

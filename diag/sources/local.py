@@ -4,6 +4,7 @@ import asyncio
 import time
 from datetime import tzinfo
 
+from diag.exporter.families import plain
 from diag.exporter.host import host
 from diag.exporter.page import Beside
 from diag.exporter.part import Outcome
@@ -23,7 +24,7 @@ class Local:
     def __init__(self, server: Server, log: str, zone: tzinfo | None) -> None:
         self._server = server
         self._host = host(server.address, log, zone)
-        self._beside = Beside(self._host)
+        self._beside = Beside(self._host, write=plain)
         self._reader = Reader()
         self._host.start()
 
