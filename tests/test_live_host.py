@@ -73,12 +73,12 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
         phases = follow(exporter, vllm)
         the_start_was_seen(early, phases, exporter.page(8))
         the_page_is_vllms_own_byte_for_byte(vllm)
-        with load.running(vllm.port, *load.HEALTHY):
+        with load.running(vllm.port, *load.STEADY):
             time.sleep(10)
             the_ranks_work(exporter, doctor(vllm.url, "--for", "12"))
             vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)
             try:
-                the_rank_is_named(exporter, doctor(vllm.url, "--for", "32"))
+                the_rank_is_named(exporter, doctor(vllm.url, "--for", "40"))
             finally:
                 vllm.signal("VLLM::Worker_TP1", signal.SIGCONT)
 
@@ -86,7 +86,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
 def follow(exporter: Exporter, vllm: server.Server) -> list[str]:
     """The phases that the page goes through until vLLM answers."""
     seen: list[str] = []
-    ready = threading.Thread(target=server.wait_until_ready, args=(vllm.port, vllm.process))
+    ready = threading.Thread(target=server.wait_until_ready, args=(vllm,))
     ready.start()
     while ready.is_alive() or seen[-1:] != ["ready"]:
         now = phase(exporter.page(8))
@@ -113,7 +113,7 @@ def the_page_is_vllms_own_byte_for_byte(vllm: server.Server) -> None:
 
 
 def the_ranks_work(exporter: Exporter, report: dict[str, object]) -> None:
-    assert report["verdict"] == "healthy"
+    assert report["verdict"] == "healthy", report
     owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
     assert {("0", "engine"), ("0", "worker"), ("1", "worker")} <= owners
 

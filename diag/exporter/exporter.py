@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,15 +41,17 @@ class Exporter:
 
     def __init__(self, settings: Settings) -> None:
         address = parse(settings.vllm)
-        vllm = Vllm(address, settings.timeout / 2, settings.launch)
+        self._vllm = Vllm(address, settings.timeout / 2, settings.launch)
         self._host = host(address, settings.log, zone(settings.log_timezone), chosen(settings.gpus))
-        self._vllm = Part(vllm.name, vllm.look)
-        self._probe = Probing(settings.probe, vllm) if settings.probe else None
+        self._part = Part(self._vllm.name, self._vllm.look)
+        self._probe = Probing(settings.probe, self._vllm) if settings.probe else None
         self._beside = Beside(self._host, self._probe.samples if self._probe else tuple)
 
     def page(self, seconds: float) -> bytes:
         """The whole page."""
-        look, looks = self._vllm.look(), self._beside.look()
+        look = self._part.look()
+        self._vllm.wait_until_asked()
+        looks = self._beside.look()
         return self._beside.page(look.outcome(seconds), looks, seconds)
 
     def start(self) -> None:
@@ -98,7 +99,6 @@ def run(settings: Settings) -> None:
     exporter = Exporter(settings)
     listener = serve.Server(serve.Listen(name, port, *settings.tls), exporter, settings.timeout)
     signal.signal(signal.SIGTERM, _stop)
-    sys.setswitchinterval(0.0002)  # vLLM's answer must not wait for a part that computes meanwhile
     exporter.start()
     scheme = "https" if settings.tls[0] else "http"
     log.info("the page of %s is at %s://%s/metrics", parse(settings.vllm).shown, scheme, settings.listen)

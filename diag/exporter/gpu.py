@@ -110,7 +110,7 @@ class Gpu:
         return sum(links.values())
 
     def _slow(self, device: Device, found: Sequence[Sample]) -> list[Sample]:
-        kinds = {labels[2] for family, labels, _ in found if family == "diag_gpu_nvlink_errors_total"}
+        kinds = frozenset(labels[2] for family, labels, _ in found if family == "diag_gpu_nvlink_errors_total")
         counted = any(family == "diag_gpu_pcie_bytes_total" for family, _, _ in found)
         return self._read(device, seldom(self._links, kinds, not counted))
 

@@ -1,6 +1,6 @@
 """What is read of a GPU: families, NVML's fields and functions, their units. Numbers and units: nvml.h 13.5."""
 
-from collections.abc import Collection
+from functools import lru_cache
 
 from diag.exporter import nvml
 from diag.exporter.nvml import Call, Field, Reading
@@ -130,6 +130,7 @@ UNCHANGING = (
 )
 
 
+@lru_cache
 def of_links(links: int) -> tuple[Reading, ...]:
     """NVLink traffic of each link, where a driver does not add them up."""
     kinds = {"tx": (138, 202), "rx": (139, 204)}  # the second ones are there from the fifth generation on
@@ -140,7 +141,8 @@ def of_links(links: int) -> tuple[Reading, ...]:
     )
 
 
-def seldom(links: int, without: Collection[str], sampled: bool) -> tuple[Reading, ...]:
+@lru_cache
+def seldom(links: int, without: frozenset[str], sampled: bool) -> tuple[Reading, ...]:
     """What is slow: NVLink errors of each link, but for kinds known as a whole, and PCIe rates if `sampled`."""
     errors = {kind: field for kind, field in NVLINK_ERRORS_PER_LINK.items() if kind not in without}
     return (

@@ -3,7 +3,7 @@
 Bounded in all directions: a line by its length, memory by one chunk, time by what is skipped. Of a file that is there
 already the beginning and the end are read: the first start with its configuration, and what happened lately. Where a
 file grows faster than it is read, its newest lines are. Standard input is never left standing, for that would stop the
-server that writes into it. A file that was truncated and has grown beyond its old length within a quarter of a second
+server that writes into it. A file that was truncated and has grown beyond its old length within half a second
 cannot be told from one that has only grown.
 """
 
@@ -29,9 +29,9 @@ CHUNK = 64 * 2**10
 """Bytes taken in at a time: a scrape waits for no more than one of them, a few milliseconds."""
 FIRST, LAST = 8 * 2**20, 64 * 2**20
 """Bytes read of the beginning and of the end of a file that is there already."""
-BACKLOG, AT_ONCE = 16 * 2**20, 256 * 2**10
-"""Bytes that may be unread before all but the newest are skipped; and bytes read at one look, some 3,000 lines."""
-EVERY = 0.25
+BACKLOG, AT_ONCE = 16 * 2**20, 512 * 2**10
+"""Bytes that may be unread before all but the newest are skipped; and bytes read at one look, some 6,000 lines."""
+EVERY = 0.5
 """Seconds between two looks."""
 AHEAD = 120.0
 """Seconds by which a line may seem to be of the future; more is a wrong time zone."""

@@ -20,6 +20,8 @@ MOST_BYTES = 16 * 2**20
 """Of vLLM's page; it has some 50 kB, many adapters make it grow."""
 REMEMBERED = 300.0
 """Seconds for which a port that answered as two servers is called that."""
+HEAD_START = 0.005
+"""Seconds, where the request is not out before."""
 _INFO = b"vllm:cache_config_info{"
 _START = b"process_start_time_seconds "
 
@@ -95,6 +97,11 @@ class Vllm:
             return scraped if self._asked_of == self._reader.start else self._runner.run(self._ask(scraped))
         except (Failure, NotMetrics) as error:
             raise Unusable(f"{self.server.address.shown}: {error}") from error
+
+    def wait_until_asked(self) -> None:
+        """Wait until the request is on its way: what the host computes meanwhile must not hold it up."""
+        if self._quick:
+            self._quick.sent.wait(HEAD_START)
 
     def _as_ever(self) -> bytes | None:
         """The page from where it was found, None where it has not been found or is not as it was."""

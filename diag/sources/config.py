@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from diag.sources import launch
@@ -78,7 +79,8 @@ def from_server_info(answer: Any) -> Config:
 
 def settle(instance: str, by_page: Config, told: Told) -> tuple[Config, list[str]]:
     """The running configuration of a target, and a sentence for each setting that the sources disagree about."""
-    by_launch, notes = _from_launch(told.launch)
+    by_launch, problem = _from_launch(told.launch)
+    notes = [problem] if problem else []
     ranked = (
         ("/server_info", told.server_info),
         ("its page", by_page),
@@ -98,8 +100,10 @@ def settle(instance: str, by_page: Config, told: Told) -> tuple[Config, list[str
     return config, notes
 
 
-def _from_launch(command: str) -> tuple[Config, list[str]]:
+@lru_cache(maxsize=256)  # an exporter asks at every scrape
+def _from_launch(command: str) -> tuple[Config, str]:
+    """What a launch command says, or what is wrong with it."""
     try:
-        return launch.flags(command), []
+        return launch.flags(command), ""
     except ValueError as error:
-        return {}, [f"the launch command could not be read: {error}"]
+        return {}, f"the launch command could not be read: {error}"

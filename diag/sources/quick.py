@@ -5,6 +5,7 @@ Only what is as it always is comes from here; whatever is odd is left to the Fet
 
 import http.client
 import ssl
+import threading
 import time
 from collections.abc import Mapping
 
@@ -21,6 +22,8 @@ class Quick:
     def __init__(self, address: Address, headers: Mapping[str, str], context: ssl.SSLContext, timeout: float) -> None:
         self._headers = {"User-Agent": f"diag/{__version__}", **headers}
         self._timeout = timeout
+        self.sent = threading.Event()
+        """Set from the moment a request is out until its answer is in."""
         if address.scheme == "https":
             self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
                 address.host, address.port, timeout=timeout, context=context
@@ -33,6 +36,7 @@ class Quick:
         body = None
         try:
             self._connection.request("GET", path, headers={**self._headers, "Accept": accept})
+            self.sent.set()
             body = self._body(self._connection.getresponse(), most)
         except TimeoutError as error:
             hint = "is the server overloaded or stopped?"
@@ -40,6 +44,7 @@ class Quick:
         except (http.client.HTTPException, OSError):
             pass
         finally:
+            self.sent.clear()
             if body is None:
                 self._connection.close()
         return body

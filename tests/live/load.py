@@ -34,6 +34,8 @@ class Load:
 
 
 HEALTHY = (Clients(6, (30, 300), (20, 80), pause=0.3),)
+STEADY = (Clients(6, (30, 300), (200, 400)),)
+"""Always some in flight: a server that is stopped between two requests shows an idle page, and nobody could tell."""
 CASCADE = (Clients(20, (16, 64), (200, 600)), Clients(8, (600, 1000), (200, 400)))
 CONTENTION = (Clients(8, (16, 48), (150, 250)), Clients(2, (7000, 7500), (2, 4), pause=8.0, start=5.0))
 

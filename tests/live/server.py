@@ -42,8 +42,7 @@ class Server:
 def running(folder: Path, size: str, flags: Sequence[str], **environment: str) -> Iterator[Server]:
     """Serve a random model of that size with these flags."""
     with starting(folder, size, flags, **environment) as server:
-        wait_until_ready(server.port, server.process)
-        _yield_to_the_front_end(server.process)
+        wait_until_ready(server)
         yield server
 
 
@@ -86,14 +85,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_until_ready(server: Server) -> None:
     """Until /health answers; the port is closed while the server starts."""
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end:
-        if process.poll() is not None:
-            raise RuntimeError(f"vLLM ended with {process.returncode} while it started; see its log")
+        if server.process.poll() is not None:
+            raise RuntimeError(f"vLLM ended with {server.process.returncode} while it started; see its log")
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+            urllib.request.urlopen(f"{server.url}/health", timeout=2).close()
+            _yield_to_the_front_end(server.process)
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)

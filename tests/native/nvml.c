@@ -443,7 +443,7 @@ int nvmlDeviceRegisterEvents(Device *gpu, u64 types, Events *set) {
 
 int nvmlEventSetWait_v2(Events *set, Event *out, u32 milliseconds) {
     char line[LENGTH];
-    for (u32 waited = 0;; waited += 50) {
+    for (u32 waited = 0;; waited += 100) {
         int rc = look("-", "nvmlEventSetWait", line, sizeof line);
         if (rc && rc != NOT_SUPPORTED) return rc;
         while (set->seen < event(set->seen, out)) {
@@ -451,6 +451,6 @@ int nvmlEventSetWait_v2(Events *set, Event *out, u32 milliseconds) {
             if (set->registered >> (out->device - gpus) & 1) return OK;
         }
         if (waited >= milliseconds) return TIMEOUT;
-        usleep(50000);
+        usleep(100000);
     }
 }
