@@ -114,6 +114,11 @@ def test_sources_that_agree_are_not_noted() -> None:
     assert settle(table(INFO), Told(launch="vllm serve m --block-size 16"))[1] == []
 
 
+def test_asking_again_says_the_same() -> None:
+    told = Told(launch="vllm serve m --block-size 64", server_info={"block_size": 16})
+    assert [len(settle(table(), told)[1]) for _ in range(3)] == [1, 1, 1]
+
+
 def test_a_launch_command_that_cannot_be_read_is_said() -> None:
     assert settle(table(), Told(launch="vllm serve 'm")) == (
         {},
