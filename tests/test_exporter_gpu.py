@@ -252,6 +252,13 @@ def test_a_gpu_that_is_lost_keeps_its_info_and_the_others_go_on(script: Script) 
     assert (shown.of("up", 0), shown.of("power_watts", 0)) == (1, 400)
 
 
+def test_one_call_that_says_lost_is_enough(script: Script) -> None:
+    """What the driver has cached it may still answer."""
+    script(H100 | {"also": {"nvmlDeviceGetUtilizationRates": "!15"}})
+    shown = look(gpus())
+    assert (shown.of("up"), shown.names(0)) == (0, {"up", "info"})
+
+
 def test_a_gpu_that_comes_back_is_found_again(script: Script) -> None:
     script(H100, H100)
     one = gpus()

@@ -22,6 +22,7 @@ from diag.exporter.log_facts import settings as printed_settings
 from diag.exporter.log_head import Reader, entries
 from diag.exporter.log_lines import EVENTS, PHASES
 from diag.exporter.log_state import ServerLog
+from diag.sources import config
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE / "recordings"
@@ -680,6 +681,14 @@ def test_a_real_log_ends_in_its_phase_with_its_events(name: str) -> None:
     assert state.config["max_model_len"] in (2048, 4096, 8192, 131072)
     failed = "engine_start_failed" in seen.events
     assert ("warm_up" in seen.spent) is not failed
+
+
+def test_what_the_server_says_of_itself_wins_over_its_log() -> None:
+    state = ServerLog(UTC)
+    state.feed(head("12:00:00") + "Initializing a V1 LLM engine (v0.8.5) with config: model='old', seed=0", NOW)
+    assert (state.completes(config.Told()).version, state.completes(config.Told()).models) == ("0.8.5", ("old",))
+    told = state.completes(config.Told("0.32.0", ("new",)))
+    assert (told.version, told.models) == ("0.32.0", ("new",))
 
 
 def test_every_log_that_was_recorded_is_looked_at() -> None:

@@ -92,6 +92,7 @@ def test_a_server_that_misbehaves_is_given_up(talk: Callable[..., None]) -> None
         Reply(PAGE[:-5]),
         Reply(PAGE, 200, {"Content-Encoding": "br"}),
         Reply(PAGE, 200, {"Content-Length": "9000"}),
+        Reply(PAGE + b"#\n" * 2**23),  # 16 MiB
     ],
 )
 def test_a_server_that_answered_well_is_watched_all_the_same(second: Reply) -> None:

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 import urllib.request
@@ -21,12 +20,12 @@ from bad_servers import pages, serving
 from conftest import RECORDINGS, ROOT
 from prometheus_server import PLACES, program
 from prometheus_server import serving as prometheus
+from test_exporter_serve import listening
 from typer.testing import CliRunner
 
 from diag.cli import app
 from diag.exporter.exporter import Exporter, Settings
 from diag.exporter.families import FAMILIES
-from diag.exporter.serve import Listen, Server
 
 DEPLOY = ROOT / "diag" / "exporter" / "deploy"
 CONFIG = """
@@ -46,16 +45,8 @@ def vllms_page() -> bytes:
 @contextmanager
 def exporting() -> Iterator[str]:
     """The exporter in front of a server with that page; host:port."""
-    with serving(pages(vllms_page())) as vllm:
-        exporter = Exporter(Settings(vllm.url))
-        with Server(Listen("127.0.0.1", 0), exporter, 8.0) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-            thread.start()
-            try:
-                yield f"127.0.0.1:{server.server_address[1]}"
-            finally:
-                server.shutdown()
-                thread.join()
+    with serving(pages(vllms_page())) as vllm, listening(answering=Exporter(Settings(vllm.url))) as url:
+        yield url.removeprefix("http://")
 
 
 def names(url: str) -> set[str]:

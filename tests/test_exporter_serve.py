@@ -14,7 +14,7 @@ import pytest
 from bad_servers import certificate
 
 from diag.errors import BadUsage
-from diag.exporter.serve import CONTENT_TYPE, Listen, Server, parse
+from diag.exporter.serve import CONTENT_TYPE, Answering, Listen, Server, parse
 
 
 class Saying:
@@ -25,11 +25,13 @@ class Saying:
 
 
 ANYWHERE = Listen("127.0.0.1", 0)
+SAYING = Saying()
 
 
 @contextmanager
-def listening(listen: Listen = ANYWHERE) -> Iterator[str]:
-    with Server(listen, Saying(), 8.0) as server:
+def listening(listen: Listen = ANYWHERE, answering: Answering = SAYING) -> Iterator[str]:
+    """The server while it runs; its URL."""
+    with Server(listen, answering, 8.0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

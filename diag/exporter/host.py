@@ -40,11 +40,7 @@ class Host:
     def told(self, told: Told) -> Told:
         """What a server says of itself, with what its log and its processes add; a known launch command stays."""
         launch = told.launch or (self.processes.launch() if self.processes else "")
-        if self.log is None:
-            return replace(told, launch=launch)
-        state = self.log.state
-        models = told.models or ((state.model,) if state.model else ())
-        return replace(told, version=told.version or state.version, models=models, log=state.config, launch=launch)
+        return replace(self.log.state.completes(told) if self.log else told, launch=launch)
 
 
 def host(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> Host:

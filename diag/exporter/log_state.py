@@ -7,12 +7,14 @@ which it was read.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import tzinfo
 
 from diag.exporter.families import Sample
 from diag.exporter.log_facts import Facts
 from diag.exporter.log_head import ACCESS, BAR, MOST_CHARACTERS, Line, Reader
 from diag.exporter.log_lines import EVENTS, OF_THE_DEVICE, PHASES, RAW, STAGES, Pattern, amount, recognise, values
+from diag.sources.config import Told
 
 MOST_BARS = 1_000
 _READY = STAGES.index("ready")
@@ -156,6 +158,11 @@ class ServerLog:
     def model(self) -> str:
         """The name it is served under, never a path; "" where not said."""
         return self._facts.model
+
+    def completes(self, told: Told) -> Told:
+        """With what the log says; of version and model, what the server says itself wins."""
+        models = told.models or ((self.model,) if self.model else ())
+        return replace(told, version=told.version or self.version, models=models, log=self.config)
 
     def feed(self, line: str, read_at: float, live: bool = True) -> None:
         """One line, or one redrawing of a bar, without its end; `live` says what a line without a time takes."""

@@ -2,12 +2,11 @@
 
 import asyncio
 import os
-import ssl
 import time
 from dataclasses import dataclass
 
 from diag.exporter.part import Unusable
-from diag.sources.access import from_environment, tls
+from diag.sources.access import context, from_environment
 from diag.sources.address import Address
 from diag.sources.config import Config, Told, from_page
 from diag.sources.failure import Failure
@@ -120,16 +119,16 @@ class Vllm:
 def server(address: Address, timeout: float, launch: str = "") -> Server:
     """The server to ask, with the credentials of the environment."""
     access = from_environment(os.environ)
-    context = tls(access) if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return Server(address, Fetcher(address, access, context, timeout), Told(launch=launch), MOST_BYTES)
+    fetcher = Fetcher(address, access, context(access, address.scheme == "https"), timeout)
+    return Server(address, fetcher, Told(launch=launch), MOST_BYTES)
 
 
 def quick(address: Address, timeout: float) -> Quick | None:
     """The short way to a server on this host; None where a proxy may have to be asked."""
     access = from_environment(os.environ)
-    context = tls(access) if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     headers = dict(access.headers) | ({"Authorization": address.authorization} if address.authorization else {})
-    return Quick(address, headers, context, timeout) if address.is_loopback else None
+    tls = context(access, address.scheme == "https")
+    return Quick(address, headers, tls, timeout) if address.is_loopback else None
 
 
 def _refuse(page: bytes) -> None:

@@ -43,6 +43,11 @@ def basic(user_and_password: str) -> str:
     return "Basic " + base64.b64encode(user_and_password.encode()).decode()
 
 
+def context(access: Access, encrypted: bool) -> ssl.SSLContext:
+    """The context for requests that may be encrypted; to load the system's authorities takes longer than a scrape."""
+    return tls(access) if encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 def tls(access: Access) -> ssl.SSLContext:
     """The context that checks servers against the system's authorities, or against DIAG_CA_FILE alone."""
     if access.client_key and not access.client_cert:

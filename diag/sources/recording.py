@@ -10,13 +10,12 @@ import time
 import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any, TypeVar
 
 from diag.errors import BadRecording
-from diag.exporter.log_state import ServerLog
 from diag.sources.config import Told, numbers
 from diag.sources.gunzip import STEP, Gunzip
 from diag.sources.launch import FLAGS
@@ -56,7 +55,7 @@ def read(path: Path, launch: str = "") -> Observation:
         truth=_as(dict, about.get("truth", {}), file),
     )
     told = {instance: _told(about, instance, launch, file) for instance in gathered.targets}
-    told |= {name: _with_log(told[name], log.state) for name, log in gathered.logs.items()}
+    told |= {name: log.state.completes(told[name]) for name, log in gathered.logs.items()}
     return observation(origin, list(gathered.targets.values()), told)
 
 
@@ -65,11 +64,6 @@ def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
         return zone(about.get("log_utc_offset"))
     except (ValueError, OverflowError) as error:
         raise BadRecording(f"{file.parent / ABOUT}: log_utc_offset should be hours from UTC") from error
-
-
-def _with_log(told: Told, state: ServerLog) -> Told:
-    models = told.models or ((state.model,) if state.model else ())
-    return replace(told, version=told.version or state.version, models=models, log=state.config)
 
 
 def _pages_file(path: Path) -> Path:

@@ -3,13 +3,12 @@
 import asyncio
 import math
 import os
-import ssl
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from diag.errors import Unreachable
-from diag.sources.access import Access, from_environment, tls
+from diag.sources.access import Access, context, from_environment
 from diag.sources.address import parse_all
 from diag.sources.config import Told
 from diag.sources.fetch import Fetcher
@@ -107,9 +106,9 @@ class Watch:
 
     async def _run(self) -> None:
         async with AsyncExitStack() as stack:
-            context = self._context()
+            tls = context(self._access, any(each.scheme == "https" for each in self._addresses.values()))
             for instance, address in self._addresses.items():
-                fetcher = Fetcher(address, self._access, context, self._plan.timeout)
+                fetcher = Fetcher(address, self._access, tls, self._plan.timeout)
                 await stack.enter_async_context(fetcher)
                 server = Server(address, fetcher, Told(launch=self._plan.launch))
                 beside = self._plan.beside(server)
@@ -120,11 +119,6 @@ class Watch:
             finally:
                 for task in (*self._asks, *self._probes):
                     task.cancel()
-
-    def _context(self) -> ssl.SSLContext:
-        """Loading the system's authorities takes longer than a scrape: only where they are needed."""
-        encrypted = any(each.scheme == "https" for each in self._addresses.values())
-        return tls(self._access) if encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     async def _watch(self) -> None:
         until = self._plan.duration
