@@ -54,6 +54,9 @@ Incidents = Annotated[
     Path | None,
     typer.Option("--incidents", help="A folder of incident files of your own. They are Python and run as you."),
 ]
+ContractFile = Annotated[
+    Path | None, typer.Option("--contract", help="The measurement contract; ./diag.toml where there is one.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -79,9 +82,7 @@ def doctor(
     log_timezone: LogTimezone = "",
     launch: Launch = "",
     incidents: Incidents = None,
-    contract: Annotated[
-        Path | None, typer.Option("--contract", help="The measurement contract; ./diag.toml where there is one.")
-    ] = None,
+    contract: ContractFile = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Send one request of one token too: the only load diag ever makes.")
     ] = False,
@@ -164,6 +165,23 @@ def explain(
     from diag import doctor as work
 
     typer.echo(work.explain(incident, incidents), nl=False)
+
+
+@app.command()
+def generate(
+    folder: Annotated[Path, typer.Argument(help="Where alerts/, dashboards/ and runbooks/ are.")] = Path(),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit with 1 where a file differs from the declarations.")
+    ] = False,
+    incidents: Incidents = None,
+    contract: ContractFile = None,
+) -> None:
+    """Write Prometheus alerts, Grafana dashboards and runbooks from the incidents and diag.toml."""
+    from diag import doctor as work
+
+    text, status = work.generate(folder, check, incidents, contract)
+    typer.echo(text)
+    raise typer.Exit(status)
 
 
 @app.command("incidents")

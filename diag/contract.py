@@ -1,30 +1,56 @@
-"""The measurement contract: what this site tolerates, from diag.toml.
+"""What a site decides: what its users were promised, limits of its own, and how it names things.
 
-A limit that depends on what users were promised is a name in a declaration and a number here. Whatever diag.toml does
-not say keeps its default, and the report prints it as one.
+A limit that depends on what users were promised is a name in a declaration and a number here.
 """
 
-import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from typing import Any
 
-from diag.errors import BadContract
+ITL_EDGES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+TTFT_EDGES = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+LATENCY_EDGES = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+"""The edges of vLLM's histograms (0.8 - 0.33); from 0.32 on a server may be given others: `buckets`."""
+FREEZE_EDGES = tuple(sorted({*ITL_EDGES} & {*LATENCY_EDGES}))
+
+
+def _promise(seconds: float, says: str, edges: tuple[float, ...] = ()) -> Any:
+    return field(default=seconds, metadata={"says": says, "edges": edges})
+
+
+@dataclass(frozen=True)
+class Site:
+    """How this site names servers and where its pages are.
+
+    labels: what tells one server from another in its Prometheus. gpu_join: the labels that dcgm-exporter's series share
+    with the server's. The URLs are bases without a slash at the end.
+    """
+
+    labels: tuple[str, ...] = ("instance",)
+    gpu_join: tuple[str, ...] = ("namespace", "pod")
+    runbook_base_url: str = "runbooks"
+    grafana_url: str = "http://localhost:3000"
 
 
 @dataclass(frozen=True)
 class Contract:
-    """One entry per placeholder that an expression may use; `origin` says where it was read, "" for the defaults."""
+    """One entry per placeholder that an expression may use; `origin` says where it was read, "" for the defaults.
 
-    freeze_seconds: float = field(
-        default=1.0,
-        metadata={"says": "a gap between two tokens that users call a freeze; an edge of vLLM's histograms"},
-    )
-    queue_seconds: float = field(
-        default=1.0, metadata={"says": "the mean wait for one's turn from which on users call it a queue"}
-    )
-    kv_pool_fill: float = field(
-        default=0.9, metadata={"says": "the share of the KV pool that a proposed --max-num-seqs may fill"}
-    )
+    The promises to users are so wide by default that a server which breaks them is of no use to anybody.
+    """
+
+    freeze_seconds: float = _promise(1.0, "a gap between two tokens that users call a freeze", FREEZE_EDGES)
+    queue_seconds: float = _promise(1.0, "the mean wait for one's turn from which on users call it a queue")
+    kv_pool_fill: float = _promise(0.9, "the share of the KV pool that a proposed --max-num-seqs may fill")
+    ttft_seconds: float = _promise(40.0, "the time to the first token that users were promised", TTFT_EDGES)
+    itl_seconds: float = _promise(2.5, "the gap between two tokens that users were promised", ITL_EDGES)
+    e2e_seconds: float = _promise(1920.0, "the time of a whole answer that users were promised", LATENCY_EDGES)
+    objective: float = _promise(0.99, "the share of answers that keep each of these three promises")
+    site: Site = Site()
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     origin: str = ""
     stated: frozenset[str] = frozenset()
 
@@ -43,34 +69,5 @@ class Contract:
 
 
 def names() -> list[str]:
-    """The entries that diag.toml may have."""
+    """The entries that [contract] may have."""
     return [each.name for each in fields(Contract) if each.metadata]
-
-
-def read(path: Path) -> Contract:
-    """The contract in a diag.toml; raises BadContract in one sentence."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("contract", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadContract(f"{path}: cannot be read as TOML: {error}") from error
-    if not isinstance(table, dict):
-        raise BadContract(f"{path}: [contract] must be a table")
-    return Contract(
-        **{name: _entry(path, name, value) for name, value in table.items()}, origin=str(path), stated=frozenset(table)
-    )
-
-
-def find(explicit: Path | None) -> Contract:
-    """The contract named on the command line, else ./diag.toml where there is one, else the defaults."""
-    here = Path("diag.toml")
-    if explicit is None and not here.is_file():
-        return Contract()
-    return read(explicit or here)
-
-
-def _entry(path: Path, name: str, value: object) -> float:
-    if name not in names():
-        raise BadContract(f"{path}: [contract] has no entry '{name}'; it may have {', '.join(names())}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise BadContract(f"{path}: [contract] {name} must be a number above 0, not {value!r}")
-    return float(value)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 from diag.asking import Asked
 from diag.catalog import load
-from diag.contract import Contract, find
+from diag.contract import Contract
+from diag.contract_file import find
 from diag.errors import BadUsage
 from diag.fixes import Running
 from diag.judgement import Judgement, Observed, conclude, not_measured
+from diag.limits import limited
 from diag.progress import judge, owed_and_still
 from diag.report import explain as pages
 from diag.sources.answers import SampleAnswers
@@ -50,7 +52,8 @@ class Settings:
 
 def run(settings: Settings) -> Judgement:
     """Judge what the settings name: one recording, or live servers."""
-    incidents, contract = load(settings.incidents), find(settings.contract)
+    contract = find(settings.contract)
+    incidents = limited(load(settings.incidents), contract)
     seen = _observe(settings, contract)
     asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
     running = {name: Running(seen.versions.get(name, ""), seen.launch.get(name, "")) for name in seen.instances}
@@ -161,6 +164,21 @@ def exit_code(judgement: Judgement, fail_on: str) -> int:
     code = EXIT[judgement.verdict]
     least = {"warning": 1, "critical": 2, "never": max(EXIT.values()) + 1}[fail_on]
     return code if code >= least else 0
+
+
+def generate(root: Path, check: bool, folder: Path | None, contract: Path | None) -> tuple[str, int]:
+    """Write alerts, dashboards and runbooks, or only compare them; what to print and the exit status."""
+    from diag.artefacts.generate import differences, files, write
+
+    settled = find(contract)
+    texts = files(limited(load(folder), settled), settled)
+    if not check:
+        changed = write(root, texts)
+        return "\n".join([*changed, f"{root}: {len(texts)} files, {len(changed)} of them changed"]), 0
+    wrong = [f"{name}: {how}" for name, how in differences(root, texts)]
+    if wrong:
+        return "\n".join([*wrong, f"{root}: {len(wrong)} files disagree with the declarations: run diag generate"]), 1
+    return f"{root}: all {len(texts)} files say what the declarations say", 0
 
 
 def explain(name: str, folder: Path | None) -> str:

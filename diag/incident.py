@@ -8,8 +8,9 @@ $by       the labels of one subject, `Incident.per`
 $<name>   an entry of the measurement contract (diag.toml), `$freeze_seconds` for one
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from string import Template
 from typing import Literal
 
@@ -157,12 +158,25 @@ class Fix:
 
 
 @dataclass(frozen=True)
+class Burn:
+    """An alert over two windows at once, in both of which the first symptom must be above `factor`.
+
+    The long one makes it worth waking somebody, the short one ends it soon after the harm has ended.
+    """
+
+    factor: float
+    long: str
+    short: str
+
+
+@dataclass(frozen=True)
 class Incident:
     """One incident: present where every symptom and every look-alike's `requires` holds.
 
     `per` are the labels of one subject. `window` is the span of the alert and `live_window` that of a doctor who
-    watches for half a minute; `hold` is the alert's `for`. `explains` names incidents that follow from
-    this one. `harm` says what users notice.
+    watches for half a minute; `hold` is the alert's `for`; with `burns` it alerts over each of these pairs of windows
+    instead. `explains` names incidents that follow from this one. `harm` says what users notice, `mitigate` what
+    relieves them before the cause is found, `hand_over` what an engineer of the vendor's needs to go on.
     """
 
     id: str
@@ -180,7 +194,10 @@ class Incident:
     window: str = "5m"
     live_window: str = "30s"
     hold: str = "1m"
-    do_not: tuple[str, ...] = field(default=())
+    burns: tuple[Burn, ...] = ()
+    mitigate: tuple[str, ...] = ()
+    hand_over: tuple[str, ...] = ()
+    do_not: tuple[str, ...] = ()
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -192,6 +209,11 @@ class Incident:
         """All that is asked of a server: what must hold, what supports it, what makes it worse."""
         return (*self.conditions, *self.supports, *((self.escalates,) if self.escalates else ()))
 
+    def over(self, burn: Burn) -> "Incident":
+        """The same incident with the factor of a burn as the limit of its first symptom."""
+        first, *rest = self.symptoms
+        return replace(self, symptoms=(replace(first, limit=burn.factor), *rest))
+
     def query(self, window: str, contract: Mapping[str, float]) -> str:
         """The whole incident as one PromQL conjunction: a sample for every subject that has it."""
         on = " and "
@@ -202,3 +224,9 @@ def fill(promql: str, per: tuple[str, ...], window: str, contract: Mapping[str, 
     """The expression with its placeholders filled in; an unknown placeholder raises KeyError."""
     entries = {name: f"{value:g}" for name, value in contract.items()}
     return Template(promql).substitute(entries, window=window, by=", ".join(per))
+
+
+def regroup(promql: str, labels: tuple[str, ...]) -> str:
+    """The expression for a site that tells its servers apart by these labels instead of by `instance`."""
+    clause = re.compile(r"\b(by|on) ?\(([^()]*)\)")
+    return clause.sub(lambda found: re.sub(r"\binstance\b", ", ".join(labels), found[0]), promql)

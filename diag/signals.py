@@ -15,7 +15,8 @@ def edge(limit: str) -> str:
 
 def counted(metric: str, matchers: str = "") -> str:
     """How much a counter grew in the window, per subject."""
-    return f"sum by ($by) (increase({metric}{{{matchers}}}[$window]))"
+    selected = f"{metric}{{{matchers}}}" if matchers else metric
+    return f"sum by ($by) (increase({selected}[$window]))"
 
 
 def gauge(function: str, metric: str, join: str = "sum") -> str:
@@ -317,6 +318,35 @@ tokens_prefilled_in_a_freeze = Signal(
     f"0.6 * $freeze_seconds * {PREFILL_RATE}",
     "{value} prompt tokens are prefilled in 0.6 of the freeze limit",
     "tokens",
+)
+
+# -- what users were promised -----------------------------------------------------------------------------------------
+
+
+def promised(metric: str, seconds: str) -> tuple[str, str]:
+    """All that a histogram counted, and what it counted in time."""
+    return counted(f"{metric}_count"), counted(f"{metric}_bucket", edge(seconds))
+
+
+PROMISES = {
+    "first token": promised("vllm:time_to_first_token_seconds", "$ttft_seconds"),
+    "next token": (itl("count"), itl("bucket", edge("$itl_seconds"))),
+    "whole answer": promised("vllm:e2e_request_latency_seconds", "$e2e_seconds"),
+}
+# How many times as fast as it may each error budget burns; not at all where fewer than ten were counted.
+BURNS = " or ".join(
+    f"label_replace(({count} - {in_time}) / clamp_min({count}, 1) * ({count} >= bool 10) / (1 - $objective),"
+    f' "promise", "{promise}", "", "")'
+    for promise, (count, in_time) in PROMISES.items()
+)
+budget_burn = Signal(
+    "error budget burn",
+    # the worst of them, where each can be judged: an edge that a page lacks makes it unknown
+    f"max by ($by) ({BURNS}) and {' and '.join(in_time for _, in_time in PROMISES.values())}",
+    "the error budget burns {value} times as fast as it may",
+    "ratio",
+    which=f"({BURNS}) > 1",
+    names="{promise} {value}",
 )
 
 # -- prefix cache -----------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def write(folder: Path, name: str = "mine", **changes: object) -> Path:
 
 def test_our_incidents_are_found_by_file() -> None:
     assert [each.id for each in load()] == [
+        "contract_breached",
         "cuda_graph_capture_hang",
         "engine_dead",
         "engine_stalled",

@@ -21,7 +21,7 @@ incident = Incident(
         page_answers.at_most(0, measured("refused from the scrape after the kill on, until the end", "engine_dead")),
     ),
     looks_like=(LooksLike("engine_stalled", tell="There, the page goes on answering and only the work stands still."),),
-    explains=("engine_stalled",),
+    explains=("engine_stalled", "contract_breached"),
     fixes=(
         Fix(
             change="Read the last lines of the server's log before it is rotated away: EngineDeadError, a CUDA error, "

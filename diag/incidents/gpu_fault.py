@@ -27,7 +27,7 @@ incident = Incident(
         ),
         LooksLike("tp_communication_stall", tell="There, the GPUs answer and only the ranks wait for each other."),
     ),
-    explains=("tp_communication_stall", "engine_stalled"),
+    explains=("tp_communication_stall", "engine_stalled", "contract_breached"),
     fixes=(
         Fix(
             command="nvidia-smi -i {gpu} -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT; dmesg -T | grep -i xid",

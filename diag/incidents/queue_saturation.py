@@ -22,6 +22,7 @@ incident = Incident(
     title="Requests queue in front of a server that has KV cache to spare",
     severity="warning",
     per=("instance", "engine"),
+    hold="2m",  # a pool that is too small looks like this until half of the window has seen it full
     cause="""
         More requests arrive than the scheduler admits at a time. Either the sequence cap (--max-num-seqs) binds, and
         the number that run is a flat line, or the token budget of a step (--max-num-batched-tokens) is spent on

@@ -6,7 +6,7 @@ The semantics are those of Prometheus 3. What is not fully implemented is refuse
 from diag.promql.evaluate import evaluate
 from diag.promql.facts import instant_selectors, metric_names, output_labels
 from diag.promql.nodes import Expression
-from diag.promql.parse import parse
+from diag.promql.parse import parse, pretty
 from diag.promql.samples import STALE, Block, Labels, Samples, is_stale
 from diag.promql.vector import Vector
 
@@ -23,4 +23,5 @@ __all__ = [
     "metric_names",
     "output_labels",
     "parse",
+    "pretty",
 ]

@@ -47,6 +47,11 @@ def parse(promql: str) -> nodes.Expression:
     return nodes.Expression(promql, node)
 
 
+def pretty(promql: str) -> str:
+    """The expression over as many lines as it takes to be read."""
+    return str(ast.parse(promql).prettify())
+
+
 def _node(tree: ast.Expr) -> nodes.Node:
     convert = _CONVERTERS.get(type(tree))
     if convert is None:

@@ -1,0 +1,243 @@
+"""Our exporter's GPU metrics from NVIDIA's dcgm-exporter: recording rules, so that no second GPU exporter is needed.
+
+Fields and units: dcgm_fields.h of DCGM 4.6; which of them are scraped: default-counters.csv of dcgm-exporter 4.8.3. Its
+4.9.0 (DCGM 4.7) gives the default fields new names, some of them in other units: the new one comes first below. Where a
+DCGM value would have to be bent to be ours, it is left out: a missing sample is unknown, a bent one is wrong.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+RUNNING = "vllm:num_requests_running"
+"""Every vLLM server that answers has it."""
+MEBI = 1024**2
+REASONS = {
+    "gpu_idle": 0x1,
+    "applications_clocks": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+    "display_clocks": 0x100,
+    "board_limit": 0x200,
+    "reliability": 0x400,
+}
+"""DCGM passes NVML's bits on as they are."""
+
+
+class Record(NamedTuple):
+    """One rule: our metric, DCGM's value in our unit, the labels that are given to it and those that it has already."""
+
+    metric: str
+    promql: str
+    labels: Mapping[str, str] = MappingProxyType({})
+    kept: tuple[str, ...] = ()
+
+
+def device(*fields: str) -> str:
+    """Of these fields of a GPU, some of them scaled, the first that is scraped."""
+    return " or ".join(f"DCGM_FI_DEV_{field}" for field in fields)
+
+
+def nanoseconds(*fields: str) -> str:
+    """Likewise of counters, in seconds: what NVML counts is nanoseconds, whatever older versions of the CSV say."""
+    return device(*(f"{field} / 1e9" for field in fields))
+
+
+TEMPERATURE = device("GPU_TEMP_CELSIUS", "GPU_TEMP")
+ACTIVE = device("CLOCKS_EVENT_REASONS", "CLOCK_THROTTLE_REASONS")
+XID = "DCGM_EXP_XID_ERRORS_TOTAL"
+THROTTLED = {
+    "sw_power_cap": nanoseconds("POWER_VIOLATION"),
+    # the second one counts both kinds of heat: it stands in where DCGM cannot tell them apart
+    "sw_thermal": nanoseconds("CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS", "THERMAL_VIOLATION"),
+    "hw_thermal": nanoseconds("CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS"),
+    "hw_power_brake": nanoseconds("CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS"),
+    "sync_boost": nanoseconds("SYNC_BOOST_VIOLATION"),
+    "board_limit": nanoseconds("BOARD_LIMIT_VIOLATION"),
+    "reliability": nanoseconds("RELIABILITY_VIOLATION"),
+}
+NVLINK_ERRORS = {
+    "crc_flit": device("NVLINK_CRC_FLIT_ERROR_TOTAL", "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"),
+    "crc_data": device("NVLINK_CRC_DATA_ERROR_TOTAL", "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL"),
+    "replay": device("NVLINK_REPLAY_ERROR_TOTAL", "NVLINK_REPLAY_ERROR_COUNT_TOTAL"),
+    "recovery": device("NVLINK_RECOVERY_ERROR_TOTAL", "NVLINK_RECOVERY_ERROR_COUNT_TOTAL"),
+    "ecc_data": device("NVLINK_ECC_ERROR_TOTAL", "NVLINK_ECC_DATA_ERROR_COUNT_TOTAL"),
+}
+TRAFFIC = {
+    "diag_gpu_pcie_bytes_total": "DCGM_FI_PROF_PCIE_WAY_BYTES_TOTAL",
+    "diag_gpu_pcie_throughput_bytes_per_second": "DCGM_FI_PROF_PCIE_WAY_BYTES",  # a rate, whatever its name says
+    "diag_gpu_nvlink_bytes_total": device("NVLINK_WAY_BYTES_TOTAL", "NVLINK_COUNT_WAY_BYTES"),
+}
+TOTAL = device("FB_CAPACITY_BYTES", f"FB_TOTAL * {MEBI}")
+PARTS = "DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE + DCGM_FI_DEV_FB_RESERVED"
+
+RECORDS = (
+    Record("diag_gpu_temperature_celsius", TEMPERATURE, {"sensor": "gpu"}),
+    Record("diag_gpu_temperature_celsius", device("MEMORY_TEMP_CELSIUS", "MEMORY_TEMP"), {"sensor": "memory"}),
+    Record(
+        "diag_gpu_temperature_margin_celsius",
+        device("GPU_TEMP_MARGIN_CELSIUS", "GPU_TEMP_LIMIT", f"SLOWDOWN_TEMP - ({TEMPERATURE})"),
+    ),
+    Record("diag_gpu_clock_hertz", device("SM_CLOCK_HERTZ", "SM_CLOCK * 1e6"), {"clock": "sm"}),
+    Record("diag_gpu_clock_hertz", device("MEMORY_CLOCK_HERTZ", "MEM_CLOCK * 1e6"), {"clock": "memory"}),
+    Record("diag_gpu_clock_max_hertz", device("SM_MAX_CLOCK_HERTZ", "MAX_SM_CLOCK * 1e6"), {"clock": "sm"}),
+    Record("diag_gpu_clock_max_hertz", device("MEMORY_MAX_CLOCK_HERTZ", "MAX_MEM_CLOCK * 1e6"), {"clock": "memory"}),
+    Record("diag_gpu_power_watts", device("BOARD_POWER_WATTS", "POWER_USAGE")),
+    Record("diag_gpu_power_limit_watts", device("BOARD_POWER_LIMIT_ENFORCED_WATTS", "ENFORCED_POWER_LIMIT")),
+    Record("diag_gpu_power_limit_min_watts", device("BOARD_POWER_LIMIT_MIN_WATTS", "POWER_MGMT_LIMIT_MIN")),
+    Record("diag_gpu_power_limit_default_watts", device("BOARD_POWER_LIMIT_DEFAULT_WATTS", "POWER_MGMT_LIMIT_DEF")),
+    Record("diag_gpu_energy_joules_total", device("GPU_ENERGY_JOULES_TOTAL", "TOTAL_ENERGY_CONSUMPTION / 1e3")),
+    # DCGM 4.6 has GPU_UTIL_RATIO as another name of the percentage; no default counters of that time use it
+    Record("diag_gpu_utilization_ratio", device("GPU_UTIL_RATIO", "GPU_UTIL / 100")),
+    Record("diag_gpu_memory_busy_ratio", device("MEMORY_UTIL_RATIO", "MEM_COPY_UTIL / 100")),
+    # every part is whole MiB, rounded down: the sum may lack 3 of them
+    Record("diag_gpu_memory_total_bytes", f"{TOTAL} or ({PARTS}) * {MEBI}"),
+    Record("diag_gpu_memory_used_bytes", device("FB_USED_BYTES", f"FB_USED * {MEBI}")),
+    Record("diag_gpu_memory_free_bytes", device("FB_FREE_BYTES", f"FB_FREE * {MEBI}")),
+    Record("diag_gpu_memory_reserved_bytes", device("FB_RESERVED_BYTES", f"FB_RESERVED * {MEBI}")),
+    *(
+        Record("diag_gpu_throttle_active", f"floor(({ACTIVE}) / {bit}) % 2", {"reason": reason})
+        for reason, bit in REASONS.items()
+    ),
+    *(Record("diag_gpu_throttle_seconds_total", time, {"reason": reason}) for reason, time in THROTTLED.items()),
+    *(
+        Record(metric, promql.replace("WAY", way.upper()), {"direction": way})
+        for metric, promql in TRAFFIC.items()
+        for way in ("tx", "rx")
+    ),
+    Record("diag_gpu_pcie_link_generation", device("PCIE_LINK_GEN"), {"which": "current"}),
+    Record("diag_gpu_pcie_link_generation", device("PCIE_MAX_LINK_GEN"), {"which": "max"}),
+    Record("diag_gpu_pcie_link_width", device("PCIE_LINK_WIDTH"), {"which": "current"}),
+    Record("diag_gpu_pcie_link_width", device("PCIE_MAX_LINK_WIDTH"), {"which": "max"}),
+    Record("diag_gpu_pcie_replays_total", device("PCIE_REPLAY_TOTAL", "PCIE_REPLAY_COUNTER")),
+    *(Record("diag_gpu_nvlink_errors_total", count, {"kind": kind}) for kind, count in NVLINK_ERRORS.items()),
+    Record("diag_gpu_ecc_errors_total", device("ECC_SBE_VOL_TOTAL"), {"kind": "corrected"}),
+    Record("diag_gpu_ecc_errors_total", device("ECC_DBE_VOL_TOTAL"), {"kind": "uncorrected"}),
+    Record(
+        "diag_gpu_remapped_rows",
+        device("ROW_REMAP_CORRECTABLE_TOTAL", "CORRECTABLE_REMAPPED_ROWS"),
+        {"kind": "corrected"},
+    ),
+    Record(
+        "diag_gpu_remapped_rows",
+        device("ROW_REMAP_UNCORRECTABLE_TOTAL", "UNCORRECTABLE_REMAPPED_ROWS"),
+        {"kind": "uncorrected"},
+    ),
+    Record("diag_gpu_remap_failure", device("ROW_REMAP_FAILED", "ROW_REMAP_FAILURE")),
+    # An Xid's series is born at 1, and a counter that is born at 1 never increases: here it begins with a minute of 0.
+    # A day's look back, whoever the GPU belonged to, is for the scrape that failed: what returns is not new.
+    Record(
+        "diag_gpu_xid_errors_total",
+        f"0 * ({XID} unless on (UUID, xid) last_over_time({XID}[1d] offset 1m)) or {XID}",
+        kept=("xid",),
+    ),
+)
+SERVING = Record("diag_gpu_serving", f"0 * ({TEMPERATURE}) + 1")
+"""Only by pod: attribution says whose GPU it is, a shared host does not."""
+
+WHOLE = ("GPU_I_ID", "vgpu")
+"""Labels of a MIG slice and of a share of a GPU. A server has neither: it meets only GPUs that are whole."""
+
+SWITCHED_ON = """\
+DCGM_FI_DEV_CLOCKS_EVENT_REASONS, gauge, Why the clocks are held down (bits).
+DCGM_FI_DEV_POWER_VIOLATION, counter, Time at the power limit (in ns).
+DCGM_FI_DEV_THERMAL_VIOLATION, counter, Time held down for heat (in ns).
+DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS, counter, Time held down by the driver for heat (in ns).
+DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS, counter, Time held down by the hardware for heat (in ns).
+DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS, counter, Time held down from outside (in ns).
+DCGM_FI_DEV_SYNC_BOOST_VIOLATION, counter, Time held down for another GPU (in ns).
+DCGM_FI_DEV_BOARD_LIMIT_VIOLATION, counter, Time at a limit of the board (in ns).
+DCGM_FI_DEV_RELIABILITY_VIOLATION, counter, Time at a limit of reliability (in ns).
+DCGM_EXP_XID_ERRORS_TOTAL, counter, Xid errors since the exporter started.
+DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, Memory errors that were corrected.
+DCGM_FI_DEV_ECC_DBE_VOL_TOTAL, counter, Memory errors that could not be corrected.
+DCGM_FI_DEV_GPU_TEMP_LIMIT, gauge, Degrees left to the slowdown temperature (in C).
+DCGM_FI_DEV_MAX_SM_CLOCK, gauge, Highest SM clock (in MHz).
+DCGM_FI_DEV_MAX_MEM_CLOCK, gauge, Highest memory clock (in MHz).
+DCGM_FI_DEV_ENFORCED_POWER_LIMIT, gauge, Power limit in force (in W).
+DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN, gauge, Lowest power limit that can be set (in W).
+DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF, gauge, Power limit that the vendor set (in W).
+DCGM_FI_DEV_PCIE_LINK_GEN, gauge, PCIe generation.
+DCGM_FI_DEV_PCIE_MAX_LINK_GEN, gauge, Highest PCIe generation.
+DCGM_FI_DEV_PCIE_LINK_WIDTH, gauge, PCIe lanes.
+DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH, gauge, Most PCIe lanes.
+DCGM_FI_PROF_PCIE_TX_BYTES_TOTAL, counter, Bytes sent over PCIe.
+DCGM_FI_PROF_PCIE_RX_BYTES_TOTAL, counter, Bytes received over PCIe.
+DCGM_FI_DEV_NVLINK_COUNT_TX_BYTES, counter, Bytes sent over NVLink 5 and later.
+DCGM_FI_DEV_NVLINK_COUNT_RX_BYTES, counter, Bytes received over NVLink 5 and later.
+DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, counter, NVLink flow-control CRC errors.
+DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, counter, NVLink data CRC errors.
+DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, counter, NVLink replays.
+DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, counter, NVLink recoveries.
+DCGM_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, counter, NVLink ECC errors."""
+LEFT_OUT = f"""\
+Load this only where no exporter of ours sees the GPUs: it records the same names.
+
+A GPU belongs to the one vLLM server that has the same labels ([site] gpu_join in diag.toml). Where two servers answer
+under the same ones, or the server does not answer, whose GPU it is stays unknown, and nothing is recorded. Nor is it
+for a slice of MIG, or for a GPU that pods share.
+
+dcgm-exporter's default counters leave out every throttle reason, Xid errors, ECC errors, limits and links. Without
+these lines in its CSV the rules that need them record nothing. A CSV of your own replaces the default: start from a
+copy. The lines are for 4.8.3 and later; an older exporter may refuse to start on a field that it does not know
+(DCGM_EXP_XID_ERRORS_TOTAL and DCGM_FI_PROF_PCIE_*_TOTAL before 4.8.3, ..._ECC_DATA_... before 4.8.0, ..._SLOWDOWN_NS
+before 4.4.0; before 4.0.0 DCGM_FI_DEV_CLOCKS_EVENT_REASONS was called DCGM_FI_DEV_CLOCK_THROTTLE_REASONS).
+
+{SWITCHED_ON}
+
+No rule records these, since DCGM's fields do not say it:
+diag_gpu_up: a GPU that is lost has no series, which is not 0. Nor does a missing series say that it is lost.
+diag_gpu_info: DCGM packs the compute capability into one number, of which a rule makes no "9.0".
+diag_gpu_process_memory_bytes: DCGM does not tell processes apart, nor vLLM's from others.
+diag_gpu_nvlink_active_links, diag_gpu_peer_info: the state of links and their topology are not fields of a GPU.
+DCGM_FI_DEV_XID_ERRORS is not a counter: it holds the last Xid and never returns to 0.
+DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL is not a counter of bytes: it is a rate, of both directions together."""
+
+
+def group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
+    """The rule group, as Prometheus reads it.
+
+    `labels` tell one vLLM server from another at this site; `key` are those that DCGM's series share with the server's.
+    """
+    records = (*RECORDS, SERVING) if "pod" in key else RECORDS
+    return {"name": "diag-dcgm", "rules": [_rule(record, labels, key) for record in records]}
+
+
+def _rule(record: Record, labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
+    copied = [each for each in labels if each not in key]  # Prometheus refuses one that is in `on` as well
+    expr = (
+        f"max by ({_list(labels, ('gpu', 'uuid'), record.kept)}) (\n"
+        f"  {_workload(record.promql, key)}\n"
+        f"  * on ({_list(key, WHOLE)}) group_left ({_list(copied)})\n"
+        f"  {_server(labels, key)}\n"
+        ")"
+    )
+    constant = {"labels": dict(record.labels)} if record.labels else {}
+    return {"record": record.metric, "expr": expr, **constant}
+
+
+def _workload(promql: str, key: tuple[str, ...]) -> str:
+    """DCGM's series with our name for the UUID, and the workload's labels where a scrape has set them aside.
+
+    Prometheus keeps its own `pod`, that of dcgm-exporter, and calls the other one `exported_pod`, unless it is told to
+    honour the labels of the page.
+    """
+    for ours, theirs in {"uuid": "UUID", **{each: f"exported_{each}" for each in key}}.items():
+        promql = f'label_replace({promql}, "{ours}", "$1", "{theirs}", "(.+)")'
+    return promql
+
+
+def _server(labels: tuple[str, ...], key: tuple[str, ...]) -> str:
+    """1 for each server that is alone under its key; a key with an empty label would be everybody's."""
+    named = ",".join(f'{each}!=""' for each in key)
+    servers = f"group by ({_list(key, labels)}) ({RUNNING}{{{named}}})"
+    return f"({servers} and on ({_list(key)}) count by ({_list(key)}) ({servers}) == 1)"
+
+
+def _list(*labels: Iterable[str]) -> str:
+    """Each label once."""
+    return ", ".join(dict.fromkeys(label for each in labels for label in each))

@@ -1,0 +1,27 @@
+"""YAML as people write it: long texts as blocks, keys in their order. The only file that speaks PyYAML."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+
+class _Dumper(yaml.SafeDumper):
+    """Without references to what was said before."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(head: str, content: Mapping[str, Any]) -> str:
+    """A document under a comment."""
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in head.splitlines())
+    return comment + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

@@ -1,0 +1,141 @@
+"""From samples to a page: a real Prometheus with the generated rules, a real Alertmanager with the inhibition rules.
+
+The samples end minutes from now, so that both servers see them as the present.
+"""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timelines
+import yaml
+from prometheus_server import PLACES, Server, program, serving
+from timelines import LEAD, TIMES, timeline
+
+from diag.artefacts.generate import files
+from diag.catalog import load
+from diag.contract import Contract, Site
+from diag.promql import STALE, Block
+
+SITE = Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
+CONTRACT = Contract(ttft_seconds=1.0, site=SITE)  # a promise that the recorded cascade breaks
+SICK_FOR = 480
+"""Seconds for which the fault has lasted when the servers start."""
+PATIENCE = 240.0
+
+
+@contextmanager
+def pager() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A webhook: its URL and every alert that arrived."""
+    arrived: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            arrived.extend(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield "http://{}:{}".format(*server.server_address), arrived
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
+    """A real one with the generated inhibition rules; yields host:port."""
+    found = shutil.which("prometheus-alertmanager")
+    if found is None:
+        pytest.skip("no prometheus-alertmanager: .ci/components installs it")
+    config = {
+        "route": {"receiver": "pager", "group_by": ["alertname"], "group_wait": "5s", "group_interval": "5s"},
+        "receivers": [{"name": "pager", "webhook_configs": [{"url": webhook, "send_resolved": False}]}],
+        **yaml.safe_load(files(load(), CONTRACT)["alerts/inhibit_rules.yaml"]),
+    }
+    (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*free.getsockname())
+    options = (f"--storage.path={folder}/am", f"--web.listen-address={address}", "--cluster.listen-address=")
+    with (folder / "alertmanager.log").open("w") as log:
+        command = [found, f"--config.file={folder}/alertmanager.yml", *options]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def blocks(series: timelines.Series) -> list[Block]:
+    """The timeline as samples whose fault set in SICK_FOR seconds ago."""
+    now = time.time()
+    times = np.round((now - SICK_FOR - LEAD + TIMES) * 1000).astype(np.int64)
+    labels = tuple({"instance": "h:1", "job": "vllm", **dict(key)} for key in series)
+    values = np.array([np.where(np.isnan(each), STALE, each) for each in series.values()])
+    return [Block(labels, times, values)]
+
+
+def until(happened: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := happened()):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    return found
+
+
+def ask(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return json.load(response)
+
+
+@pytest.mark.prometheus
+def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_not(tmp_path: Path) -> None:
+    text = files(load(), CONTRACT)["alerts/diag.rules.yaml"]
+    (tmp_path / "rules.yaml").write_text(re.sub(r"for: \dm", "for: 10s", text))  # how long is tested elsewhere
+    with pager() as (webhook, arrived), alertmanager(tmp_path, webhook) as address:
+        config = {
+            "rule_files": [str(tmp_path / "rules.yaml")],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]},
+        }
+        with serving(program(PLACES[0]), blocks(timeline("kv_cascade")), yaml.safe_dump(config)) as server:
+            until(lambda: firing(server) >= {"kv_eviction_cascade", "contract_breached"})
+            page = until(lambda: [each for each in arrived if each["labels"]["incident"] == "kv_eviction_cascade"])
+            held_back = until(lambda: inhibited(address) & {"contract_breached"})
+    assert held_back
+    assert "contract_breached" not in {each["labels"]["incident"] for each in arrived}
+    annotations = page[0]["annotations"]
+    assert annotations["summary"] == "KV-cache evictions feed on themselves on h:1 engine 0"
+    assert annotations["runbook_url"] == "https://wiki.example/vllm/kv_eviction_cascade.md"
+    assert annotations["doctor"] == "diag doctor http://h:1"
+    begin, end = (int(part.split("=")[1]) for part in annotations["dashboard_url"].split("?")[1].split("&")[:2])
+    assert end - begin == 3_600_000 and abs(end / 1000 - time.time()) < PATIENCE
+    assert annotations["dashboard_url"].endswith("&var-instance=h%3A1&var-engine=0")
+
+
+def firing(server: Server) -> set[str]:
+    alerts = ask(f"{server.url}/api/v1/alerts")["data"]["alerts"]
+    return {each["labels"].get("incident") for each in alerts if each["state"] == "firing"}
+
+
+def inhibited(address: str) -> set[str]:
+    alerts = ask(f"http://{address}/api/v2/alerts")
+    return {each["labels"].get("incident") for each in alerts if each["status"]["inhibitedBy"]}

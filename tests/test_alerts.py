@@ -1,0 +1,206 @@
+"""The generated rules, evaluated by a real promtool over the recordings: each fires on its own, and on nothing else."""
+
+import shutil
+import subprocess
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timelines
+import yaml
+from conftest import RECORDINGS, ROOT
+from prometheus_server import PLACES, program
+from rewriting import OLD_NAMES
+from scenarios import Beside, gpu, log, workers
+from timelines import CALM, HOSTS, LEAD, RECORDED, STEP, TWO, Fired, fired, timeline
+
+from diag import promql
+from diag.artefacts.alerts import groups
+from diag.artefacts.generate import files
+from diag.artefacts.yaml import dump
+from diag.asking import seconds
+from diag.catalog import load
+from diag.contract import Contract, Site
+from diag.exporter.families import FAMILIES
+from diag.incident import Incident
+from diag.limits import limited
+from diag.sources.recording import read
+
+INCIDENTS = {each.id: each for each in load()}
+RULES = ROOT / "alerts" / "diag.rules.yaml"
+STALLS = ("engine_dead", "engine_stalled", "tp_communication_stall")
+PROMPT = (
+    "kv_eviction_cascade",
+    "prefill_decode_contention",
+    "gpu_thermal_throttling",
+    "cuda_graph_capture_hang",
+    "gpu_out_of_memory",
+)
+
+
+@pytest.fixture(autouse=True)
+def _promtool() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool: .ci/components installs it")
+
+
+@cache
+def rules(file: Path = RULES) -> list[dict[str, str]]:
+    return [rule for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
+
+
+@cache
+def asked() -> set[str]:
+    """Every metric that a rule selects."""
+    return {name for rule in rules() for name in promql.metric_names(promql.parse(rule["expr"]))}
+
+
+def evaluated(folder: Path, series: timelines.Series) -> Fired:
+    return fired(RULES, series, asked(), folder)
+
+
+@pytest.mark.parametrize("file", ["diag.rules.yaml", "dcgm.yaml"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_real_promtool_accepts_the_rules(place: str, file: str) -> None:
+    promtool = program(place).with_name("promtool")
+    done = subprocess.run(
+        [promtool, "check", "rules", ROOT / "alerts" / file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(each.name for each in RECORDINGS.iterdir()))
+def test_alerts_fire_on_the_recording_that_shows_them_and_on_no_other(tmp_path: Path, name: str) -> None:
+    truth = read(RECORDINGS / name).truth
+    alerts = evaluated(tmp_path, timeline(name))
+    assert not alerts.incidents & set(truth["absent"])
+    assert alerts.incidents >= {each for each in truth["present"] if INCIDENTS[each].severity != "info"}
+    assert truth["verdict"] != "healthy" or not alerts.incidents
+
+
+@pytest.mark.parametrize("name", sorted({**RECORDED, **HOSTS}))
+def test_an_incident_alerts_in_time(tmp_path: Path, name: str) -> None:
+    incident = INCIDENTS[name]
+    series, onset = timelines.faulty(name)
+    alerts = evaluated(tmp_path, series)
+    delay = alerts.first[name, incident.severity] - onset
+    assert 0 < delay <= allowed(incident)
+    assert alerts.incidents <= {name, *consequences(name)}
+
+
+def allowed(incident: Incident) -> float:
+    """Window, `for` and two scrapes; half the window where users suffer at once, and 2 min 30 s for a standstill."""
+    share = 0.5 if incident.id in PROMPT else 1
+    limit = share * seconds(incident.window) + seconds(incident.hold) + 2 * STEP
+    return min(limit, 150) if incident.id in STALLS else limit
+
+
+def consequences(name: str) -> Iterable[str]:
+    return {*INCIDENTS[name].explains, *(("startup_failed",) if name == "startup_failed" else ())}
+
+
+def test_heat_that_costs_much_is_a_second_and_critical_alert(tmp_path: Path) -> None:
+    alerts = evaluated(tmp_path, timeline("healthy", timelines.hot(1400e6), before=CALM))
+    assert {severity for incident, severity in alerts.first if incident == "gpu_thermal_throttling"} == {
+        "warning",
+        "critical",
+    }
+
+
+HARMLESS: dict[str, tuple[str, tuple[Beside, ...]]] = {
+    "a busy GPU at its power cap": ("healthy", CALM),
+    "a moment of heat": ("healthy", (gpu(throttle_seconds_total__sw_thermal=lambda t: 0.9 * (t > 20)),)),
+    "idle clocks": ("idle", (gpu(utilization_ratio=0, clock_hertz__sm=300e6),)),
+    "an application's own Xid": ("healthy", (gpu(xid_errors_total__31=lambda t: float(t > 20)),)),
+    "a small agent on the GPU": ("healthy", (gpu(**{"process_memory_bytes:7,other,": 0.5 * timelines.GIB}),)),
+    "ranks at work at little power": ("healthy", (TWO, gpu(0, **timelines.SPINS), workers(1.0, 1.0))),
+    "idle ranks": ("idle", (TWO, workers(0.0, 0.0))),
+    "full links beside NVLink": ("healthy", timelines.linked(timelines.FULL, nvlinks=4)),
+    "links with little traffic": ("healthy", timelines.linked(5e9)),
+    "a start of usual length": ("", (log("load_weights", {"load_weights": 60}, start=LEAD + 899), workers(1.0))),
+    "a capture that moves": ("", (log("cuda_graph_capture", timelines.CAPTURE, start=LEAD + 899), workers(1.0))),
+    "a start that is over": ("healthy", (log("ready", {"load_weights": 5000, "compile": 3000}, start=LEAD),)),
+    "memory that ran out long ago": ("healthy", (log("ready", {}, start=LEAD, cuda_out_of_memory=500),)),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_only_looks_like_it_is_silent(tmp_path: Path, name: str) -> None:
+    recording, beside = HARMLESS[name]
+    before = CALM if recording and "memory that" not in name else ()
+    series = timeline(recording, *beside, before=before, lead=recording or "healthy")
+    if "usual" in name or "moves" in name:  # only the first minutes of a start are usual
+        series = {key: values[: (LEAD + 150) // STEP] for key, values in series.items()}
+    assert not evaluated(tmp_path, series).incidents
+
+
+def test_every_incident_has_an_alert_of_its_name_and_severity() -> None:
+    labels = [rule["labels"] for rule in rules() if "alert" in rule]
+    there = {(each.get("incident"), each["severity"]) for each in labels}
+    assert there >= {(each.id, each.severity) for each in INCIDENTS.values()}
+    assert all(rule["annotations"]["runbook_url"] for rule in rules() if "alert" in rule)
+
+
+def test_a_recorded_name_means_one_expression() -> None:
+    names = [rule["record"] for rule in rules() if "record" in rule]
+    assert len(names) == len(set(names)) == len({rule["expr"] for rule in rules() if "record" in rule})
+
+
+def test_what_is_recorded_is_used_more_than_once_and_nothing_is_asked_twice() -> None:
+    alerts = " ".join(rule["expr"] for rule in rules() if "alert" in rule)
+    assert all(alerts.count(rule["record"]) > 1 for rule in rules() if "record" in rule)
+
+
+def test_every_metric_exists_in_a_recording_or_is_the_exporters() -> None:
+    recorded = {dict(key)["__name__"] for each in RECORDINGS.iterdir() for key in timelines.recording(each.name).series}
+    own = {rule["record"] for rule in rules() if "record" in rule}
+    unknown = asked() - recorded - set(FAMILIES) - own - {"vllm_num_requests_running"}
+    assert all(each.startswith(tuple(OLD_NAMES.values())) for each in unknown), unknown
+
+
+@pytest.mark.parametrize(
+    ("series", "alert"),
+    [
+        ({"unrelated": 1.0}, "VllmTelemetryAbsent"),
+        ({"vllm_num_requests_running": 1.0}, "VllmMetricsRenamed"),
+        ({"vllm:num_requests_running": 1.0, "diag_scrape_success": 0.0}, "DiagCollectorFailed"),
+    ],
+)
+def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float], alert: str) -> None:
+    held = {
+        frozenset({("__name__", name), ("collector", "nvml")}): np.full(timelines.TIMES.size, value)
+        for name, value in series.items()
+    }
+    assert alert in fired(RULES, held, set(series), tmp_path).guards
+
+
+def test_a_server_that_is_scraped_raises_no_guard(tmp_path: Path) -> None:
+    assert not evaluated(tmp_path, timeline("healthy", *CALM, before=CALM)).guards
+
+
+@pytest.mark.parametrize(("name", "expected"), [("kv_cascade", {"contract_breached"}), ("healthy", set())])
+def test_a_promise_that_is_broken_pages(tmp_path: Path, name: str, expected: set[str]) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(files(load(), Contract(ttft_seconds=1.0))["alerts/diag.rules.yaml"])
+    alerts = fired(file, timeline(name), asked(), tmp_path)
+    assert alerts.incidents & {"contract_breached"} == expected
+
+
+def test_servers_told_apart_by_other_labels_alert_under_these(tmp_path: Path) -> None:
+    site = Site(labels=("cluster", "pod"))
+    file = tmp_path / "rules.yaml"
+    file.write_text(dump("", {"groups": groups(load(), Contract(site=site))}))
+    assert "instance" not in "".join(rule["expr"] for rule in rules(file))
+    series = timeline("kv_cascade", *CALM, before=CALM)
+    moved = {frozenset({*key, ("cluster", "c"), ("pod", "p")}): values for key, values in series.items()}
+    assert fired(file, moved, asked(), tmp_path).incidents == {"kv_eviction_cascade"}
+    assert "var-pod={{ $labels.pod | urlquery }}" in file.read_text()
+
+
+def test_a_limit_of_ones_own_is_the_alerts(tmp_path: Path) -> None:
+    cascade = "kv_eviction_cascade"
+    contract = Contract(limits={cascade: {"preemptions / finished request": 0.35}})
+    text = files(limited(load(), contract), contract)["alerts/diag.rules.yaml"]
+    assert "instance_engine:preemptions_per_finished_request:5m > 0.35" in text
