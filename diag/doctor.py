@@ -16,7 +16,6 @@ from diag.fixes import Running
 from diag.judgement import Judgement, Observed, conclude, not_measured
 from diag.limits import limited
 from diag.progress import judge, owed_and_still
-from diag.report import explain as pages
 from diag.sources.answers import SampleAnswers
 from diag.sources.observation import Observation
 
@@ -182,13 +181,18 @@ def generate(root: Path, check: bool, folder: Path | None, contract: Path | None
 
 
 def explain(name: str, folder: Path | None) -> str:
-    """The page of one incident."""
-    known = {each.id: each for each in load(folder)}
+    """The runbook of one incident."""
+    from diag.artefacts.runbooks import runbook
+
+    contract = find(None)
+    known = {each.id: each for each in limited(load(folder), contract)}
     if name not in known:
         raise BadUsage(f"no incident is called '{name}'; there are {', '.join(known)}")
-    return pages.explain(known[name], find(None))
+    return runbook(known[name], tuple(known.values()), contract)
 
 
 def catalogue(folder: Path | None) -> str:
-    """The list of incidents."""
-    return pages.catalogue(load(folder))
+    """One line per incident."""
+    incidents = load(folder)
+    width = max(len(each.id) for each in incidents)
+    return "".join(f"{each.id:<{width}}  {each.severity:<8}  {each.title}\n" for each in incidents)

@@ -85,13 +85,19 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
         process.wait(30)
 
 
-def blocks(series: timelines.Series) -> list[Block]:
-    """The timeline as samples whose fault set in SICK_FOR seconds ago."""
-    now = time.time()
-    times = np.round((now - SICK_FOR - LEAD + TIMES) * 1000).astype(np.int64)
+def blocks(series: timelines.Series, start: float | None = None) -> list[Block]:
+    """The timeline as samples from that unix time on; without one, its fault set in SICK_FOR seconds ago."""
+    begin = time.time() - SICK_FOR - LEAD if start is None else start
     labels = tuple({"instance": "h:1", "job": "vllm", **dict(key)} for key in series)
-    values = np.array([np.where(np.isnan(each), STALE, each) for each in series.values()])
-    return [Block(labels, times, values)]
+    values = np.array([_told(key, each, begin) for key, each in series.items()])
+    return [Block(labels, np.round((begin + TIMES) * 1000).astype(np.int64), values)]
+
+
+def _told(key: timelines.Key, values: timelines.Floats, begin: float) -> timelines.Floats:
+    """The values with time stamps that count from then, and holes as Prometheus has them."""
+    stamped = dict(key)["__name__"].endswith("timestamp_seconds")
+    moved = np.where(stamped & (values > 0), values + begin, values)
+    return np.where(np.isnan(values), STALE, moved)
 
 
 def until(happened: Callable[[], Any]) -> Any:

@@ -104,11 +104,13 @@ def test_an_agent_a_free_gpu_and_processes_of_unknown_owners_are_no_incident(
 SPINS = {"utilization_ratio": 0.96, "power_watts": 20, "power_limit_watts": 70}
 STANDS = {"utilization_ratio": 0, "power_watts": 15, "power_limit_watts": 70}
 TWO = config(tensor_parallel_size=2)
+STALLED = {"engine_stalled", "contract_breached"}
+"""What the frozen recording shows in any case: after 74 s the first tokens come later than anybody is promised."""
 
 
 def test_a_rank_that_stands_still_is_named_by_its_process(tmp_path: Path) -> None:
     judgement = judge(tmp_path, FROZEN, TWO, workers(1.0, 0.0, stopped=[1]))
-    assert present(judgement) == {"tp_communication_stall", "engine_stalled"}
+    assert present(judgement) == {"tp_communication_stall", *STALLED}
     assert found(judgement, "tp_communication_stall").diagnosis.culprits == ("rank 1",)
     assert found(judgement, "engine_stalled").diagnosis.explained_by == "tp_communication_stall"
 
@@ -125,16 +127,16 @@ def test_ranks_that_all_spin_at_little_power_are_a_stall_without_a_name(tmp_path
 
 def test_a_stall_with_all_ranks_idle_is_not_called_communication(tmp_path: Path) -> None:
     judgement = judge(tmp_path, FROZEN, TWO, gpu(0, **STANDS), gpu(1, **STANDS), workers(0.0, 0.0))
-    assert present(judgement) == {"engine_stalled"}
+    assert present(judgement) == STALLED
 
 
 def test_a_compile_while_serving_is_not_called_communication(tmp_path: Path) -> None:
-    assert present(judge(tmp_path, FROZEN, TWO, workers(1.0, 1.0))) == {"engine_stalled"}
+    assert present(judge(tmp_path, FROZEN, TWO, workers(1.0, 1.0))) == STALLED
 
 
 def test_two_engines_are_no_two_ranks(tmp_path: Path) -> None:
     judgement = judge(tmp_path, FROZEN, config(tensor_parallel_size=1), gpu(0, **SPINS), gpu(1, **STANDS))
-    assert present(judgement) == {"engine_stalled"}
+    assert present(judgement) == STALLED
 
 
 def test_ranks_at_work_are_healthy_at_any_power(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from conftest import RECORDINGS
-from scenarios import GIB, Beside, config, gpu, log, workers
+from scenarios import GIB, PHASES, Beside, config, gpu, log, workers
 
 from diag.exporter.families import FAMILIES
 from diag.promql import is_stale
@@ -261,3 +261,9 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "tp_interconnect_bound": ("healthy", linked(FULL), CALM),
 }
 """What a host adds: the recording ("" for a server that never answers), what is beside it then, and before."""
+
+TOLD = (
+    config(tensor_parallel_size=2, gpu_memory_utilization=0.9),
+    log("ready", dict.fromkeys(PHASES[:-1], 10.0), 600, LEAD, cuda_out_of_memory=500, engine_start_failed=900),
+)
+"""What the log and the configuration of a server that serves say."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,7 +35,7 @@ OPTIONS = (
 REPLAY = (
     "-datasource.queryStep=15s",
     "-remoteWrite.flushInterval=100ms",
-    "-replay.rulesDelay=0s",  # no rule builds upon another
+    "-replay.rulesDelay=0s",  # no rule builds upon another: what is recorded is put in its place
     "-replay.maxDatapointsPerQuery=30000",  # an alert's `for` begins anew with every query: a day in one
     "-replay.disableProgressBar",
 )
@@ -93,7 +94,7 @@ def serving(blocks: Sequence[Block]) -> Iterator[Server]:
 
 
 def replay(rules: Path, start: int, end: int, server: Server) -> dict[str, int]:
-    """Replay alert rules from one instant to another (ms); no rule may build upon another.
+    """Replay alert rules from one instant to another (ms).
 
     Returns how many samples of ALERTS the server holds of that time, by "<alertname> <alertstate>": a server that was
     replayed before has those as well.
@@ -110,9 +111,15 @@ def replay(rules: Path, start: int, end: int, server: Server) -> dict[str, int]:
 
 
 def _without_what_vmalert_refuses(rules: Path, folder: Path) -> Path:
-    """Copy the rules without `keep_firing_for`, and without annotations that `query`: 1.79 has neither in a replay."""
+    """Copy the alerts without `keep_firing_for`, and without annotations that `query`: 1.79 has neither in a replay."""
     content = yaml.safe_load(rules.read_text(encoding="utf-8"))
+    every = [rule for group in content["groups"] for rule in group["rules"]]
+    recorded = {rule["record"]: rule["expr"] for rule in every if "record" in rule}
+    for group in content["groups"]:
+        group["rules"] = [rule for rule in group["rules"] if "alert" in rule]
     for rule in (rule for group in content["groups"] for rule in group["rules"]):
+        for name, promql in recorded.items():
+            rule["expr"] = rule["expr"].replace(name, f"({promql})")
         rule.pop("keep_firing_for", None)
         annotations = rule.get("annotations", {})
         rule["annotations"] = {name: text for name, text in annotations.items() if "query" not in text}
@@ -157,9 +164,13 @@ def _import(server: Server, blocks: Sequence[Block], log: Path) -> None:
     urllib.request.urlopen(f"{server.url}/api/v1/import", b"".join(lines), timeout=120).close()
     server.flush()
     first, last = (edge(int(block.times[at]) for block in blocks) for edge, at in ((min, 0), (max, -1)))
-    asked = f'count(last_over_time({{__name__!=""}}[{last - first + 1}ms]))'
     deadline = time.monotonic() + PATIENCE
-    while server.query(asked, last) != {frozenset(): len(lines)}:
+    for attempt in count():  # another question each time: what was found too early is remembered
+        time.sleep(1)
+        server.flush()
+        asked = f'count(last_over_time({{__name__=~".+|{attempt}"}}[{last - first + 1}ms]))'
+        if server.query(asked, last) == {frozenset(): len(lines)}:
+            return
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.1)
 

@@ -132,9 +132,12 @@ def _intro(incident: Incident, site: Site) -> Any:
 
 
 def _state(incident: Incident, scope: Scope) -> Any:
-    good = "Calm. Pending: it holds, and not yet for as long as the alert waits."
-    alert = _severity(f'incident="{incident.id}"', per(incident, scope.site), scope)
-    return grafana.states(Head("The alert", good), [Query(alert, _legend(per(incident, scope.site)))], STATES)
+    """The alert at every subject that is judged, also where it is silent."""
+    by = per(incident, scope.site)
+    first = scope.chosen(expression(incident.conditions[0].signal, incident, incident.window, scope.contract))
+    alert = _severity(f'incident="{incident.id}"', by, scope) + f" or 0 * ({first})"
+    head = Head("The alert", "Calm. Pending: it holds, but not yet for as long as the alert waits.")
+    return grafana.states(head, [Query(alert, _legend(by))], STATES)
 
 
 def _severity(matchers: str, by: Sequence[str], scope: Scope) -> str:
@@ -219,7 +222,7 @@ def _verdict(scope: Scope) -> list[Any]:
     return [
         one("Critical", "Good: 0.", firing("critical"), Limit(1)),
         one("Warnings", "Good: 0.", firing("warning"), Limit(1, GOOD, "orange")),
-        one("Error budget burn", "Good: below 1, as fast as promised.", f"max({_burn(scope)})", Limit(6)),
+        one("Worst error budget burn", "Good: below 1, as fast as promised.", f"max({_burn(scope)})", Limit(6)),
         one("Servers that answer", "Good: as many as you run.", servers, Limit(1, BAD, GOOD)),
         one("Requests waiting", "Good: 0 for most of the time.", waiting),
         one("Tokens written / s", "Good: in proportion to the load.", tokens),

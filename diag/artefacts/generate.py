@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diag.artefacts import alerts, dashboards, dcgm, guards
+from diag.artefacts import alerts, dashboards, dcgm, guards, runbooks
 from diag.artefacts.names import MARK
 from diag.artefacts.yaml import dump
 from diag.contract import Contract
@@ -21,7 +21,11 @@ RELABEL = {
 
 def files(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
     """The text of every file by its path under the root of the artefacts."""
-    return {**_alerts(incidents, contract), **dashboards.dashboards(incidents, contract)}
+    return {
+        **_alerts(incidents, contract),
+        **dashboards.dashboards(incidents, contract),
+        **runbooks.runbooks(incidents, contract),
+    }
 
 
 def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:

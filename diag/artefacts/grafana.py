@@ -132,9 +132,7 @@ def table(head: Head, columns: Mapping[str, Query], names: States, address: str)
             }
         ],
         sortBy=[core.TableSortByField(displayName=by, desc=True)],
-        extraJson={
-            "fieldConfig": {"defaults": {"links": [{"title": "this one alone", "url": address}], "decimals": 2}}
-        },
+        extraJson={"fieldConfig": {"defaults": {"links": [_link("this server alone", address)], "decimals": 2}}},
     )
 
 

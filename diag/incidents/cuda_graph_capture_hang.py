@@ -89,5 +89,10 @@ incident = Incident(
             why=documented("no graphs are captured", GRAPHS),
         ),
     ),
+    mitigate=("Send the traffic to the replicas that serve; this one will not become ready by itself.",),
+    hand_over=(
+        "the stack of every rank (`py-spy dump --pid <pid>`), the log from its first line, `nvidia-smi topo -m`, and "
+        "whether `--enforce-eager` starts",
+    ),
     do_not=("Do not raise the startupProbe: what hangs in a collective does not end by itself.",),
 )

@@ -37,4 +37,12 @@ incident = Incident(
             why=judged("a dead engine does not come back"),
         ),
     ),
+    mitigate=(
+        "Take it out of rotation: a balancer that only looks at TCP goes on sending.",
+        "Start a replica elsewhere where the host itself is gone.",
+    ),
+    hand_over=(
+        "the log from the last good line to its end, `dmesg -T | tail -100` for the OOM killer and Xid lines, and "
+        "the time of death by the dashboard",
+    ),
 )

@@ -51,6 +51,13 @@ incident = Incident(
             why=judged("nothing on the page can be changed to wake it"),
         ),
     ),
+    mitigate=(
+        "Take the server out of rotation: /health goes on answering 200, so no probe does it for you.",
+        "Have clients time out and retry elsewhere: what hangs here does not come back.",
+    ),
+    hand_over=(
+        "the stack of EngineCore and of every worker, taken before the restart, and the log of the last ten minutes",
+    ),
     do_not=(
         "Do not add load or replicas behind the same balancer: /health answers 200 and requests keep coming in.",
         "Do not trust the gauges: they are frozen at their last values.",

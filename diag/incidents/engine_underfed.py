@@ -8,6 +8,7 @@ incident = Incident(
     title="The engine idles between requests",
     severity="info",
     per=("instance", "engine"),
+    hold="12h",  # a quiet night is no news
     cause="""
         Requests are served, but in most samples none is running: the engine waits for its clients. If users complain
         nevertheless, the time is lost before the request reaches vLLM or after the answer has left it.
@@ -29,4 +30,6 @@ incident = Incident(
             why=judged("the engine has room"),
         ),
     ),
+    mitigate=("Nothing is wrong on this server; look at the balancer, the gateway and the clients.",),
+    hand_over=("the rate of requests at the gateway beside `requests finished` here",),
 )

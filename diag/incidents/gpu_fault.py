@@ -44,5 +44,13 @@ incident = Incident(
             why=judged("a GPU that failed once under load fails again"),
         ),
     ),
+    mitigate=(
+        "Drain the host and move its load: what the GPU computed since may be wrong.",
+        "A host with several servers loses only those on this GPU: `nvidia-smi` lists the processes.",
+    ),
+    hand_over=(
+        "`nvidia-bug-report.sh`, `dmesg -T | grep -i xid`, the serial number and the row-remap state (`nvidia-smi -q "
+        "-d ROW_REMAPPER,ECC`)",
+    ),
     do_not=("Do not only restart vLLM: it may start, and serve from broken memory.",),
 )

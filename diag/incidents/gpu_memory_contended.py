@@ -47,4 +47,9 @@ incident = Incident(
             why=documented("the share is of the whole GPU, whoever else uses it", CONSERVING_MEMORY),
         ),
     ),
+    mitigate=("Ask the owner of the process to move it; do not kill what you do not own.",),
+    hand_over=(
+        "the process list of the GPU with owners (`nvidia-smi --query-compute-apps=pid,process_name,used_memory "
+        "--format=csv`)",
+    ),
 )

@@ -97,5 +97,10 @@ incident = Incident(
             why=documented("what reduces memory", CONSERVING_MEMORY),
         ),
     ),
+    mitigate=(
+        "Where it died under load: restart it with the lower value that `diag doctor` computes, behind a rate limit.",
+        "Where it never started: the old configuration still works, roll back to it.",
+    ),
+    hand_over=("the line of the log with its numbers, `nvidia-smi` at that moment, and the launch command",),
     do_not=("Do not raise --gpu-memory-utilization for an out of memory outside of the KV pool: it takes more away.",),
 )

@@ -34,5 +34,9 @@ incident = Incident(
             why=documented("the signal comes from outside of the GPU", NVML),
         ),
     ),
+    mitigate=("Move load to another rack where users notice; the GPU itself is well.",),
+    hand_over=(
+        "the time, the rack and the PSU or PDU readings: this is for the data centre, not for the vendor of the GPU",
+    ),
     do_not=("Never reboot for it: the brake is outside of the GPU, and the host draws its most while it starts.",),
 )

@@ -60,5 +60,13 @@ incident = Incident(
             why=judged("the cause; a lower limit only lives with it"),
         ),
     ),
+    mitigate=(
+        "Lower the power limit as proposed: it needs no restart and steadies the clocks at once.",
+        "Take the hottest host's share of the traffic down at the balancer.",
+    ),
+    hand_over=(
+        "the temperatures and fan speeds of the whole chassis (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), the "
+        "inlet temperature, and how many hosts throttle at once",
+    ),
     do_not=("Do not reboot or restart vLLM for it: the heat stays.",),
 )

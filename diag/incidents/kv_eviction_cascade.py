@@ -80,6 +80,13 @@ incident = Incident(
             why=judged("the long ones hold most of the pool"),
         ),
     ),
+    mitigate=(
+        "Let fewer requests in at the gateway until nobody waits: evictions end within a minute of that.",
+        "Divert the longest prompts first: they hold most of the pool.",
+    ),
+    hand_over=(
+        "the distribution of prompt and answer lengths, the size of the pool from the log, and the launch command",
+    ),
     do_not=(
         "Do not lower --gpu-memory-utilization: it shrinks the pool.",
         "Do not raise --max-num-seqs: more requests in the same pool are evicted sooner.",

@@ -41,5 +41,7 @@ incident = Incident(
         LooksLike("queue_saturation", tell="There, the queue stands before a pool that has room."),
     ),
     fixes=MORE_KV_CAPACITY,
+    mitigate=("Let fewer requests in at the gateway, or add a replica: no setting serves more from the same pool.",),
+    hand_over=("the rate of requests and their lengths, and the size of the pool from the log",),
     do_not=("Do not raise --max-num-seqs: the pool, not the cap, decides how many run.",),
 )

@@ -35,5 +35,7 @@ incident = Incident(
     ),
     explains=("kv_pool_saturated",),
     fixes=MORE_KV_CAPACITY,
+    mitigate=("Divert long prompts to a server with a larger pool.",),
+    hand_over=("the size of the pool and --max-model-len from the log, and the lengths of the prompts",),
     do_not=("Do not lower --max-num-seqs: halving a handful frees almost nothing.",),
 )

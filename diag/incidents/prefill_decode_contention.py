@@ -77,6 +77,10 @@ incident = Incident(
             why=documented("disaggregated prefill", DISAGGREGATED),
         ),
     ),
+    mitigate=(
+        "Divert prompts of more than a few thousand tokens to a server of their own until the threshold is set.",
+    ),
+    hand_over=("the lengths of the prompts over an hour, the version, and the launch command",),
     do_not=(
         "Do not set --max-num-partial-prefills above 1: V1 refuses to start with it.",
         "Do not judge the cure by the 99th percentile of gaps: it rises while the freezes go.",

@@ -45,4 +45,6 @@ incident = Incident(
             why=documented("only a common beginning is shared", PREFIX_CACHING),
         ),
     ),
+    mitigate=("Nothing needs relief: it costs prefill work, and answers are right.",),
+    hand_over=("two prompts of one client that were meant to share a prefix, compared byte by byte",),
 )

@@ -83,5 +83,7 @@ incident = Incident(
             why=judged("a server at the capacity of its hardware needs a second one"),
         ),
     ),
+    mitigate=("Shed or divert load at the gateway: batch clients first.",),
+    hand_over=("the rate of requests at the gateway and the running --max-num-seqs and --max-num-batched-tokens",),
     do_not=("Do not take the wait for a hang: tokens flow at the usual rate.",),
 )

@@ -36,5 +36,7 @@ incident = Incident(
             why=judged("a start that failed for its settings fails again with them"),
         ),
     ),
+    mitigate=("Roll back to the configuration or image that started last.",),
+    hand_over=("the log from its first line to the error, the image's digest and the launch command",),
     do_not=("Do not let the supervisor restart it for ever: each attempt loads the weights again.",),
 )

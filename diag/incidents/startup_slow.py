@@ -63,5 +63,9 @@ incident = Incident(
             why=reported("222.8 s cold, 53.4 s warm", "https://github.com/vllm-project/vllm/issues/52682"),
         ),
     ),
+    mitigate=("Keep the old replica in rotation until this one is ready.",),
+    hand_over=(
+        "the time line of phases that `diag doctor --log` prints, and where the weights and the compile cache lie",
+    ),
     do_not=("Do not restart it while a phase moves: the next start begins at the beginning.",),
 )

@@ -88,6 +88,14 @@ incident = Incident(
             why=documented("skipping the test is the default since 0.10.1", TROUBLESHOOTING),
         ),
     ),
+    mitigate=(
+        "Take the server out of rotation, keep the evidence, then restart it: it has not been seen to recover by "
+        "itself.",
+    ),
+    hand_over=(
+        "the stack of every rank, `NCCL_DEBUG=INFO` of the next start, `nvidia-smi topo -m`, and `ethtool -S` of "
+        "each NIC where ranks span hosts",
+    ),
     do_not=(
         "Do not add replicas or load: the server is not busy, it is stuck.",
         "Do not trust utilisation: a rank that waits in a collective shows 100 %.",

@@ -53,4 +53,9 @@ incident = Incident(
             why=documented("GPUs without NVLink: pipeline parallelism", PARALLELISM),
         ),
     ),
+    mitigate=("Send new load to hosts whose GPUs share NVLink.",),
+    hand_over=(
+        "`nvidia-smi topo -m`, the link generation and width under load (`nvidia-smi -q -d PCI`), and whether the "
+        "ranks' GPUs are of one kind",
+    ),
 )

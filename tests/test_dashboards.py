@@ -1,0 +1,149 @@
+"""The generated dashboards: valid for Grafana, nothing dead in them, and every query answered by a real Prometheus."""
+
+import json
+import re
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import jsonschema
+import pytest
+import timelines
+from conftest import ROOT
+from prometheus_server import PLACES, Server, program, serving
+from scenarios import gpu, workers
+from test_alertmanager import blocks, until
+
+from diag.artefacts.generate import files
+from diag.catalog import load
+from diag.contract import Contract, Site
+
+PAGES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "dashboards").glob("*.json"))}
+SCHEMA = ROOT / "tests" / "data" / "grafana-dashboard.schema.json"
+"""grafana/grafana-foundation-sdk, Apache-2.0: the model of a dashboard in Grafana 11 to 13."""
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
+
+
+def panels(page: str) -> list[dict[str, Any]]:
+    return [each for each in PAGES[page]["panels"] if each["type"] != "row"]
+
+
+def queries(page: str) -> Iterator[str]:
+    """Everything that a page asks: panels and annotations."""
+    yield from (target["expr"] for each in panels(page) for target in each["targets"])
+    yield from (each["expr"] for each in PAGES[page]["annotations"]["list"])
+
+
+def test_there_is_a_page_for_every_incident_an_overview_and_one_of_gpus() -> None:
+    assert set(PAGES) == {each.id for each in load()} | {"overview", "gpus"}
+    uids = [each["uid"] for each in PAGES.values()]
+    assert uids == [f"diag-{name}" for name in PAGES]
+    assert all(len(each) <= 40 for each in uids)
+
+
+@cache
+def validator() -> jsonschema.Draft7Validator:
+    return jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
+
+
+@EVERY_PAGE
+def test_a_page_is_valid(page: str) -> None:
+    assert [error.message for error in validator().iter_errors(PAGES[page])] == []
+
+
+@EVERY_PAGE
+def test_no_variable_is_dead(page: str) -> None:
+    text = json.dumps(PAGES[page]["panels"])
+    variables = PAGES[page]["templating"]["list"]
+    for variable in variables:
+        others = json.dumps([each.get("query") for each in variables])
+        assert re.search(rf"\$\{{?{variable['name']}\b", text + others), variable["name"]
+
+
+@EVERY_PAGE
+def test_every_variable_that_is_used_is_there(page: str) -> None:
+    known = {each["name"] for each in PAGES[page]["templating"]["list"]} | {"__rate_interval", "__url_time_range"}
+    used = set(re.findall(r"\$\{?(\w+)", " ".join(queries(page))))
+    assert used <= known
+
+
+@EVERY_PAGE
+def test_no_panels_overlap(page: str) -> None:
+    for one, other in combinations((each["gridPos"] for each in PAGES[page]["panels"]), 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart or above
+    assert all(each["gridPos"]["x"] + each["gridPos"]["w"] <= 24 for each in PAGES[page]["panels"])
+
+
+@EVERY_PAGE
+def test_every_panel_says_what_good_looks_like_and_none_is_named_twice(page: str) -> None:
+    told = [each for each in panels(page) if each["type"] != "text"]
+    assert all(each["title"] and each["description"] for each in told)
+    titles = [each["title"] for each in told]
+    assert len(titles) == len(set(titles))
+
+
+@pytest.mark.parametrize("incident", load(), ids=lambda each: each.id)
+def test_every_limit_of_an_incident_is_a_line_on_its_page(incident: Any) -> None:
+    lines = {
+        each["title"]: each["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
+        for each in panels(incident.id)
+        if each["type"] == "timeseries" and len(each["fieldConfig"]["defaults"]["thresholds"]["steps"]) > 1
+    }
+    for condition in incident.every_condition:
+        limit = Contract().limit(condition.limit)
+        assert any(condition.signal.name in title and value == limit for title, value in lines.items())
+
+
+# -- asked of a real Prometheus ---------------------------------------------------------------------------------------
+
+HOT = {
+    "throttle_seconds_total__sw_thermal": lambda t: 0.4 * t,
+    "clock_hertz__sm": 1400e6,
+    "xid_errors_total__79": lambda t: float(t > 60),
+    "nvlink_bytes_total:rx": lambda t: 1e9 * t,
+    "process_memory_bytes:7,other,": 1e9,
+}
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the generated rules and samples up to the present: a cascade on a host that shows everything."""
+    rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
+    text = (ROOT / "alerts" / "diag.rules.yaml").read_text()
+    rules.write_text(re.sub(r"for: \d+m", "for: 0s", text))  # they fire at once
+    host = (gpu(0, **HOT), gpu(1, **HOT), workers(1.0, 0.9), *timelines.TOLD)
+    held = blocks(timelines.timeline("kv_cascade", *host, before=timelines.CALM))
+    config = f"rule_files: [{rules}]"
+    with serving(program(PLACES[0]), held, config) as server:
+        until(lambda: server.query('ALERTS{incident="kv_eviction_cascade"}', round(time.time() * 1000)))
+        yield server
+
+
+def answered(server: Server, promql: str) -> bool:
+    """Whether there is a series in the last quarter of an hour, with everything chosen."""
+    text = promql.replace("$__rate_interval", "1m")
+    text = re.sub(r"\$\w+", ".*", text)
+    now = time.time()
+    form = urllib.parse.urlencode({"query": text, "start": now - 900, "end": now, "step": 15}).encode()
+    with urllib.request.urlopen(f"{server.url}/api/v1/query_range", form, timeout=30) as response:
+        return bool(json.load(response)["data"]["result"])
+
+
+@pytest.mark.prometheus
+@EVERY_PAGE
+def test_every_query_returns_series(prometheus: Server, page: str) -> None:
+    empty = [promql for promql in queries(page) if not answered(prometheus, promql)]
+    assert not empty
+
+
+def test_servers_told_apart_by_other_labels_are_chosen_by_these() -> None:
+    page = json.loads(files(load(), Contract(site=Site(labels=("cluster", "pod"))))["dashboards/overview.json"])
+    names = [each["name"] for each in page["templating"]["list"]]
+    assert names == ["datasource", "job", "cluster", "pod", "model"]
+    assert "instance" not in json.dumps([each["targets"] for each in page["panels"] if each["type"] != "row"])
