@@ -68,9 +68,10 @@ class _File:
         return ""
 
     def _table(self, name: str, inside: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        found = (self.tables if inside is None else inside).get(name.rpartition(".")[2], {})
+        above, _, key = name.rpartition(".")
+        found = (self.tables if inside is None else inside).get(key, {})
         if not isinstance(found, dict):
-            raise BadContract(f"{self.path}{self._line('', name)}: [{name}] must be a table")
+            raise BadContract(f"{self.path}{self._line(above, key)}: [{name}] must be a table")
         return dict(found)
 
     def _known(self, name: str, those: tuple[str, ...] | list[str], table: str, kind: str = "entry") -> None:

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 import timelines
-import yaml
 from prometheus_server import PLACES, Server, program, serving
 from timelines import LEAD, TIMES, timeline
 
 from diag.artefacts.generate import files
 from diag.catalog import load
 from diag.contract import Contract, Site
+from diag.contract_file import read
+from diag.limits import limited
 from diag.promql import STALE, Block
 
 SITE = Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
@@ -65,12 +66,10 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
     found = shutil.which("prometheus-alertmanager")
     if found is None:
         pytest.skip("no prometheus-alertmanager: .ci/components installs it")
-    config = {
-        "route": {"receiver": "pager", "group_by": ["alertname"], "group_wait": "5s", "group_interval": "5s"},
-        "receivers": [{"name": "pager", "webhook_configs": [{"url": webhook, "send_resolved": False}]}],
-        **yaml.safe_load(files(load(), CONTRACT)["alerts/inhibit_rules.yaml"]),
-    }
-    (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
+    documented = snippet("alertmanager.yml").replace("http://pager.example/", webhook)
+    quick = documented.replace("  receiver: tickets\n", "  receiver: tickets\n  group_wait: 5s\n", 1)
+    text = quick + files(load(), CONTRACT)["alerts/inhibit_rules.yaml"]
+    (folder / "alertmanager.yml").write_text(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = "{}:{}".format(*free.getsockname())
@@ -83,6 +82,12 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+def snippet(name: str) -> str:
+    """A file as the three steps for newcomers show it."""
+    steps = files(load(), CONTRACT)["alerts/README.md"]
+    return re.search(rf"```\w+ {re.escape(name)}\n(.*?)```", steps, re.DOTALL)[1]
 
 
 def blocks(series: timelines.Series, start: float | None = None) -> list[Block]:
@@ -116,13 +121,11 @@ def ask(url: str) -> Any:
 @pytest.mark.prometheus
 def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_not(tmp_path: Path) -> None:
     text = files(load(), CONTRACT)["alerts/diag.rules.yaml"]
-    (tmp_path / "rules.yaml").write_text(re.sub(r"for: \dm", "for: 10s", text))  # how long is tested elsewhere
+    (tmp_path / "diag.rules.yaml").write_text(re.sub(r"for: \dm", "for: 10s", text))  # how long is tested elsewhere
     with pager() as (webhook, arrived), alertmanager(tmp_path, webhook) as address:
-        config = {
-            "rule_files": [str(tmp_path / "rules.yaml")],
-            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]},
-        }
-        with serving(program(PLACES[0]), blocks(timeline("kv_cascade")), yaml.safe_dump(config)) as server:
+        documented = snippet("prometheus.yml").replace("/etc/prometheus/diag", str(tmp_path))
+        config = documented.replace("alertmanager:9093", address)
+        with serving(program(PLACES[0]), blocks(timeline("kv_cascade")), config) as server:
             until(lambda: firing(server) >= {"kv_eviction_cascade", "contract_breached"})
             page = until(lambda: [each for each in arrived if each["labels"]["incident"] == "kv_eviction_cascade"])
             held_back = until(lambda: inhibited(address) & {"contract_breached"})
@@ -145,3 +148,10 @@ def firing(server: Server) -> set[str]:
 def inhibited(address: str) -> set[str]:
     alerts = ask(f"http://{address}/api/v2/alerts")
     return {each["labels"].get("incident") for each in alerts if each["status"]["inhibitedBy"]}
+
+
+def test_the_documented_contract_is_one(tmp_path: Path) -> None:
+    (tmp_path / "diag.toml").write_text(snippet("diag.toml"))
+    contract = read(tmp_path / "diag.toml")
+    assert contract.site == Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
+    assert limited(load(), contract) != load()

@@ -48,7 +48,11 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         "inhibit_rules.yaml": (f"{MARK}: what Alertmanager need not say; put it into alertmanager.yml.", inhibit),
         "relabel.yaml": (f"{MARK}: for a scrape job whose metrics are stored as vllm_ instead of vllm:.", RELABEL),
     }
-    return {f"alerts/{name}": dump(head, content) for name, (head, content) in texts.items()}
+    steps = (Path(__file__).parent / "steps.md").read_text(encoding="utf-8")
+    return {
+        "alerts/README.md": steps,
+        **{f"alerts/{name}": dump(head, content) for name, (head, content) in texts.items()},
+    }
 
 
 def write(root: Path, texts: dict[str, str]) -> list[str]:

@@ -1,0 +1,44 @@
+"""How long after its onset each incident alerts, by promtool over the recordings; writes bench/alerts.md."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import test_alerts  # noqa: E402
+import timelines  # noqa: E402
+
+from diag.asking import seconds  # noqa: E402
+
+HEAD = """# How soon the alerts come
+
+`bench/alerts.py`: ten healthy minutes, then the fault, scraped and evaluated every 15 s, by a real promtool. An
+incident on the host is a scripted scenario beside a recorded server. The bound is half the window, `for` and two
+scrapes; where nothing moves any more it is 2 min 30 s, for a standstill has to last for all of its window to be one.
+Two have no such bound: a share that must exceed 0.7 of a link, and a hit ratio that falls from a healthy one, need more
+than half of the window to show.
+
+| incident | shown by | window | for | alert after (s) | bound (s) |
+|---|---|---|---|---|---|
+"""
+
+
+def row(name: str) -> str:
+    """One incident's line."""
+    incident = test_alerts.INCIDENTS[name]
+    series, onset = timelines.faulty(name)
+    with tempfile.TemporaryDirectory() as folder:
+        first = test_alerts.evaluated(Path(folder), series).first[name, incident.severity] - onset
+    shown = timelines.RECORDED.get(name, "") or f"scenario on {timelines.HOSTS[name][0] or 'no page'}"
+    bound = 150.0 if name in test_alerts.STALLS else seconds(incident.window) / 2 + seconds(incident.hold) + 30
+    named = name in (*test_alerts.STALLS, *test_alerts.PROMPT) or first <= bound
+    since = " after 300 s without progress" if onset else ""
+    limit = f"{bound:g}" if named else "none"
+    return f"| {name} | {shown}{since} | {incident.window} | {incident.hold} | {first:g} | {limit} |\n"
+
+
+if __name__ == "__main__":
+    rows = [row(name) for name in sorted({**timelines.RECORDED, **timelines.HOSTS})]
+    (ROOT / "bench" / "alerts.md").write_text(HEAD + "".join(rows), encoding="utf-8")
