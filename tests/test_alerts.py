@@ -2,18 +2,22 @@
 
 import shutil
 import subprocess
+import time
+import urllib.error
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+import bad_servers
 import numpy as np
 import pytest
 import timelines
 import yaml
 from conftest import RECORDINGS, ROOT
-from prometheus_server import PLACES, program
+from prometheus_server import PLACES, Answer, Server, program, serving
 from rewriting import OLD_NAMES
 from scenarios import Beside, gpu, log, workers
+from test_alertmanager import until
 from timelines import CALM, HOSTS, LEAD, RECORDED, STEP, TWO, Fired, fired, timeline
 
 from diag import promql
@@ -166,6 +170,7 @@ def test_every_metric_exists_in_a_recording_or_is_the_exporters() -> None:
         ({"unrelated": 1.0}, "VllmTelemetryAbsent"),
         ({"vllm_num_requests_running": 1.0}, "VllmMetricsRenamed"),
         ({"vllm:num_requests_running": 1.0, "diag_scrape_success": 0.0}, "DiagCollectorFailed"),
+        ({"vllm:time_to_first_token_seconds_count": 1.0}, "VllmBucketMissing"),
     ],
 )
 def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float], alert: str) -> None:
@@ -204,3 +209,30 @@ def test_a_limit_of_ones_own_is_the_alerts(tmp_path: Path) -> None:
     contract = Contract(limits={cascade: {"preemptions / finished request": 0.35}})
     text = files(limited(load(), contract), contract)["alerts/diag.rules.yaml"]
     assert "instance_engine:preemptions_per_finished_request:5m > 0.35" in text
+
+
+def test_the_operators_resource_holds_the_same_groups() -> None:
+    resource = yaml.safe_load((ROOT / "alerts" / "prometheusrule.yaml").read_text())
+    assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert resource["spec"]["groups"] == yaml.safe_load(RULES.read_text())["groups"]
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("place", PLACES)
+def test_the_relabelling_gives_renamed_metrics_their_colon_back(place: str) -> None:
+    page = b'vllm_num_requests_running{engine="0"} 3\ndiag_vllm_up 1\n'
+    with bad_servers.serving(bad_servers.pages(page)) as target:
+        job = {"job_name": "vllm", "static_configs": [{"targets": [target.url.removeprefix("http://")]}]}
+        job |= yaml.safe_load((ROOT / "alerts" / "relabel.yaml").read_text())
+        config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]}
+        with serving(program(place), [], yaml.safe_dump(config)) as server:
+            held = until(lambda: answer(server, '{__name__=~".*vllm.*"}'))
+    assert {dict(key)["__name__"] for key in held} == {"vllm:num_requests_running", "diag_vllm_up"}
+
+
+def answer(server: Server, promql: str) -> Answer | None:
+    """What it answers now; None while it does not listen yet."""
+    try:
+        return server.query(promql, round(time.time() * 1000))
+    except (urllib.error.URLError, ConnectionError):
+        return None

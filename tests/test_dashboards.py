@@ -13,14 +13,17 @@ from typing import Any
 import jsonschema
 import pytest
 import timelines
-from conftest import ROOT
+from conftest import RECORDINGS, ROOT
 from prometheus_server import PLACES, Server, program, serving
+from rewriting import OLD_NAMES
 from scenarios import gpu, workers
 from test_alertmanager import blocks, until
 
 from diag.artefacts.generate import files
 from diag.catalog import load
 from diag.contract import Contract, Site
+from diag.exporter.families import FAMILIES
+from diag.promql import metric_names, parse
 
 PAGES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "dashboards").glob("*.json"))}
 SCHEMA = ROOT / "tests" / "data" / "grafana-dashboard.schema.json"
@@ -98,6 +101,14 @@ def test_every_limit_of_an_incident_is_a_line_on_its_page(incident: Any) -> None
     for condition in incident.every_condition:
         limit = Contract().limit(condition.limit)
         assert any(condition.signal.name in title and value == limit for title, value in lines.items())
+
+
+@EVERY_PAGE
+def test_every_metric_exists(page: str) -> None:
+    asked = {name for text in queries(page) for name in metric_names(parse(text.replace("$__rate_interval", "1m")))}
+    known = {dict(key)["__name__"] for each in RECORDINGS.iterdir() for key in timelines.recording(each.name).series}
+    unknown = asked - known - set(FAMILIES) - {"ALERTS"}
+    assert all(each.startswith(tuple(OLD_NAMES.values())) for each in unknown), unknown
 
 
 # -- asked of a real Prometheus ---------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from typing import Any
 
 from diag.artefacts.names import runbook_url
 from diag.contract import Contract
-from diag.incident import regroup
+from diag.incident import fill, regroup
+from diag.promql import pretty
+from diag.signals import edge
 
 PAGE = "telemetry"
 """The runbook of all of them."""
@@ -13,7 +15,7 @@ PAGE = "telemetry"
 
 @dataclass(frozen=True)
 class Guard:
-    """One alert: `hold` is its `for`; `cure` is what to do about it."""
+    """One alert: `hold` is its `for`; `cure` is what to do about it; `promql` may name entries of the contract."""
 
     alert: str
     promql: str
@@ -25,6 +27,12 @@ class Guard:
 
 
 SERVER = "{server}"
+EDGES = {
+    "vllm:time_to_first_token_seconds": "$ttft_seconds",
+    "vllm:e2e_request_latency_seconds": "$e2e_seconds",
+    "vllm:inter_token_latency_seconds": "$itl_seconds",
+    "vllm:request_prefill_time_seconds": "$freeze_seconds",
+}
 GUARDS = (
     Guard(
         alert="VllmTelemetryAbsent",
@@ -47,6 +55,20 @@ GUARDS = (
         "answers in the text format, or put the relabelling of alerts/relabel.yaml into the scrape configuration.",
     ),
     Guard(
+        alert="VllmBucketMissing",
+        promql=" or ".join(
+            f"max by (instance) (last_over_time({metric}_count[10m]))"
+            f" unless on (instance) max by (instance) (last_over_time({metric}_bucket{{{edge(seconds)}}}[10m]))"
+            for metric, seconds in EDGES.items()
+        ),
+        hold="5m",
+        severity="warning",
+        summary=f"A histogram of {SERVER} lacks an edge that diag.toml promises by",
+        impact="VllmContractBreached or VllmPrefillDecodeContention cannot be judged for this server",
+        cure="The server was given buckets of its own (vLLM 0.32 and later). Name them in diag.toml, `[contract]`"
+        " `buckets = [...]`, promise one of them, and run `diag generate`.",
+    ),
+    Guard(
         alert="DiagCollectorFailed",
         promql='max by (instance, collector) (max_over_time(diag_scrape_success{collector!="vllm"}[10m])) == 0',
         hold="10m",
@@ -64,12 +86,17 @@ def group(contract: Contract) -> dict[str, Any]:
     return {"name": "diag-telemetry", "interval": "1m", "rules": [_rule(each, contract) for each in GUARDS]}
 
 
+def asked(guard: Guard, contract: Contract) -> str:
+    """A guard as this site's Prometheus evaluates it."""
+    return regroup(fill(guard.promql, (), "", contract.values()), contract.site.labels)
+
+
 def _rule(guard: Guard, contract: Contract) -> dict[str, Any]:
     site = contract.site
     server = "/".join(f"{{{{ $labels.{label} }}}}" for label in site.labels)
     return {
         "alert": guard.alert,
-        "expr": regroup(guard.promql, site.labels),
+        "expr": pretty(asked(guard, contract)),
         "for": guard.hold,
         "labels": {"severity": guard.severity},
         "annotations": {

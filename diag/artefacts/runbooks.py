@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from diag.artefacts.guards import GUARDS, PAGE, SERVER
+from diag.artefacts.guards import GUARDS, PAGE, SERVER, asked
 from diag.artefacts.names import MARK, alert_name, comparison, expression, per
 from diag.contract import Contract
 from diag.incident import Condition, Fix, Incident, LooksLike, Signal, Source, regroup
@@ -18,7 +18,8 @@ def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str
     """The text of every runbook by its file, and their index."""
     pages = {each.id: runbook(each, incidents, contract) for each in incidents}
     return {
-        f"runbooks/{name}.md": text for name, text in {**pages, PAGE: _telemetry(), "README": _index(incidents)}.items()
+        f"runbooks/{name}.md": text
+        for name, text in {**pages, PAGE: _telemetry(contract), "README": _index(incidents)}.items()
     }
 
 
@@ -251,11 +252,11 @@ def _promql(text: str, contract: Contract) -> list[str]:
 # -- the other pages --------------------------------------------------------------------------------------------------
 
 
-def _telemetry() -> str:
+def _telemetry(contract: Contract) -> str:
     """The runbook of the alerts about the telemetry itself."""
     parts = [
         f"\n## {each.alert}\n\n{_plain(each.summary)}: {each.impact}.\n\n{each.cure}\n\n"
-        f"```promql\n{pretty(each.promql)}\n```\n"
+        f"```promql\n{pretty(asked(each, contract))}\n```\n"
         for each in GUARDS
     ]
     return f"# What cannot be seen\n\n*{MARK}.* Missing telemetry is neither health nor harm.\n" + "".join(parts)

@@ -132,7 +132,12 @@ def place(subject: Subject) -> str:
 
 
 def consequences(finding: Finding, judgement: Judgement) -> list[Diagnosis]:
-    """What the finding explains in its own scope."""
+    """What the finding explains in its own scope, directly or by what it explains."""
     cause = finding.diagnosis
-    others = (each.diagnosis for each in judgement.present)
-    return [each for each in others if each.explained_by == cause.incident.id and agree(each.subject, cause.subject)]
+    scope = [each.diagnosis for each in judgement.present if agree(each.diagnosis.subject, cause.subject)]
+    followed: list[Diagnosis] = []
+    causes = {cause.incident.id}
+    while new := [each for each in scope if each.explained_by in causes and each not in followed]:
+        followed += new
+        causes = {each.incident.id for each in new}
+    return followed
