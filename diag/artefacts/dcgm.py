@@ -204,7 +204,13 @@ def group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
     `labels` tell one vLLM server from another at this site; `key` are those that DCGM's series share with the server's.
     """
     records = (*RECORDS, SERVING) if "pod" in key else RECORDS
-    return {"name": "diag-dcgm", "rules": [_rule(record, labels, key) for record in records]}
+    servers = {"record": _servers(key), "expr": _server(labels, key)}
+    return {"name": "diag-dcgm", "rules": [servers, *(_rule(record, labels, key) for record in records)]}
+
+
+def _servers(key: tuple[str, ...]) -> str:
+    """The name under which the servers that are alone under their key are recorded: every other rule asks for them."""
+    return f"{'_'.join(key)}:vllm_servers:alone"
 
 
 def _rule(record: Record, labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
@@ -213,7 +219,7 @@ def _rule(record: Record, labels: tuple[str, ...], key: tuple[str, ...]) -> dict
         f"max by ({_list(labels, ('gpu', 'uuid'), record.kept)}) (\n"
         f"  {_workload(record.promql, key)}\n"
         f"  * on ({_list(key, WHOLE)}) group_left ({_list(copied)})\n"
-        f"  {_server(labels, key)}\n"
+        f"  {_servers(key)}\n"
         ")"
     )
     constant = {"labels": dict(record.labels)} if record.labels else {}
