@@ -94,7 +94,7 @@ def dashboards(incidents: Sequence[Incident], contract: Contract) -> dict[str, s
     """The text of every dashboard by its file."""
     known = {each.id: each for each in incidents}
     pages = {each.id: _incident(each, known, contract) for each in incidents}
-    pages |= {"overview": _overview(contract), "gpus": _gpus(contract)}
+    pages |= {"overview": _overview(contract), "gpus": _gpus(incidents, contract)}
     return {f"dashboards/{name}.json": grafana.render(page) for name, page in pages.items()}
 
 
@@ -116,7 +116,7 @@ def _incident(incident: Incident, known: Mapping[str, Incident], contract: Contr
         uid=uid(incident.id),
         title=f"vLLM / {incident.title}",
         description=f"{MARK}. {' '.join(incident.cause.split())}",
-        rows=[(title, panels) for title, panels in rows.items() if panels],
+        rows=[(title, grafana.fit(panels)) for title, panels in rows.items() if panels],
         variables=scope.queries(),
         annotations=_annotations(scope),
         links=_links(incident.id, site),
@@ -326,7 +326,7 @@ def _vitals(scope: Scope, width: int = 24) -> list[Any]:
 # -- GPUs and ranks ---------------------------------------------------------------------------------------------------
 
 
-def _gpus(contract: Contract) -> Page:
+def _gpus(incidents: Sequence[Incident], contract: Contract) -> Page:
     scope = Scope(contract, ("gpu",))
     return Page(
         uid=uid("gpus"),
@@ -334,12 +334,17 @@ def _gpus(contract: Contract) -> Page:
         description=f"{MARK}. Which rank, which GPU: the one that differs from its peers.",
         rows=[
             ("By rank: the row that differs is the one", _by_rank(scope)),
+            ("What is alerted on", grafana.fit([_condition(*each, scope) for each in _of_a_gpu(incidents)])),
             ("GPUs", _panels(GPU_PANELS, scope)),
         ],
         variables=scope.queries(),
         annotations=_annotations(scope),
         links=_links("README", contract.site),
     )
+
+
+def _of_a_gpu(incidents: Sequence[Incident]) -> list[tuple[Condition, Incident]]:
+    return [(condition, each) for each in incidents if "gpu" in each.per for condition in each.symptoms]
 
 
 def _by_rank(scope: Scope) -> list[Any]:
@@ -358,12 +363,10 @@ def _by_rank(scope: Scope) -> list[Any]:
             f"({power} / ({most} > 0))"
         ),
     }
-    heats = [
-        grafana.heat(head, Query(promql, f"{name} GPU {{{{gpu}}}} rank {{{{rank}}}}")) for head, promql in rows.items()
-    ]
+    heats = [grafana.heat(head, Query(promql, f"{name} {_legend(('gpu', 'rank'))}")) for head, promql in rows.items()]
     workers = Head("Cores that a worker uses", "Good: all rows alike. 0 beside 1: this rank stands still.", width=24)
     asked = scope.ask(cores, scope.by("rank"))
-    return [*heats, grafana.heat(workers, Query(asked, f"{name} rank {{{{rank}}}}"))]
+    return [*heats, grafana.heat(workers, Query(asked, _legend(scope.by("rank"))))]
 
 
 OF_A_GPU = ("utilization_ratio", "power_watts", "power_limit_watts")
@@ -410,4 +413,5 @@ def _links(page: str, site: Site) -> dict[str, str]:
 
 
 def _legend(labels: Sequence[str]) -> str:
-    return " ".join(f"{{{{{label}}}}}" for label in labels)
+    named = {"engine": "engine ", "gpu": "GPU ", "rank": "rank "}
+    return " ".join(f"{named.get(label, '')}{{{{{label}}}}}" for label in labels)

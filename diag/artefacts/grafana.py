@@ -173,6 +173,15 @@ def _common(
     }
 
 
+def fit(panels: Sequence[Any]) -> Sequence[Any]:
+    """The panels of a row as wide as their number lets them be; those that take the whole width keep it."""
+    width = COLUMNS if len(panels) == 1 else 8 if len(panels) % 3 == 0 else 12
+    for panel in panels:
+        if panel.gridPos.w < COLUMNS:
+            panel.gridPos.w = width
+    return panels
+
+
 def render(page: Page) -> str:
     """The dashboard as a JSON file."""
     dashboard = core.Dashboard(
