@@ -17,7 +17,7 @@ from conftest import RECORDINGS, ROOT
 from prometheus_server import PLACES, Server, program, serving
 from rewriting import OLD_NAMES
 from scenarios import gpu, workers
-from test_alertmanager import blocks, until
+from test_alertmanager import blocks, hasty, until
 
 from diag.artefacts.generate import files
 from diag.catalog import load
@@ -126,13 +126,16 @@ HOT = {
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the generated rules and samples up to the present: a cascade on a host that shows everything."""
     rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
-    text = (ROOT / "alerts" / "diag.rules.yaml").read_text()
-    rules.write_text(re.sub(r"for: \d+m", "for: 0s", text))  # they fire at once
+    rules.write_text(hasty((ROOT / "alerts" / "diag.rules.yaml").read_text()))
     host = (gpu(0, **HOT), gpu(1, **HOT), workers(1.0, 0.9), *timelines.TOLD)
     held = blocks(timelines.timeline("kv_cascade", *host, before=timelines.CALM))
     config = f"rule_files: [{rules}]"
     with serving(program(PLACES[0]), held, config) as server:
-        until(lambda: server.query('ALERTS{incident="kv_eviction_cascade"}', round(time.time() * 1000)))
+        until(
+            lambda: server.query(
+                'ALERTS{incident="kv_eviction_cascade", alertstate="firing"}', round(time.time() * 1000)
+            )
+        )
         yield server
 
 

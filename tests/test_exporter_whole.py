@@ -174,20 +174,20 @@ def soaking(tmp_path: Path) -> Iterator[Running]:
 
 
 def test_ten_thousand_scrapes_leak_nothing(soaking: Running) -> None:
-    """Four at a time, while GPUs vanish and come back and the log rotates."""
+    """Four at a time, while GPUs vanish and come back and the log rotates; what the first half needed is no leak."""
     failed: list[str] = []
-    scrape(soaking, SCRAPES // 10, failed)
-    before = soaking.status("VmRSS"), soaking.files(), soaking.status("Threads")
     over = threading.Event()
     disturbing = threading.Thread(target=disturb, args=(soaking, over), daemon=True)
     disturbing.start()
-    scrape(soaking, SCRAPES, failed)
+    scrape(soaking, SCRAPES // 2, failed)
+    before = soaking.status("VmRSS"), soaking.files(), soaking.status("Threads")
+    scrape(soaking, SCRAPES // 2, failed)
     over.set()
     disturbing.join()
     scrape(soaking, 4, failed)
     after = soaking.status("VmRSS"), soaking.files(), soaking.status("Threads")
     assert failed == []
-    assert after[0] < before[0] + 2048, (before, after)
+    assert after[0] < before[0] + 1024, (before, after)
     assert after[1] <= before[1] + AT_ONCE, (before, after)
     assert after[2] <= before[2] + AT_ONCE, (before, after)
 

@@ -153,7 +153,7 @@ def _severity(matchers: str, by: Sequence[str], scope: Scope) -> str:
 def _condition(condition: Condition, incident: Incident, scope: Scope) -> Any:
     """A signal with its limit: what is on the wrong side of the line holds."""
     limit = scope.contract.limit(condition.limit)
-    good = f"Good: {OPPOSITE[condition.op]} {limit:g}. The limit: {condition.why.says}."
+    good = f"Good, that is not this incident: {OPPOSITE[condition.op]} {limit:g}. The limit: {condition.why.says}."
     line = Limit(limit, GOOD, BAD) if condition.op in (">", ">=") else Limit(limit, BAD, GOOD)
     return _signal(condition, incident, ("", good), line, scope)
 
