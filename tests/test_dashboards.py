@@ -161,3 +161,8 @@ def test_servers_told_apart_by_other_labels_are_chosen_by_these() -> None:
     names = [each["name"] for each in page["templating"]["list"]]
     assert names == ["datasource", "job", "cluster", "pod", "model"]
     assert "instance" not in json.dumps([each["targets"] for each in page["panels"] if each["type"] != "row"])
+
+
+def test_a_job_that_tells_servers_apart_is_one_variable() -> None:
+    page = json.loads(files(load(), Contract(site=Site(labels=("job", "instance"))))["dashboards/overview.json"])
+    assert [each["name"] for each in page["templating"]["list"]] == ["datasource", "job", "instance", "model"]

@@ -87,6 +87,16 @@ def test_what_is_generated_no_more_goes_and_what_others_wrote_stays(generated: P
     diag("generate", generated)
     assert not (generated / "runbooks/old.md").exists()
     assert (generated / "runbooks/mine.md").read_text() == "Call Bob."
+    (generated / "runbooks/mine.md").unlink()
+
+
+def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "runbooks").mkdir()
+    (tmp_path / "runbooks/README.md").write_text("Call Bob.")
+    done = diag("generate", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+    assert "runbooks/README.md: was not written by diag generate" in done.stderr
+    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*")] == ["runbooks", "runbooks/README.md"]
 
 
 def test_an_incident_of_ones_own_gets_alert_dashboard_and_runbook_from_one_file(tmp_path: Path) -> None:

@@ -225,11 +225,11 @@ def test_too_many_scrapes_are_cut_off_and_said(tmp_path: Path, monkeypatch: pyte
     ("content", "reason"),
     [
         (b"", "is empty"),
-        (gzip.compress(b""), "has no line '# scrape <unix seconds> <instance>': it is no recording of `diag record`"),
+        (gzip.compress(b"", mtime=0), "has no line '# scrape <unix seconds> <instance>': it is no recording of"),
         (b"vllm:num_requests_running 3\n", "has no line '# scrape"),
         (bytes(range(256)) * 1000, "has no line '# scrape"),
         (b"\x1f\x8b" + bytes(range(256)), "is damaged"),
-        (gzip.compress(b"# scrape 1 h:1\nx 1\n")[:12], "ends in the middle (a truncated gzip file)"),
+        (gzip.compress(b"# scrape 1 h:1\nx 1\n", mtime=0)[:12], "ends in the middle (a truncated gzip file)"),
         (b"# scrape nan h:1\nx 1\n", "has no scrape with a time and an instance: # scrape nan h:1"),
         (b"# scrape \x1b[2J\nx 1\n", "has no scrape with a time and an instance: # scrape \\x1b[2J"),
     ],

@@ -76,13 +76,13 @@ class Scope:
         """The query of each variable; each is narrowed by those before it."""
         found = {"job": "label_values(up, job)"}
         chosen = ['job=~"$job"']
-        for label in self.site.labels:
+        for label in (each for each in self.site.labels if each != "job"):
             presence = f'{{__name__=~"vllm:num_requests_running|diag_vllm_up", {", ".join(chosen)}}}'
             found[label] = f"label_values({presence}, {label})"
             chosen.append(f'{label}=~"${label}"')
         at = ", ".join(chosen)
         own = {"model": ("vllm:num_requests_running", "model_name"), "engine": ("vllm:num_requests_running", "engine")}
-        own["gpu"] = ("diag_gpu_up", "gpu")
+        own["gpu"] = ("diag_gpu_utilization_ratio", "gpu")
         return found | {
             name: f"label_values({metric}{{{at}}}, {label})"
             for name, (metric, label) in own.items()

@@ -56,8 +56,14 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
 
 
 def write(root: Path, texts: dict[str, str]) -> list[str]:
-    """Write what differs, take away what is generated no more; returns one line for each."""
+    """Write what differs, take away what is generated no more; returns one line for each.
+
+    A file of somebody else's is never overwritten: BadUsage names it before anything is written.
+    """
     changed = list(differences(root, texts))
+    for name, _ in changed:
+        if (root / name).exists() and MARK not in (_read(root / name) or ""):
+            raise BadUsage(f"{root / name}: was not written by diag generate: move it, or name another folder")
     try:
         for name, _ in changed:
             _change(root / name, texts.get(name))
