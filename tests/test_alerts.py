@@ -5,6 +5,7 @@ import subprocess
 import time
 import urllib.error
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from test_alertmanager import until
 from timelines import CALM, HOSTS, LEAD, RECORDED, STEP, TWO, Fired, fired, timeline
 
 from diag import promql
+from diag.artefacts import alerts
 from diag.artefacts.alerts import groups
 from diag.artefacts.generate import files
 from diag.artefacts.yaml import dump
@@ -215,6 +217,42 @@ def test_the_operators_resource_holds_the_same_groups() -> None:
     resource = yaml.safe_load((ROOT / "alerts" / "prometheusrule.yaml").read_text())
     assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
     assert resource["spec"]["groups"] == yaml.safe_load(RULES.read_text())["groups"]
+
+
+def test_an_alert_outlasts_a_missed_scrape_and_says_what_to_type() -> None:
+    every = [rule for rule in rules() if "incident" in rule.get("labels", {})]
+    assert {rule["keep_firing_for"] for rule in every} == {"5m"}
+    assert {rule["annotations"]["doctor"] for rule in every} == {"diag doctor http://{{ $labels.instance }}"}
+    assert all(set(rule["annotations"]) == ANNOTATIONS for rule in every)
+
+
+ANNOTATIONS = {"summary", "description", "impact", "runbook_url", "dashboard_url", "doctor"}
+
+
+def inhibitions(labels: tuple[str, ...] = ("instance",)) -> dict[tuple[str, str], list[str]]:
+    """The labels that must be equal, by source and target."""
+    found = alerts.inhibitions(load(), Site(labels=labels))
+    return {(" ".join(each["source_matchers"]), " ".join(each["target_matchers"])): each["equal"] for each in found}
+
+
+def test_a_cause_silences_what_follows_on_the_labels_that_both_have() -> None:
+    silenced = inhibitions()
+    assert silenced['incident="kv_eviction_cascade"', 'incident="contract_breached"'] == ["instance", "engine"]
+    assert silenced['incident="gpu_fault"', 'incident="engine_stalled"'] == ["instance"]
+    pods = inhibitions(("cluster", "pod"))
+    assert pods['incident="gpu_fault"', 'incident="engine_stalled"'] == ["cluster", "pod"]
+
+
+def test_a_warning_that_became_critical_is_said_once() -> None:
+    hot = 'incident="gpu_thermal_throttling"'
+    assert inhibitions()[f'{hot} severity="critical"', f'{hot} severity="warning"'] == ["instance", "gpu"]
+
+
+def test_a_ticket_never_silences_a_page() -> None:
+    known = {each.id: each for each in load()}
+    ticket = replace(known["queue_saturation"], explains=("contract_breached",))
+    found = alerts.inhibitions([ticket, known["contract_breached"]], Site())
+    assert found == []
 
 
 @pytest.mark.prometheus

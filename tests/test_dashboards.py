@@ -104,6 +104,15 @@ def test_every_limit_of_an_incident_is_a_line_on_its_page(incident: Any) -> None
 
 
 @EVERY_PAGE
+def test_every_series_is_chosen_by_the_variables(page: str) -> None:
+    for text in queries(page):
+        for name in metric_names(parse(text.replace("$__rate_interval", "1m"))):
+            chosen = 'instance=~"$instance"' if name == "ALERTS" else 'job=~"$job", instance=~"$instance"'
+            asked = re.findall(rf"(?<![\w:]){name}(?![\w:])(\{{[^}}]*\}})?", text)
+            assert asked and all(chosen in each for each in asked), (name, asked)
+
+
+@EVERY_PAGE
 def test_every_metric_exists(page: str) -> None:
     asked = {name for text in queries(page) for name in metric_names(parse(text.replace("$__rate_interval", "1m")))}
     known = {dict(key)["__name__"] for each in RECORDINGS.iterdir() for key in timelines.recording(each.name).series}
