@@ -85,7 +85,7 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
 
 
 def hasty(rules: str) -> str:
-    """The rules with a minute of 5 s: a cause still fires before what follows. Their real times are tested elsewhere."""
+    """The rules with a minute of 5 s: causes still fire before what follows. The real times are tested elsewhere."""
     often = rules.replace("interval: 15s", "interval: 2s")
     return re.sub(r"for: (\d+)m", lambda found: f"for: {5 * int(found[1])}s", often)
 
