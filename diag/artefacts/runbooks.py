@@ -74,10 +74,7 @@ def _is_it_real(incident: Incident, contract: Contract) -> list[str]:
         for at, each in enumerate(incident.symptoms)
     ]
     return [
-        "Half a minute, from anywhere that reaches the server; on its own host it sees GPUs, processes and log, too:",
-        "",
-        "```console",
-        "$ diag doctor http://<instance>",
+        *_where(incident, contract),
         f"{incident.severity.upper()} {incident.id} on {subject}, now, since <time>: {incident.harm}",
         "",
         *rows,
@@ -86,6 +83,27 @@ def _is_it_real(incident: Incident, contract: Contract) -> list[str]:
         f"Exit status {EXIT[incident.severity]}. `HEALTHY` and 0: it has ended, and the dashboard shows when."
         " `CANNOT TELL` and 3: it says what is missing and how to get it.",
     ]
+
+
+def _where(incident: Incident, contract: Contract) -> list[str]:
+    """The command, and from where: what a page of vLLM's does not say is seen on the server's own host."""
+    names = _metrics(incident, contract)
+    log = any(name.startswith(("diag_vllm_startup_", "diag_vllm_log_")) for name in names)
+    here = log or any(name.startswith("diag_gpu_") for name in names)
+    anywhere = "from anywhere that reaches the server; on its own host it sees GPUs and processes, too"
+    at = "on the server's own host" if here else anywhere
+    return [
+        f"Half a minute, {at}:",
+        "",
+        "```console",
+        f"$ diag doctor http://<instance>{' --log FILE' if log else ''}",
+    ]
+
+
+def _metrics(incident: Incident, contract: Contract) -> list[str]:
+    """Every metric that its symptoms ask for."""
+    texts = (expression(each.signal, incident, incident.window, contract) for each in incident.symptoms)
+    return sorted({name for text in texts for name in metric_names(parse(text))} - {"up"})
 
 
 def _diagnose(incident: Incident, contract: Contract) -> list[str]:
@@ -119,8 +137,7 @@ def _claim(condition: Condition, contract: Contract) -> str:
 
 def _pages(incident: Incident, contract: Contract) -> list[str]:
     """The commands that show the raw samples: vLLM's page, and the exporter's for what vLLM does not say."""
-    filled = (expression(each.signal, incident, incident.window, contract) for each in incident.symptoms)
-    names = sorted({name for text in filled for name in metric_names(parse(text))} - {"up"})
+    names = _metrics(incident, contract)
     pages = {
         "http://<instance>/metrics": [name for name in names if name.startswith("vllm:")],
         "http://<exporter>/metrics": [name for name in names if name.startswith("diag_")],
