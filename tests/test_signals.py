@@ -100,3 +100,32 @@ def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str,
         vector = promql.evaluate(text, samples, at)
         assert {frozenset(each) for each in vector.labels} == {frozenset(incident.per)}
         assert vector.present.any(axis=0).all(), condition.signal.name
+
+
+@pytest.mark.parametrize(
+    ("late", "edges", "burn"),
+    [
+        (20, ("40", "2.5", "1920"), 100),
+        (9, ("40", "2.5", "1920"), 0),
+        (20, ("40", "2.5"), None),
+        (0, ("40", "2.5", "1920"), 0),
+    ],
+    ids=["late", "too few to say", "an edge is missing", "none late"],
+)
+def test_a_budget_burns_by_what_is_late(late: int, edges: tuple[str, ...], burn: float | None) -> None:
+    """Of first tokens, of which all are late or none; gaps and whole answers are in time."""
+    names = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds")
+    times = START + np.arange(31) * 10_000
+    series, rows = [], []
+    for name, edge in zip(names, ("40", "2.5", "1920"), strict=True):
+        of = {"instance": "h:1", "engine": "0"}
+        grown = np.linspace(0, max(late, 1), 31)
+        series += [{**of, "__name__": f"vllm:{name}_count"}]
+        rows += [grown]
+        if edge in edges:
+            series += [{**of, "__name__": f"vllm:{name}_bucket", "le": edge}]
+            rows += [grown * (late == 0 or name != names[0])]
+    text = fill(signals.budget_burn.promql, ENGINE, "5m", Contract().values())
+    held = promql.Samples([promql.Block(tuple(series), times, np.array(rows))])
+    answer = promql.evaluate(text, held, times[-1:])
+    assert [round(float(each), 6) for each in answer.values[:, 0]] == ([] if burn is None else [burn])
