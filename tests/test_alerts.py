@@ -183,6 +183,12 @@ def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float],
     assert alert in fired(RULES, held, set(series), tmp_path).guards
 
 
+@pytest.mark.parametrize("alone", ["vllm:num_requests_running", "diag_vllm_up"])
+def test_a_page_of_either_kind_is_telemetry(tmp_path: Path, alone: str) -> None:
+    held = {frozenset({("__name__", alone)}): np.zeros(timelines.TIMES.size)}
+    assert not fired(RULES, held, {alone}, tmp_path).guards
+
+
 def test_a_server_that_is_scraped_raises_no_guard(tmp_path: Path) -> None:
     assert not evaluated(tmp_path, timeline("healthy", *CALM, before=CALM)).guards
 
