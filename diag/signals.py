@@ -206,7 +206,7 @@ page_answers = Signal(
     "share of scrapes answered",
     "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
     " or (avg_over_time(up[$window]) and count_over_time(up[$window]) >= 3))"
-    f" and on (instance) count by (instance) (count_over_time({RUNNING}[1h]))",
+    f" and on (instance) count by (instance) (count_over_time({RUNNING}[1d]))",
     "{value} of the scrapes were answered, by a server that had answered before",
     "ratio",
 )
