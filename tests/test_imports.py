@@ -27,7 +27,9 @@ MAY_IMPORT = {
     "judgement": {"asking", "diagnose", "fixes", "incident", "progress"},
     "report": {"asking", "contract", "diagnose", "fixes", "incident", "judgement", "progress", "report"},
     "sources": {"asking", "errors", "exporter", "promql", "sources"},
-    "artefacts": {"artefacts", "contract", "errors", "host_signals", "incident", "promql", "report", "signals"},
+    "artefacts": {
+        "artefacts", "contract", "diagnose", "errors", "host_signals", "incident", "promql", "report", "signals",
+    },
     "doctor": {
         "artefacts", "asking", "catalog", "contract", "contract_file", "errors", "fixes", "incident", "judgement",
         "limits", "progress", "report", "sources",

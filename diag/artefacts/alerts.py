@@ -12,13 +12,13 @@ from typing import Any
 
 from diag.artefacts.names import alert_name, comparison, expression, per, recorded, runbook_url, uid
 from diag.contract import Contract, Site
+from diag.diagnose import RANK
 from diag.incident import Condition, Incident
 from diag.promql import pretty
 
 INTERVAL = "15s"
 KEEP_FIRING = "5m"
 """A missed scrape or a moment of calm does not end an alert and begin another."""
-RANK = {"info": 0, "warning": 1, "critical": 2}
 Rule = dict[str, Any]
 Group = dict[str, Any]
 
