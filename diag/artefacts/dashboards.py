@@ -10,7 +10,7 @@ from typing import Any
 
 from diag.artefacts import grafana
 from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, Head, Limit, Page, Query
-from diag.artefacts.names import MARK, comparison, expression, per, runbook_url, uid
+from diag.artefacts.names import MARK, comparison, expression, opposite, per, runbook_url, uid
 from diag.contract import Contract, Site
 from diag.host_signals import RANK_OF_GPU
 from diag.incident import Condition, Incident, fill, regroup
@@ -19,7 +19,6 @@ from diag.signals import KV_USAGE, budget_burn, itl
 
 UNITS = {"seconds": "s", "1/s": "ops", "W": "watt", "C": "celsius"}
 """Grafana's name for a unit; every other number is shown as the doctor prints it."""
-OPPOSITE = {">": "at most", ">=": "below", "<": "at least", "<=": "above", "==": "other than"}
 STATES = {
     0: ("calm", GOOD),
     1: ("pending", "yellow"),
@@ -153,7 +152,7 @@ def _severity(matchers: str, by: Sequence[str], scope: Scope) -> str:
 def _condition(condition: Condition, incident: Incident, scope: Scope) -> Any:
     """A signal with its limit: what is on the wrong side of the line holds."""
     limit = scope.contract.limit(condition.limit)
-    good = f"Good, that is not this incident: {OPPOSITE[condition.op]} {limit:g}. The limit: {condition.why.says}."
+    good = f"Good, that is not this incident: {opposite(condition, scope.contract)}. The limit: {condition.why.says}."
     line = Limit(limit, GOOD, BAD) if condition.op in (">", ">=") else Limit(limit, BAD, GOOD)
     return _signal(condition, incident, ("", good), line, scope)
 

@@ -39,6 +39,12 @@ def comparison(condition: Condition, contract: Contract) -> str:
     return f"{condition.op} {contract.limit(condition.limit):g}"
 
 
+def opposite(condition: Condition, contract: Contract) -> str:
+    """What must hold for the condition not to: "<= 0.2"."""
+    other = {">": "<=", ">=": "<", "<": ">=", "<=": ">", "==": "!="}[condition.op]
+    return f"{other} {contract.limit(condition.limit):g}"
+
+
 def recorded(signal: Signal, incident: Incident, window: str, site: Site) -> str:
     """The name under which a rule records a signal, by level, what it is and window."""
     words = signal.name.replace("--", "").replace("/", " per ").replace("'", "")

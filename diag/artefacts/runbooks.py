@@ -4,13 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from diag.artefacts.guards import GUARDS, PAGE, SERVER, asked
-from diag.artefacts.names import MARK, alert_name, comparison, expression, per
+from diag.artefacts.names import MARK, alert_name, comparison, expression, opposite, per
 from diag.contract import Contract
 from diag.incident import Condition, Fix, Incident, LooksLike, Signal, Source, regroup
 from diag.promql import metric_names, parse, pretty
 from diag.report.words import why
 
-OPPOSITE = {">": "<=", ">=": "<", "<": ">=", "<=": ">", "==": "!="}
 EXIT = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -228,7 +227,7 @@ def _verify(incident: Incident, contract: Contract) -> list[str]:
     return [
         f"One of these must hold within {window} of the change under the same load:",
         "",
-        *(f"- {each.signal.name} {OPPOSITE[each.op]} {contract.limit(each.limit):g}" for each in incident.symptoms),
+        *(f"- {each.signal.name} {opposite(each, contract)}" for each in incident.symptoms),
         "",
         f"Then `diag doctor http://<instance>` no longer names {incident.id}, and the alert ends 5 minutes later"
         " (`keep_firing_for`). Where nothing has moved by then, roll back and take the next fix.",
