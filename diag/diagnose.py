@@ -241,6 +241,22 @@ def _reading_at(reading: Reading, at: int) -> Reading:
     return replace(reading, value=value, holds=held, which=())
 
 
+def onset(reading: Reading, one: Diagnosis) -> float | None:
+    """Since when a condition of a present incident held without a break, up to the instant that is reported.
+
+    Unix seconds; the first instant judged where it held from the start, None where it does not hold. A hole is no break.
+    """
+    if one.until is None:
+        return None
+    at = one.instants.index(one.until) + 1
+    began = None
+    for instant, value in zip(reversed(one.instants[:at]), reversed(reading.history[:at]), strict=True):
+        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+            break
+        began = instant if value is not None else began
+    return began
+
+
 def says(reading: Reading) -> str:
     """The signal's own sentence, read out with its number, and what it names."""
     if reading.value is None:
