@@ -1,29 +1,34 @@
 """Asking a source of telemetry: the protocol it keeps, the window that fits its samples, each expression once."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diag.contract import Contract
-from diag.incident import fill
+from diag.incident import Incident, fill
 
 Subject = tuple[tuple[str, str], ...]
 """Sorted pairs of label and value, for example (("engine", "0"), ("instance", "host:8000"))."""
 Floats = NDArray[np.float64]
 Instants = NDArray[np.int64]
+T = TypeVar("T")
 
 FEWEST_INTERVALS = 3
 """A window holds one scrape more than it has intervals: four."""
+FEW_INTERVALS = 5
+"""A live window of fewer gives way to the alert's, where the samples span at least two of that."""
 ENGINES = (
     "count by (instance, engine) (last_over_time("
     '{__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[$window]))'
 )
-GPUS = "count by (instance, gpu) (last_over_time(diag_gpu_up[$window]))"
+GPUS = 'count by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[$window]))'
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
 PARTS = {"engine": ENGINES, "gpu": GPUS}
-"""What an instance has several of, by the label that tells them apart."""
+"""What an instance has several of, by the label that tells them apart. dcgm-exporter's users have no diag_gpu_up."""
 
 
 class Answers(Protocol):
@@ -46,13 +51,57 @@ def seconds(duration: str) -> float:
     return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
 
 
+class Filed(Generic[T]):
+    """Things filed by the instance of their subject, so that in a fleet the few that may agree are found at once."""
+
+    def __init__(self, pairs: Iterable[tuple[Subject, T]] = ()) -> None:
+        self._by_instance: dict[str | None, list[tuple[Subject, T]]] = {}
+        for subject, thing in pairs:
+            self.add(subject, thing)
+
+    def add(self, subject: Subject, thing: T) -> None:
+        """File one more."""
+        self._by_instance.setdefault(dict(subject).get("instance"), []).append((subject, thing))
+
+    def like(self, subject: Subject) -> Iterator[tuple[Subject, T]]:
+        """Those whose subject agrees with this one, in their order."""
+        instance = dict(subject).get("instance")
+        near = [instance, None] if instance is not None else self._by_instance
+        return (pair for name in near for pair in self._by_instance.get(name, ()) if agree(pair[0], subject))
+
+
+class Rows(dict[Subject, Floats]):
+    """One row of values per subject."""
+
+    @cached_property
+    def _filed(self) -> Filed[Floats]:
+        return Filed(self.items())
+
+    def like(self, subject: Subject) -> Iterator[tuple[Subject, Floats]]:
+        """The rows whose subject is the same on the labels that both have."""
+        return self._filed.like(subject)
+
+    def of(self, subject: Subject) -> Floats | None:
+        """The subject's own row, else the first that agrees with it."""
+        row = self.get(subject)
+        return row if row is not None else next((row for _, row in self.like(subject)), None)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What `$window` stands for: `seconds` of samples, and its text in PromQL."""
+
+    seconds: float
+    text: str
+
+
 class Asked:
     """A source under one contract; each distinct expression is asked once."""
 
     def __init__(self, answers: Answers, contract: Contract) -> None:
         self.answers = answers
         self.contract = contract
-        self._cache: dict[tuple[str, int, int], Mapping[Subject, Floats]] = {}
+        self._cache: dict[tuple[str, int, int], Rows] = {}
 
     @property
     def span(self) -> float:
@@ -61,36 +110,40 @@ class Asked:
         return float(times[-1] - times[0]) / 1000
 
     @property
-    def whole(self) -> float:
-        """A window in seconds that holds everything."""
-        return max(self.span, self.wanted("30s"))
+    def whole(self) -> Window:
+        """A window that holds everything."""
+        return self.holding(max(self.span, self.live("30s").seconds))
 
-    def wanted(self, live_window: str) -> float:
-        """The window in seconds that fits these samples.
+    def holding(self, wanted: float) -> Window:
+        """A window of so many seconds; being open on the left, it holds all of them with one interval more."""
+        return Window(wanted, f"{round((wanted + self.answers.interval) * 1000)}ms")
 
-        The live one, or longer where too few scrapes fall into it; never longer than the span, which is judged once.
-        """
-        wanted = max(seconds(live_window), FEWEST_INTERVALS * self.answers.interval)
-        return min(wanted, self.span) if self.span > 0 else wanted
+    def live(self, window: str) -> Window:
+        """This window, or a longer one where too few scrapes fall into it; never longer than the span."""
+        wanted = max(seconds(window), FEWEST_INTERVALS * self.answers.interval)
+        return self.holding(min(wanted, self.span) if self.span > 0 else wanted)
 
-    def instants(self, wanted: float) -> Instants:
+    def window(self, incident: Incident) -> Window:
+        """The window to judge an incident over: the live one, or its alert's where scrapes are rare and many."""
+        alert = seconds(incident.window)
+        rare = seconds(incident.live_window) < FEW_INTERVALS * self.answers.interval
+        if rare and self.span >= 2 * alert >= 2 * FEWEST_INTERVALS * self.answers.interval:
+            return Window(alert, incident.window)
+        return self.live(incident.live_window)
+
+    def instants(self, window: Window) -> Instants:
         """Every instant from the first full window on; the last one alone where none is full."""
         times = self.answers.instants
-        full = times[times - times[0] >= wanted * 1000 - 1]
+        full = times[times - times[0] >= window.seconds * 1000 - 1]
         return full if len(full) else times[-1:]
 
-    def ask(
-        self, promql: str, per: tuple[str, ...], wanted: float, instants: Instants | None = None
-    ) -> Mapping[Subject, Floats]:
-        """Ask at every judged instant, or at those given.
-
-        Windows are open on the left: one interval more than is wanted makes them hold all of it.
-        """
-        at = self.instants(wanted) if instants is None else instants
-        text = fill(promql, per, f"{round((wanted + self.answers.interval) * 1000)}ms", self.contract.values())
+    def ask(self, promql: str, per: tuple[str, ...], window: Window, instants: Instants | None = None) -> Rows:
+        """Ask at every judged instant, or at those given."""
+        at = self.instants(window) if instants is None else instants
+        text = fill(promql, per, window.text, self.contract.values())
         key = (text, int(at[0]), len(at))
         if key not in self._cache:
-            self._cache[key] = self.answers.ask(text, at)
+            self._cache[key] = Rows(self.answers.ask(text, at))
         return self._cache[key]
 
     def subjects(self, per: tuple[str, ...]) -> list[Subject]:

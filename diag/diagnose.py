@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.asking import Asked, Floats, Instants, Subject, agree
+from diag.asking import Asked, Filed, Floats, Instants, Rows, Subject
 from diag.incident import Comparison, Condition, Incident, LooksLike, Severity
 
 State = Literal["present", "absent", "unknown"]
@@ -80,7 +80,7 @@ class _Judged:
 
     incident: Incident
     instants: Instants
-    values: Mapping[Condition, Mapping[Subject, Floats]]
+    values: Mapping[Condition, Rows]
     limits: Mapping[Condition, float]
 
 
@@ -93,11 +93,11 @@ def diagnose(incidents: Sequence[Incident], asked: Asked) -> tuple[Diagnosis, ..
 
 def _judge(incident: Incident, asked: Asked) -> _Judged:
     conditions = incident.every_condition
-    wanted = asked.wanted(incident.live_window)
+    window = asked.window(incident)
     return _Judged(
         incident,
-        asked.instants(wanted),
-        {each: asked.ask(each.signal.promql, incident.per, wanted) for each in conditions},
+        asked.instants(window),
+        {each: asked.ask(each.signal.promql, incident.per, window) for each in conditions},
         {each: asked.contract.limit(each.limit) for each in conditions},
     )
 
@@ -181,8 +181,8 @@ def _name(one: Diagnosis, asked: Asked) -> Diagnosis:
         signal = reading.condition.signal
         if not signal.which:
             return reading
-        rows = asked.ask(signal.which, one.incident.per, asked.wanted(one.incident.live_window), at)
-        mine = ((labels, row[0]) for labels, row in rows.items() if agree(labels, one.subject) and not np.isnan(row[0]))
+        rows = asked.ask(signal.which, one.incident.per, asked.window(one.incident), at)
+        mine = ((labels, row[0]) for labels, row in rows.like(one.subject) if not np.isnan(row[0]))
         texts = (signal.names.format_map({**dict(labels), "value": show(value)}) for labels, value in mine)
         return replace(reading, which=tuple(dict.fromkeys(texts)))
 
@@ -191,27 +191,20 @@ def _name(one: Diagnosis, asked: Asked) -> Diagnosis:
 
 def _rule_out(found: list[Diagnosis]) -> list[Diagnosis]:
     """Say of every look-alike of a present incident whether it was ruled out, and by which number."""
-    by_name = {(each.incident.id, each.subject): each for each in found}
-    return [_rule_out_one(each, by_name) if each.state == "present" else each for each in found]
+    others = Filed((each.subject, each) for each in found)
+    return [_rule_out_one(each, others) if each.state == "present" else each for each in found]
 
 
-def _rule_out_one(one: Diagnosis, others: Mapping[tuple[str, Subject], Diagnosis]) -> Diagnosis:
+def _rule_out_one(one: Diagnosis, others: Filed[Diagnosis]) -> Diagnosis:
     refuted, left = [], []
+    same_scope = {each.incident.id: each for _, each in reversed(list(others.like(one.subject)))}
     for look in one.incident.looks_like:
-        because = _because(look, one, _same_scope(look.name, one.subject, others))
+        because = _because(look, one, same_scope.get(look.name))
         if because is None:
             left.append(look)
         elif because:
             refuted.append(Refuted(look.name, because))
     return replace(one, refuted=tuple(refuted), open=tuple(left))
-
-
-def _same_scope(name: str, subject: Subject, others: Mapping[tuple[str, Subject], Diagnosis]) -> Diagnosis | None:
-    """The diagnosis of another incident on the labels that both have."""
-    for (other, labels), diagnosis in others.items():
-        if other == name and agree(labels, subject):
-            return diagnosis
-    return None
 
 
 def _because(look: LooksLike, one: Diagnosis, other: Diagnosis | None) -> str | None:
@@ -244,7 +237,8 @@ def _reading_at(reading: Reading, at: int) -> Reading:
 def onset(reading: Reading, one: Diagnosis) -> float | None:
     """Since when a condition of a present incident held without a break, up to the instant that is reported.
 
-    Unix seconds; the first instant judged where it held from the start, None where it does not hold. A hole is no break.
+    Unix seconds, the first instant judged where it held from the start; None where it does not hold. A hole breaks
+    nothing.
     """
     if one.until is None:
         return None
@@ -277,12 +271,12 @@ def show(value: float) -> str:
 
 def _explain(found: list[Diagnosis]) -> list[Diagnosis]:
     """Nest what follows from a present cause under it."""
-    present = [each for each in found if each.state == "present"]
+    present = Filed((each.subject, each) for each in found if each.state == "present")
     return [replace(each, explained_by=_cause(each, present)) if each.state == "present" else each for each in found]
 
 
-def _cause(one: Diagnosis, present: list[Diagnosis]) -> str | None:
-    causes = (c for c in present if one.incident.id in c.incident.explains and agree(c.subject, one.subject))
+def _cause(one: Diagnosis, present: Filed[Diagnosis]) -> str | None:
+    causes = (cause for _, cause in present.like(one.subject) if one.incident.id in cause.incident.explains)
     return next((cause.incident.id for cause in causes), None)
 
 
@@ -301,11 +295,12 @@ def _order(found: list[Diagnosis]) -> tuple[Diagnosis, ...]:
             d.subject,
         ),
     )
-    primaries: list[Subject] = []
+    primaries: Filed[None] = Filed()
     out = []
     for each in ranked:
-        first = _harms(each) and not any(agree(each.subject, scope) for scope in primaries)
-        primaries += [each.subject] if first else []
+        first = _harms(each) and not any(primaries.like(each.subject))
+        if first:
+            primaries.add(each.subject, None)
         out.append(replace(each, primary=first))
     return tuple(out)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diag.asking import Asked, Instants, Subject, agree
+from diag.asking import Asked, Instants, Subject, Window
 from diag.diagnose import Diagnosis, holds
 from diag.incident import Condition, Fix, Signal
 from diag.signals import running_value
@@ -59,14 +59,13 @@ class _Bench:
 
     def value(self, signal: Signal) -> float | None:
         incident = self.diagnosis.incident
-        wanted = self.asked.wanted(incident.live_window)
-        rows = self.asked.ask(signal.promql, incident.per, wanted, self._instant(wanted))
-        row = next((row for subject, row in rows.items() if agree(subject, self.diagnosis.subject)), None)
+        window = self.asked.window(incident)
+        row = self.asked.ask(signal.promql, incident.per, window, self._instant(window)).of(self.diagnosis.subject)
         return None if row is None or np.isnan(row[0]) else float(row[0])
 
-    def _instant(self, wanted: float) -> Instants:
+    def _instant(self, window: Window) -> Instants:
         until = self.diagnosis.until
-        return self.asked.instants(wanted)[-1:] if until is None else np.array([round(until * 1000)], np.int64)
+        return self.asked.instants(window)[-1:] if until is None else np.array([round(until * 1000)], np.int64)
 
 
 def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from diag.asking import Asked, Subject, agree
+from diag.asking import Asked, Subject, Window
 from diag.host_signals import processes, ranks_apart, starting, startup_failed
 from diag.incident import Signal
 from diag.signals import (
@@ -80,7 +80,7 @@ DEAD = "the page answered before and has stopped answering"
 
 def _judge_one(subject: Subject, asked: Asked) -> Progress | str:
     """The state of an engine, or why it cannot be told."""
-    if _last(serves, INSTANCE, subject, asked, max(asked.answers.interval, 1.0)) == 0:
+    if _last(serves, INSTANCE, subject, asked, asked.holding(max(asked.answers.interval, 1.0))) == 0:
         return _silent(subject, asked)
     state = _engine_state(*(_last(each, ENGINE, subject, asked) for each in ASKED))
     if state is None:
@@ -97,7 +97,7 @@ def _silent(subject: Subject, asked: Asked) -> Progress | str:
         return Progress(subject, "starting", STARTS)
     if _last(startup_failed, INSTANCE, subject, asked):
         return Progress(subject, "dead", FAILED)
-    if _last(page_answers, INSTANCE, subject, asked, "15s") == 0:
+    if _last(page_answers, INSTANCE, subject, asked, asked.live("15s")) == 0:
         return Progress(subject, "dead", DEAD)
     if _last(serves, INSTANCE, subject, asked, asked.whole):
         return GONE
@@ -130,10 +130,8 @@ def _still(most: float, least: float) -> tuple[State, str]:
 
 
 def _last(
-    signal: Signal, per: tuple[str, ...], subject: Subject, asked: Asked, window: str | float = "30s"
+    signal: Signal, per: tuple[str, ...], subject: Subject, asked: Asked, window: Window | None = None
 ) -> float | None:
     """The signal's value for a subject at the last instant, None where there is none."""
-    wanted = asked.wanted(window) if isinstance(window, str) else window
-    rows = asked.ask(signal.promql, per, wanted)
-    row = next((row for labels, row in rows.items() if agree(labels, subject)), None)
+    row = asked.ask(signal.promql, per, window or asked.live("30s")).of(subject)
     return None if row is None or np.isnan(row[-1]) else float(row[-1])

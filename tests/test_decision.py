@@ -91,7 +91,7 @@ def doctors(incident: Incident, samples: promql.Samples, instant: int) -> Iterat
 
 def prometheus(incident: Incident, samples: promql.Samples, instant: int) -> Iterator[Mapping[str, str]]:
     asked = Asked(SampleAnswers(samples, TIMES, STEP), Contract())
-    window = f"{round((asked.wanted(incident.live_window) + STEP) * 1000)}ms"
+    window = asked.window(incident).text
     vector = promql.evaluate(incident.query(window, Contract().values()), samples, np.array([instant], np.int64))
     for labels, present in zip(vector.labels, vector.present, strict=True):
         if present[0]:
