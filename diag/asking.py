@@ -96,11 +96,15 @@ class Window:
 
 
 class Asked:
-    """A source under one contract; each distinct expression is asked once."""
+    """A source under one contract; each distinct expression is asked once.
+
+    `gone` are the instances that are no longer there at the last instant, and whose state then nobody asks for.
+    """
 
     def __init__(self, answers: Answers, contract: Contract) -> None:
         self.answers = answers
         self.contract = contract
+        self.gone: frozenset[str] = frozenset()
         self._cache: dict[tuple[str, int, int], Rows] = {}
 
     @property
@@ -145,6 +149,10 @@ class Asked:
         if key not in self._cache:
             self._cache[key] = Rows(self.answers.ask(text, at))
         return self._cache[key]
+
+    def is_gone(self, subject: Subject) -> bool:
+        """Whether a subject's instance is among those that are gone."""
+        return dict(subject).get("instance") in self.gone
 
     def subjects(self, per: tuple[str, ...]) -> list[Subject]:
         """The universe: every instance that was scraped and every engine or GPU that was seen on one.

@@ -48,7 +48,34 @@ Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between 
 For = Annotated[
     float, typer.Option("--for", min=0.0, help="Seconds to watch a live server; longer when it seems stuck.")
 ]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until a scrape counts as failed.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=0.1,
+        help="Seconds until a scrape (5) or a query of a Prometheus (30) counts as failed.",
+        show_default=False,
+    ),
+]
+Prometheus = Annotated[
+    str, typer.Option("--prometheus", help="Ask this Prometheus (Thanos, Mimir, VictoriaMetrics) instead of servers.")
+]
+At = Annotated[str, typer.Option("--at", help="With --prometheus: the time to judge, 2026-11-20T03:12Z, -2h; now.")]
+Window = Annotated[str, typer.Option("--window", help="With --prometheus: how far to look back, 15m, 24h.")]
+From = Annotated[str, typer.Option("--from", help="With --prometheus: the beginning of a span to look for incidents.")]
+To = Annotated[str, typer.Option("--to", help="With --prometheus: its end; now.")]
+Instance = Annotated[
+    list[str] | None, typer.Option("--instance", help="With --prometheus: only these, a regular expression.")
+]
+Model = Annotated[
+    list[str] | None, typer.Option("--model", help="With --prometheus: only servers of these models, likewise.")
+]
+Job = Annotated[
+    list[str] | None, typer.Option("--job", help="With --prometheus: only targets of these jobs, likewise.")
+]
+Match = Annotated[
+    list[str] | None, typer.Option("--match", help='With --prometheus: only series with this, cluster="eu".')
+]
 Launch = Annotated[str, typer.Option("--launch", help="The command that started the server, where nothing else tells.")]
 Incidents = Annotated[
     Path | None,
@@ -77,7 +104,16 @@ def doctor(
     targets: Targets = None,
     every: Every = 2.0,
     watch: For = 30.0,
-    timeout: Timeout = 5.0,
+    timeout: Timeout = None,
+    prometheus: Prometheus = "",
+    at: At = "",
+    window: Window = "15m",
+    since: From = "",
+    until: To = "",
+    instance: Instance = None,
+    model: Model = None,
+    job: Job = None,
+    match: Match = None,
     log: Log = "",
     log_timezone: LogTimezone = "",
     launch: Launch = "",
@@ -101,11 +137,27 @@ def doctor(
     DIAG_CA_FILE, DIAG_CLIENT_CERT, DIAG_CLIENT_KEY.
     """
     from diag import doctor as work
+    from diag.sources.scope import Scope, Span
 
     if as_json and as_markdown:
         raise BadUsage("--json and --markdown are two formats: choose one")
+    if prometheus and targets:
+        raise BadUsage("with --prometheus, servers are named by --instance, --model or --job")
+    span = Span(at, window, since, until)
+    scope = Scope(span, instance or (), model or (), job or (), match or ())
     settings = work.Settings(
-        targets or [HERE], every, watch, timeout, launch, incidents, contract, probe, log, log_timezone
+        targets or [HERE],
+        every,
+        watch,
+        timeout or 0,
+        launch,
+        incidents,
+        contract,
+        probe,
+        log,
+        log_timezone,
+        prometheus,
+        scope,
     )
     judgement = work.run(settings)
     work.show(judgement, "json" if as_json else "markdown" if as_markdown else "terminal")
@@ -118,7 +170,7 @@ def record(
     folder: Annotated[Path, typer.Argument(help="The folder to make; it must not hold anything yet.")],
     every: Every = 2.0,
     watch: For = 60.0,
-    timeout: Timeout = 5.0,
+    timeout: Timeout = None,
     log: Log = "",
     log_timezone: LogTimezone = "",
     launch: Launch = "",
@@ -126,7 +178,7 @@ def record(
     """Record live servers into a folder that anybody can judge later; secrets are left out."""
     from diag import doctor as work
 
-    settings = work.Settings(target, every, watch, timeout, launch, log=log, log_timezone=log_timezone)
+    settings = work.Settings(target, every, watch, timeout or 0, launch, log=log, log_timezone=log_timezone)
     typer.echo(work.record(settings, folder))
 
 

@@ -5,7 +5,7 @@ three-valued logic: a condition that is false makes it absent, else one that is 
 present. That is what `Incident.query()` says to a Prometheus; a property test holds the two equal.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -82,6 +82,7 @@ class _Judged:
     instants: Instants
     values: Mapping[Condition, Rows]
     limits: Mapping[Condition, float]
+    is_gone: Callable[[Subject], bool]
 
 
 def diagnose(incidents: Sequence[Incident], asked: Asked) -> tuple[Diagnosis, ...]:
@@ -99,6 +100,7 @@ def _judge(incident: Incident, asked: Asked) -> _Judged:
         asked.instants(window),
         {each: asked.ask(each.signal.promql, incident.per, window) for each in conditions},
         {each: asked.contract.limit(each.limit) for each in conditions},
+        asked.is_gone,
     )
 
 
@@ -139,7 +141,7 @@ def _decide_one(one: _Judged, subject: Subject) -> Diagnosis:
         severity="critical" if worse else incident.severity,
         since=_since(one.instants, states) if len(present) else None,
         until=float(one.instants[present[-1]]) / 1000 if len(present) else None,
-        ongoing=bool(len(present)) and _still(states),
+        ongoing=bool(len(present)) and _still(states) and not one.is_gone(subject),
         instants=tuple((one.instants / 1000).tolist()),
         symptoms=tuple(readings[each] for each in incident.conditions),
         supports=tuple(readings[each] for each in incident.supports),

@@ -1,8 +1,9 @@
 """The commands' work: from targets to a judgement, and from a judgement to text and an exit status."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,15 +14,17 @@ from diag.contract import Contract
 from diag.contract_file import find
 from diag.errors import BadUsage
 from diag.fixes import Running
-from diag.judgement import Judgement, Observed, conclude, not_measured
+from diag.judgement import Judgement, Observed, conclude, not_measured, server
 from diag.limits import limited
 from diag.progress import judge, owed_and_still
 from diag.sources.answers import SampleAnswers
 from diag.sources.observation import Observation
+from diag.sources.scope import Scope
 
 if TYPE_CHECKING:
     from diag.report.terminal import Tick
     from diag.sources.local import Local
+    from diag.sources.remote import Remote
     from diag.sources.scrape import Plan
     from diag.sources.server import Server
 
@@ -29,34 +32,57 @@ PATIENCE = 125.0
 """Seconds to watch for at most while work is owed and nothing moves: one huge prefill may take two minutes."""
 PROBE_SECONDS = 30.0
 """What a request of one token may take."""
+SCRAPE_SECONDS, ANSWER_SECONDS = 5.0, 30.0
+"""What a page, and a Prometheus' answer to one query, may take unless the command line says otherwise."""
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 Format = Literal["terminal", "json", "markdown"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line said; times in seconds."""
+    """What the command line said; times in seconds, 0 for what suits the source.
+
+    `prometheus` is the URL of a Prometheus to ask about the servers in `scope` instead of asking `targets`.
+    """
 
     targets: Sequence[str]
     every: float = 2.0
     watch: float = 30.0
-    timeout: float = 5.0
+    timeout: float = 0.0
     launch: str = ""
     incidents: Path | None = None
     contract: Path | None = None
     probe: bool = False
     log: str = ""
     log_timezone: str = ""
+    prometheus: str = ""
+    scope: Scope = field(default_factory=Scope)
 
 
 def run(settings: Settings) -> Judgement:
-    """Judge what the settings name: one recording, or live servers."""
+    """Judge what the settings name: one recording, live servers, or those that a Prometheus knows."""
     contract = find(settings.contract)
     incidents = limited(load(settings.incidents), contract)
+    if settings.prometheus:
+        from diag import fleet
+
+        return fleet.judge(_remote(settings, contract), incidents, contract, settings.launch)
     seen = _observe(settings, contract)
     asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
     running = {name: Running(seen.versions.get(name, ""), seen.launch.get(name, "")) for name in seen.instances}
     return conclude(_observed(seen, asked), incidents, asked, running)
+
+
+def _remote(settings: Settings, contract: Contract) -> "Remote":
+    """The servers in scope as a Prometheus knows them."""
+    from diag.sources.access import from_environment
+    from diag.sources.address import parse
+    from diag.sources.prometheus import Prometheus
+    from diag.sources.remote import Remote
+
+    seconds = settings.timeout or ANSWER_SECONDS
+    prometheus = Prometheus(parse(settings.prometheus), from_environment(os.environ), seconds)
+    return Remote(prometheus, settings.scope, contract.site.labels)
 
 
 def _observe(settings: Settings, contract: Contract) -> Observation:
@@ -89,7 +115,7 @@ def _plan(settings: Settings, tick: "Tick", should_go_on: Callable[[Observation]
     return Plan(
         every=settings.every,
         duration=settings.watch,
-        timeout=settings.timeout,
+        timeout=settings.timeout or SCRAPE_SECONDS,
         launch=settings.launch,
         probe=PROBE_SECONDS if settings.probe else None,
         beside=partial(_beside, settings),
@@ -136,15 +162,10 @@ def _observed(seen: Observation, asked: Asked) -> Observed:
         end=float(seen.instants[-1]) / 1000,
         scrapes=seen.scrapes,
         failed_scrapes=seen.failed_scrapes,
-        servers=tuple(_server(seen, name) for name in seen.instances),
+        servers=tuple(server(name, seen.versions.get(name), seen.models.get(name)) for name in seen.instances),
         notes=seen.notes,
         not_measured=not_measured(asked),
     )
-
-
-def _server(seen: Observation, name: str) -> str:
-    version, model = seen.versions.get(name, "version not known"), seen.models.get(name, "model not known")
-    return f"{name}: vLLM {version}, {model}"
 
 
 def show(judgement: Judgement, form: Format) -> None:

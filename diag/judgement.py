@@ -87,6 +87,11 @@ def conclude(
     )
 
 
+def server(name: str, version: str | None, model: str | None) -> str:
+    """What runs where, in a line."""
+    return f"{name}: vLLM {version or 'version not known'}, {model or 'model not known'}"
+
+
 def not_measured(asked: Asked) -> tuple[str, ...]:
     """The families of telemetry that are absent as a whole."""
     return tuple(name for name, (metrics, _) in FAMILIES.items() if not _has(metrics, asked))

@@ -40,7 +40,7 @@ class Progress:
 
 def judge(asked: Asked) -> tuple[tuple[Progress, ...], tuple[str, ...]]:
     """Every engine whose progress can be judged, and a sentence for each subject whose cannot; ordered by subject."""
-    subjects = asked.subjects(ENGINE)
+    subjects = [each for each in asked.subjects(ENGINE) if not asked.is_gone(each)]
     found = {subject: _judge_one(subject, asked) for subject in subjects}
     known = tuple(each for each in found.values() if isinstance(each, Progress))
     return known, tuple(f"{scope(subject)}: {why}" for subject, each in found.items() if (why := _blind(each)))

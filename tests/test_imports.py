@@ -13,11 +13,12 @@ MAY_IMPORT = {
     "signals": {"incident"},
     "host_signals": {"incident", "signals"},
     "gpu_signals": {"incident", "signals"},
+    "peer_signals": {"incident", "signals"},
     "remedies": {"incident", "signals"},
     "contract": set(),
     "contract_file": {"contract", "errors"},
     "limits": {"contract", "errors", "incident"},
-    "incidents": {"incident", "signals", "host_signals", "gpu_signals", "remedies"},
+    "incidents": {"incident", "signals", "host_signals", "gpu_signals", "peer_signals", "remedies"},
     "promql": {"errors", "promql"},
     "asking": {"contract", "incident"},
     "catalog": {"incidents", "incident", "promql", "contract", "asking", "errors"},
@@ -26,16 +27,19 @@ MAY_IMPORT = {
     "fixes": {"asking", "diagnose", "incident", "signals"},
     "judgement": {"asking", "diagnose", "fixes", "incident", "progress"},
     "report": {"asking", "contract", "diagnose", "fixes", "incident", "judgement", "progress", "report"},
-    "sources": {"asking", "errors", "exporter", "promql", "sources"},
+    "sources": {"asking", "errors", "exporter", "incident", "promql", "sources"},
+    "telemetry": {"asking", "incident", "sources"},
+    "fleet": {"asking", "contract", "fixes", "incident", "judgement", "sources", "telemetry"},
     "artefacts": {
-        "artefacts", "contract", "diagnose", "errors", "host_signals", "incident", "promql", "report", "signals",
+        "artefacts", "contract", "diagnose", "errors", "host_signals", "incident", "peer_signals", "promql", "report",
+        "signals",
     },
     "doctor": {
-        "artefacts", "asking", "catalog", "contract", "contract_file", "errors", "fixes", "incident", "judgement",
-        "limits", "progress", "report", "sources",
+        "artefacts", "asking", "catalog", "contract", "contract_file", "errors", "fixes", "fleet", "incident",
+        "judgement", "limits", "progress", "report", "sources",
     },
     "exporter": {"errors", "exporter", "sources"},
-    "cli": {"doctor", "errors", "exporter"},
+    "cli": {"doctor", "errors", "exporter", "sources"},
 }  # fmt: skip
 ONE_FILE = {
     "grafanalib": "artefacts/grafana.py",
@@ -45,8 +49,11 @@ ONE_FILE = {
     "promql_parser": "promql/",
     "httpx": "sources/fetch.py",
     "prometheus_client": "exporter/families.py",
+    "pandas": "report/frame.py",
+    "prometheus_api_client": "sources/prometheus.py",
     "psutil": "exporter/process.py",
     "pynvml": "exporter/nvml.py",
+    "requests": "sources/prometheus.py",
 }
 
 

@@ -5,6 +5,7 @@ The semantics are those of Prometheus 3. What is not fully implemented is refuse
 
 from diag.promql.evaluate import evaluate
 from diag.promql.facts import instant_selectors, metric_names, output_labels
+from diag.promql.narrow import narrowed
 from diag.promql.nodes import Expression
 from diag.promql.parse import parse, pretty
 from diag.promql.samples import STALE, Block, Labels, Samples, is_stale
@@ -21,6 +22,7 @@ __all__ = [
     "instant_selectors",
     "is_stale",
     "metric_names",
+    "narrowed",
     "output_labels",
     "parse",
     "pretty",

@@ -4,6 +4,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Sequence
 
+from diag.sources.access import WAYS
 from diag.sources.text import printable
 
 MUTUAL = "set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY"
@@ -16,6 +17,19 @@ class Failure(Exception):
         super().__init__(reason)
         self.hint = hint
         self.answered = answered
+
+
+def sentence(shown: str, error: Failure) -> str:
+    """What the user reads: who, what, and what to try."""
+    who = f"{shown} {error}" if error.answered else f"nothing answers at {shown}: {error}"
+    return f"{who}; {error.hint}" if error.hint else who
+
+
+def of_credentials(status: int, were_given: bool) -> Failure:
+    """What HTTP 401 and 403 mean."""
+    if were_given:
+        return Failure(f"refuses the credentials it was given (HTTP {status})", f"check {WAYS}")
+    return Failure(f"wants credentials (HTTP {status})", f"set {WAYS}")
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -13,7 +13,7 @@ import httpx
 
 from diag import __version__
 from diag.sources import failure
-from diag.sources.access import WAYS, Access
+from diag.sources.access import Access
 from diag.sources.address import Address
 from diag.sources.failure import Failure
 from diag.sources.gunzip import Gunzip
@@ -73,10 +73,8 @@ class Fetcher:
 
     def refusal(self, status: int) -> Failure:
         """What an answer with an error status means."""
-        if status in (401, 403) and not self._has_credentials:
-            return Failure(f"wants credentials (HTTP {status})", f"set {WAYS}")
         if status in (401, 403):
-            return Failure(f"refuses the credentials it was given (HTTP {status})", f"check {WAYS}")
+            return failure.of_credentials(status, self._has_credentials)
         return Failure(f"answered HTTP {status}", "is this the address of a vLLM server?")
 
     async def _ask(self, method: str, path: str, most: int, seconds: float, **how: Any) -> Answer:

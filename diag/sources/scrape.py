@@ -11,6 +11,7 @@ from diag.errors import Unreachable
 from diag.sources.access import Access, context, from_environment
 from diag.sources.address import parse_all
 from diag.sources.config import Told
+from diag.sources.failure import sentence
 from diag.sources.fetch import Fetcher
 from diag.sources.live import Live, Nowhere, Pages, Sink
 from diag.sources.observation import Observation, Origin, observation
@@ -189,9 +190,6 @@ def _unreachable(lives: Sequence[Live]) -> Unreachable:
     failures = [(each.server.address.shown, each.failure) for each in lives if each.failure]
     if len(failures) == 1:
         shown, failure = failures[0]
-        who = (
-            f"{printable(shown)} {failure}" if failure.answered else f"nothing answers at {printable(shown)}: {failure}"
-        )
-        return Unreachable(f"{who}; {failure.hint}" if failure.hint else who)
+        return Unreachable(sentence(printable(shown), failure))
     each = [f"{printable(shown)} ({failure})" for shown, failure in failures]
     return Unreachable(f"none of {len(lives)} servers answers with metrics: {listed(each)}; {failures[0][1].hint}")
