@@ -1,14 +1,17 @@
 """What every report says in the same words: times, numbers, changes; with nothing that a terminal would obey."""
 
 import datetime
+from collections.abc import Callable
 
 from diag.asking import Subject, agree
-from diag.diagnose import Diagnosis
+from diag.diagnose import Diagnosis, Reading
 from diag.fixes import Proposal, written
 from diag.incident import Source
 from diag.judgement import FAMILIES, Finding, Judgement
 from diag.progress import scope
 
+Told = Callable[[float], str]
+"""How an instant in unix seconds is told: `clock` to who looks on, `moment` to who reads it another day."""
 MANY = 5
 """Incidents that cannot be judged on one subject: from more than these on, their names say enough."""
 
@@ -23,17 +26,27 @@ def clock(unix: float) -> str:
     return datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime("%H:%M:%S UTC")
 
 
-def when(one: Diagnosis) -> str:
+def moment(unix: float) -> str:
+    """A date and a time of day, "2026-07-14 02:16:07 UTC"."""
+    return datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def since(unix: float | None, told: Told = clock) -> str:
+    """Since when; None is before the first look."""
+    return "since before the first look" if unix is None else f"since {told(unix)}"
+
+
+def when(one: Diagnosis, told: Told = clock) -> str:
     """Since when, and whether it is still so."""
-    since = f"since {clock(one.since)}" if one.since is not None else "since before the first look"
-    return f"now, {since}" if one.ongoing or one.until is None else f"{since}, ended at {clock(one.until)}"
+    began = since(one.since, told)
+    return f"now, {began}" if one.ongoing or one.until is None else f"{began}, ended at {told(one.until)}"
 
 
-def headline(judgement: Judgement) -> list[str]:
+def headline(judgement: Judgement, told: Told = clock) -> list[str]:
     """One sentence per primary incident, the worst first: verdict, scope, time, harm."""
     primaries = [each.diagnosis for each in judgement.present if each.diagnosis.primary]
     if primaries:
-        return [_headline(each) for each in primaries]
+        return [_headline(each, told) for each in primaries]
     if judgement.verdict == "unknown":
         return [f"CANNOT TELL {printable(each)}" for each in judgement.blind]
     return [_healthy(judgement)]
@@ -47,14 +60,20 @@ def _healthy(judgement: Judgement) -> str:
     return f"HEALTHY {printable(judgement.observed.target)}: {states(judgement)}; none of {len(judged)} incidents{rest}"
 
 
-def _headline(one: Diagnosis) -> str:
-    return f"{one.severity.upper()} {one.incident.id} on {where(one)}, {when(one)}: {one.incident.harm}"
+def _headline(one: Diagnosis, told: Told) -> str:
+    return f"{one.severity.upper()} {one.incident.id} on {where(one)}, {when(one, told)}: {one.incident.harm}"
 
 
 def where(one: Diagnosis) -> str:
     """The subject, and the rank, GPU or event that its evidence names."""
     named = f" ({', '.join(map(printable, one.culprits))})" if one.culprits else ""
     return place(one.subject) + named
+
+
+def evidence(one: Diagnosis) -> list[Reading]:
+    """What an incident is made of, then what supports it; what only tells it from a look-alike is told with that."""
+    symptoms = [each for each in one.symptoms if each.condition in one.incident.symptoms]
+    return [*symptoms, *(each for each in one.supports if each.holds)]
 
 
 def states(judgement: Judgement) -> str:
@@ -106,11 +125,11 @@ def _undecided(subject: Subject, unknown: list[Diagnosis]) -> list[str]:
     return [f"{each.incident.id} on {place(subject)}: no {', '.join(each.missing)}" for each in unknown]
 
 
-def looked_at(judgement: Judgement) -> str:
+def looked_at(judgement: Judgement, told: Told = clock) -> str:
     """Which samples were judged."""
     seen = judgement.observed
     failed = f", {seen.failed_scrapes} of them failed" if seen.failed_scrapes else ""
-    span = f"{clock(seen.start)} - {clock(seen.end)} ({seen.end - seen.start:.0f} s)"
+    span = f"{told(seen.start)} - {told(seen.end)} ({seen.end - seen.start:.0f} s)"
     return f"{seen.source} {printable(seen.target)}: {seen.scrapes} scrapes{failed}, {span}"
 
 

@@ -1,0 +1,258 @@
+"""A reading's history as an inline SVG; its colours come from the style sheet of the page."""
+
+import datetime
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from diag.diagnose import Diagnosis, Reading, against, onset, show
+from diag.report import words
+from diag.report.markup import element, escape
+
+Point = tuple[float, float]
+"""A time in unix seconds and a value."""
+STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
+"""Seconds between two marks of time that a reader can count in."""
+MARKS = 6
+LINE = 13
+"""The height of a line of text."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """The size of a plot and the room around its area, in pixels."""
+
+    width: int
+    height: int
+    left: int = 0
+    right: int = 0
+    top: int = 0
+    bottom: int = 0
+
+
+PLOT = Box(width=680, height=168, left=62, right=64, top=26, bottom=24)
+SPARK = Box(width=160, height=28, left=2, right=2, top=2, bottom=2)
+BAR = Box(width=240, height=10)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From seconds and values to pixels; a single instant stands in the middle."""
+
+    box: Box
+    start: float
+    end: float
+    low: float = 0.0
+    high: float = 1.0
+
+    def x(self, unix: float) -> float:
+        """Pixels from the left."""
+        share = (unix - self.start) / (self.end - self.start) if self.end > self.start else 0.5
+        return self.box.left + share * (self.right - self.box.left)
+
+    def y(self, value: float) -> float:
+        """Pixels from the top."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.bottom - share * (self.bottom - self.box.top)
+
+    @property
+    def right(self) -> int:
+        """Where the area ends."""
+        return self.box.width - self.box.right
+
+    @property
+    def bottom(self) -> int:
+        """Where the area ends."""
+        return self.box.height - self.box.bottom
+
+
+def plot(reading: Reading, one: Diagnosis) -> str:
+    """The history over the instants judged, the limit, the side where the condition holds, and since when it does."""
+    scale = _scale(PLOT, reading, one)
+    parts = [
+        _shade(reading, scale),
+        *_times(scale),
+        *_values(reading, scale),
+        _present(one, scale),
+        *_limit(reading, scale),
+        _line(reading, one, scale),
+        *_onset(reading, one, scale),
+        _reported(reading, one, scale),
+    ]
+    name = f"{reading.condition.signal.name}, {against(reading)}, over time"
+    return _svg(PLOT, "plot", *parts, role="img", aria_label=name)
+
+
+def spark(reading: Reading, one: Diagnosis) -> str:
+    """The history and the limit alone, small enough for a row of a table."""
+    scale = _scale(SPARK, reading, one)
+    limit = _horizontal(scale.y(reading.limit), scale, "limit")
+    return _svg(SPARK, "spark", limit, _line(reading, one, scale), aria_hidden="true")
+
+
+def bar(one: Diagnosis, start: float, end: float) -> str:
+    """When an incident was present within the span that was looked at."""
+    scale = Scale(BAR, start, end)
+    track = element("rect", class_="track", width=BAR.width, height=BAR.height, rx=2)
+    return _svg(BAR, "bar", track, _span(one, scale, 0, BAR.height), aria_hidden="true")
+
+
+def thin(points: Sequence[tuple[float, float | None]], scale: Scale) -> list[list[Point]]:
+    """Strokes without a hole, of each column of pixels the least and the greatest point.
+
+    A hole that begins and ends inside one column is too narrow to be drawn.
+    """
+    strokes: list[list[Point]] = [[]]
+    for _, group in groupby(points, key=lambda each: round(scale.x(each[0]))):
+        column = list(group)
+        strokes += [[]] if column[0][1] is None else []
+        strokes[-1] += _extremes([(unix, value) for unix, value in column if value is not None])
+        strokes += [[]] if column[-1][1] is None else []
+    return [each for each in strokes if each]
+
+
+def _extremes(points: list[Point]) -> list[Point]:
+    by_value = sorted(points, key=lambda each: each[1])
+    return sorted({*by_value[:1], *by_value[-1:]})
+
+
+def _scale(box: Box, reading: Reading, one: Diagnosis) -> Scale:
+    """All that is drawn lies within, with some room above and below."""
+    told = (each for each in (*reading.history, reading.limit) if each is not None)
+    known = [each for each in told if math.isfinite(each)] or [0.0]
+    low, high = min(known), max(known)
+    room = (high - low) * 0.1 or abs(high) * 0.1 or 1.0
+    return Scale(box, one.instants[0], one.instants[-1], low - room, high + room)
+
+
+# -- the parts of a plot ----------------------------------------------------------------------------------------------
+
+
+def _shade(reading: Reading, scale: Scale) -> str:
+    """The side of the limit where the condition holds."""
+    limit = scale.y(reading.limit)
+    sides = {">": (scale.box.top, limit), "<": (limit, scale.bottom), "=": (limit - 2, limit + 2)}
+    top, bottom = sides[reading.condition.op[0]]
+    return _rect("holds", scale.box.left, top, scale.right, bottom)
+
+
+def _limit(reading: Reading, scale: Scale) -> Iterator[str]:
+    y = scale.y(reading.limit)
+    yield _horizontal(y, scale, "limit")
+    yield _text(against(reading), scale.right + 6, y + 4, "limit")
+
+
+def _values(reading: Reading, scale: Scale) -> Iterator[str]:
+    """The least and the most value at their heights, or one below the other where these are too close; the unit."""
+    known = [each for each in reading.history if each is not None]
+    yield _text(reading.condition.signal.unit, scale.box.left - 6, scale.box.top - 8, "end")
+    if not known:
+        return
+    most = scale.y(max(known)) + 4
+    yield _text(show(max(known)), scale.box.left - 6, most, "end")
+    if min(known) < max(known):
+        yield _text(show(min(known)), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
+
+
+def _times(scale: Scale) -> Iterator[str]:
+    """The first and the last instant in full, and round times between them where there is room."""
+    base = scale.box.height - 8
+    yield _horizontal(scale.bottom, scale, "axis")
+    if scale.start == scale.end:
+        yield _text(words.moment(scale.start), scale.x(scale.start), base, "middle")
+        return
+    first = words.moment(scale.start).removesuffix(" UTC")
+    same_day = _clock(scale) is words.clock
+    yield _text(first, scale.box.left, base, "start")
+    yield _text(_clock(scale)(scale.end), scale.right, base, "end")
+    step = next((each for each in STEPS if scale.end - scale.start <= each * MARKS), STEPS[-1])
+    for unix in range(math.ceil(scale.start / step) * step, math.ceil(scale.end), step):
+        yield from _mark(unix, step, scale, 80 if same_day else 140)
+
+
+def _clock(scale: Scale) -> words.Told:
+    """How to tell a time on this axis: the date goes without saying within one day."""
+    one_day = words.moment(scale.start).split()[0] == words.moment(scale.end).split()[0]
+    return words.clock if one_day else words.moment
+
+
+def _mark(unix: int, step: int, scale: Scale, room: int) -> Iterator[str]:
+    """A round time; its label only where those of the first and the last instant leave room for it."""
+    x = scale.x(unix)
+    yield _vertical(x, scale, "grid")
+    if scale.box.left + 146 < x < scale.right - room - 24:
+        form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%m-%d"
+        label = datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime(form)
+        yield _text(label, x, scale.box.height - 8, "middle")
+
+
+def _present(one: Diagnosis, scale: Scale) -> str:
+    """On the axis: from when to when the incident as a whole was present."""
+    return _span(one, scale, scale.bottom - 2, scale.bottom + 2)
+
+
+def _line(reading: Reading, one: Diagnosis, scale: Scale) -> str:
+    strokes = thin(list(zip(one.instants, reading.history, strict=True)), scale)
+    return element("path", class_="line", d="".join(_stroke(each, scale) for each in strokes))
+
+
+def _stroke(points: list[Point], scale: Scale) -> str:
+    """One unbroken line; a single point becomes a dot by its round ends."""
+    pairs = " ".join(f"{_number(scale.x(unix))} {_number(scale.y(value))}" for unix, value in points)
+    return f"M{pairs}" if len(points) > 1 else f"M{pairs}h0"
+
+
+def _onset(reading: Reading, one: Diagnosis, scale: Scale) -> Iterator[str]:
+    began = onset(reading, one)
+    if began is None:
+        return
+    x = scale.x(began)
+    label = words.since(began if began > one.instants[0] else None, _clock(scale))
+    anchor = "start" if x < scale.box.width / 3 else "end" if x > scale.box.width * 2 / 3 else "middle"
+    yield _vertical(x, scale, "onset")
+    yield _text(label, x, scale.box.top - 8, f"onset {anchor}")
+
+
+def _reported(reading: Reading, one: Diagnosis, scale: Scale) -> str:
+    """A dot at the value that is printed."""
+    if reading.value is None or one.until is None:
+        return ""
+    x, y = _number(scale.x(one.until)), _number(scale.y(reading.value))
+    return element("circle", class_="reported", cx=x, cy=y, r=3.5)
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def _svg(box: Box, class_: str, *parts: str, **attributes: object) -> str:
+    return element("svg", *parts, class_=class_, viewBox=f"0 0 {box.width} {box.height}", **attributes)
+
+
+def _span(one: Diagnosis, scale: Scale, top: float, bottom: float) -> str:
+    """From `since` to `until`; an incident of one instant can be seen as well."""
+    left = scale.x(scale.start if one.since is None else one.since)
+    right = scale.x(scale.end if one.until is None else one.until)
+    left = min(left, right - 3)
+    return _rect("present", max(left, scale.box.left), top, right, bottom)
+
+
+def _rect(class_: str, left: float, top: float, right: float, bottom: float) -> str:
+    width, height = _number(right - left), _number(bottom - top)
+    return element("rect", class_=class_, x=_number(left), y=_number(top), width=width, height=height)
+
+
+def _horizontal(y: float, scale: Scale, class_: str) -> str:
+    return element("path", class_=class_, d=f"M{scale.box.left} {_number(y)}H{scale.right}")
+
+
+def _vertical(x: float, scale: Scale, class_: str) -> str:
+    return element("path", class_=class_, d=f"M{_number(x)} {scale.box.top}V{scale.bottom}")
+
+
+def _text(text: str, x: float, y: float, class_: str) -> str:
+    return element("text", escape(text), class_=class_, x=_number(x), y=_number(y)) if text else ""
+
+
+def _number(pixels: float) -> str:
+    return f"{pixels:.4g}"
