@@ -30,6 +30,12 @@ class FailOn(StrEnum):
     never = "never"
 
 
+class Until(StrEnum):
+    """When a watch ends by itself."""
+
+    resolved = "resolved"
+
+
 HERE = "http://127.0.0.1:8000"
 Targets = Annotated[
     list[str] | None,
@@ -124,6 +130,15 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print schema diag.doctor/1.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown for a ticket.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with plots of the evidence too, for a post-mortem.")
+    ] = None,
+    keep_watching: Annotated[
+        bool, typer.Option("--watch", help="Look again and again; print what begins and what ends.")
+    ] = False,
+    until_what: Annotated[
+        Until | None, typer.Option("--until", help="With --watch: end once nothing is wrong any more.")
+    ] = None,
     fail_on: Annotated[
         FailOn, typer.Option("--fail-on", help="From which verdict on to exit above 0.")
     ] = FailOn.warning,
@@ -141,6 +156,10 @@ def doctor(
 
     if as_json and as_markdown:
         raise BadUsage("--json and --markdown are two formats: choose one")
+    if keep_watching and (as_json or as_markdown):
+        raise BadUsage("--watch prints lines as things change: it has neither --json nor --markdown")
+    if until_what and not keep_watching:
+        raise BadUsage("--until says when a --watch ends: give both")
     if prometheus and targets:
         raise BadUsage("with --prometheus, servers are named by --instance, --model or --job")
     span = Span(at, window, since, until)
@@ -159,9 +178,48 @@ def doctor(
         prometheus,
         scope,
     )
-    judgement = work.run(settings)
-    work.show(judgement, "json" if as_json else "markdown" if as_markdown else "terminal")
+    if keep_watching:
+        judgement = work.watch(settings, until_what is Until.resolved)
+    else:
+        judgement = work.run(settings)
+        work.show(judgement, "json" if as_json else "markdown" if as_markdown else "terminal")
+    if html:
+        work.keep(judgement, html)
     raise typer.Exit(work.exit_code(judgement, fail_on.value))
+
+
+@app.command()
+def export(
+    targets: Targets = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="The file to write; standard output without.", show_default=False)
+    ] = None,
+    prometheus: Prometheus = "",
+    at: At = "",
+    window: Window = "15m",
+    since: From = "",
+    until: To = "",
+    instance: Instance = None,
+    model: Model = None,
+    job: Job = None,
+    match: Match = None,
+    every: Every = 2.0,
+    watch: For = 30.0,
+    timeout: Timeout = None,
+    incidents: Incidents = None,
+    contract: ContractFile = None,
+) -> None:
+    """Write the signals of a span as CSV: time, instance, engine, gpu, signal, unit, window, value."""
+    from diag import doctor as work
+    from diag.sources.scope import Scope, Span
+
+    scope = Scope(Span(at, window, since, until), instance or (), model or (), job or (), match or ())
+    settings = work.Settings(
+        targets or [HERE], every, watch, timeout or 0, "", incidents, contract, prometheus=prometheus, scope=scope
+    )
+    told = work.export(settings, csv)
+    if csv:
+        typer.echo(told)
 
 
 @app.command()

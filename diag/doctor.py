@@ -2,18 +2,21 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from diag.asking import Asked
+from diag.asking import Answers, Asked
 from diag.catalog import load
 from diag.contract import Contract
 from diag.contract_file import find
-from diag.errors import BadUsage
+from diag.errors import BadUsage, Unreachable
 from diag.fixes import Running
+from diag.incident import Incident
 from diag.judgement import Judgement, Observed, conclude, not_measured, server
 from diag.limits import limited
 from diag.progress import judge, owed_and_still
@@ -32,6 +35,8 @@ PATIENCE = 125.0
 """Seconds to watch for at most while work is owed and nothing moves: one huge prefill may take two minutes."""
 PROBE_SECONDS = 30.0
 """What a request of one token may take."""
+LOOK_SECONDS = 15.0
+"""Between two looks through a Prometheus, which has nothing new before its next scrape."""
 SCRAPE_SECONDS, ANSWER_SECONDS = 5.0, 30.0
 """What a page, and a Prometheus' answer to one query, may take unless the command line says otherwise."""
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
@@ -61,8 +66,7 @@ class Settings:
 
 def run(settings: Settings) -> Judgement:
     """Judge what the settings name: one recording, live servers, or those that a Prometheus knows."""
-    contract = find(settings.contract)
-    incidents = limited(load(settings.incidents), contract)
+    contract, incidents = _declared(settings)
     if settings.prometheus:
         from diag import fleet
 
@@ -71,6 +75,82 @@ def run(settings: Settings) -> Judgement:
     asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
     running = {name: Running(seen.versions.get(name, ""), seen.launch.get(name, "")) for name in seen.instances}
     return conclude(_observed(seen, asked), incidents, asked, running)
+
+
+def _declared(settings: Settings) -> tuple[Contract, tuple[Incident, ...]]:
+    """The site's contract, and the incidents under its limits."""
+    contract = find(settings.contract)
+    return contract, limited(load(settings.incidents), contract)
+
+
+def keep(judgement: Judgement, file: Path) -> None:
+    """Write the judgement as an HTML page."""
+    from diag.report import html
+
+    try:
+        file.write_text(html.render(judgement), encoding="utf-8")
+    except OSError as error:
+        raise BadUsage(f"{file} cannot be written: {error.strerror}") from error
+
+
+def export(settings: Settings, file: Path | None) -> str:
+    """Write the signals of a span as CSV, to standard output without a file; the sentence that says what is in it."""
+    from diag.report import frame
+
+    contract, incidents = _declared(settings)
+    answers: Answers
+    if settings.prometheus:
+        answers = _remote(settings, contract)
+    else:
+        seen = _observe(settings, contract)
+        answers = SampleAnswers(seen.samples, seen.instants, seen.interval)
+    try:
+        with file.open("w", encoding="utf-8", newline="") if file else nullcontext(sys.stdout) as out:
+            values = frame.write(incidents, Asked(answers, contract), out)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BadUsage(f"{file} cannot be written: {error.strerror}") from error
+    return f"{file}: {values:,} values at {len(answers.instants):,} instants"
+
+
+def watch(settings: Settings, until_resolved: bool) -> Judgement:
+    """Look again and again, and tell what begins and what ends; returns the last look.
+
+    Ends by Ctrl-C, or once nothing is wrong any more where `until_resolved`. Who is lost after the first look may come
+    back.
+    """
+    from diag.report import changes
+    from diag.transitions import Transitions
+
+    transitions = Transitions()
+    judgement = run(settings)
+    told = changes.first(judgement)
+    while True:
+        _tell(told + "".join(map(changes.line, transitions.look(judgement))))
+        if until_resolved and transitions.is_calm and judgement.verdict == "healthy":
+            return judgement
+        judgement, told = _look_again(settings), ""
+
+
+def _look_again(settings: Settings) -> Judgement:
+    """The next look that sees anything; a watch of live servers takes its time, a Prometheus is let alone a while."""
+    from diag.report import changes
+
+    lost = ""
+    while True:
+        time.sleep(max(settings.every, LOOK_SECONDS) if settings.prometheus or lost else 0)
+        try:
+            return run(settings)
+        except Unreachable as error:
+            if str(error) != lost:
+                _tell(changes.lost(str(error)))
+            lost = str(error)
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _remote(settings: Settings, contract: Contract) -> "Remote":

@@ -9,6 +9,7 @@ from diag.asking import Asked
 from diag.diagnose import RANK, Diagnosis, diagnose
 from diag.fixes import Proposal, Running, by_subject, propose, relaunch
 from diag.incident import Incident
+from diag.onset import dated
 from diag.progress import Progress, judge
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
@@ -49,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The whole answer; `blind` says whose forward progress cannot be judged and why."""
+    """The whole answer; `blind` says whose forward progress cannot be judged and why, `gone` who is there no more."""
 
     observed: Observed
     verdict: Verdict
@@ -57,6 +58,7 @@ class Judgement:
     findings: tuple[Finding, ...]
     blind: tuple[str, ...]
     contract: tuple[str, ...]
+    gone: tuple[str, ...] = ()
 
     @property
     def present(self) -> tuple[Finding, ...]:
@@ -76,7 +78,7 @@ def conclude(
 ) -> Judgement:
     """Judge progress and incidents, and propose fixes for what is present."""
     progress, blind = judge(asked)
-    findings = tuple(_finding(each, asked, running) for each in diagnose(incidents, asked))
+    findings = tuple(_finding(each, asked, running) for each in dated(diagnose(incidents, asked), asked))
     return Judgement(
         observed=observed,
         verdict=_verdict(findings, blind),
@@ -84,6 +86,7 @@ def conclude(
         findings=findings,
         blind=blind,
         contract=tuple(asked.contract.lines()),
+        gone=tuple(sorted(asked.gone)),
     )
 
 

@@ -11,12 +11,13 @@ from diag.diagnose import RANK, Diagnosis, Reading, against, says, show
 from diag.fixes import Proposal
 from diag.incident import Source
 from diag.judgement import Finding, Judgement
-from diag.report import svg, words
+from diag.report import fleet, svg, words
 from diag.report.markup import element, escape
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = Path(__file__).with_suffix(".css")
 VERDICTS = {"CRITICAL": "critical", "WARNING": "warning", "HEALTHY": "healthy", "CANNOT TELL": "unknown"}
+MOST_SERVERS, MOST_ROWS = 50, 200
 LEGEND = (
     "Each plot shows one condition: its value, the limit as a dashed line, shaded the side where the condition holds,"
     " a vertical line since when it has held without a break, a dot at the value that is told, and on the axis of time"
@@ -26,9 +27,10 @@ LEGEND = (
 
 def render(judgement: Judgement) -> str:
     """The judgement as one page, which is XML as well; one line break at its end."""
-    found = sorted(judgement.present, key=_weight)
+    found = sorted(words.worth_telling(judgement), key=_weight)
     parts = [
         _verdict(judgement),
+        _fleet(judgement),
         element("p", LEGEND, class_="legend") if found else "",
         *(_finding(each, judgement) for each in found),
         _timeline(judgement),
@@ -59,13 +61,27 @@ def _head(judgement: Judgement) -> str:
 
 def _verdict(judgement: Judgement) -> str:
     """What is wrong, and what was looked at to say so."""
-    progress = [f"{words.place(each.subject)} is {each.state}: {each.because}" for each in judgement.progress]
+    progress = words.restless(judgement)
     return element(
         "header",
         *map(_headline, words.headline(judgement, words.moment)),
         element("p", escape(f"Looked at {words.looked_at(judgement, words.moment)}")),
         _items(map(escape, progress)),
     )
+
+
+def _fleet(judgement: Judgement) -> str:
+    """A line for each server of a fleet that is not healthy, the worst first."""
+    if not words.is_fleet(judgement):
+        return ""
+    lines = fleet.servers(judgement, words.moment)
+    rows = [
+        [_badge(each.verdict), escape(each.instance), escape(each.states), escape(each.incidents), escape(each.since)]
+        for each in lines
+        if each.verdict != "healthy"
+    ]
+    table = _table("fleet", ("verdict", "server", "engines", "incidents", "when"), rows)
+    return element("h2", escape(fleet.counts(lines))) + (table if rows else "")
 
 
 def _headline(line: str) -> str:
@@ -190,7 +206,7 @@ def _fix(proposal: Proposal, *, now: bool) -> str:
 def _timeline(judgement: Judgement) -> str:
     """All that is present, the first mover first; nothing where there is but one."""
     seen = judgement.observed
-    found = sorted((each.diagnosis for each in judgement.present), key=lambda each: each.since or 0.0)
+    found = sorted((each.diagnosis for each in judgement.present[:MOST_ROWS]), key=lambda each: each.since or 0.0)
     rows = [
         [
             _link(each),
@@ -237,7 +253,7 @@ def _rest(judgement: Judgement) -> list[str]:
         _list("What was not measured, and how to get it", map(escape, words.measure(judgement)), "h2"),
         _list("The contract", map(escape, judgement.contract), "h2"),
         _list("Notes", map(escape, judgement.observed.notes), "h2"),
-        _list("Servers", map(escape, judgement.observed.servers), "h2"),
+        _list("Servers", map(escape, words.folded(list(judgement.observed.servers), MOST_SERVERS)), "h2"),
     ]
 
 

@@ -3,15 +3,16 @@
 from diag.diagnose import Diagnosis, Reading, against, show
 from diag.fixes import Proposal
 from diag.judgement import Finding, Judgement
-from diag.report import words
+from diag.report import fleet, words
 
 SPECIAL = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#"})
 
 
 def render(judgement: Judgement) -> str:
     """The judgement as Markdown, one line break at its end."""
-    parts = [f"**{escape(line)}**" for line in words.headline(judgement)]
-    for finding in judgement.present:
+    parts = [f"**{escape(line)}**" for line in words.headline(judgement, words.told(judgement))]
+    parts += [_fleet(judgement)] if words.is_fleet(judgement) else []
+    for finding in words.worth_telling(judgement):
         parts += _finding(finding, judgement)
     return "\n\n".join([*parts, *_footer(judgement)]) + "\n"
 
@@ -21,11 +22,19 @@ def escape(text: str) -> str:
     return words.printable(text).translate(SPECIAL)
 
 
+def _fleet(judgement: Judgement) -> str:
+    lines = fleet.servers(judgement, words.told(judgement))
+    ill = [each for each in lines if each.verdict != "healthy"]
+    rows = [f"| {each.verdict} | {escape(each.instance)} | {each.incidents} | {each.since} |" for each in ill]
+    table = ["| verdict | server | incidents | since |", "|---|---|---|---|", *rows] if rows else []
+    return "\n".join([fleet.counts(lines), "", *table])
+
+
 def _finding(finding: Finding, judgement: Judgement) -> list[str]:
     one = finding.diagnosis
     parts = [
         f"## {escape(one.incident.title)}",
-        f"{one.severity}, {escape(words.place(one.subject))}, {words.when(one)}",
+        f"{one.severity}, {escape(words.place(one.subject))}, {words.when(one, words.told(judgement))}",
         _table(one),
         _list("Ruled out", [f"{each.looks_like}: {each.because}" for each in one.refuted]),
         _list("Not ruled out", [f"{each.name}: {each.tell}" for each in one.open]),
@@ -63,7 +72,7 @@ def _fix(proposal: Proposal) -> str:
 
 def _footer(judgement: Judgement) -> list[str]:
     facts = {
-        "Looked at": [words.looked_at(judgement)],
+        "Looked at": [words.looked_at(judgement, words.told(judgement))],
         "Checked": [words.checked(judgement)],
         "Cannot tell": words.undecided(judgement),
         "Not measured": words.measure(judgement),

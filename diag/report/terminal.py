@@ -10,14 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from diag.diagnose import Diagnosis, Reading, against, says, show
+from diag.diagnose import Diagnosis, Reading, against, show
 from diag.fixes import Proposal
 from diag.judgement import Finding, Judgement
-from diag.report import words
+from diag.report import fleet, words
 
 WIDTH = 100
 LABEL = 14
 ROWS = 5
+SERVERS = 20
 BARS = "▁▂▃▄▅▆▇█"
 BARS_WIDE = 20
 STYLES = {"CRITICAL": "bold red", "WARNING": "bold yellow", "HEALTHY": "bold green", "CANNOT": "bold magenta"}
@@ -32,11 +33,21 @@ class Tick(Protocol):
 
 def render(judgement: Judgement) -> str:
     """The report as plain text, one line break at its end."""
-    lines = [*_heads(judgement), *_progress(judgement)]
-    for finding in judgement.present:
-        if finding.diagnosis.primary:
-            lines += ["", *_primary(finding, judgement)]
-    return "\n".join([*lines, *_also(judgement), "", *_footer(judgement)]) + "\n"
+    lines = [*_heads(judgement), *_rows("progress", words.restless(judgement)), *_fleet(judgement)]
+    for finding, *others in words.alike(judgement):
+        lines += ["", *_primary(finding, others, judgement)]
+    return (
+        "\n".join(
+            [
+                *lines,
+                *_section("also", words.also(judgement)),
+                *_section("timeline", words.timeline(judgement)),
+                "",
+                *_footer(judgement),
+            ]
+        )
+        + "\n"
+    )
 
 
 def write(judgement: Judgement) -> None:
@@ -60,7 +71,11 @@ def bar(says: str) -> Iterator[Tick]:
 
 
 def _heads(judgement: Judgement) -> list[str]:
-    return [line for head in words.headline(judgement) for line in textwrap.wrap(head, WIDTH, subsequent_indent="  ")]
+    return [
+        line
+        for head in words.headline(judgement, words.told(judgement))
+        for line in textwrap.wrap(head, WIDTH, subsequent_indent="  ")
+    ]
 
 
 def _row(label: str, text: str) -> list[str]:
@@ -73,16 +88,32 @@ def _rows(label: str, texts: list[str]) -> list[str]:
     return [line for at, text in enumerate(texts) for line in _row(label if at == 0 else "", text)]
 
 
-def _progress(judgement: Judgement) -> list[str]:
-    told = [each for each in judgement.progress if each.state in ("slow", "stalled", "starting", "dead", "idle")]
-    return _rows("progress", [f"{words.place(each.subject)} is {each.state}: {each.because}" for each in told])
+def _fleet(judgement: Judgement) -> list[str]:
+    """A line for each server of a fleet that is not healthy, the worst first."""
+    if not words.is_fleet(judgement):
+        return []
+    lines = fleet.servers(judgement, words.told(judgement))
+    ill = [each for each in lines if each.verdict != "healthy"]
+    wide = max((len(each.instance) for each in ill[:SERVERS]), default=0)
+    rows = [
+        f"  {each.verdict:<10}{each.instance:<{wide + 2}}{each.incidents or each.states}  {each.since}".rstrip()
+        for each in ill[:SERVERS]
+    ]
+    rest = [f"  and {len(ill) - SERVERS:,} more that are ill"] if len(ill) > SERVERS else []
+    return ["", fleet.counts(lines), *(row for each in rows for row in _wrapped(each)), *rest]
 
 
-def _primary(finding: Finding, judgement: Judgement) -> list[str]:
+def _wrapped(row: str) -> list[str]:
+    return textwrap.wrap(row, WIDTH, subsequent_indent=" " * 14, break_on_hyphens=False, drop_whitespace=True)
+
+
+def _primary(finding: Finding, others: list[Finding], judgement: Judgement) -> list[str]:
     one = finding.diagnosis
+    alike = f", as on {len(others):,} more" if others else ""
     return [
-        f"{one.incident.title} ({words.place(one.subject)})",
+        f"{one.incident.title} ({words.place(one.subject)}{alike})",
         *_evidence(one),
+        *_rows("first sign", words.first_sign(one, words.told(judgement))),
         *_rows("ruled out", [f"{each.looks_like}: {each.because}" for each in one.refuted]),
         *_rows("not ruled out", [f"{each.name}: {each.tell}" for each in one.open]),
         *_rows(
@@ -96,8 +127,7 @@ def _primary(finding: Finding, judgement: Judgement) -> list[str]:
 
 def _evidence(one: Diagnosis) -> list[str]:
     """At most five rows: the symptoms, then what supports them."""
-    symptoms = [each for each in one.symptoms if each.condition in one.incident.symptoms]
-    rows = [*symptoms, *(each for each in one.supports if each.holds)][:ROWS]
+    rows = words.evidence(one)[:ROWS]
     return [_reading("because" if at == 0 else "", each) for at, each in enumerate(rows)]
 
 
@@ -108,9 +138,14 @@ def _reading(label: str, reading: Reading) -> str:
 
 
 def spark(reading: Reading) -> str:
-    """The history as bars from the least to the most value, thinned to the width, a dot where there is none."""
+    """The history as bars from the least to the most value, a dot where there is none.
+
+    Of many instants each bar shows the one nearest to the incident, or an hour of trouble would vanish in a day.
+    """
     step = -(-len(reading.history) // BARS_WIDE)
-    history = reading.history[(len(reading.history) - 1) % step :: step]
+    worst = max if reading.condition.op.startswith(">") else min
+    parts = [reading.history[at : at + step] for at in range(0, len(reading.history), step)]
+    history = [worst((each for each in part if each is not None), default=None) for part in parts]
     known = [each for each in history if each is not None]
     if len(known) < 2 or not (sys.stdout.encoding or "").lower().startswith("utf"):
         return ""
@@ -143,20 +178,14 @@ def _option(label: str, proposal: Proposal) -> list[str]:
     return _row(label, "  ".join(part for part in (*parts, needs) if part))
 
 
-def _also(judgement: Judgement) -> list[str]:
-    """What is present besides: infos, and incidents in the scope of another primary that it does not explain."""
-    others = [e.diagnosis for e in judgement.present if not e.diagnosis.primary and not e.diagnosis.explained_by]
-    texts = [
-        f"{d.severity}: {d.incident.id} on {words.place(d.subject)}, {words.when(d)}: {says(d.symptoms[0])}"
-        for d in others
-    ]
-    return ["", *_rows("also", texts)] if texts else []
+def _section(label: str, texts: list[str]) -> list[str]:
+    return ["", *_rows(label, texts)] if texts else []
 
 
 def _footer(judgement: Judgement) -> list[str]:
     seen = judgement.observed
-    lines = _row("looked at", words.looked_at(judgement))
-    lines += _rows("server", [words.printable(each) for each in seen.servers[:ROWS]])
+    lines = _row("looked at", words.looked_at(judgement, words.told(judgement)))
+    lines += _rows("server", words.folded([words.printable(each) for each in seen.servers], ROWS))
     lines += _row("checked", words.checked(judgement))
     lines += _rows("cannot tell", words.undecided(judgement))
     lines += _rows("not measured", words.measure(judgement))

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Callable
 
 from diag.asking import Subject, agree
-from diag.diagnose import Diagnosis, Reading
+from diag.diagnose import Diagnosis, Reading, onset, says
 from diag.fixes import Proposal, written
 from diag.incident import Source
 from diag.judgement import FAMILIES, Finding, Judgement
@@ -12,6 +12,8 @@ from diag.progress import scope
 
 Told = Callable[[float], str]
 """How an instant in unix seconds is told: `clock` to who looks on, `moment` to who reads it another day."""
+FEW_SERVERS = 5
+"""Servers up to which each is told of by itself; of more, those that have an incident in common are told together."""
 MANY = 5
 """Incidents that cannot be judged on one subject: from more than these on, their names say enough."""
 
@@ -44,11 +46,12 @@ def when(one: Diagnosis, told: Told = clock) -> str:
 
 def headline(judgement: Judgement, told: Told = clock) -> list[str]:
     """One sentence per primary incident, the worst first: verdict, scope, time, harm."""
-    primaries = [each.diagnosis for each in judgement.present if each.diagnosis.primary]
-    if primaries:
-        return [_headline(each, told) for each in primaries]
+    groups = alike(judgement)
+    if groups:
+        total = len(instances(judgement))
+        return [_headline(each, told) if len(each) == 1 else _headline_of_many(each, total, told) for each in groups]
     if judgement.verdict == "unknown":
-        return [f"CANNOT TELL {printable(each)}" for each in judgement.blind]
+        return [f"CANNOT TELL {each}" for each in folded([printable(each) for each in judgement.blind])]
     return [_healthy(judgement)]
 
 
@@ -60,8 +63,95 @@ def _healthy(judgement: Judgement) -> str:
     return f"HEALTHY {printable(judgement.observed.target)}: {states(judgement)}; none of {len(judged)} incidents{rest}"
 
 
-def _headline(one: Diagnosis, told: Told) -> str:
+def _headline(found: list[Finding], told: Told) -> str:
+    one = found[0].diagnosis
     return f"{one.severity.upper()} {one.incident.id} on {where(one)}, {when(one, told)}: {one.incident.harm}"
+
+
+def _headline_of_many(found: list[Finding], total: int, told: Told) -> str:
+    one = found[0].diagnosis
+    names = list(dict.fromkeys(printable(instance(each.diagnosis.subject)) for each in found))
+    begun = [each.diagnosis.since for each in found]
+    began = since(None if None in begun else min(each for each in begun if each is not None), told)
+    now = sum(each.diagnosis.ongoing for each in found)
+    lasting = "now" if now == len(found) else f"{now} of them now" if now else "over by now"
+    scope = f"{len(names):,} of {total:,} servers ({listed(names)})"
+    return f"{one.severity.upper()} {one.incident.id} on {scope}, {lasting}, {began}: {one.incident.harm}"
+
+
+def alike(judgement: Judgement) -> list[list[Finding]]:
+    """The primary findings, one by one; in a fleet those of one incident together: they may have one cause."""
+    primaries = [each for each in judgement.present if each.diagnosis.primary]
+    if len(instances(judgement)) <= FEW_SERVERS:
+        return [[each] for each in primaries]
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for each in primaries:
+        groups.setdefault((each.diagnosis.incident.id, each.diagnosis.severity), []).append(each)
+    return list(groups.values())
+
+
+def worth_telling(judgement: Judgement) -> list[Finding]:
+    """What is present, in its order; of a fleet the first of each kind, which stands for those like it."""
+    if not is_fleet(judgement):
+        return list(judgement.present)
+    return [found[0] for found in alike(judgement)]
+
+
+def instances(judgement: Judgement) -> list[str]:
+    """Every server that was judged, by name."""
+    return sorted({instance(each.diagnosis.subject) for each in judgement.findings})
+
+
+def is_fleet(judgement: Judgement) -> bool:
+    """Whether there are too many servers to tell of each by itself."""
+    return len(instances(judgement)) > FEW_SERVERS
+
+
+def instance(subject: Subject) -> str:
+    """The server of a subject."""
+    return dict(subject).get("instance", "")
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    """The first few of many: "a, b, c and 37 more"."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def folded(lines: list[str], most: int = 8) -> list[str]:
+    """The first few of many lines, and how many were left out."""
+    rest = len(lines) - most
+    return [*lines[:most], *([f"... and {rest:,} more like these"] if rest > 0 else [])]
+
+
+def told(judgement: Judgement) -> Told:
+    """How its instants are told: by the clock of today, unless it is about the past."""
+    return moment if judgement.observed.source == "prometheus" else clock
+
+
+def also(judgement: Judgement) -> list[str]:
+    """What is present besides: infos, and incidents in the scope of another primary that it does not explain."""
+    others = [e.diagnosis for e in judgement.present if not e.diagnosis.primary and not e.diagnosis.explained_by]
+    if is_fleet(judgement):
+        where: dict[tuple[str, str], list[str]] = {}
+        for each in others:
+            where.setdefault((each.severity, each.incident.id), []).append(place(each.subject))
+        return [f"{severity}: {name} on {listed(sorted(places))}" for (severity, name), places in where.items()]
+    return [
+        f"{d.severity}: {d.incident.id} on {place(d.subject)}, {when(d, told(judgement))}: {says(d.symptoms[0])}"
+        for d in others
+    ]
+
+
+def restless(judgement: Judgement) -> list[str]:
+    """The engines that are not simply busy, and why they are called what they are; in a fleet, how many."""
+    found = [each for each in judgement.progress if each.state in ("slow", "stalled", "starting", "dead", "idle")]
+    if not is_fleet(judgement):
+        return [f"{place(each.subject)} is {each.state}: {each.because}" for each in found]
+    states: dict[str, list[str]] = {}
+    for each in found:
+        states.setdefault(each.state, []).append(place(each.subject))
+    return [f"{len(places):,} {state}: {listed(sorted(places))}" for state, places in states.items()]
 
 
 def where(one: Diagnosis) -> str:
@@ -74,6 +164,23 @@ def evidence(one: Diagnosis) -> list[Reading]:
     """What an incident is made of, then what supports it; what only tells it from a look-alike is told with that."""
     symptoms = [each for each in one.symptoms if each.condition in one.incident.symptoms]
     return [*symptoms, *(each for each in one.supports if each.holds)]
+
+
+def first_sign(one: Diagnosis, told: Told) -> list[str]:
+    """The evidence that showed before the incident was complete."""
+    signs = [(began, each.condition.signal.name) for each in evidence(one) if (began := onset(each, one)) is not None]
+    began, name = min(signs, default=(0.0, ""))
+    early = one.since is not None and signs and one.instants[0] < began < one.since
+    return [f"{name}, beyond its limit since {told(began)}"] if early else []
+
+
+def timeline(judgement: Judgement) -> list[str]:
+    """What is present in the order in which it began; nothing where all of it began at once or in a fleet."""
+    found = [each.diagnosis for each in judgement.present]
+    if is_fleet(judgement) or len({each.since for each in found}) < 2:
+        return []
+    ordered = sorted(found, key=lambda each: each.since or 0.0)
+    return [f"{each.incident.id} on {where(each)}: {when(each, told(judgement))}" for each in ordered]
 
 
 def states(judgement: Judgement) -> str:
@@ -112,11 +219,23 @@ def measure(judgement: Judgement) -> list[str]:
 
 
 def undecided(judgement: Judgement) -> list[str]:
-    """What could not be judged where, and for want of which signals."""
+    """What could not be judged where, and for want of which signals; in a fleet, on how many servers."""
+    if is_fleet(judgement):
+        return _undecided_by_many(judgement)
     where: dict[Subject, list[Diagnosis]] = {}
     for each in judgement.undecided:
         where.setdefault(each.subject, []).append(each)
     return [line for subject, unknown in where.items() for line in _undecided(subject, unknown)]
+
+
+def _undecided_by_many(judgement: Judgement) -> list[str]:
+    lacking: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for each in judgement.undecided:
+        lacking.setdefault((each.incident.id, each.missing), []).append(place(each.subject))
+    told = (
+        f"{name} on {listed(sorted(places))}: no {', '.join(missing)}" for (name, missing), places in lacking.items()
+    )
+    return folded(list(told))
 
 
 def _undecided(subject: Subject, unknown: list[Diagnosis]) -> list[str]:

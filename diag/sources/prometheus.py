@@ -73,7 +73,7 @@ class Prometheus:
 
     def now(self) -> int:
         """The server's own clock: the samples are stamped by it, or by one that it trusts."""
-        return round(float(self._library.custom_query("time()")[1]) * 1000)
+        return round(float(self._library.custom_query("vector(time())")[0]["value"][1]) * 1000)
 
     def instant(self, promql: str, at: int) -> list[Series]:
         """Evaluate at one instant; a range selector gives the raw samples."""
