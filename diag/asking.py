@@ -105,7 +105,8 @@ class Asked:
         self.answers = answers
         self.contract = contract
         self.gone: frozenset[str] = frozenset()
-        self._cache: dict[tuple[str, int, int], Rows] = {}
+        self._cache: dict[tuple[str, tuple[str, ...], str, int, int], Rows] = {}
+        self._subjects: dict[tuple[str, ...], list[Subject]] = {}
 
     @property
     def span(self) -> float:
@@ -144,9 +145,9 @@ class Asked:
     def ask(self, promql: str, per: tuple[str, ...], window: Window, instants: Instants | None = None) -> Rows:
         """Ask at every judged instant, or at those given."""
         at = self.instants(window) if instants is None else instants
-        text = fill(promql, per, window.text, self.contract.values())
-        key = (text, int(at[0]), len(at))
+        key = (promql, per if "$by" in promql else (), window.text, int(at[0]), len(at))
         if key not in self._cache:
+            text = fill(promql, per, window.text, self.contract.values())
             self._cache[key] = Rows(self.answers.ask(text, at))
         return self._cache[key]
 
@@ -159,6 +160,11 @@ class Asked:
 
         An instance without any stays as a subject of its own, so that a blind replica does not vanish.
         """
+        if per not in self._subjects:
+            self._subjects[per] = self._universe(per)
+        return self._subjects[per]
+
+    def _universe(self, per: tuple[str, ...]) -> list[Subject]:
         instances = self.ask(INSTANCES, per, self.whole)
         parts = [self.ask(query, per, self.whole) for label, query in PARTS.items() if label in per]
         inside = [subject for part in parts for subject in part]

@@ -5,19 +5,20 @@ three-valued logic: a condition that is false makes it absent, else one that is 
 present. That is what `Incident.query()` says to a Prometheus; a property test holds the two equal.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from diag.asking import Asked, Filed, Floats, Instants, Rows, Subject
-from diag.incident import Comparison, Condition, Incident, LooksLike, Severity
+from diag.asking import Asked, Filed, Subject
+from diag.incident import Condition, Incident, LooksLike, Severity
+from diag.table import COMPARE, Table, table
 
 State = Literal["present", "absent", "unknown"]
 
-COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal, "==": np.equal}
+STATES: dict[int, State] = {1: "present", 0: "absent", -1: "unknown"}
+TRUTH = {1: True, 0: False, -1: None}
 RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -74,103 +75,54 @@ class Diagnosis:
         return tuple(dict.fromkeys(name for each in self.symptoms if each.holds for name in each.which))
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """What was asked for one incident: a row of values, NaN where missing, per condition and subject."""
-
-    incident: Incident
-    instants: Instants
-    values: Mapping[Condition, Rows]
-    limits: Mapping[Condition, float]
-    is_gone: Callable[[Subject], bool]
-
-
 def diagnose(incidents: Sequence[Incident], asked: Asked) -> tuple[Diagnosis, ...]:
     """Judge every incident for every subject; present ones first, the primary first of all."""
-    judged = [_judge(incident, asked) for incident in incidents]
-    found = [_name(each, asked) for one in judged for each in _decide(one, asked.subjects(one.incident.per))]
+    found = [_name(each, asked) for incident in incidents for each in _decide(incident, asked)]
     return _order(_explain(_rule_out(found)))
 
 
-def _judge(incident: Incident, asked: Asked) -> _Judged:
-    conditions = incident.every_condition
-    window = asked.window(incident)
-    return _Judged(
-        incident,
-        asked.instants(window),
-        {each: asked.ask(each.signal.promql, incident.per, window) for each in conditions},
-        {each: asked.contract.limit(each.limit) for each in conditions},
-        asked.is_gone,
-    )
+def _decide(incident: Incident, asked: Asked) -> Iterator[Diagnosis]:
+    """One diagnosis per subject."""
+    told = table(incident, asked)
+    instants = tuple((told.instants / 1000).tolist())
+    for place, readings in enumerate(_readings(told)):
+        one = _decide_one(incident, told, place, readings, instants)
+        yield replace(one, ongoing=False) if one.ongoing and asked.is_gone(one.subject) else one
 
 
-def holds(values: Floats, op: Comparison, limit: float) -> NDArray[np.int8]:
-    """1 where the comparison holds, 0 where it does not, -1 where there is no value."""
-    return np.where(np.isnan(values), -1, COMPARE[op](values, limit)).astype(np.int8)
+def _readings(told: Table) -> Iterator[dict[Condition, Reading]]:
+    """Of each subject, its conditions at the last instant that shows what was decided."""
+    plain = told.values.astype(object)
+    plain[np.isnan(told.values)] = None
+    held = told.held[:, np.arange(len(told.subjects)), told.last].T.tolist()
+    for last, histories, holds in zip(told.last.tolist(), plain.swapaxes(0, 1).tolist(), held, strict=True):
+        conditions = zip(told.conditions, told.limits, histories, holds, strict=True)
+        yield {
+            each: Reading(each, history[last], limit, TRUTH[truth], tuple(history))
+            for each, limit, history, truth in conditions
+        }
 
 
-def _states(one: _Judged, subject: Subject) -> NDArray[np.int8]:
-    """1 present, 0 absent, -1 unknown per instant: the least of all conditions, with false below missing."""
-    rows = [holds(_row(one, each, subject), each.op, one.limits[each]) for each in one.incident.conditions]
-    table = np.array(rows)
-    return np.where((table == 0).any(axis=0), 0, np.where((table < 0).any(axis=0), -1, 1)).astype(np.int8)
-
-
-def _row(one: _Judged, condition: Condition, subject: Subject) -> Floats:
-    missing = np.full(len(one.instants), np.nan)
-    return one.values[condition].get(subject, missing)
-
-
-def _decide(one: _Judged, subjects: Iterable[Subject]) -> list[Diagnosis]:
-    return [_decide_one(one, subject) for subject in subjects]
-
-
-def _decide_one(one: _Judged, subject: Subject) -> Diagnosis:
+def _decide_one(
+    incident: Incident, told: Table, place: int, readings: Mapping[Condition, Reading], instants: tuple[float, ...]
+) -> Diagnosis:
     """Present when it held at some instant, else absent when it could be judged at some instant."""
-    states = _states(one, subject)
-    present = np.flatnonzero(states == 1)
-    state: State = "present" if len(present) else "absent" if (states == 0).any() else "unknown"
-    at = _reported(states, state)
-    incident = one.incident
-    readings = {each: _reading(one, each, subject, at) for each in one.values}
+    first, last = int(told.first[place]), int(told.last[place])
+    state = STATES[int(told.decided[place])]
     worse = incident.escalates is not None and readings[incident.escalates].holds
     return Diagnosis(
         incident=incident,
-        subject=subject,
+        subject=told.subjects[place],
         state=state,
         severity="critical" if worse else incident.severity,
-        since=_since(one.instants, states) if len(present) else None,
-        until=float(one.instants[present[-1]]) / 1000 if len(present) else None,
-        ongoing=bool(len(present)) and _still(states) and not one.is_gone(subject),
-        instants=tuple((one.instants / 1000).tolist()),
+        since=instants[first] if state == "present" and first else None,
+        until=instants[last] if state == "present" else None,
+        ongoing=bool(told.ongoing[place]),
+        instants=instants,
         symptoms=tuple(readings[each] for each in incident.conditions),
         supports=tuple(readings[each] for each in incident.supports),
         missing=tuple(each.condition.signal.name for each in readings.values() if each.value is None),
     )
-
-
-def _reported(states: NDArray[np.int8], state: State) -> int:
-    """The last instant that shows the state: its readings are the ones to print."""
-    code = {"present": 1, "absent": 0, "unknown": -1}[state]
-    return int(np.flatnonzero(states == code)[-1])
-
-
-def _still(states: NDArray[np.int8]) -> bool:
-    """Whether it holds at the last instant that could be judged at all."""
-    known = states[states >= 0]
-    return bool(known[-1] == 1)
-
-
-def _since(instants: Instants, states: NDArray[np.int8]) -> float | None:
-    first = int(np.flatnonzero(states == 1)[0])
-    return None if first == 0 else float(instants[first]) / 1000
-
-
-def _reading(one: _Judged, condition: Condition, subject: Subject, at: int) -> Reading:
-    row = _row(one, condition, subject)
-    known = holds(row, condition.op, one.limits[condition])
-    history = tuple(None if np.isnan(value) else float(value) for value in row)
-    return Reading(condition, history[at], one.limits[condition], None if known[at] < 0 else bool(known[at]), history)
 
 
 def _name(one: Diagnosis, asked: Asked) -> Diagnosis:
@@ -303,7 +255,7 @@ def _order(found: list[Diagnosis]) -> tuple[Diagnosis, ...]:
         first = _harms(each) and not any(primaries.like(each.subject))
         if first:
             primaries.add(each.subject, None)
-        out.append(replace(each, primary=first))
+        out.append(replace(each, primary=True) if first else each)
     return tuple(out)
 
 

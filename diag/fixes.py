@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from diag.asking import Asked, Instants, Subject, Window
-from diag.diagnose import Diagnosis, holds
+from diag.diagnose import Diagnosis
 from diag.incident import Condition, Fix, Signal
 from diag.signals import running_value
+from diag.table import holds
 
 Value = float | str | None
 

@@ -22,10 +22,11 @@ MAY_IMPORT = {
     "promql": {"errors", "promql"},
     "asking": {"contract", "incident"},
     "catalog": {"incidents", "incident", "promql", "contract", "asking", "errors"},
-    "diagnose": {"asking", "incident"},
+    "table": {"asking", "incident"},
+    "diagnose": {"asking", "incident", "table"},
     "onset": {"asking", "diagnose"},
     "progress": {"asking", "host_signals", "incident", "signals"},
-    "fixes": {"asking", "diagnose", "incident", "signals"},
+    "fixes": {"asking", "diagnose", "incident", "signals", "table"},
     "judgement": {"asking", "diagnose", "fixes", "incident", "onset", "progress"},
     "transitions": {"asking", "diagnose", "judgement"},
     "report": {
