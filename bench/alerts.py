@@ -32,11 +32,12 @@ def row(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         first = test_alerts.evaluated(Path(folder), series).first[name, incident.severity] - onset
     shown = timelines.RECORDED.get(name, "") or f"scenario on {timelines.HOSTS[name][0] or 'no page'}"
+    beside = "".join(f" beside {each}" for each in dict.fromkeys(timelines.PEERS.get(name, ())))
     bound = 150.0 if name in test_alerts.STALLS else seconds(incident.window) / 2 + seconds(incident.hold) + 30
     named = name in (*test_alerts.STALLS, *test_alerts.PROMPT) or first <= bound
     since = " after 300 s without progress" if onset else ""
     limit = f"{bound:g}" if named else "none"
-    return f"| {name} | {shown}{since} | {incident.window} | {incident.hold} | {first:g} | {limit} |\n"
+    return f"| {name} | {shown}{beside}{since} | {incident.window} | {incident.hold} | {first:g} | {limit} |\n"
 
 
 if __name__ == "__main__":

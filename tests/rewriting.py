@@ -67,10 +67,30 @@ def both_names(page: str) -> str:
     return "".join(lines + [before_0_9_2(line) for line in lines if any(name in line for name in OLD_NAMES)])
 
 
-def as_second_engine(page: str) -> str:
-    """The page's vLLM series as those of engine 1."""
+def as_engine(page: str, engine: int) -> str:
+    """The page's vLLM series as those of another engine."""
     lines = (line for line in page.splitlines(keepends=True) if line.startswith("vllm:"))
-    return "".join(line.replace('engine="0"', 'engine="1"') for line in lines)
+    return "".join(line.replace('engine="0"', f'engine="{engine}"') for line in lines)
+
+
+def of_model(page: str, name: str) -> str:
+    """The page of a server that serves its model under another name."""
+    return re.sub(r'model_name="[^"]*"', f'model_name="{name}"', page)
+
+
+def side_by_side(*servers: Iterable[Scrape]) -> list[Scrape]:
+    """Servers that run at the same time, from their first scrapes on: instances r0:8000, r1:8000, ..."""
+    moved = []
+    for number, server in enumerate(servers):
+        own = list(server)
+        moved += [(1_700_000_000 + time - own[0][0], f"r{number}:8000", page) for time, _, page in own]
+    return sorted(moved)
+
+
+def as_ranks(*servers: Iterable[Scrape]) -> Iterator[Scrape]:
+    """Servers as the data-parallel ranks of the first one, scrape by scrape."""
+    for (time, instance, page), *others in zip(*servers, strict=False):
+        yield time, instance, page + "".join(as_engine(each[2], rank) for rank, each in enumerate(others, 1))
 
 
 def thinned(all_scrapes: Iterable[Scrape], every: float) -> Iterator[Scrape]:

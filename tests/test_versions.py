@@ -55,9 +55,7 @@ def test_no_cadence_makes_a_healthy_server_ill(tmp_path: Path, recording: str, e
 
 
 def test_a_sick_engine_is_not_averaged_away_by_a_healthy_one(tmp_path: Path) -> None:
-    pairs = zip(re.scrapes("kv_cascade"), re.scrapes("healthy"), strict=False)
-    both = ((time, name, sick + re.as_second_engine(well)) for (time, name, sick), (_, _, well) in pairs)
-    judgement = judged(re.write(tmp_path, both))
+    judgement = judged(re.write(tmp_path, re.as_ranks(re.scrapes("kv_cascade"), re.scrapes("healthy"))))
     found = [each.diagnosis for each in judgement.present if each.diagnosis.primary]
     assert [(each.incident.id, dict(each.subject)["engine"]) for each in found] == [("kv_eviction_cascade", "0")]
     assert [each.state for each in judgement.progress] == ["busy", "busy"]

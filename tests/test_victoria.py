@@ -15,7 +15,7 @@ from test_dashboards import PAGES, queries
 from diag.catalog import load
 from diag.contract import Contract
 from diag.incident import Incident
-from diag.promql import Block
+from diag.promql import Block, Labels
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"
 END = 1_790_000_000_000
@@ -47,9 +47,17 @@ def server() -> Iterator[victoria.Server]:
 
 
 def named(name: str) -> list[Block]:
-    """The timeline of an incident as the samples of the instance of that name, the last at END."""
+    """The timeline of an incident as the samples of the instance of that name, the last at END.
+
+    Its peers keep their names, and no other instance is one: each timeline has a model of its own.
+    """
     (block,) = blocks(timelines.faulty(name)[0], END / 1000 - float(timelines.TIMES[-1]))
-    return [replace(block, labels=tuple({**each, "instance": name} for each in block.labels))]
+
+    def told(labels: Labels) -> Labels:
+        model = {"model_name": name} if "model_name" in labels else {}
+        return {**labels, **model, "instance": labels["instance"].replace("h:1", name)}
+
+    return [replace(block, labels=tuple(map(told, block.labels)))]
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)

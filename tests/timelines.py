@@ -231,9 +231,15 @@ def linked(rate: float, nvlinks: int = 0) -> tuple[Beside, ...]:
 def faulty(incident: str) -> tuple[Series, float]:
     """A timeline on which the incident is there, and the seconds after LEAD at which it sets in."""
     if incident in RECORDED:
-        return timeline(RECORDED[incident]), 0.0
+        return {**timeline(RECORDED[incident]), **_peers(incident)}, 0.0
     name, beside, before = HOSTS[incident]
     return timeline(name, *beside, before=before), 300.0 if incident == "cuda_graph_capture_hang" else 0.0
+
+
+def _peers(incident: str) -> Series:
+    """The servers that stand beside the sick one: h:2 on."""
+    peers = enumerate(PEERS.get(incident, ()), 2)
+    return {key | {("instance", f"h:{n}")}: values for n, name in peers for key, values in timeline(name).items()}
 
 
 RECORDED = {
@@ -245,8 +251,11 @@ RECORDED = {
     "prefill_decode_contention": "contention_bigbatch",
     "queue_saturation": "queue_saturation",
     "prefix_cache_ineffective": "prefix_unique",
+    "replicas_unbalanced": "queue_saturation",
 }
 """The recording that shows an incident from vLLM's page alone."""
+PEERS = {"replicas_unbalanced": ("healthy", "healthy")}
+"""What other servers of the same model do meanwhile, where an incident is about one of them."""
 CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))
 HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "cuda_graph_capture_hang": ("", (log("cuda_graph_capture", CAPTURE, start=LEAD), TWO, workers(1.0, 1.0)), ()),

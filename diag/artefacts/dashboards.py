@@ -14,6 +14,7 @@ from diag.artefacts.names import MARK, comparison, expression, opposite, per, ru
 from diag.contract import Contract, Site
 from diag.host_signals import RANK_OF_GPU
 from diag.incident import Condition, Incident, fill, regroup
+from diag.peer_signals import PEERS
 from diag.promql import metric_names, parse
 from diag.signals import KV_USAGE, budget_burn, itl
 
@@ -52,9 +53,11 @@ class Scope:
         return self.chosen(regroup(filled, self.site.labels)).replace(f"[{SHORT}]", f"[{INTERVAL}]")
 
     def chosen(self, promql: str) -> str:
-        """The expression over what the page's variables choose."""
+        """The expression over what the page's variables choose; who looks at its peers needs all of them."""
+        of_one = {*self.site.labels, "engine"} if PEERS in promql else set()
         for name in sorted(metric_names(parse(promql))):
-            matchers = ", ".join(f'{label}=~"${variable}"' for label, variable in self._labels(name).items())
+            chosen = {label: variable for label, variable in self._labels(name).items() if label not in of_one}
+            matchers = ", ".join(f'{label}=~"${variable}"' for label, variable in chosen.items())
             promql = re.sub(rf"(?<![\w:]){re.escape(name)}(?![\w:])(?!\{{)", f"{name}{{{matchers}}}", promql)
             promql = re.sub(
                 rf"(?<![\w:]){re.escape(name)}\{{(?!{re.escape(matchers)})", f"{name}{{{matchers}, ", promql
@@ -133,20 +136,20 @@ def _intro(incident: Incident, site: Site) -> Any:
 def _state(incident: Incident, scope: Scope) -> Any:
     """The alert at every subject that is judged, also where it is silent."""
     by = per(incident, scope.site)
-    first = scope.chosen(expression(incident.conditions[0].signal, incident, incident.window, scope.contract))
-    alert = _severity(f'incident="{incident.id}"', by, scope) + f" or 0 * ({first})"
+    first = expression(incident.conditions[0].signal, incident, incident.window, scope.contract)
+    alert = scope.chosen(_severity(f'incident="{incident.id}"', by) + f" or 0 * ({first})")
     head = Head("The alert", "Calm. Pending: it holds, but not yet for as long as the alert waits.")
     return grafana.states(head, [Query(alert, _legend(by))], STATES)
 
 
-def _severity(matchers: str, by: Sequence[str], scope: Scope) -> str:
+def _severity(matchers: str, by: Sequence[str]) -> str:
     """The worst state of the alerts: 1 pending, then by severity."""
     firing = [
         f'ALERTS{{alertstate="firing", severity="{name}", {matchers}}} * 0 + {value}'
         for name, value in SEVERITIES.items()
     ]
     every = [*firing, f'ALERTS{{alertstate="pending", {matchers}}}']
-    return scope.chosen(f"max by ({', '.join(by)}) ({' or '.join(every)})")
+    return f"max by ({', '.join(by)}) ({' or '.join(every)})"
 
 
 def _condition(condition: Condition, incident: Incident, scope: Scope) -> Any:
@@ -236,13 +239,13 @@ def _burn(scope: Scope) -> str:
 def _timeline(scope: Scope) -> Any:
     by = scope.by("incident")
     head = Head("Incidents", "Good: empty. A bar is an incident at one server, from pending to critical.", width=24)
-    return grafana.states(head, [Query(_severity('incident=~".+"', by, scope), _legend(by))], STATES)
+    return grafana.states(head, [Query(scope.chosen(_severity('incident=~".+"', by)), _legend(by))], STATES)
 
 
 def _servers(scope: Scope) -> Any:
     by = scope.by()
     there = scope.ask("0 * max by ($by) (vllm:num_requests_running or diag_vllm_up)", by)
-    worst = _severity('incident=~".+"', by, scope)
+    worst = scope.chosen(_severity('incident=~".+"', by))
     burn = f"max by ({', '.join(by)}) ({_burn(scope)})"
 
     columns = {

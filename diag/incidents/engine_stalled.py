@@ -35,7 +35,7 @@ incident = Incident(
         LooksLike("engine_dead", tell="There, the page itself no longer answers."),
         LooksLike("queue_saturation", tell="There, requests wait as well, but tokens flow."),
     ),
-    explains=("queue_saturation", "kv_pool_saturated", "contract_breached"),
+    explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
         Fix(
             change="Before anything is restarted, keep the evidence: the stack of EngineCore and of every worker.",

@@ -25,6 +25,7 @@ incident = Incident(
             "a power cap", tell="sw_power_cap is the board's own limit and normal under load.", refuted_by=BRAKED
         ),
     ),
+    explains=("replicas_unbalanced",),
     fixes=(
         Fix(
             change="Have the power of the host looked at: failed or unplugged supplies, the budget of rack and PDU.",

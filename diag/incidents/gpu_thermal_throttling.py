@@ -42,6 +42,7 @@ incident = Incident(
         0.15,
         reported("20.5 % of the clock cost 5.2 % of the tokens", "https://github.com/noonghunna/club-3090/issues/178"),
     ),
+    explains=("replicas_unbalanced",),
     fixes=(
         Fix(
             command="nvidia-smi -i {gpu} -pl {value}",

@@ -46,7 +46,7 @@ incident = Incident(
         LooksLike("kv_pool_saturated", tell="The pool is just as full and the queue as long; nothing is preempted."),
         LooksLike("queue_saturation", tell="Requests wait as well, but the KV pool has room for them."),
     ),
-    explains=("kv_pool_saturated", "queue_saturation", "contract_breached"),
+    explains=("kv_pool_saturated", "queue_saturation", "replicas_unbalanced", "contract_breached"),
     fixes=(
         *MORE_KV_CAPACITY,
         Fix(

@@ -42,7 +42,7 @@ incident = Incident(
         ),
         LooksLike("gpu_fault", tell="There, the driver reports an Xid or the GPU does not answer."),
     ),
-    explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "contract_breached"),
+    explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
         Fix(
             change="Before anything is restarted, keep the evidence: the stack of every rank.",
