@@ -70,7 +70,7 @@ def run(settings: Settings) -> Judgement:
     if settings.prometheus:
         from diag import fleet
 
-        return fleet.judge(_remote(settings, contract), incidents, contract, settings.launch)
+        return fleet.judge(remote(settings, contract), incidents, contract, settings.launch)
     seen = _observe(settings, contract)
     asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
     running = {name: Running(seen.versions.get(name, ""), seen.launch.get(name, "")) for name in seen.instances}
@@ -100,7 +100,7 @@ def export(settings: Settings, file: Path | None) -> str:
     contract, incidents = _declared(settings)
     answers: Answers
     if settings.prometheus:
-        answers = _remote(settings, contract)
+        answers = remote(settings, contract)
     else:
         seen = _observe(settings, contract)
         answers = SampleAnswers(seen.samples, seen.instants, seen.interval)
@@ -153,7 +153,7 @@ def _tell(text: str) -> None:
     sys.stdout.flush()
 
 
-def _remote(settings: Settings, contract: Contract) -> "Remote":
+def remote(settings: Settings, contract: Contract) -> "Remote":
     """The servers in scope as a Prometheus knows them."""
     from diag.sources.access import from_environment
     from diag.sources.address import parse

@@ -1,6 +1,7 @@
 """Servers as a Prometheus knows them, judged like those that are looked at directly: one or thousands, now or then."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from diag import telemetry
@@ -11,6 +12,8 @@ from diag.incident import Incident
 from diag.judgement import Judgement, Observed, conclude, not_measured, server
 from diag.sources.remote import Remote
 
+AT_ONCE = 4
+"""Queries at a time; a Prometheus allows itself twenty."""
 VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
 
 
@@ -21,11 +24,24 @@ def judge(remote: Remote, incidents: Sequence[Incident], contract: Contract, lau
     gone = frozenset(name for name, each in scraped.items() if each.last is not None)
     asked.gone = gone if gone < scraped.keys() else frozenset()  # where all are gone, that is what has to be said
     versions = _versions(asked)
+    _ask_ahead(incidents, asked)
     alone = launch if len(remote.members) == 1 else ""
     running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
     judgement = conclude(_observed(remote, scraped, versions, asked), incidents, asked, running)
     notes = (*telemetry.remarks(remote, scraped, incidents, asked), *remote.notes)
     return replace(judgement, observed=replace(judgement.observed, notes=notes))
+
+
+def _ask_ahead(incidents: Sequence[Incident], asked: Asked) -> None:
+    """Ask what the incidents are made of, a few questions at a time: the server works while answers are read."""
+    questions = dict.fromkeys(
+        (each.signal.promql, incident.per, asked.window(incident))
+        for incident in incidents
+        for each in incident.every_condition
+    )
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for _ in pool.map(lambda each: asked.ask(*each), questions):
+            pass
 
 
 def _versions(asked: Asked) -> dict[str, str]:

@@ -6,13 +6,14 @@ vLLM starts anew once, between two scrapes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from conftest import RECORDINGS
 from scenarios import GIB, PHASES, Beside, config, gpu, log, workers
 from test_signals import expressions
+from timelines import LEAD, STEP, Series
 
 from diag.exporter.families import FAMILIES, Sample
 from diag.promql import STALE, Block, Labels, metric_names, parse
@@ -20,6 +21,7 @@ from diag.promql.samples import Floats, Millis
 from diag.sources.recording import read
 
 SECONDS = 86_400
+AFTER_LEAD = LEAD // STEP
 TARGET = {"instance": "h:1", "job": "vllm"}
 SUFFIXES = ("_bucket", "_count", "_sum")
 COUNTERS = (*SUFFIXES, "_total")
@@ -80,6 +82,30 @@ def day(end_ms: int, step_seconds: int = 15) -> list[Block]:
     for hour, requests in BURSTS.items():
         course.waiting[course.at(hour)] = requests
     return [_vllm(course), _exporter(course), _up(course)]
+
+
+def with_fault(blocks: list[Block], series: Series, at: int) -> list[Block]:
+    """The day with the sick quarter of an hour of a timeline in it: its faults set in just after that scrape (ms).
+
+    Later than the last hole: what the vLLM of the timeline has grown by is added to the day's own growth.
+    """
+    page, *beside = blocks
+    told = {key - {*TARGET.items()}: np.array(each)[AFTER_LEAD:] for key, each in series.items()}
+    first = int(np.searchsorted(page.times, at))
+    values = page.values.copy()
+    for row, labels in zip(values, page.labels, strict=True):
+        sick = told.get(frozenset(labels.items()) - {*TARGET.items()})
+        if sick is not None:
+            _make_sick(row[first:], sick, labels["__name__"].endswith(COUNTERS))
+    return [replace(page, values=values), *beside]
+
+
+def _make_sick(row: Floats, sick: Floats, counts: bool) -> None:
+    """Put `sick`, whose first value is the last healthy one, over the beginning of `row`; a counter goes on from it."""
+    last = len(sick) - 1
+    more = sick - sick[0] - (row[: last + 1] - row[0]) if counts else sick - row[: last + 1]
+    row[1 : last + 1] += more[1:]
+    row[last + 1 :] += more[-1] if counts else 0
 
 
 def _load(hours: Floats, step: int) -> Floats:

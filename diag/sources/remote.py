@@ -180,11 +180,15 @@ class Remote:
         self.queries += 1
         rows: dict[Subject, Floats] = {}
         at = instants + self._lag
-        for each in self._answered(narrowed(promql, self._matchers), at):
+        for each in self._answered(narrowed(promql, self._matchers_of(promql)), at):
             subject = self._subject(each["metric"])
             if dict(subject).get("instance") in self.members:
                 rows[subject] = _laid_out(each, at)
         return rows
+
+    def _matchers_of(self, promql: str) -> str:
+        """The matchers for a query; one that compares servers with the peers of their model has to see these."""
+        return ",".join(self._scope.matchers) if "model_name" in promql else self._matchers
 
     def _answered(self, promql: str, instants: Instants) -> list[Series]:
         try:

@@ -1,0 +1,175 @@
+"""A Prometheus that holds what was recorded gives the verdict of the recording, whichever of three engines it is."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import healthy_day
+import numpy as np
+import prometheus_server
+import pytest
+import rewriting
+import scenarios
+import timelines
+import victoria
+from conftest import RECORDINGS
+
+from diag import doctor
+from diag.asking import Asked
+from diag.catalog import load
+from diag.contract import Contract
+from diag.incident import fill
+from diag.judgement import Judgement
+from diag.promql import Block
+from diag.report import json as as_json
+from diag.sources.answers import SampleAnswers
+from diag.sources.observation import Observation
+from diag.sources.recording import read
+from diag.sources.scope import Scope, Span
+
+pytestmark = pytest.mark.prometheus
+PLACES = (*prometheus_server.PLACES, "victoria")
+NAMES = sorted(path.name for path in RECORDINGS.iterdir())
+PROMETHEUS3 = "DIAG_PROMETHEUS3"
+
+
+class Server(Protocol):
+    url: str
+
+
+def serving(place: str, blocks: list[Block]):
+    if place == "victoria":
+        return victoria.serving(blocks)
+    return prometheus_server.serving(prometheus_server.program(place), blocks)
+
+
+def named(seen: Observation, name: str) -> list[Block]:
+    """The samples of a recording of one server, under that name."""
+    blocks = seen.samples.select([])
+    return [replace(block, labels=tuple({**each, "instance": name} for each in block.labels)) for block in blocks]
+
+
+def span(seen: Observation) -> Span:
+    return Span(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
+
+
+def asked_of(server: Server, seen: Observation, *instances: str) -> Judgement:
+    return doctor.run(doctor.Settings([], prometheus=server.url, scope=Scope(span(seen), instances)))
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """All recordings, each as a server of its own name."""
+    blocks = [block for name in NAMES for block in named(read(RECORDINGS / name), name)]
+    with serving(request.param, blocks) as held:
+        yield held
+
+
+def states(judgement: Judgement) -> dict[tuple[str, str], str]:
+    """By incident, and by subject without its instance."""
+    return {
+        (one.incident.id, str([pair for pair in one.subject if pair[0] != "instance"])): one.state
+        for one in (each.diagnosis for each in judgement.findings)
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_verdict_is_that_of_the_recording(server: Server, name: str) -> None:
+    there = asked_of(server, read(RECORDINGS / name), name)
+    here = doctor.run(doctor.Settings([f"tests/recordings/{name}"]))
+    assert states(there) == states(here)
+    assert [each.state for each in there.progress] == [each.state for each in here.progress]
+    assert there.verdict == here.verdict
+
+
+def regular(folder: Path) -> Path:
+    """A recording of exporter pages, scraped every two seconds to the millisecond, as Prometheus does it."""
+    scrapes = list(rewriting.scrapes(str(scenarios.everything(folder))))
+    return rewriting.write(
+        folder / "regular", ((1_795_000_000.0 + 2 * at, host, page) for at, (_, host, page) in enumerate(scrapes))
+    )
+
+
+@pytest.fixture(scope="module")
+def exporter_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return regular(tmp_path_factory.mktemp("exporter"))
+
+
+def test_exporter_pages_give_the_same_bytes_from_a_prometheus(exporter_pages: Path) -> None:
+    seen = read(exporter_pages)
+    with serving(PROMETHEUS3, list(seen.samples.select([]))) as held:
+        there = asked_of(held, seen)
+    here = doctor.run(doctor.Settings([str(exporter_pages)]))
+    assert len(here.present) > 1
+    assert without_source(there) == without_source(here)
+
+
+def without_source(judgement: Judgement) -> str:
+    document = as_json.document(judgement)
+    document.pop("observed")
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(("place", "shift"), [(PROMETHEUS3, 0), ("PATH", 137)])
+def test_every_signal_has_the_value_of_the_recording(exporter_pages: Path, place: str, shift: int) -> None:
+    """Windows of Prometheus 2 are closed on the left: it is asked where none begins at a scrape."""
+    seen = read(exporter_pages)
+    with serving(place, list(seen.samples.select([]))) as held:
+        settings = doctor.Settings([], prometheus=held.url, scope=Scope(span(seen)))
+        there = doctor.remote(settings, Contract())
+        wrong = [text for text in signals(seen) if not same(text, seen, there, seen.instants[-20:] + shift)]
+    assert wrong == []
+
+
+def signals(seen: Observation) -> list[str]:
+    asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
+    return sorted(
+        {
+            fill(condition.signal.promql, incident.per, asked.window(incident).text, Contract().values())
+            for incident in load()
+            for condition in incident.every_condition
+        }
+    )
+
+
+def same(text: str, seen: Observation, there: object, instants: object) -> bool:
+    ours = SampleAnswers(seen.samples, seen.instants, seen.interval).ask(text, instants)
+    known = {subject: row for subject, row in ours.items() if not np.isnan(row).all()}
+    theirs = there.ask(text, instants)
+    return known.keys() == theirs.keys() and all(
+        np.allclose(known[each], theirs[each], rtol=1e-9, atol=1e-12, equal_nan=True) for each in known
+    )
+
+
+END = 1_790_000_000_000
+ONSET = END - 6 * 3_600_000
+"""The scrape after which the faults set in."""
+
+
+@pytest.fixture(scope="module")
+def sick_day() -> Iterator[Server]:
+    """24 h with a quarter of an hour of a cascade in it."""
+    series = timelines.faulty("kv_eviction_cascade")[0]
+    with serving("PATH", healthy_day.with_fault(healthy_day.day(END), series, ONSET)) as held:
+        yield held
+
+
+def test_a_day_later_the_onset_is_found_within_one_step(sick_day: Server) -> None:
+    judgement = past(sick_day, Span(at=f"{END / 1000}", window="24h"))
+    (found,) = [each.diagnosis for each in judgement.present if each.diagnosis.severity != "info"]
+    step = found.instants[1] - found.instants[0]
+    assert found.incident.id == "kv_eviction_cascade"
+    assert 0 <= found.since - ONSET / 1000 <= step == 60
+    assert found.until - ONSET / 1000 == pytest.approx(timelines.SICK, abs=300)
+    assert (found.ongoing, judgement.progress[0].state) == (False, "busy")
+
+
+def test_what_was_over_before_the_span_is_not_told(sick_day: Server) -> None:
+    hours_later = Span(since=f"{ONSET / 1000 + 7200}", until=f"{END / 1000}")
+    assert past(sick_day, hours_later).verdict == "healthy"
+
+
+def past(server: Server, span: Span) -> Judgement:
+    return doctor.run(doctor.Settings([], prometheus=server.url, scope=Scope(span)))
