@@ -1,8 +1,9 @@
 """Asking a source of telemetry: the protocol it keeps, the window that fits its samples, each expression once."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -87,6 +88,14 @@ class Rows(dict[Subject, Floats]):
         return row if row is not None else next((row for _, row in self.like(subject)), None)
 
 
+@dataclass
+class _Answer:
+    """Rows once they are there; who asks the same meanwhile, in another thread, waits for them."""
+
+    lock: Lock = field(default_factory=Lock)
+    rows: Rows | None = None
+
+
 @dataclass(frozen=True)
 class Window:
     """What `$window` stands for: `seconds` of samples, and its text in PromQL."""
@@ -105,7 +114,7 @@ class Asked:
         self.answers = answers
         self.contract = contract
         self.gone: frozenset[str] = frozenset()
-        self._cache: dict[tuple[str, tuple[str, ...], str, int, int], Rows] = {}
+        self._cache: dict[tuple[str, tuple[str, ...], str, int, int], _Answer] = {}
         self._subjects: dict[tuple[str, ...], list[Subject]] = {}
 
     @property
@@ -146,10 +155,12 @@ class Asked:
         """Ask at every judged instant, or at those given."""
         at = self.instants(window) if instants is None else instants
         key = (promql, per if "$by" in promql else (), window.text, int(at[0]), len(at))
-        if key not in self._cache:
-            text = fill(promql, per, window.text, self.contract.values())
-            self._cache[key] = Rows(self.answers.ask(text, at))
-        return self._cache[key]
+        answer = self._cache.setdefault(key, _Answer())
+        with answer.lock:
+            if answer.rows is None:
+                text = fill(promql, per, window.text, self.contract.values())
+                answer.rows = Rows(self.answers.ask(text, at))
+        return answer.rows
 
     def is_gone(self, subject: Subject) -> bool:
         """Whether a subject's instance is among those that are gone."""

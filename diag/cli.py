@@ -4,13 +4,16 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
 from diag.errors import BadUsage, DiagError
+
+if TYPE_CHECKING:
+    from diag.sources.scope import Scope
 
 USAGE = 64
 INTERRUPTED = 130
@@ -37,6 +40,7 @@ class Until(StrEnum):
 
 
 HERE = "http://127.0.0.1:8000"
+WINDOW = "15m"
 Targets = Annotated[
     list[str] | None,
     typer.Argument(
@@ -92,6 +96,31 @@ ContractFile = Annotated[
 ]
 
 
+def _scope(
+    prometheus: str,
+    targets: list[str] | None,
+    at: str,
+    window: str,
+    since: str,
+    until: str,
+    instance: list[str] | None,
+    model: list[str] | None,
+    job: list[str] | None,
+    match: list[str] | None,
+) -> "Scope":
+    """Which servers and which time a Prometheus is asked about; none of it makes sense without one."""
+    from diag.sources.scope import Scope, Span
+
+    if prometheus and targets:
+        raise BadUsage("with --prometheus, servers are named by --instance, --model or --job")
+    named = {"--at": at, "--window": window != WINDOW, "--from": since, "--to": until}
+    given = {**named, "--instance": instance, "--model": model, "--job": job, "--match": match}
+    lost = [option for option, value in given.items() if value]
+    if lost and not prometheus:
+        raise BadUsage(f"{', '.join(lost)}: only a Prometheus can be asked that; name it with --prometheus")
+    return Scope(Span(at, window, since, until), instance or (), model or (), job or (), match or ())
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"diag {__version__}")
@@ -113,7 +142,7 @@ def doctor(
     timeout: Timeout = None,
     prometheus: Prometheus = "",
     at: At = "",
-    window: Window = "15m",
+    window: Window = WINDOW,
     since: From = "",
     until: To = "",
     instance: Instance = None,
@@ -152,7 +181,6 @@ def doctor(
     DIAG_CA_FILE, DIAG_CLIENT_CERT, DIAG_CLIENT_KEY.
     """
     from diag import doctor as work
-    from diag.sources.scope import Scope, Span
 
     if as_json and as_markdown:
         raise BadUsage("--json and --markdown are two formats: choose one")
@@ -160,10 +188,7 @@ def doctor(
         raise BadUsage("--watch prints lines as things change: it has neither --json nor --markdown")
     if until_what and not keep_watching:
         raise BadUsage("--until says when a --watch ends: give both")
-    if prometheus and targets:
-        raise BadUsage("with --prometheus, servers are named by --instance, --model or --job")
-    span = Span(at, window, since, until)
-    scope = Scope(span, instance or (), model or (), job or (), match or ())
+    scope = _scope(prometheus, targets, at, window, since, until, instance, model, job, match)
     settings = work.Settings(
         targets or [HERE],
         every,
@@ -196,7 +221,7 @@ def export(
     ] = None,
     prometheus: Prometheus = "",
     at: At = "",
-    window: Window = "15m",
+    window: Window = WINDOW,
     since: From = "",
     until: To = "",
     instance: Instance = None,
@@ -211,9 +236,8 @@ def export(
 ) -> None:
     """Write the signals of a span as CSV: time, instance, engine, gpu, signal, unit, window, value."""
     from diag import doctor as work
-    from diag.sources.scope import Scope, Span
 
-    scope = Scope(Span(at, window, since, until), instance or (), model or (), job or (), match or ())
+    scope = _scope(prometheus, targets, at, window, since, until, instance, model, job, match)
     settings = work.Settings(
         targets or [HERE], every, watch, timeout or 0, "", incidents, contract, prometheus=prometheus, scope=scope
     )

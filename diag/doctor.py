@@ -1,6 +1,7 @@
 """The commands' work: from targets to a judgement, and from a judgement to text and an exit status."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -110,7 +111,7 @@ def export(settings: Settings, file: Path | None) -> str:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise BadUsage(f"{file} cannot be written: {error.strerror}") from error
+        raise BadUsage(f"{file or 'standard output'} cannot be written: {error.strerror}") from error
     return f"{file}: {values:,} values at {len(answers.instants):,} instants"
 
 
@@ -123,14 +124,24 @@ def watch(settings: Settings, until_resolved: bool) -> Judgement:
     from diag.report import changes
     from diag.transitions import Transitions
 
+    if not settings.prometheus and any(Path(each).exists() for each in settings.targets):
+        raise BadUsage("--watch is for what still goes on: a recording stays as it is")
     transitions = Transitions()
-    judgement = run(settings)
-    told = changes.first(judgement)
+    judgement = _look(settings)
+    _tell(changes.first(judgement))
     while True:
-        _tell(told + "".join(map(changes.line, transitions.look(judgement))))
+        _tell("".join(map(changes.line, transitions.look(judgement))))
         if until_resolved and transitions.is_calm and judgement.verdict == "healthy":
             return judgement
-        judgement, told = _look_again(settings), ""
+        judgement = _look_again(settings)
+
+
+def _look(settings: Settings) -> Judgement:
+    """One look of a watch; KeyboardInterrupt also where it was cut short and could be judged nevertheless."""
+    judgement = run(settings)
+    if any(each.startswith("interrupted") for each in judgement.observed.notes):
+        raise KeyboardInterrupt
+    return judgement
 
 
 def _look_again(settings: Settings) -> Judgement:
@@ -141,11 +152,15 @@ def _look_again(settings: Settings) -> Judgement:
     while True:
         time.sleep(max(settings.every, LOOK_SECONDS) if settings.prometheus or lost else 0)
         try:
-            return run(settings)
+            judgement = _look(settings)
         except Unreachable as error:
-            if str(error) != lost:
-                _tell(changes.lost(str(error)))
-            lost = str(error)
+            why = re.sub(r"\d+", "", str(error))  # a sentence that tells the time is no other one
+            if why != lost:
+                _tell(changes.lost(str(error), time.time()))
+            lost = why
+        else:
+            _tell(changes.found(judgement) if lost else "")
+            return judgement
 
 
 def _tell(text: str) -> None:
@@ -161,7 +176,10 @@ def remote(settings: Settings, contract: Contract) -> "Remote":
     from diag.sources.remote import Remote
 
     seconds = settings.timeout or ANSWER_SECONDS
-    prometheus = Prometheus(parse(settings.prometheus), from_environment(os.environ), seconds)
+    address = parse(settings.prometheus)
+    if address.query:
+        raise BadUsage(f"{address.shown}?...: a Prometheus is asked by its address alone, without a question mark")
+    prometheus = Prometheus(address, from_environment(os.environ), seconds)
     return Remote(prometheus, settings.scope, contract.site.labels)
 
 

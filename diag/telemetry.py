@@ -1,26 +1,37 @@
 """What is wrong with the telemetry itself, and what to change: where it is thin, silence says nothing about health."""
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from diag.asking import Asked, Floats, Window, seconds
+from diag.asking import FEWEST_INTERVALS, Asked, Floats, Instants, Subject, Window, seconds
 from diag.incident import Incident
-from diag.sources.remote import RENAMED, Member, Remote
+from diag.sources.remote import RENAMED, Remote
 from diag.sources.text import clock, listed, printable
 
 INSTANCE = ("instance",)
 MISSING = 0.05
 """The share of missing scrapes from which on a gap is worth a word."""
+PATIENCE = 3
+"""Scrapes in a row that may be missed before a target counts as no longer scraped."""
 ALL_OF = 3
 """More servers than these are called all of them where they are."""
+LOOKS, FEWEST_LOOKS = 1_500, 15
+"""At how many times scrapes are counted: times servers, and of each server at least."""
+SERVES = '{__name__=~"vllm:(num_requests_running|generation_tokens_total)"}'
+EXPORTER = "diag_vllm_up"
+FAILS = 'max by (instance, collector) (max_over_time(diag_scrape_success{collector!="vllm"}[$window])) == 0'
+READ, LISTED = '{__name__=~"diag_gpu_(power_watts|utilization_ratio)"}', "diag_gpu_up"
+"""What there is of a GPU whoever sees it, and what only an exporter of ours says."""
 THROTTLE = "diag_gpu_throttle_seconds_total"
-GPU = '{__name__=~"diag_gpu_(power_watts|utilization_ratio)"}'
 DCGM = "DCGM_FI_DEV_GPU_UTIL"
 HTTP = 'http_requests_total{handler=~"/v1/.*"}'
 START = "process_start_time_seconds"
+TWICE = "max by (instance) (count by (instance, engine) (last_over_time(vllm:num_requests_running[$window]))) > 1"
+JOBS = "count by (instance, job) (last_over_time(vllm:num_requests_running[$window]))"
 CREATED = "max by (instance, engine) (last_over_time(vllm:generation_tokens_created[$window]))"
 SCRAPES = "sum by (instance) (count_over_time(up[$window]))"
 ANSWERED = "sum by (instance) (sum_over_time(up[$window]))"
@@ -28,41 +39,58 @@ ANSWERED = "sum by (instance) (sum_over_time(up[$window]))"
 
 @dataclass(frozen=True)
 class Scrapes:
-    """How one server was scraped: `missing` is a share of what was due from the first scrape to the last.
+    """How one server was scraped.
 
-    `last` is the unix second of its last scrape where it is no longer scraped, else None.
+    `interval` is its own usual one in seconds, `missing` the share of its scrapes that its gaps swallowed; `last` is
+    the unix second of its last scrape where it is no longer scraped, else None.
     """
 
     count: int
     failed: int
+    interval: float
     missing: float
     last: float | None
 
 
 def scrapes(asked: Asked) -> dict[str, Scrapes]:
     """How every server was scraped over the span."""
-    times = asked.answers.instants
-    step = int(times[1] - times[0]) if len(times) > 1 else round(asked.answers.interval * 1000)
+    interval = round(asked.answers.interval * 1000)
+    servers = max(len(asked.subjects(INSTANCE)), 1)
+    step = interval * max(1, math.ceil(asked.span * 1000 / interval / max(LOOKS // servers, FEWEST_LOOKS)))
+    times = _back(asked, step)
     window = Window(step / 1000, f"{step - 1}ms")  # neither Prometheus counts a scrape twice
     counts, good = (asked.ask(query, INSTANCE, window, times) for query in (SCRAPES, ANSWERED))
-    due = step / 1000 / asked.answers.interval
-    return {_name(who): _scraped(row, good[who], due, times / 1000) for who, row in counts.items()}
+    return {_name(who): _scraped(row, good[who], step / 1000, times / 1000) for who, row in counts.items()}
 
 
-def _name(subject: tuple[tuple[str, str], ...]) -> str:
+def _back(asked: Asked, step: int) -> Instants:
+    """From the last instant back, so far apart (ms)."""
+    first, last = int(asked.answers.instants[0]), int(asked.answers.instants[-1])
+    return last - step * np.arange((last - first) // step, -1, -1, dtype=np.int64)
+
+
+def _name(subject: Subject) -> str:
     return dict(subject)["instance"]
 
 
-def _scraped(counts: Floats, good: Floats, due: float, times: Floats) -> Scrapes:
+def _scraped(counts: Floats, good: Floats, step: float, times: Floats) -> Scrapes:
     there = np.flatnonzero(~np.isnan(counts))
-    first, last = int(there[0]), int(there[-1])
+    full = counts[there][1:-1] if len(there) > 2 else counts[there]  # it may have been born, or gone, in between
+    apart, due = np.diff(there), float(np.median(full))
+    usual = float(np.median(apart)) if len(apart) else 1.0
+    regular = apart[apart <= 2 * usual]
+    interval = step * (float(regular.mean()) if len(regular) else 1.0) / due
+    lost = due * float((apart[apart > 2 * usual] / usual - 1).sum())
+    if len(there) > 2:
+        lost += float(np.maximum(due - 1 - full, 0).sum())
     total = int(np.nansum(counts))
-    left = (len(counts) - 1 - last) * due > ALL_OF
+    left = (len(counts) - 1 - int(there[-1])) * step > PATIENCE * interval
     return Scrapes(
         count=total,
         failed=total - int(np.nansum(good)),
-        missing=max(0.0, 1 - total / max((last - first + 1) * due, 1.0)),
-        last=float(times[last]) if left else None,
+        interval=interval,
+        missing=lost / (total + lost),
+        last=float(times[there[-1]]) if left else None,
     )
 
 
@@ -70,16 +98,17 @@ def remarks(
     remote: Remote, scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], asked: Asked
 ) -> tuple[str, ...]:
     """A sentence for everything that makes the answers worse than they could be."""
-    members = remote.members
     checks = (
+        _over(remote),
         _gone(scraped),
         _gaps(scraped),
-        _too_slow(incidents, asked),
-        _renamed(members),
-        _twice(members, asked),
-        _silent(members, asked),
-        _unseen(remote, asked),
-        _several_api_servers(members, asked),
+        _too_slow(scraped, incidents),
+        _renamed(scraped, asked),
+        _twice(scraped, asked),
+        _silent(scraped, asked),
+        _failing(asked),
+        _unseen(remote, scraped, asked),
+        _several_api_servers(scraped, asked),
     )
     return tuple(each for check in checks for each in check)
 
@@ -90,20 +119,35 @@ def _having(metric: str, asked: Asked) -> set[str]:
     return {_name(subject) for subject in asked.ask(query, INSTANCE, asked.whole)}
 
 
-def _who(servers: Collection[str], members: Mapping[str, object]) -> str:
+def _who(servers: Collection[str], all_of_them: Mapping[str, Scrapes]) -> str:
     """A few by name; all of many as such."""
-    if len(servers) == len(members) > ALL_OF:
-        return f"all {len(members):,} servers"
+    if len(servers) == len(all_of_them) > ALL_OF:
+        return f"all {len(all_of_them):,} servers"
     return listed([printable(each) for each in sorted(servers)])
+
+
+def late(remote: Remote) -> float:
+    """The seconds without a scrape of anything at the end of what was asked for, 0 where they are few."""
+    since = (remote.end - int(remote.instants[-1])) / 1000
+    return since if since > max(PATIENCE * remote.interval, 60.0) else 0.0
+
+
+def _over(remote: Remote) -> Iterator[str]:
+    """That it ends before what was asked for."""
+    if late(remote):
+        yield (
+            f"nothing was scraped after {clock(int(remote.instants[-1]), day=True)}, so all of this is how it was then:"
+            " see in Prometheus, Status > Targets, whether these servers are still there"
+        )
 
 
 def _gone(scraped: Mapping[str, Scrapes]) -> Iterator[str]:
     gone = {name: each.last for name, each in scraped.items() if each.last is not None}
     if gone:
-        since = clock(1000 * max(gone.values()))
+        since = clock(1000 * max(gone.values()), day=True)
         yield (
-            f"no longer scraped: {_who(gone, scraped)}, the last since {since}: where that is no surprise nothing is"
-            " lost, else look at service discovery; what happens to them now is not seen"
+            f"no longer scraped: {_who(gone, scraped)}, since {since} or before; where nobody stopped them, look at"
+            " service discovery: what happens to them now is not seen"
         )
 
 
@@ -111,87 +155,116 @@ def _gaps(scraped: Mapping[str, Scrapes]) -> Iterator[str]:
     holes = {name: each.missing for name, each in scraped.items() if each.missing > MISSING}
     if holes:
         yield (
-            f"up to {max(holes.values()):.0%} of the scrapes of {_who(holes, scraped)} are missing, and what happened"
-            " then was not seen: see whether Prometheus was down or too slow (its own `up` and rule durations tell)"
+            f"scrapes missing: {_who(holes, scraped)}, up to {max(holes.values()):.0%} of them, and what happened then"
+            " was not seen; a scrape that fails leaves up = 0, so Prometheus was down or overloaded, or had lost them"
+            " from its service discovery"
         )
 
 
-def _too_slow(incidents: Sequence[Incident], asked: Asked) -> Iterator[str]:
-    interval = asked.answers.interval
-    blind = [each.id for each in incidents if seconds(each.window) < 3 * interval]
-    if blind:
+def _too_slow(scraped: Mapping[str, Scrapes], incidents: Sequence[Incident]) -> Iterator[str]:
+    """Whose alerts see too few scrapes; a few per cent of jitter are nothing."""
+    slow = {name: each.interval for name, each in scraped.items() if _blind(incidents, each)}
+    if slow:
+        widest = max(slow, key=slow.__getitem__)
         yield (
-            f"a scrape every {interval:g} s is too rare for alerts that look over a minute: {listed(blind)} cannot be"
-            " judged by them; set scrape_interval to 15s"
+            f"scraped only every {slow[widest]:.0f} s: {_who(slow, scraped)}; that is too rare for the alerts"
+            f" {listed(_blind(incidents, scraped[widest]))}, which fire late or never: set scrape_interval to 15s"
         )
 
 
-def _renamed(members: Mapping[str, Member]) -> Iterator[str]:
-    renamed = {name for name, member in members.items() if RENAMED in member.metrics <= {RENAMED, "up"}}
+def _blind(incidents: Sequence[Incident], scraped: Scrapes) -> list[str]:
+    return [each.id for each in incidents if seconds(each.window) < 0.95 * FEWEST_INTERVALS * scraped.interval]
+
+
+def _renamed(scraped: Mapping[str, Scrapes], asked: Asked) -> Iterator[str]:
+    renamed = _having(RENAMED, asked) - _having(SERVES, asked)
     if renamed:
         yield (
-            f"the metrics of {_who(renamed, members)} are stored as vllm_... instead of vllm:..., so no rule sees them:"
-            " put the relabelling of alerts/relabel.yaml into the scrape configuration, or scrape `diag exporter`"
+            f"stored as vllm_... instead of vllm:..., which no rule sees: the metrics of {_who(renamed, scraped)}; put"
+            " the lines of alerts/relabel.yaml into their scrape job, or scrape `diag exporter` instead"
         )
 
 
-def _twice(members: Mapping[str, Member], asked: Asked) -> Iterator[str]:
-    by_job = {name for name, member in members.items() if len(member.targets) > 1}
-    if by_job:
-        jobs = sorted({" ".join(target) for name in by_job for target in members[name].targets})
+def _twice(scraped: Mapping[str, Scrapes], asked: Asked) -> Iterator[str]:
+    now = asked.holding(asked.answers.interval)  # a job that got another name meanwhile is none too many
+    last = asked.answers.instants[-1:]
+    double = {_name(subject) for subject in asked.ask(TWICE, INSTANCE, now, last)}
+    if double:
+        jobs = {dict(each).get("job", "") for each in asked.ask(JOBS, INSTANCE, now, last) if _name(each) in double}
+        named = f" (jobs {listed(sorted(map(printable, jobs)))})" if len(jobs) > 1 else ""
         yield (
-            f"several targets share one name ({_who(by_job, members)}: {listed(jobs)}), so every sum over it counts"
-            " double: keep one of the jobs, or name in diag.toml, [site] labels, what tells the servers apart"
+            f"several targets under one name, so that every sum counts double: {_who(double, scraped)}{named}; scrape"
+            " each server once, or, where they are different ones, name in diag.toml, [site] labels, what tells them"
+            " apart"
         )
-    for names in _same(asked):
+    same = [_equal(sorted(map(printable, names))) for names in _same(asked)]
+    if same:
         yield (
-            f"one and the same server is scraped as {listed([printable(name) for name in names])}: scrape"
-            " `diag exporter` instead of vLLM, not beside it"
+            f"one and the same server under several names, each judged and alerted on: {listed(same)}; scrape it once,"
+            " and where `diag exporter` is one of them, that"
         )
 
 
-def _same(asked: Asked) -> list[list[str]]:
+def _equal(names: list[str]) -> str:
+    return " = ".join([*names[:ALL_OF], *(["..."] if len(names) > ALL_OF else [])])
+
+
+def _same(asked: Asked) -> list[frozenset[str]]:
     """Servers whose counters were born in the same microsecond."""
     born: dict[tuple[str, float], set[str]] = defaultdict(set)
     for subject, row in asked.ask(CREATED, ("instance", "engine"), asked.whole).items():
         born[dict(subject).get("engine", ""), float(row[-1])].add(_name(subject))
-    pairs = {tuple(sorted(names)) for names in born.values() if len(names) > 1}
-    return [list(names) for names in sorted(pairs)]
+    return sorted({frozenset(names) for names in born.values() if len(names) > 1}, key=sorted)
 
 
-def _silent(members: Mapping[str, Member], asked: Asked) -> Iterator[str]:
-    silent = {name for name in _having(HTTP, asked) if members[name].metrics <= {"up"}}
+def _silent(scraped: Mapping[str, Scrapes], asked: Asked) -> Iterator[str]:
+    silent = _having(HTTP, asked) - _having(SERVES, asked) - _having(RENAMED, asked)
     if silent:
         yield (
-            f"{_who(silent, members)} serves requests and publishes nothing of vLLM's: it was started with"
-            " --disable-log-stats; start it without"
+            f"answering under /v1/ and publishing nothing of vLLM's: {_who(silent, scraped)}; where that is vLLM and no"
+            " proxy, it runs with --disable-log-stats: start it without"
         )
 
 
-def _unseen(remote: Remote, asked: Asked) -> Iterator[str]:
-    """GPUs that are not seen, though those of others are, or seen without the reasons for which they throttle."""
-    members = remote.members
-    seen = _having(GPU, asked)
-    blind = members.keys() - seen
-    if blind and remote.exists(DCGM):
+def _failing(asked: Asked) -> Iterator[str]:
+    """Parts of our exporter that never worked."""
+    where: dict[str, list[str]] = defaultdict(list)
+    for subject in asked.ask(FAILS, INSTANCE, asked.whole):
+        where[dict(subject).get("collector", "")].append(printable(_name(subject)))
+    if where:
+        parts = [f"{printable(part)} on {listed(sorted(names))}" for part, names in sorted(where.items())]
         yield (
-            f"dcgm-exporter's metrics are there, but nothing joins them with {_who(blind, members)}: load"
+            f"parts of `diag exporter` that failed all the time: {'; '.join(parts)}; it says why on its standard error"
+        )
+
+
+def _unseen(remote: Remote, scraped: Mapping[str, Scrapes], asked: Asked) -> Iterator[str]:
+    """GPUs that are not seen, though those of others are, or seen without the reasons for which they throttle."""
+    ours, read = _having(LISTED, asked), _having(READ, asked)
+    blind = scraped.keys() - ours - read
+    if blind and not ours and remote.exists(DCGM):
+        yield (
+            f"dcgm-exporter's metrics are there, and nothing joins them with {_who(blind, scraped)}: load"
             " alerts/dcgm.yaml, and say in diag.toml, [site] gpu_join, which labels they share"
         )
-    elif blind and seen:
-        yield f"the GPUs of {_who(blind, members)} are not seen: scrape `diag exporter` there too, instead of vLLM"
-    without = seen - _having(THROTTLE, asked)
-    if without:
+    elif ours | read and (without := blind - _having(EXPORTER, asked) - set().union(*_same(asked))):
         yield (
-            f"the GPUs of {_who(without, members)} come without the reasons for which they throttle: dcgm-exporter"
-            " leaves them out by default; the head of alerts/dcgm.yaml has the lines that switch them on"
+            f"GPUs not seen, though those of other servers are: {_who(without, scraped)}; scrape `diag exporter` there"
+            " too, instead of vLLM"
+        )
+    untold = read - ours - _having(THROTTLE, asked)
+    if untold:
+        yield (
+            f"GPUs seen without the reasons for which they throttle: {_who(untold, scraped)}; dcgm-exporter leaves them"
+            " out by default, and the head of alerts/dcgm.yaml has the lines that switch them on"
         )
 
 
-def _several_api_servers(members: Mapping[str, Member], asked: Asked) -> Iterator[str]:
-    several = _having("vllm:generation_tokens_total", asked) - _having(START, asked)
+def _several_api_servers(scraped: Mapping[str, Scrapes], asked: Asked) -> Iterator[str]:
+    several = _having(SERVES, asked) - _having(START, asked)
     if several:
         yield (
-            f"{_who(several, members)} has no {START}, as with several API servers: a restart shows only by counters"
-            " that fall, and the log has no line of statistics; --api-server-count 1 brings both back"
+            f"no {START}, so that a restart shows only by counters that fall: {_who(several, scraped)}; where the"
+            " scrape drops it, keep it; else vLLM runs several API servers, which write no statistics to its log"
+            " either: --api-server-count 1 brings both back"
         )

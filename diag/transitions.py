@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from diag.asking import Subject
 from diag.diagnose import RANK, Diagnosis
@@ -14,53 +15,71 @@ Key = tuple[str, Subject]
 
 @dataclass(frozen=True)
 class Change:
-    """An incident that began or ended; `at` is the unix second of the look that confirmed it."""
+    """What happened to an incident, and how it is, or was when it held last; `at` is the unix second of the look.
 
+    `gone` is set where it ended because its server is no longer there, which cures nothing.
+    """
+
+    what: Literal["began", "worse", "milder", "ended"]
     diagnosis: Diagnosis
-    began: bool
     at: float
+    gone: bool = False
 
 
 @dataclass
 class Transitions:
-    """Remembers what holds; an incident that cannot be judged at a look stays what it was."""
+    """Remembers what holds; an incident that cannot be judged at a look stays what it was.
+
+    The first look is the beginning: what holds then is no change.
+    """
 
     holding: dict[Key, Diagnosis] = field(default_factory=dict)
     _streaks: dict[Key, int] = field(default_factory=dict)
+    _has_looked: bool = False
 
     def look(self, judgement: Judgement) -> list[Change]:
-        """The changes that this look confirms, the worst first."""
-        return list(self._changes(judgement))
+        """The changes that this look confirms, in the order in which it tells of incidents, the worst first."""
+        found = {(each.incident.id, each.subject): each for each in _told(judgement)}
+        if not self._has_looked:
+            self._has_looked = True
+            self.holding = {key: one for key, one in found.items() if _level(one)}
+            return []
+        known = dict.fromkeys([*found, *sorted(self.holding)])
+        self._streaks = {key: count for key, count in self._streaks.items() if key in known}
+        turned = [key for key in known if self._is_confirmed(key, found.get(key))]
+        return [self._turn(key, found.get(key), judgement) for key in turned]
 
-    def _changes(self, judgement: Judgement) -> Iterator[Change]:
-        seen: set[Key] = set()
-        for one in (each.diagnosis for each in judgement.findings if RANK[each.diagnosis.severity]):
-            key = (one.incident.id, one.subject)
-            seen.add(key)
-            holds = one.state == "present" and one.ongoing
-            if self._confirmed(key, holds, known=one.state != "unknown"):
-                yield self._turn(key, one, holds, judgement.observed.end)
-        for key in self.holding.keys() - seen:  # its server is gone
-            if self._confirmed(key, holds=False, known=True):
-                yield self._turn(key, self.holding[key], False, judgement.observed.end)
-
-    def _confirmed(self, key: Key, holds: bool, known: bool) -> bool:
-        """Whether it has been other than remembered for long enough."""
-        if not known:
+    def _is_confirmed(self, key: Key, one: Diagnosis | None) -> bool:
+        """Whether it has been other than remembered for long enough; None is one whose server is gone."""
+        if one and one.state == "unknown":
             return False
-        differs = holds != (key in self.holding)
-        self._streaks[key] = self._streaks.get(key, 0) + 1 if differs else 0
+        if _level(one) == _level(self.holding.get(key)):
+            self._streaks.pop(key, None)
+            return False
+        self._streaks[key] = self._streaks.get(key, 0) + 1
         return self._streaks[key] >= LOOKS
 
-    def _turn(self, key: Key, one: Diagnosis, holds: bool, at: float) -> Change:
-        self._streaks[key] = 0
-        if holds:
+    def _turn(self, key: Key, one: Diagnosis | None, judgement: Judgement) -> Change:
+        self._streaks.pop(key)
+        before, at = self.holding.pop(key, None), judgement.observed.end
+        if one and _level(one):
             self.holding[key] = one
-        else:
-            self.holding.pop(key)
-        return Change(one, holds, at)
+            worse = _level(one) > _level(before)
+            return Change("began" if not before else "worse" if worse else "milder", one, at)
+        assert before
+        gone = one is None or dict(one.subject).get("instance") in judgement.gone
+        return Change("ended", before, at, gone)
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing holds, and nothing is about to."""
-        return not self.holding and not any(self._streaks.values())
+        return not self.holding and not self._streaks
+
+
+def _told(judgement: Judgement) -> Iterator[Diagnosis]:
+    return (each.diagnosis for each in judgement.findings if RANK[each.diagnosis.severity])
+
+
+def _level(one: Diagnosis | None) -> int:
+    """How bad it is, 0 where it does not hold now."""
+    return RANK[one.severity] if one and one.state == "present" and one.ongoing else 0

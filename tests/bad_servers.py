@@ -33,6 +33,7 @@ class Request:
     path: str
     headers: Mapping[str, str]
     count: int
+    body: bytes = b""
 
 
 @dataclass
@@ -77,9 +78,9 @@ def serving(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[S
     class Handler(BaseHTTPRequestHandler):
         def handle_one(self) -> None:
             count = len(server.asked(self.path)) + 1
-            request = Request(self.command, self.path, dict(self.headers), count)
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            request = Request(self.command, self.path, dict(self.headers), count, body)
             server.requests.append(request)
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             reply = answer(request)
             if reply is not None:
                 self.send_response(reply.status)
@@ -149,9 +150,20 @@ def hang(connection: socket.socket, over: threading.Event) -> None:
     over.wait()
 
 
+def take(connection: socket.socket) -> None:
+    """Take a whole request: who closes a connection with something unread resets it, and what was sent may be lost."""
+    request = b""
+    while b"\r\n\r\n" not in request:
+        request += connection.recv(65536)
+    head, _, body = request.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+    while len(body) < length:
+        body += connection.recv(65536)
+
+
 def drip(connection: socket.socket, over: threading.Event) -> None:
     """Answer one byte at a time, for ever."""
-    connection.recv(65536)
+    take(connection)
     connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
     while not over.wait(0.05):
         connection.sendall(b"#")
@@ -159,7 +171,7 @@ def drip(connection: socket.socket, over: threading.Event) -> None:
 
 def flood(connection: socket.socket, over: threading.Event) -> None:
     """Answer 200 MB, as fast as they are taken."""
-    connection.recv(65536)
+    take(connection)
     connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
     line = b"x 1\n" * 65536
     for _ in range(200 * 2**20 // len(line)):
@@ -168,25 +180,25 @@ def flood(connection: socket.socket, over: threading.Event) -> None:
 
 def break_off(connection: socket.socket, over: threading.Event) -> None:
     """Promise more than is sent."""
-    connection.recv(65536)
+    take(connection)
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + PAGE)
 
 
 def cut_off(connection: socket.socket, over: threading.Event) -> None:
     """End in the middle of a line, without a length that would tell."""
-    connection.recv(65536)
+    take(connection)
     connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + PAGE[:-4])
 
 
 def babble(connection: socket.socket, over: threading.Event) -> None:
     """Speak something else than HTTP."""
-    connection.recv(65536)
+    take(connection)
     connection.sendall(b"220 mail.example ESMTP\r\n\r\n")
 
 
 def slam(connection: socket.socket, over: threading.Event) -> None:
     """Close the connection without a word."""
-    connection.recv(65536)
+    take(connection)
 
 
 def closed_port() -> int:

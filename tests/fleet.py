@@ -29,7 +29,9 @@ AGE = 3600
 """Seconds for which every server has run when the fleet is scraped first."""
 BESIDES = {CREATED, "diag_vllm_info"}
 """What no expression of the catalogue selects and every page has nevertheless."""
-HALVES = np.array_split(np.arange(TIMES.size), 2)
+KEPT = 81
+"""Scrapes, the last ones of a timeline: five minutes of the lead-in and the sick quarter of an hour."""
+HALVES = np.array_split(np.arange(TIMES.size)[-KEPT:], 2)
 """One block for each core that promtool may use; blocks that do not overlap are left as they are."""
 
 
@@ -39,7 +41,7 @@ def instances(kind: str, count: int) -> list[str]:
 
 
 def write(folder: Path, members: Mapping[str, int], end: float) -> None:
-    """Write the blocks of a fleet: so many instances of each kind, scraped every 15 s for 25 minutes up to `end`.
+    """Write the blocks of a fleet: so many instances of each kind, scraped every 15 s for 20 minutes up to `end`.
 
     A kind is "healthy" or the id of an incident of timelines.py; its fault sets in after the lead-in. Instances of one
     kind differ only in their name.

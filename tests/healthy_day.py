@@ -5,7 +5,7 @@ stand two GPUs, their workers, the configuration and the log, as on the exporter
 vLLM starts anew once, between two scrapes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -13,7 +13,7 @@ import numpy as np
 from conftest import RECORDINGS
 from scenarios import GIB, PHASES, Beside, config, gpu, log, workers
 from test_signals import expressions
-from timelines import LEAD, STEP, Series
+from timelines import LEAD, STEP, Key, Series
 
 from diag.exporter.families import FAMILIES, Sample
 from diag.promql import STALE, Block, Labels, metric_names, parse
@@ -89,15 +89,18 @@ def with_fault(blocks: list[Block], series: Series, at: int) -> list[Block]:
 
     Later than the last hole: what the vLLM of the timeline has grown by is added to the day's own growth.
     """
-    page, *beside = blocks
     told = {key - {*TARGET.items()}: np.array(each)[AFTER_LEAD:] for key, each in series.items()}
-    first = int(np.searchsorted(page.times, at))
-    values = page.values.copy()
-    for row, labels in zip(values, page.labels, strict=True):
+    return [replace(block, values=_sick_values(block, told, at)) for block in blocks]
+
+
+def _sick_values(block: Block, told: Mapping[Key, Floats], at: int) -> Floats:
+    first = int(np.searchsorted(block.times, at))
+    values = block.values.copy()
+    for row, labels in zip(values, block.labels, strict=True):
         sick = told.get(frozenset(labels.items()) - {*TARGET.items()})
-        if sick is not None:
+        if sick is not None and not np.isnan(sick).any():
             _make_sick(row[first:], sick, labels["__name__"].endswith(COUNTERS))
-    return [replace(page, values=values), *beside]
+    return values
 
 
 def _make_sick(row: Floats, sick: Floats, counts: bool) -> None:

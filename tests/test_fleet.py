@@ -1,4 +1,4 @@
-"""The fleet that other tests query: each instance is whole, and sick where and when it should be."""
+"""A fleet in a real Prometheus: each instance is whole, and every one of a thousand gets its own verdict at once."""
 
 from pathlib import Path
 
@@ -7,8 +7,14 @@ import pytest
 from prometheus_server import PLACES, program
 from timelines import SICK, STEP
 
+from diag import doctor
 from diag.catalog import load
 from diag.contract import Contract
+from diag.fleet import judge
+from diag.judgement import Judgement
+from diag.report import words
+from diag.report.fleet import servers as lines_of
+from diag.sources.scope import Scope, Span
 
 END = 1_790_000_000.5
 MEMBERS = {"gpu_thermal_throttling": 3, "healthy": 2, "kv_eviction_cascade": 2}
@@ -30,3 +36,31 @@ def test_instances_are_whole_and_those_with_a_fault_have_it(tmp_path: Path, plac
             asked = INCIDENTS[kind].query(INCIDENTS[kind].window, Contract().values())
             assert {dict(key)["instance"] for key in server.query(asked, now)} == names[kind]
             assert not server.query(asked, before)
+
+
+SICK_OF = {"kv_eviction_cascade": "critical", "gpu_thermal_throttling": "warning"}
+SIZES = {
+    10: {"healthy": 8, "kv_eviction_cascade": 1, "gpu_thermal_throttling": 1},
+    1000: {"healthy": 957, "kv_eviction_cascade": 3, "gpu_thermal_throttling": 40},
+}
+
+
+def judged(folder: Path, size: int) -> tuple[Judgement, int]:
+    """The judgement of a whole fleet, and how many queries it took."""
+    folder.mkdir()
+    fleet.write(folder, SIZES[size], END)
+    with fleet.serving(program("PATH"), folder) as server:
+        settings = doctor.Settings([], prometheus=server.url, scope=Scope(Span(at=f"{END}")))
+        remote = doctor.remote(settings, Contract())
+        return judge(remote, load(), Contract()), remote.queries
+
+
+@pytest.mark.prometheus
+def test_a_thousand_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
+    (few, queries_of_few), (many, queries) = (judged(tmp_path / str(size), size) for size in SIZES)
+    assert queries == queries_of_few < 130
+    for size, judgement in ((10, few), (1000, many)):
+        told = {line.instance: line.verdict for line in lines_of(judgement, words.moment)}
+        expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
+        assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
+    assert words.headline(many)[1].startswith("WARNING gpu_thermal_throttling on 40 of 1,000 servers")

@@ -58,7 +58,7 @@ ONE_FILE = {
     "prometheus_api_client": "sources/prometheus.py",
     "psutil": "exporter/process.py",
     "pynvml": "exporter/nvml.py",
-    "requests": "sources/prometheus.py",
+    "requests": "sources/session.py",
 }
 
 

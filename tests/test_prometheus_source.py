@@ -1,7 +1,9 @@
 """A Prometheus that holds what was recorded gives the verdict of the recording, whichever of three engines it is."""
 
 import json
+import urllib.request
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +16,9 @@ import rewriting
 import scenarios
 import timelines
 import victoria
-from conftest import RECORDINGS
+import yaml
+from conftest import RECORDINGS, ROOT
+from test_alertmanager import blocks, until
 
 from diag import doctor
 from diag.asking import Asked
@@ -22,7 +26,7 @@ from diag.catalog import load
 from diag.contract import Contract
 from diag.incident import fill
 from diag.judgement import Judgement
-from diag.promql import Block
+from diag.promql import Block, pretty
 from diag.report import json as as_json
 from diag.sources.answers import SampleAnswers
 from diag.sources.observation import Observation
@@ -32,6 +36,8 @@ from diag.sources.scope import Scope, Span
 pytestmark = pytest.mark.prometheus
 PLACES = (*prometheus_server.PLACES, "victoria")
 NAMES = sorted(path.name for path in RECORDINGS.iterdir())
+RULES = yaml.safe_load((ROOT / "alerts" / "diag.rules.yaml").read_text(encoding="utf-8"))
+SERVER = {"instance": "h:1", "job": "vllm"}
 PROMETHEUS3 = "DIAG_PROMETHEUS3"
 
 
@@ -173,3 +179,58 @@ def test_what_was_over_before_the_span_is_not_told(sick_day: Server) -> None:
 
 def past(server: Server, span: Span) -> Judgement:
     return doctor.run(doctor.Settings([], prometheus=server.url, scope=Scope(span)))
+
+
+RECORDED = [rule for group in RULES["groups"] for rule in group["rules"] if "record" in rule]
+"""What diag.rules.yaml records."""
+MARK = 7.0
+"""A value that no signal has: who tells it has asked for what is recorded."""
+
+
+def recording(folder: Path, rules: list[dict[str, str]], recorded: list[str], since: int = 0) -> AbstractContextManager:
+    """A healthy server's quarter of an hour, these rules loaded, and under these names MARK, from some time on."""
+    (page,) = blocks(timelines.timeline("healthy"), END / 1000 - float(timelines.TIMES[-1]))
+    up = Block(({"__name__": "up", **SERVER},), page.times, np.ones((1, page.times.size)))
+    late = page.times[page.times >= since]
+    told = tuple({"__name__": name, **SERVER, "engine": "0"} for name in recorded)
+    marks = [Block(told, late, np.full((len(told), late.size), MARK))] if told else []
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "r", "interval": "1s", "rules": rules}]}))
+    config = yaml.safe_dump({"rule_files": [str(folder / "rules.yaml")]})
+    return prometheus_server.serving(prometheus_server.program("PATH"), [page, up, *marks], config)
+
+
+def values(server: Server, promql: str) -> set[float]:
+    """What the source answers for an expression, at all of its instants."""
+    remote = doctor.remote(
+        doctor.Settings([], prometheus=server.url, scope=Scope(Span(at=f"{END / 1000}"))), Contract()
+    )
+    (row,) = remote.ask(promql, remote.instants).values()
+    return set(row.tolist())
+
+
+@pytest.mark.parametrize(
+    ("change", "since", "is_used"),
+    [("", 0, True), (" * 1", 0, False), ("", END - 300_000, False)],
+    ids=["the very same expression", "another expression", "recorded for a part of the time"],
+)
+def test_what_rules_record_is_asked_by_its_name(tmp_path: Path, change: str, since: int, is_used: bool) -> None:
+    rule = next(each for each in RECORDED if "num_requests_waiting[5m]" in each["expr"])
+    with recording(tmp_path, [{**rule, "expr": rule["expr"] + change}], [rule["record"]], since) as held:
+        until(lambda: loaded(held))
+        assert (values(held, rule["expr"]) == {MARK}) == is_used
+
+
+def loaded(server: Server) -> bool:
+    """Whether its rules have been evaluated."""
+    with urllib.request.urlopen(f"{server.url}/api/v1/rules", timeout=30) as response:
+        groups = json.load(response)["data"]["groups"]
+    return bool(groups) and all(rule["health"] == "ok" for group in groups for rule in group["rules"])
+
+
+def test_all_that_the_rules_record_is_what_the_doctor_asks() -> None:
+    asked = {
+        pretty(fill(condition.signal.promql, incident.per, incident.window, Contract().values()))
+        for incident in load()
+        for condition in incident.every_condition
+    }
+    assert {pretty(each["expr"]) for each in RECORDED} <= asked

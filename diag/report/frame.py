@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+import numpy as np
 import pandas as pd
 
 from diag.asking import Asked, Rows, Window
 from diag.incident import Incident, Signal
 
-COLUMNS = ("time", "instance", "engine", "gpu", "signal", "unit", "window", "value")
+SUBJECT = ("instance", "engine", "gpu")
+VALUES = ("signal", "unit", "window", "value")
+COLUMNS = ("time", *SUBJECT, *VALUES)
 
 
 def write(incidents: Sequence[Incident], asked: Asked, out: TextIO) -> int:
@@ -19,26 +22,42 @@ def write(incidents: Sequence[Incident], asked: Asked, out: TextIO) -> int:
 
 
 def signals(incidents: Sequence[Incident], asked: Asked) -> pd.DataFrame:
-    """One row per instant, subject and signal: `COLUMNS`, the time in UTC; without those that were not measured."""
+    """One row per instant, subject, signal and window: `COLUMNS`, the time in UTC; without what was not measured.
+
+    A user's own incidents may add labels to the subject: columns after the others of it.
+    """
     parts = [_part(*each) for each in _asked(incidents, asked)]
     frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
-    known = frame.reindex(columns=list(COLUMNS)).dropna(subset=["value"])
-    return known.sort_values(["time", "instance", "engine", "gpu", "signal"], kind="stable", ignore_index=True)
+    more = sorted({*frame.columns} - {*COLUMNS})
+    known = frame.reindex(columns=["time", *SUBJECT, *more, *VALUES]).dropna(subset=["value"])
+    order = ["time", *SUBJECT, *more, "signal", "window"]
+    return known.sort_values(order, kind="stable", ignore_index=True)
 
 
 def _asked(incidents: Sequence[Incident], asked: Asked) -> Iterator[tuple[Signal, Window, "pd.DatetimeIndex", Rows]]:
-    """Each signal once for each window that it is judged over."""
+    """Each signal that says something, once for each window that it is judged over."""
     seen = set()
     for incident in incidents:
         window = asked.window(incident)
         for signal in dict.fromkeys(each.signal for each in incident.every_condition):
-            if (signal.promql, incident.per, window) not in seen:
-                seen.add((signal.promql, incident.per, window))
-                times = pd.to_datetime(asked.instants(window), unit="ms", utc=True)
-                yield signal, window, times, asked.ask(signal.promql, incident.per, window)
+            key = (signal.promql, incident.per, window)
+            rows = Rows() if key in seen else asked.ask(*key)
+            seen.add(key)
+            if rows:
+                yield signal, window, pd.to_datetime(asked.instants(window), unit="ms", utc=True), rows
 
 
 def _part(signal: Signal, window: Window, times: "pd.DatetimeIndex", rows: Rows) -> pd.DataFrame:
-    told = {"signal": signal.name, "unit": signal.unit, "window": window.text}
-    frames = [pd.DataFrame({"time": times, "value": row, **dict(subject), **told}) for subject, row in rows.items()]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(COLUMNS))
+    """All rows of one signal below each other."""
+    subjects = [dict(each) for each in rows]
+    labels = sorted({label for each in subjects for label in each})
+    columns = {label: np.array([each.get(label) for each in subjects], object) for label in labels}
+    told = {"signal": signal.name, "unit": signal.unit, "window": f"{window.seconds:g}s"}
+    return pd.DataFrame(
+        {
+            "time": times.take(np.tile(np.arange(len(times)), len(rows))),
+            **{label: column.repeat(len(times)) for label, column in columns.items()},
+            **told,
+            "value": np.concatenate(list(rows.values())),
+        }
+    )

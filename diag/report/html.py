@@ -3,7 +3,7 @@
 Every text goes through `escape`; should one slip through, the page has forbidden itself to run or to fetch anything.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from diag import __version__
@@ -19,7 +19,8 @@ STYLE = Path(__file__).with_suffix(".css")
 VERDICTS = {"CRITICAL": "critical", "WARNING": "warning", "HEALTHY": "healthy", "CANNOT TELL": "unknown"}
 MOST_SERVERS, MOST_ROWS = 50, 200
 LEGEND = (
-    "Each plot shows one condition: its value, the limit as a dashed line, shaded the side where the condition holds,"
+    "Each plot shows one condition around the incident: its value, the limit as a dashed line, shaded the side where it"
+    " holds,"
     " a vertical line since when it has held without a break, a dot at the value that is told, and on the axis of time"
     " a bar from the first to the last look at which the whole incident was present. All times are UTC."
 )
@@ -28,12 +29,13 @@ LEGEND = (
 def render(judgement: Judgement) -> str:
     """The judgement as one page, which is XML as well; one line break at its end."""
     found = sorted(words.worth_telling(judgement), key=_weight)
+    anchors = {_anchor(each.diagnosis) for each in found}
     parts = [
         _verdict(judgement),
         _fleet(judgement),
         element("p", LEGEND, class_="legend") if found else "",
-        *(_finding(each, judgement) for each in found),
-        _timeline(judgement),
+        *(_finding(each, judgement, anchors) for each in found),
+        _timeline(judgement, anchors),
         *_rest(judgement),
         element("footer", escape(f"diag {__version__}")),
     ]
@@ -92,14 +94,14 @@ def _headline(line: str) -> str:
 # -- one incident -----------------------------------------------------------------------------------------------------
 
 
-def _finding(finding: Finding, judgement: Judgement) -> str:
+def _finding(finding: Finding, judgement: Judgement, anchors: Collection[str]) -> str:
     one = finding.diagnosis
     parts = [
         *_what(one),
         *(_evidence(each, one) for each in words.evidence(one)),
         _list("Ruled out", (_told(each.looks_like, each.because) for each in one.refuted)),
         _list("Not ruled out", (_told(each.name, each.tell) for each in one.open)),
-        _list("What follows from it", map(_consequence, words.consequences(finding, judgement))),
+        _list("What follows from it", (_consequence(each, anchors) for each in words.consequences(finding, judgement))),
         *_actions(finding),
         _list("Do not", map(escape, one.incident.do_not)),
         element("p", "Runbook: ", element("code", escape(f"diag explain {one.incident.id}")), class_="runbook"),
@@ -151,8 +153,8 @@ def _evidence(reading: Reading, one: Diagnosis) -> str:
     return element("figure", told, svg.plot(reading, one))
 
 
-def _consequence(one: Diagnosis) -> str:
-    return f"{_link(one)}{escape(f' on {words.where(one)}: {one.incident.title}')}"
+def _consequence(one: Diagnosis, anchors: Collection[str]) -> str:
+    return f"{_link(one, anchors)}{escape(f' on {words.where(one)}: {one.incident.title}')}"
 
 
 def _why(source: Source) -> str:
@@ -203,13 +205,13 @@ def _fix(proposal: Proposal, *, now: bool) -> str:
 # -- the whole --------------------------------------------------------------------------------------------------------
 
 
-def _timeline(judgement: Judgement) -> str:
+def _timeline(judgement: Judgement, anchors: Collection[str]) -> str:
     """All that is present, the first mover first; nothing where there is but one."""
     seen = judgement.observed
     found = sorted((each.diagnosis for each in judgement.present[:MOST_ROWS]), key=lambda each: each.since or 0.0)
     rows = [
         [
-            _link(each),
+            _link(each, anchors),
             escape(words.where(each)),
             escape(words.since(each.since, words.moment).removeprefix("since ")),
             escape("still so" if each.ongoing or each.until is None else words.moment(each.until)),
@@ -260,8 +262,10 @@ def _rest(judgement: Judgement) -> list[str]:
 # -- shapes; what goes into them is markup ----------------------------------------------------------------------------
 
 
-def _link(one: Diagnosis) -> str:
-    return element("a", escape(one.incident.id), href=f"#{_anchor(one)}")
+def _link(one: Diagnosis, anchors: Collection[str]) -> str:
+    """A way to where it is told, or its name alone: of a fleet one of each kind is told."""
+    name, anchor = escape(one.incident.id), _anchor(one)
+    return element("a", name, href=f"#{anchor}") if anchor in anchors else element("code", name)
 
 
 def _anchor(one: Diagnosis) -> str:

@@ -25,7 +25,9 @@ def escape(text: str) -> str:
 def _fleet(judgement: Judgement) -> str:
     lines = fleet.servers(judgement, words.told(judgement))
     ill = [each for each in lines if each.verdict != "healthy"]
-    rows = [f"| {each.verdict} | {escape(each.instance)} | {each.incidents} | {each.since} |" for each in ill]
+    rows = [
+        f"| {each.verdict} | {escape(each.instance)} | {each.incidents or each.states} | {each.since} |" for each in ill
+    ]
     table = ["| verdict | server | incidents | since |", "|---|---|---|---|", *rows] if rows else []
     return "\n".join([fleet.counts(lines), "", *table])
 
@@ -74,7 +76,7 @@ def _footer(judgement: Judgement) -> list[str]:
     facts = {
         "Looked at": [words.looked_at(judgement, words.told(judgement))],
         "Checked": [words.checked(judgement)],
-        "Cannot tell": words.undecided(judgement),
+        "Cannot tell": [*words.blind(judgement), *words.undecided(judgement)],
         "Not measured": words.measure(judgement),
         "Contract": list(judgement.contract),
         "Notes": list(judgement.observed.notes),

@@ -2,7 +2,7 @@
 
 import datetime
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,9 +12,13 @@ from diag.report.markup import element, escape
 
 Point = tuple[float, float]
 """A time in unix seconds and a value."""
+Points = list[tuple[float, float | None]]
+"""The same where there may be no value."""
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
 """Seconds between two marks of time that a reader can count in."""
 MARKS = 6
+ROOM, LEAST_ROOM = 3, 900
+"""What a plot shows around an incident, before and after: so many times its length, at least so many seconds."""
 LINE = 13
 """The height of a line of text."""
 
@@ -68,15 +72,16 @@ class Scale:
 
 
 def plot(reading: Reading, one: Diagnosis) -> str:
-    """The history over the instants judged, the limit, the side where the condition holds, and since when it does."""
-    scale = _scale(PLOT, reading, one)
+    """The history around the incident, the limit, the side where the condition holds, and since when it does."""
+    points = _around(reading, one)
+    scale = _scale(PLOT, points, reading.limit)
     parts = [
         _shade(reading, scale),
         *_times(scale),
-        *_values(reading, scale),
+        *_values(points, reading.condition.signal.unit, scale),
         _present(one, scale),
         *_limit(reading, scale),
-        _line(reading, one, scale),
+        _line(points, scale),
         *_onset(reading, one, scale),
         _reported(reading, one, scale),
     ]
@@ -86,9 +91,10 @@ def plot(reading: Reading, one: Diagnosis) -> str:
 
 def spark(reading: Reading, one: Diagnosis) -> str:
     """The history and the limit alone, small enough for a row of a table."""
-    scale = _scale(SPARK, reading, one)
+    points = list(zip(one.instants, reading.history, strict=True))
+    scale = _scale(SPARK, points, reading.limit)
     limit = _horizontal(scale.y(reading.limit), scale, "limit")
-    return _svg(SPARK, "spark", limit, _line(reading, one, scale), aria_hidden="true")
+    return _svg(SPARK, "spark", limit, _line(points, scale), aria_hidden="true")
 
 
 def bar(one: Diagnosis, start: float, end: float) -> str:
@@ -98,7 +104,7 @@ def bar(one: Diagnosis, start: float, end: float) -> str:
     return _svg(BAR, "bar", track, _span(one, scale, 0, BAR.height), aria_hidden="true")
 
 
-def thin(points: Sequence[tuple[float, float | None]], scale: Scale) -> list[list[Point]]:
+def thin(points: Points, scale: Scale) -> list[list[Point]]:
     """Strokes without a hole, of each column of pixels the least and the greatest point.
 
     A hole that begins and ends inside one column is too narrow to be drawn.
@@ -117,13 +123,22 @@ def _extremes(points: list[Point]) -> list[Point]:
     return sorted({*by_value[:1], *by_value[-1:]})
 
 
-def _scale(box: Box, reading: Reading, one: Diagnosis) -> Scale:
+def _around(reading: Reading, one: Diagnosis) -> Points:
+    """The history from some time before the incident to some time after it."""
+    begin = one.instants[0] if one.since is None else one.since
+    end = one.instants[-1] if one.until is None else one.until
+    room = max(ROOM * (end - begin), LEAST_ROOM)
+    points = zip(one.instants, reading.history, strict=True)
+    return [(unix, value) for unix, value in points if begin - room <= unix <= end + room]
+
+
+def _scale(box: Box, points: Points, limit: float) -> Scale:
     """All that is drawn lies within, with some room above and below."""
-    told = (each for each in (*reading.history, reading.limit) if each is not None)
+    told = (each for each in (*(value for _, value in points), limit) if each is not None)
     known = [each for each in told if math.isfinite(each)] or [0.0]
     low, high = min(known), max(known)
     room = (high - low) * 0.1 or abs(high) * 0.1 or 1.0
-    return Scale(box, one.instants[0], one.instants[-1], low - room, high + room)
+    return Scale(box, points[0][0], points[-1][0], low - room, high + room)
 
 
 # -- the parts of a plot ----------------------------------------------------------------------------------------------
@@ -143,10 +158,10 @@ def _limit(reading: Reading, scale: Scale) -> Iterator[str]:
     yield _text(against(reading), scale.right + 6, y + 4, "limit")
 
 
-def _values(reading: Reading, scale: Scale) -> Iterator[str]:
+def _values(points: Points, unit: str, scale: Scale) -> Iterator[str]:
     """The least and the most value at their heights, or one below the other where these are too close; the unit."""
-    known = [each for each in reading.history if each is not None]
-    yield _text(reading.condition.signal.unit, scale.box.left - 6, scale.box.top - 8, "end")
+    known = [value for _, value in points if value is not None]
+    yield _text(unit, scale.box.left - 6, scale.box.top - 8, "end")
     if not known:
         return
     most = scale.y(max(known)) + 4
@@ -192,9 +207,8 @@ def _present(one: Diagnosis, scale: Scale) -> str:
     return _span(one, scale, scale.bottom - 2, scale.bottom + 2)
 
 
-def _line(reading: Reading, one: Diagnosis, scale: Scale) -> str:
-    strokes = thin(list(zip(one.instants, reading.history, strict=True)), scale)
-    return element("path", class_="line", d="".join(_stroke(each, scale) for each in strokes))
+def _line(points: Points, scale: Scale) -> str:
+    return element("path", class_="line", d="".join(_stroke(each, scale) for each in thin(points, scale)))
 
 
 def _stroke(points: list[Point], scale: Scale) -> str:
@@ -207,7 +221,7 @@ def _onset(reading: Reading, one: Diagnosis, scale: Scale) -> Iterator[str]:
     began = onset(reading, one)
     if began is None:
         return
-    x = scale.x(began)
+    x = scale.x(max(began, scale.start))
     label = words.since(began if began > one.instants[0] else None, _clock(scale))
     anchor = "start" if x < scale.box.width / 3 else "end" if x > scale.box.width * 2 / 3 else "middle"
     yield _vertical(x, scale, "onset")

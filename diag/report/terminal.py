@@ -71,11 +71,12 @@ def bar(says: str) -> Iterator[Tick]:
 
 
 def _heads(judgement: Judgement) -> list[str]:
-    return [
-        line
-        for head in words.headline(judgement, words.told(judgement))
-        for line in textwrap.wrap(head, WIDTH, subsequent_indent="  ")
-    ]
+    return [line for head in words.headline(judgement, words.told(judgement)) for line in _sentence(head)]
+
+
+def _sentence(text: str) -> list[str]:
+    """Text over the whole width; a name with hyphens stays whole, to be copied."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _row(label: str, text: str) -> list[str]:
@@ -111,7 +112,7 @@ def _primary(finding: Finding, others: list[Finding], judgement: Judgement) -> l
     one = finding.diagnosis
     alike = f", as on {len(others):,} more" if others else ""
     return [
-        f"{one.incident.title} ({words.place(one.subject)}{alike})",
+        *_sentence(f"{one.incident.title} ({words.place(one.subject)}{alike})"),
         *_evidence(one),
         *_rows("first sign", words.first_sign(one, words.told(judgement))),
         *_rows("ruled out", [f"{each.looks_like}: {each.because}" for each in one.refuted]),
@@ -187,7 +188,7 @@ def _footer(judgement: Judgement) -> list[str]:
     lines = _row("looked at", words.looked_at(judgement, words.told(judgement)))
     lines += _rows("server", words.folded([words.printable(each) for each in seen.servers], ROWS))
     lines += _row("checked", words.checked(judgement))
-    lines += _rows("cannot tell", words.undecided(judgement))
+    lines += _rows("cannot tell", [*words.blind(judgement), *words.undecided(judgement)])
     lines += _rows("not measured", words.measure(judgement))
     lines += _rows("contract", ["; ".join(judgement.contract)])
     return [*lines, *_rows("note", [words.printable(each) for each in seen.notes])]

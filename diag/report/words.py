@@ -1,6 +1,7 @@
 """What every report says in the same words: times, numbers, changes; with nothing that a terminal would obey."""
 
 import datetime
+from collections import Counter
 from collections.abc import Callable
 
 from diag.asking import Subject, agree
@@ -218,6 +219,11 @@ def measure(judgement: Judgement) -> list[str]:
     return [f"{name}: {FAMILIES[name][1]}" for name in judgement.observed.not_measured]
 
 
+def blind(judgement: Judgement) -> list[str]:
+    """Whose health cannot be told, and why, where the headline is about something else."""
+    return [] if judgement.verdict == "unknown" else folded([printable(each) for each in judgement.blind])
+
+
 def undecided(judgement: Judgement) -> list[str]:
     """What could not be judged where, and for want of which signals; in a fleet, on how many servers."""
     if is_fleet(judgement):
@@ -229,13 +235,16 @@ def undecided(judgement: Judgement) -> list[str]:
 
 
 def _undecided_by_many(judgement: Judgement) -> list[str]:
+    counts = Counter(each.subject for each in judgement.undecided)
+    nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
     lacking: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for each in judgement.undecided:
-        lacking.setdefault((each.incident.id, each.missing), []).append(place(each.subject))
+        if counts[each.subject] <= MANY:
+            lacking.setdefault((each.incident.id, each.missing), []).append(place(each.subject))
     told = (
         f"{name} on {listed(sorted(places))}: no {', '.join(missing)}" for (name, missing), places in lacking.items()
     )
-    return folded(list(told))
+    return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(list(told))]
 
 
 def _undecided(subject: Subject, unknown: list[Diagnosis]) -> list[str]:

@@ -2,9 +2,11 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
 
@@ -12,8 +14,9 @@ from diag.asking import Floats, Instants, Subject
 from diag.errors import BadUsage, Unreachable, Unsupported
 from diag.incident import regroup
 from diag.promql import narrowed, parse, pretty
-from diag.sources.prometheus import Prometheus, Refused, Series
+from diag.sources.prometheus import Prometheus, Series
 from diag.sources.scope import Scope, any_of
+from diag.sources.session import Refused
 from diag.sources.text import clock, listed, plural, printable
 
 SERVES = "vllm:num_requests_running|vllm:generation_tokens_total|diag_vllm_up|diag_vllm_info"
@@ -24,33 +27,36 @@ _BEFORE = 86_400_000
 """How long before the span a server may have answered last and still belong to it."""
 _SAMPLED = 3
 _FEW = 20
-_MOST_REFUSALS = 3
+_MOST_LATE = 3
+_FEW_REFUSALS = 3
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class Member:
-    """One server: the (job, instance) pairs it is scraped as, its models, and which of the telling metrics it has."""
+    """One server: the (job, instance) pairs it is scraped as, and its models."""
 
     targets: frozenset[tuple[str, str]]
     models: frozenset[str]
-    metrics: frozenset[str]
 
 
 class Remote:
     """Keeps the protocol `diag.asking.Answers`: every query is evaluated by the server, for all of `members` at once.
 
-    Raises Unreachable where the server cannot be asked or holds nothing of such servers.
+    `queries` counts them. Raises Unreachable where the server cannot be asked or holds nothing of such servers.
     """
 
     def __init__(self, prometheus: Prometheus, scope: Scope, labels: tuple[str, ...] = ("instance",)) -> None:
         self._prometheus = prometheus
         self._scope, self._labels = scope, labels
-        self._refused: dict[str, int] = {}
+        self._refused: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
+        self._late, self._lost, self._lock = 0, "", Lock()
         for matcher in scope.matchers:
             _check(matcher)
-        self.now = prometheus.now()
-        self.start, self.end = scope.span.resolved(self.now)
         try:
+            self.now = prometheus.now()
+            self.start, self.end = scope.span.resolved(self.now)
             self.members = self._members(scope)
             self._matchers = self._narrowing(scope)
             self.instants, self.interval = self._cadence()
@@ -62,7 +68,7 @@ class Remote:
     def shown(self) -> str:
         """The server and what was asked for, without credentials."""
         return (
-            f"{self._prometheus.shown} {{{self._scope.everywhere}}}"
+            f"{self._prometheus.shown} {{{printable(self._scope.everywhere)}}}"
             if self._scope.everywhere
             else self._prometheus.shown
         )
@@ -70,7 +76,10 @@ class Remote:
     @property
     def notes(self) -> tuple[str, ...]:
         """What has to be said of the answers: refused queries, and the server's own warnings."""
-        refused = [f"the server refused {plural(count, 'query')}: {why}" for why, count in self._refused.items()]
+        refusals = self._refused.most_common(_FEW_REFUSALS)
+        refused = [f"the server refused {plural(count, 'question')}: {self._reasons[why]}" for why, count in refusals]
+        others = self._refused.total() - sum(count for _, count in refusals)
+        refused += [f"the server refused {plural(others, 'question')} for other reasons"] if others else []
         warnings = self._prometheus.warnings
         partial = [f"the server warns, so this may be partial: {listed(warnings)}"] if warnings else []
         return (*self._pace(), *refused, *partial)
@@ -79,10 +88,16 @@ class Remote:
         step = float(self.instants[1] - self.instants[0]) / 1000 if len(self.instants) > 1 else self.interval
         if step <= self.interval:
             return []
-        return [f"judged every {step:g} s: at every scrape ({self.interval:g} s) it would have taken too long"]
+        return [f"judged every {step:g} s, not at every scrape ({self.interval:g} s), to ask less of the server"]
 
     def _members(self, scope: Scope) -> dict[str, Member]:
-        found = self._found(scope, self.start - _BEFORE)
+        try:
+            found = self._found(scope, self.start - _BEFORE)
+        except Refused as error:
+            if not error.unread or scope == Scope(scope.span):
+                raise
+            these = "this --instance, --model, --job or --match"
+            raise BadUsage(f"{self._prometheus.shown} cannot read {these}: {error}") from error
         if not found:
             raise Unreachable(self._nobody(scope))
         return found
@@ -104,7 +119,8 @@ class Remote:
         span = f"between {clock(self.start, day=True)} and {clock(self.end, day=True)}"
         others = self._found(Scope(scope.span), self.start) if scope != Scope(scope.span) else {}
         if others:
-            return f"{self._prometheus.shown} has no vLLM server that fits {span}; it has {listed(list(others), 5)}"
+            some = listed([_told(*each) for each in others.items()])
+            return f"{self._prometheus.shown} has no vLLM server that fits {span}; it has {some}"
         hint = "are vLLM servers or `diag exporter` among its targets, and is the time right?"
         return f"{self._prometheus.shown} has no metrics of vLLM {span}; {hint}"
 
@@ -117,12 +133,14 @@ class Remote:
     def _cadence(self) -> tuple[Instants, float]:
         """The instants to judge, back from the last scrape, and the usual seconds between two scrapes of a target."""
         span = self.end - self.start
-        targets = f"{any_of('instance', self._most_scraped(span))},{self._matchers}"
+        counts, still = self._counted(f"count_over_time(up[{span}ms])"), self._counted("up")
+        targets = f"{any_of('instance', [*_most(counts, counts), *_most(still, counts)])},{self._matchers}"
         raw = f"up{{{targets}}}[{span + 1}ms]"  # with the scrape at its start
         series = [_times(each) for each in self._prometheus.instant(raw, self.end)]
         times = [each for each in series if len(each)]
         if not times:
-            raise Unreachable(f"{self._prometheus.shown}: {listed(list(self.members))} {self._not_scraped()}")
+            raise Unreachable(self._not_scraped())
+        self.members = {name: each for name, each in self.members.items() if _is_among(counts, each)}
         steps = np.concatenate([np.diff(each) for each in times])
         interval = int(np.median(steps)) if len(steps) else 0
         first, last = min(int(each[0]) for each in times), max(int(each[-1]) for each in times)
@@ -135,20 +153,17 @@ class Remote:
         back = (last - first) // step if step else 0
         return last - step * np.arange(back, -1, -1, dtype=np.int64)
 
-    def _most_scraped(self, span: int) -> list[str]:
-        """A few targets that were scraped most of the time."""
-        query = narrowed(f"sum by (instance) (count_over_time(up[{span}ms]))", self._matchers)
-        scraped = self._prometheus.instant(query, self.end)
-        counts = {each["metric"].get("instance", ""): float(each["value"][1]) for each in scraped}
+    def _counted(self, promql: str) -> dict[str, float]:
+        """A number for each of our targets, by its label `instance`."""
+        found = self._prometheus.instant(narrowed(f"sum by (instance) ({promql})", self._matchers), self.end)
         ours = {instance for member in self.members.values() for _, instance in member.targets}
-        most = sorted((name for name in counts if name in ours), key=lambda name: (-counts[name], name))
-        return [re.escape(name) for name in most[:_SAMPLED]]
+        counts = {each["metric"].get("instance", ""): float(each["value"][1]) for each in found}
+        return {name: count for name, count in counts.items() if name in ours}
 
     def _not_scraped(self) -> str:
-        return (
-            f"{'was' if len(self.members) == 1 else 'were'} there within a day, but not scraped between"
-            f" {clock(self.start, day=True)} and {clock(self.end, day=True)}; is the time right?"
-        )
+        who = f"{listed(list(map(printable, self.members)))} {'was' if len(self.members) == 1 else 'were'}"
+        span = f"between {clock(self.start, day=True)} and {clock(self.end, day=True)}"
+        return f"{self._prometheus.shown}: {who} there within a day, but not scraped {span}; is the time right?"
 
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject, NaN where there is no finite sample; nothing where the server refuses the query."""
@@ -191,38 +206,69 @@ class Remote:
         return ",".join(self._scope.matchers) if "model_name" in promql else self._matchers
 
     def _answered(self, promql: str, instants: Instants) -> list[Series]:
+        if self._lost:
+            raise Unreachable(self._lost)  # some are asked at a time: those that follow need not wait in vain too
         try:
             if len(instants) == 1:
                 return self._prometheus.instant(promql, int(instants[0]))
             first, second, last = (int(instants[at]) for at in (0, 1, -1))
             return self._prometheus.range(promql, first, last, second - first)
         except Refused as error:
-            why = str(error)
-            self._refused[why] = self._refused.get(why, 0) + 1
-            if "time" in why and self._refused[why] >= _MOST_REFUSALS:
-                hint = "name fewer servers or a shorter --window"
-                raise Unreachable(f"{self._prometheus.shown} does not finish its queries: {why}; {hint}") from error
+            self._note(error)
             return []
+        except Unreachable as error:
+            self._lost = str(error)
+            raise
+
+    def _note(self, error: Refused) -> None:
+        why = _NUMBER.sub("", str(error))  # the length of the query, for one
+        with self._lock:
+            self._reasons.setdefault(why, str(error))
+            self._refused[why] += 1
+            self._late += error.late
+        if self._late >= _MOST_LATE:
+            hint = "name fewer servers or a shorter --window"
+            self._lost = f"{self._prometheus.shown} does not finish its queries: {error}; {hint}"
+            raise Unreachable(self._lost) from error
 
     def _subject(self, labels: Mapping[str, str]) -> Subject:
         """The labels without a metric's name, and `instance` for those by which the site tells its servers apart."""
-        rest = {name: value for name, value in labels.items() if name not in ("__name__", *self._labels)}
-        return tuple(sorted({**rest, "instance": self._name(labels)}.items()))
+        named = {name: value for name, value in labels.items() if name != "__name__"}
+        if self._labels != ("instance",):
+            named = {name: value for name, value in named.items() if name not in self._labels}
+            named["instance"] = self._name(labels)
+        return tuple(sorted(named.items()))
 
 
 def _member(series: Sequence[Mapping[str, str]]) -> Member:
     return Member(
         targets=frozenset((each.get("job", ""), each.get("instance", "")) for each in series),
         models=frozenset(each[name] for each in series for name in ("model_name", "model") if each.get(name)),
-        metrics=frozenset(each["__name__"] for each in series),
     )
+
+
+def _told(name: str, member: Member) -> str:
+    """A server by what it could be named by."""
+    jobs, models = {f"job {job}" for job, _ in member.targets}, {f"model {model}" for model in member.models}
+    return printable(f"{name} ({', '.join([*sorted(jobs), *sorted(models)])})")
+
+
+def _is_among(counts: Mapping[str, float], member: Member) -> bool:
+    """Whether it was scraped at all, and not only within the day before."""
+    return any(instance in counts for _, instance in member.targets)
 
 
 def _check(matcher: str) -> None:
     try:
-        parse(f"up{{{matcher}}}")
+        parse(f'rate(up{{{matcher},diag=""}}[1m])')  # as it will be used: among others, in every kind of selector
     except Unsupported as error:
-        raise BadUsage(f'{printable(matcher)} is no matcher: write cluster="eu" or pod=~"vllm-.*"') from error
+        raise BadUsage(f'--match {printable(matcher)} is no matcher: write cluster="eu" or pod=~"vllm-.*"') from error
+
+
+def _most(there: Iterable[str], counts: Mapping[str, float]) -> list[str]:
+    """A few of the targets that were scraped most of the time, as regular expressions."""
+    most = sorted(there, key=lambda name: (-counts.get(name, 0.0), name))
+    return [re.escape(name) for name in most[:_SAMPLED]]
 
 
 def _times(series: Series) -> Instants:
@@ -236,12 +282,13 @@ def _lag(times: Instants, last: int, interval: int) -> int:
 
 
 def _laid_out(series: Series, instants: Instants) -> Floats:
-    """The values at the instants; a server may round its times."""
+    """The finite values at the instants; a server may round its times."""
+    if "value" in series:
+        value = float(series["value"][1])
+        return np.array([value if math.isfinite(value) else math.nan])
     row = np.full(len(instants), np.nan)
-    step = int(instants[1] - instants[0]) if len(instants) > 1 else 1
-    for at, text in series.get("values") or [series["value"]]:
-        place = round((float(at) * 1000 - int(instants[0])) / step)
-        value = float(text)
-        if 0 <= place < len(row) and math.isfinite(value):
-            row[place] = value
+    times, values = np.array(series["values"], np.float64).T
+    places = np.rint((times * 1000 - instants[0]) / (instants[1] - instants[0])).astype(np.int64)
+    inside = (places >= 0) & (places < len(row)) & np.isfinite(values)
+    row[places[inside]] = values[inside]
     return row

@@ -29,11 +29,11 @@ class Span:
         if self.at and (self.since or self.until):
             raise BadUsage("--at looks back over --window, --from and --to name both ends: choose one")
         end = moment(self.at or self.until, now) if self.at or self.until else now
-        start = moment(self.since, now) if self.since else end - round(duration(self.window) * 1000)
-        if start >= end:
-            raise BadUsage(f"there is no time between {clock(start, day=True)} and {clock(end, day=True)}")
+        start = moment(self.since, now) if self.since else max(0, end - round(duration(self.window) * 1000))
         if start > now:
             raise BadUsage(f"{clock(start, day=True)} is in the future: the server's clock says {clock(now, day=True)}")
+        if start >= end:
+            raise BadUsage(f"there is no time between {clock(start, day=True)} and {clock(end, day=True)}")
         return start, min(end, now)
 
 
@@ -61,7 +61,7 @@ class Scope:
 def moment(text: str, now: int) -> int:
     """Unix milliseconds; a duration with a minus counts back from `now`."""
     if text.startswith("-"):
-        return now - round(duration(text[1:]) * 1000)
+        return max(0, now - round(duration(text[1:]) * 1000))
     seconds = _unix(text)
     if not 0 <= seconds < _LATEST:
         raise BadUsage(f"'{printable(text, 40)}' is no time: write {_WAYS}")
@@ -83,9 +83,11 @@ def _unix(text: str) -> float:
 
 def duration(text: str) -> float:
     """Seconds of "90s", "15m", "1h30m" or "2d"."""
-    if not _DURATION.fullmatch(text):
+    parts = re.findall(r"[\d.]+[smhdw]", text) if _DURATION.fullmatch(text) else []
+    seconds = sum(float(part[:-1]) * _UNITS[part[-1]] for part in parts)
+    if not parts or seconds >= _LATEST:
         raise BadUsage(f"'{printable(text, 40)}' is no duration: write 90s, 15m, 24h or 7d")
-    return sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[\d.]+[smhdw]", text))
+    return seconds
 
 
 def any_of(label: str, patterns: Sequence[str]) -> str:
