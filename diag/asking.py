@@ -130,7 +130,7 @@ class Asked:
 
     def holding(self, wanted: float) -> Window:
         """A window of so many seconds; being open on the left, it holds all of them with one interval more."""
-        return Window(wanted, f"{round((wanted + self.answers.interval) * 1000)}ms")
+        return Window(wanted, _written(round((wanted + self.answers.interval) * 1000)))
 
     def live(self, window: str) -> Window:
         """This window, or a longer one where too few scrapes fall into it; never longer than the span."""
@@ -181,6 +181,12 @@ class Asked:
         inside = [subject for part in parts for subject in part]
         seen = {dict(subject).get("instance") for subject in inside}
         return sorted([*inside, *(each for each in instances if dict(each).get("instance") not in seen)])
+
+
+def _written(millis: int) -> str:
+    """A PromQL duration as people write it: what an incident's own window is too is asked only once."""
+    unit, name = next((each for each in ((60_000, "m"), (1000, "s")) if millis % each[0] == 0), (1, "ms"))
+    return f"{millis // unit}{name}"
 
 
 def agree(one: Subject, other: Subject) -> bool:

@@ -70,6 +70,11 @@ class Diagnosis:
     primary: bool = False
 
     @property
+    def reported(self) -> int:
+        """The place of the instant whose readings are told of a present incident, the last one of any other."""
+        return len(self.instants) - 1 if self.until is None else self.instants.index(self.until)
+
+    @property
     def culprits(self) -> tuple[str, ...]:
         """What the symptoms name beyond the subject: a rank, an event."""
         return tuple(dict.fromkeys(name for each in self.symptoms if each.holds for name in each.which))
@@ -127,16 +132,16 @@ def _decide_one(
 
 def _name(one: Diagnosis, asked: Asked) -> Diagnosis:
     """Have the readings of a present incident name what they mean."""
-    if one.until is None:
+    if one.state != "present":
         return one
-    at = np.array([round(one.until * 1000)], np.int64)
 
     def named(reading: Reading) -> Reading:
         signal = reading.condition.signal
         if not signal.which:
             return reading
-        rows = asked.ask(signal.which, one.incident.per, asked.window(one.incident), at)
-        mine = ((labels, row[0]) for labels, row in rows.like(one.subject) if not np.isnan(row[0]))
+        rows = asked.ask(signal.which, one.incident.per, asked.window(one.incident))
+        then = ((labels, row[one.reported]) for labels, row in rows.like(one.subject))
+        mine = ((labels, value) for labels, value in then if not np.isnan(value))
         texts = (signal.names.format_map({**dict(labels), "value": show(value)}) for labels, value in mine)
         return replace(reading, which=tuple(dict.fromkeys(texts)))
 
@@ -196,7 +201,7 @@ def onset(reading: Reading, one: Diagnosis) -> float | None:
     """
     if one.until is None:
         return None
-    at = one.instants.index(one.until) + 1
+    at = one.reported + 1
     began = None
     for instant, value in zip(reversed(one.instants[:at]), reversed(reading.history[:at]), strict=True):
         if value is not None and not COMPARE[reading.condition.op](value, reading.limit):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diag.asking import Asked, Instants, Subject, Window
+from diag.asking import Asked, Subject
 from diag.diagnose import Diagnosis
 from diag.incident import Condition, Fix, Signal
 from diag.signals import running_value
@@ -59,14 +59,10 @@ class _Bench:
         self.asked = asked
 
     def value(self, signal: Signal) -> float | None:
-        incident = self.diagnosis.incident
-        window = self.asked.window(incident)
-        row = self.asked.ask(signal.promql, incident.per, window, self._instant(window)).of(self.diagnosis.subject)
-        return None if row is None or np.isnan(row[0]) else float(row[0])
-
-    def _instant(self, window: Window) -> Instants:
-        until = self.diagnosis.until
-        return self.asked.instants(window)[-1:] if until is None else np.array([round(until * 1000)], np.int64)
+        one = self.diagnosis
+        row = self.asked.ask(signal.promql, one.incident.per, self.asked.window(one.incident)).of(one.subject)
+        value = math.nan if row is None else float(row[one.reported])
+        return None if math.isnan(value) else value
 
 
 def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diag.asking import Asked
+from diag.asking import GPUS, Asked
 from diag.diagnose import RANK, Diagnosis, diagnose
 from diag.fixes import Proposal, Running, by_subject, propose, relaunch
 from diag.incident import Incident
@@ -101,6 +101,9 @@ def not_measured(asked: Asked) -> tuple[str, ...]:
 
 
 def _has(metrics: str, asked: Asked) -> bool:
+    """Whether some server has some of these metrics; of GPUs it is known who has any."""
+    if metrics == FAMILIES["gpu"][0]:
+        return bool(asked.ask(GPUS, (), asked.whole))
     query = f'count by (instance) (last_over_time({{__name__=~"{metrics}"}}[$window]))'
     return bool(asked.ask(query, (), asked.whole))
 
