@@ -154,8 +154,8 @@ nvlinks = Signal(
 )
 link_lost = Signal(
     "PCIe lanes lost",
-    'max by ($by) ((1 - max_over_time(diag_gpu_pcie_link_width{which="current"}[$window])'
-    ' / on (instance, gpu) max_over_time(diag_gpu_pcie_link_width{which="max"}[$window]))'
+    'max by ($by) ((1 - max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window]))'
+    ' / on (instance, gpu) max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
     f" {SERVING})",
     "a link lost {value} of its lanes",
     "ratio",

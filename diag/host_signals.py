@@ -192,10 +192,10 @@ WORKER_CPU = f"rate({WORKERS}[$window])"
 STILL, SPINS = 0.05, 0.8
 """Cores: a worker below the first stands still, one above the second waits busily or computes."""
 SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
-BUSY = f"(avg_over_time(diag_gpu_utilization_ratio[$window]) {SERVING})"
+BUSY = f"(max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window])) {SERVING})"
 POWER_SHARE = (
-    "(avg_over_time(diag_gpu_power_watts[$window]) / on (instance, gpu, uuid)"
-    " (avg_over_time(diag_gpu_power_limit_watts[$window]) > 0))"
+    "(max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window])) / on (instance, gpu)"
+    " (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0))"
 )
 SPINNING = f"(({BUSY} > 0.9) and on (instance, gpu) ({POWER_SHARE} < 0.4))"
 RANK_OF_GPU = (

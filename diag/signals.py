@@ -379,8 +379,8 @@ def running_value(flag: str) -> Signal:
 
 gpu_memory_free_share = Signal(
     "GPU memory free",
-    "min by (instance) (min_over_time(diag_gpu_memory_free_bytes[$window])"
-    " / on (instance, gpu) min_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))"
+    " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window])))",
     "{value} of the fullest GPU's memory is free",
     "ratio",
 )

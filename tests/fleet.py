@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -23,16 +24,10 @@ from timelines import CALM, HOSTS, RECORDED, TIMES, Series, timeline
 from diag.exporter.families import Sample
 from diag.promql import Block, is_stale, metric_names, parse
 
-PLACEHOLDER = "<instance>"
+PLACEHOLDER, BORN = "<instance>", "<born>"
 CREATED = "vllm:generation_tokens_created"
-AGE = 3600
-"""Seconds for which every server has run when the fleet is scraped first."""
-BESIDES = {CREATED, "diag_vllm_info"}
+BESIDES = {CREATED, "diag_vllm_info", "process_start_time_seconds"}
 """What no expression of the catalogue selects and every page has nevertheless."""
-KEPT = 81
-"""Scrapes, the last ones of a timeline: five minutes of the lead-in and the sick quarter of an hour."""
-HALVES = np.array_split(np.arange(TIMES.size)[-KEPT:], 2)
-"""One block for each core that promtool may use; blocks that do not overlap are left as they are."""
 
 
 def instances(kind: str, count: int) -> list[str]:
@@ -40,15 +35,18 @@ def instances(kind: str, count: int) -> list[str]:
     return [f"{kind}-{number:0{len(str(count - 1))}}:8000" for number in range(count)]
 
 
-def write(folder: Path, members: Mapping[str, int], end: float) -> None:
-    """Write the blocks of a fleet: so many instances of each kind, scraped every 15 s for 20 minutes up to `end`.
+def write(folder: Path, members: Mapping[str, int], end: float, scrapes: int = TIMES.size) -> None:
+    """Write the blocks of a fleet: so many instances of each kind, scraped every 15 s so often up to `end`.
 
     A kind is "healthy" or the id of an incident of timelines.py; its fault sets in after the lead-in. Instances of one
     kind differ only in their name.
     """
     held = {kind: _block(kind, end - float(TIMES[-1])) for kind in members}
     running = []
-    for number, half in enumerate(HALVES):  # the second is written while promtool reads the first
+    # a block for each core that promtool may use; blocks that do not overlap are left as they are
+    for number, half in enumerate(
+        np.array_split(np.arange(TIMES.size)[-scrapes:], 2)
+    ):  # the second is written while promtool reads the first
         with (folder / f"{number}.om").open("wb") as file:
             file.writelines(_lines(held, members, half))
         running.append(_promtool(Path(file.name), folder / "data"))
@@ -63,7 +61,9 @@ def _lines(held: Mapping[str, Block], members: Mapping[str, int], part: npt.NDAr
     """Each kind is formatted once."""
     for kind, count in members.items():
         page = _text(held[kind], part)
-        yield from (page.replace(PLACEHOLDER.encode(), name.encode()) for name in instances(kind, count))
+        for name in instances(kind, count):
+            born = f"{zlib.crc32(name.encode())}".encode()  # a time of its own, or all would be one server
+            yield page.replace(PLACEHOLDER.encode(), name.encode()).replace(BORN.encode(), born)
     yield b"# EOF\n"
 
 
@@ -133,10 +133,8 @@ def _series(kind: str) -> Series:
 def _block(kind: str, begin: float) -> Block:
     """The samples of one instance under no name yet."""
     (block,) = blocks(_series(kind), begin)
-    for labels, values in zip(block.labels, block.values, strict=True):
+    for labels in block.labels:
         labels["instance"] = PLACEHOLDER
-        if labels["__name__"] == CREATED:
-            values[~is_stale(values)] = begin - AGE
     return block
 
 
@@ -147,5 +145,8 @@ def _text(block: Block, part: npt.NDArray[np.intp]) -> bytes:
         told = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items() if name != "__name__")
         there = part[~is_stale(values[part])]
         samples = zip(values[there].tolist(), (block.times[there] / 1000).tolist(), strict=True)
-        lines += [f"{labels['__name__']}{{{told}}} {value!r} {when:.3f}\n" for value, when in samples]
+        name = labels["__name__"]
+        lines += [
+            f"{name}{{{told}}} {BORN if name == CREATED else repr(value)} {when:.3f}\n" for value, when in samples
+        ]
     return "".join(lines).encode()

@@ -129,3 +129,13 @@ def test_a_budget_burns_by_what_is_late(late: int, edges: tuple[str, ...], burn:
     held = promql.Samples([promql.Block(tuple(series), times, np.array(rows))])
     answer = promql.evaluate(text, held, times[-1:])
     assert [round(float(each), 6) for each in answer.values[:, 0]] == ([] if burn is None else [burn])
+
+
+def test_a_server_under_two_jobs_makes_no_query_fail(tmp_path: Path) -> None:
+    """A Prometheus would answer nothing about any server then."""
+    seen = read(everything(tmp_path))
+    every = seen.samples.select([])
+    jobs = [replace(each, labels=tuple({**one, "job": job} for one in each.labels)) for job in "ab" for each in every]
+    samples = promql.Samples(jobs)
+    for text in expressions("30s"):
+        promql.evaluate(text, samples, seen.instants[-3:])

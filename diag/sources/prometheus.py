@@ -73,7 +73,8 @@ class Prometheus:
         try:
             reply = self._session.get(f"{self._library.url}/api/v1/rules", params={"type": "record"}).json()
             rules = [rule for group in reply["data"]["groups"] for rule in group["rules"]]
-            return {_printed(each["query"]): str(each["name"]) for each in rules if each.get("health") == "ok"}
+            known = {_printed(each["query"]): str(each["name"]) for each in rules if each.get("health") == "ok"}
+            return {promql: name for promql, name in known.items() if promql}
         except (Unreachable, Refused, *_UNLIKE):
             return {}
 
