@@ -186,6 +186,8 @@ def doctor(
         raise BadUsage("--json and --markdown are two formats: choose one")
     if keep_watching and (as_json or as_markdown):
         raise BadUsage("--watch prints lines as things change: it has neither --json nor --markdown")
+    if keep_watching and (at or until):
+        raise BadUsage("--watch looks at what goes on now: it has neither --at nor --to")
     if until_what and not keep_watching:
         raise BadUsage("--until says when a --watch ends: give both")
     scope = _scope(prometheus, targets, at, window, since, until, instance, model, job, match)
@@ -203,14 +205,17 @@ def doctor(
         prometheus,
         scope,
     )
-    if keep_watching:
-        judgement = work.watch(settings, until_what is Until.resolved)
+    if keep_watching:  # which ends by itself only where nothing is wrong any more
+        from diag import watching
+
+        judgement, status = watching.watch(settings, until_what is Until.resolved), 0
     else:
         judgement = work.run(settings)
         work.show(judgement, "json" if as_json else "markdown" if as_markdown else "terminal")
+        status = work.exit_code(judgement, fail_on.value)
     if html:
         work.keep(judgement, html)
-    raise typer.Exit(work.exit_code(judgement, fail_on.value))
+    raise typer.Exit(status)
 
 
 @app.command()

@@ -1,9 +1,7 @@
 """The commands' work: from targets to a judgement, and from a judgement to text and an exit status."""
 
 import os
-import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from diag.asking import Answers, Asked
 from diag.catalog import load
 from diag.contract import Contract
 from diag.contract_file import find
-from diag.errors import BadUsage, Unreachable
+from diag.errors import BadUsage
 from diag.fixes import Running
 from diag.incident import Incident
 from diag.judgement import Judgement, Observed, conclude, not_measured, server
@@ -36,8 +34,6 @@ PATIENCE = 125.0
 """Seconds to watch for at most while work is owed and nothing moves: one huge prefill may take two minutes."""
 PROBE_SECONDS = 30.0
 """What a request of one token may take."""
-LOOK_SECONDS = 15.0
-"""Between two looks through a Prometheus, which has nothing new before its next scrape."""
 SCRAPE_SECONDS, ANSWER_SECONDS = 5.0, 30.0
 """What a page, and a Prometheus' answer to one query, may take unless the command line says otherwise."""
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
@@ -113,59 +109,6 @@ def export(settings: Settings, file: Path | None) -> str:
     except OSError as error:
         raise BadUsage(f"{file or 'standard output'} cannot be written: {error.strerror}") from error
     return f"{file}: {values:,} values at {len(answers.instants):,} instants"
-
-
-def watch(settings: Settings, until_resolved: bool) -> Judgement:
-    """Look again and again, and tell what begins and what ends; returns the last look.
-
-    Ends by Ctrl-C, or once nothing is wrong any more where `until_resolved`. Who is lost after the first look may come
-    back.
-    """
-    from diag.report import changes
-    from diag.transitions import Transitions
-
-    if not settings.prometheus and any(Path(each).exists() for each in settings.targets):
-        raise BadUsage("--watch is for what still goes on: a recording stays as it is")
-    transitions = Transitions()
-    judgement = _look(settings)
-    _tell(changes.first(judgement))
-    while True:
-        _tell("".join(map(changes.line, transitions.look(judgement))))
-        if until_resolved and transitions.is_calm and judgement.verdict == "healthy":
-            return judgement
-        judgement = _look_again(settings)
-
-
-def _look(settings: Settings) -> Judgement:
-    """One look of a watch; KeyboardInterrupt also where it was cut short and could be judged nevertheless."""
-    judgement = run(settings)
-    if any(each.startswith("interrupted") for each in judgement.observed.notes):
-        raise KeyboardInterrupt
-    return judgement
-
-
-def _look_again(settings: Settings) -> Judgement:
-    """The next look that sees anything; a watch of live servers takes its time, a Prometheus is let alone a while."""
-    from diag.report import changes
-
-    lost = ""
-    while True:
-        time.sleep(max(settings.every, LOOK_SECONDS) if settings.prometheus or lost else 0)
-        try:
-            judgement = _look(settings)
-        except Unreachable as error:
-            why = re.sub(r"\d+", "", str(error))  # a sentence that tells the time is no other one
-            if why != lost:
-                _tell(changes.lost(str(error), time.time()))
-            lost = why
-        else:
-            _tell(changes.found(judgement) if lost else "")
-            return judgement
-
-
-def _tell(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def remote(settings: Settings, contract: Contract) -> "Remote":

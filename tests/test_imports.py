@@ -41,10 +41,11 @@ MAY_IMPORT = {
     },
     "doctor": {
         "artefacts", "asking", "catalog", "contract", "contract_file", "errors", "fixes", "fleet", "incident",
-        "judgement", "limits", "progress", "report", "sources", "transitions",
+        "judgement", "limits", "progress", "report", "sources",
     },
     "exporter": {"errors", "exporter", "sources"},
-    "cli": {"doctor", "errors", "exporter", "sources"},
+    "watching": {"doctor", "errors", "judgement", "report", "transitions"},
+    "cli": {"doctor", "errors", "exporter", "sources", "watching"},
 }  # fmt: skip
 ONE_FILE = {
     "grafanalib": "artefacts/grafana.py",

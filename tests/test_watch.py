@@ -167,7 +167,7 @@ def test_it_is_calm_after_a_flicker_of_a_server_that_vanished() -> None:
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-HASTY = "import diag.doctor; diag.doctor.LOOK_SECONDS = 0.3; from diag.cli import main; main()"
+HASTY = "import diag.watching; diag.watching.LOOK_SECONDS = 0.3; from diag.cli import main; main()"
 SPAN = ("--window", "32s")
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  "
 
@@ -211,8 +211,9 @@ def holding(*blocks: Block) -> Iterator[Server]:
 
 @pytest.mark.prometheus
 def test_a_watch_until_resolved_tells_the_end_and_ends_well() -> None:
+    """Although what is over is still in the window."""
     with holding(played("healthy", "kv_cascade", since=8.0)) as server:
-        process = hasty("--prometheus", server.url, *SPAN, "--until", "resolved")
+        process = hasty("--prometheus", server.url, "--window", "150s", "--until", "resolved")
         out, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (0, "")
     first, *rest = out.splitlines()
@@ -294,5 +295,13 @@ def test_ctrl_c_in_the_middle_of_a_look_ends_the_watch() -> None:
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(words: list[str], sentence: str) -> None:
     process = doctored("tests/recordings/healthy", *words)
+    assert process.communicate(timeout=20) == ("", f"diag: {sentence}\n")
+    assert process.returncode == 64
+
+
+@pytest.mark.parametrize("words", [("--at", "-1h"), ("--from", "-2h", "--to", "-1h")])
+def test_the_past_cannot_be_watched(words: tuple[str, ...]) -> None:
+    process = doctored("--prometheus", "http://127.0.0.1:1", "--watch", *words)
+    sentence = "--watch looks at what goes on now: it has neither --at nor --to"
     assert process.communicate(timeout=20) == ("", f"diag: {sentence}\n")
     assert process.returncode == 64
