@@ -54,11 +54,12 @@ PAST = """
 ## The past
 
 `--at TIME --window 24h` over one server's day, scraped every 15 s and judged every {step} s, in which the incident sets
-in at a known scrape and lasts for 15 minutes. "found" is how much later than that scrape the doctor dates it. Nobody
-else is called ill that day but what follows from it. A standstill is one only once it has lasted for a minute.
+in at a known scrape and lasts for 15 minutes. "found" is how much later than that scrape the doctor dates it, "also"
+whatever else of that day it calls a warning or worse that it does not explain by the incident. A standstill is one only
+once it has lasted for a minute.
 
-| incident | found after (s) | ended after (s) | seconds to judge the day |
-|---|---|---|---|
+| incident | found after (s) | ended after (s) | also | seconds to judge the day |
+|---|---|---|---|---|
 """
 
 
@@ -126,11 +127,13 @@ def past_row(incident: Incident, day: list[Block]) -> str:
         start = time.perf_counter()
         judgement = judge(server.url, Span(at=f"{END / 1000}", window="24h"))
         took = time.perf_counter() - start
-    found = [each.diagnosis for each in judgement.present if each.diagnosis.incident.id == incident.id]
-    if not found or found[0].since is None:
+    present = {each.diagnosis.incident.id: each.diagnosis for each in judgement.present}
+    found = present.pop(incident.id, None)
+    if not found or found.since is None:
         return ""
-    began, ended = (each - ONSET / 1000 - late for each in (found[0].since, found[0].until))
-    return f"| {incident.id} | {began:g} | {ended:g} | {took:.1f} |\n"
+    began, ended = (each - ONSET / 1000 - late for each in (found.since, found.until))
+    others = [name for name, each in present.items() if each.severity != "info" and not each.explained_by]
+    return f"| {incident.id} | {began:g} | {ended:g} | {', '.join(others) or '-'} | {took:.1f} |\n"
 
 
 def main() -> None:
