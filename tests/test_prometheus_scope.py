@@ -87,7 +87,8 @@ def test_a_site_tells_its_servers_apart_by_labels_of_its_own(tmp_path: Path) -> 
     (tmp_path / "diag.toml").write_text('[site]\nlabels = ["cluster", "pod"]\n')
     sick = labelled(SICK, instance="proxy:80", cluster="eu", pod="vllm-0")
     well = labelled(WELL, instance="proxy:80", cluster="eu", pod="vllm-1")
-    with prometheus_server.serving(program(PLACES[0]), [*sick, *well]) as held:
+    other = Block(({"__name__": "up", "instance": "node:9100", "cluster": "eu"},), well[0].times, well[0].values[:1])
+    with prometheus_server.serving(program(PLACES[0]), [*sick, *well, other]) as held:
         judgement = judged(held, tmp_path / "diag.toml")
     assert instances(judgement) == {"eu/vllm-0", "eu/vllm-1"}
     there = {each.diagnosis.incident.id for each in judgement.present}

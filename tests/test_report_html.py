@@ -13,7 +13,7 @@ from conftest import RECORDINGS
 from diag import doctor
 from diag.diagnose import Diagnosis, Reading, against
 from diag.judgement import Finding, Judgement
-from diag.report import html, svg
+from diag.report import html, svg, words
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31mred\u202e"
 SHOWN = "<script>alert(1)</script>\"'&\\x1b[31mred\\u202e"
@@ -208,6 +208,18 @@ def test_a_page_over_a_day_stays_small() -> None:
     rendered = html.render(rewritten(judgement, day))
     assert "2026-11-22" in rendered
     assert len(rendered.encode()) < 250_000
+
+
+def test_a_plot_shows_what_is_around_the_incident() -> None:
+    """An hour of trouble in a day would be a line."""
+    one = judged("kv_cascade").present[0].diagnosis
+    instants = tuple(1_790_000_000.0 + 60 * i for i in range(1440))
+    day = with_history(one, instants, tuple(float(600 <= i < 660) for i in range(1440)))
+    told = replace(day, since=instants[600], until=instants[660])
+    plot = ElementTree.fromstring(svg.plot(told.symptoms[0], told))
+    drawn = [each.text for each in plot.iter() if each.text]
+    assert words.moment(instants[600 - 180]).removesuffix(" UTC") in drawn
+    assert words.moment(instants[0]).removesuffix(" UTC") not in drawn
 
 
 @pytest.mark.parametrize("value", [0.0, 0.9, 1e300])

@@ -191,6 +191,7 @@ def test_who_went_before_the_span_is_no_server_of_it(prometheus: Server) -> None
 def test_servers_that_replaced_others_are_judged_up_to_the_end(prometheus: Server) -> None:
     judgement = judged(prometheus, "rolled")
     assert judgement.observed.end == END
+    assert (judgement.verdict, judgement.gone) == ("healthy", tuple(f"rolled-old{n}:1" for n in range(3)))
     assert {dict(each.subject)["instance"] for each in judgement.progress} == {f"rolled-new{n}:1" for n in range(3)}
 
 
