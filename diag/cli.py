@@ -172,7 +172,7 @@ def doctor(
         FailOn, typer.Option("--fail-on", help="From which verdict on to exit above 0.")
     ] = FailOn.warning,
 ) -> None:
-    """Judge live servers or a recording: what is wrong, why, what it is not, and what to change.
+    """Judge live servers, those that a Prometheus knows, or a recording: what is wrong, why, and what to change.
 
     On a server's own host its GPUs and processes are looked at too.
 
