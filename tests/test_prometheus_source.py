@@ -90,6 +90,17 @@ def test_the_verdict_is_that_of_the_recording(server: Server, name: str) -> None
     assert there.verdict == here.verdict
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_vllms_own_page_is_enough_for_the_size_of_the_pool(place: str) -> None:
+    """Without an exporter it stands in labels only, which PromQL cannot read."""
+    recorded = {name: read(RECORDINGS / name) for name in ("kv_undersized", "kv_cascade")}
+    blocks = [block for name, seen in recorded.items() for block in named(seen, name)]
+    with serving(place, [each for each in blocks if not each.labels[0]["__name__"].startswith("diag_")]) as held:
+        small, cascade = (asked_of(held, seen, name) for name, seen in recorded.items())
+    assert "kv_pool_undersized" in {each.diagnosis.incident.id for each in small.present}
+    assert {each.name: each.after for each in cascade.present[0].proposals}["--max-num-seqs"] == 6
+
+
 def regular(folder: Path) -> Path:
     """A recording of exporter pages, scraped every two seconds to the millisecond, as Prometheus does it."""
     scrapes = list(rewriting.scrapes(str(scenarios.everything(folder))))

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from threading import Lock
 
 import numpy as np
@@ -15,12 +14,14 @@ from diag.errors import BadUsage, Unreachable, Unsupported
 from diag.incident import regroup
 from diag.promql import narrowed, parse, pretty
 from diag.sources.prometheus import Prometheus, Series
+from diag.sources.published import INFO, Flags, completed, flags
 from diag.sources.scope import Scope, any_of
 from diag.sources.session import Refused
 from diag.sources.text import clock, listed, plural, printable
 
 SERVES = "vllm:num_requests_running|vllm:generation_tokens_total|diag_vllm_up|diag_vllm_info"
 RENAMED = "vllm_num_requests_running"
+CONFIG = "diag_vllm_config"
 MOST_INSTANTS = 1_500
 """Instants times servers: every minute of a day of one server, two instants of a thousand."""
 _BEFORE = 86_400_000
@@ -60,6 +61,9 @@ class Remote:
             self.members = self._members(scope)
             self._matchers = self._narrowing(scope)
             self.instants, self.interval = self._cadence()
+            self._flags = self._known_flags()
+            # the very same expressions that rules record are cheaper to ask; a record may lack a label to match
+            self._recorded = {} if scope.matchers else prometheus.recorded()
         except Refused as error:
             raise Unreachable(f"{prometheus.shown} refuses to be asked: {error}") from error
         self.queries = 0
@@ -168,6 +172,8 @@ class Remote:
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject, NaN where there is no finite sample; nothing where the server refuses the query."""
         whole = regroup(promql, self._labels)
+        if CONFIG in promql:
+            whole = completed(whole, self._flags)
         name = self._recorded.get(pretty(whole)) if self._recorded else None
         rows = self._rows(name, instants) if name else {}
         if not self._complete(rows):
@@ -181,10 +187,21 @@ class Remote:
         except Refused:
             return False
 
-    @cached_property
-    def _recorded(self) -> Mapping[str, str]:
-        """The very same expressions that rules record here: cheaper to ask. A record may lack a label to match."""
-        return {} if self._scope.matchers else self._prometheus.recorded()
+    def _known_flags(self) -> Flags:
+        """How those run whose configuration no exporter publishes; not where a site has labels of its own."""
+        if self._labels != ("instance",):
+            return {}
+        try:
+            infos, published = (self._last(promql) for promql in (INFO, f"count by (instance) ({CONFIG})"))
+        except Refused:
+            return {}
+        told = {each.get("instance") for each in published}
+        return flags(each for each in infos if each.get("instance") not in told)
+
+    def _last(self, promql: str) -> list[Mapping[str, str]]:
+        """The labels of what there is at the last instant."""
+        at = int(self.instants[-1]) + self._lag
+        return [each["metric"] for each in self._prometheus.instant(narrowed(promql, self._matchers), at)]
 
     def _complete(self, rows: Mapping[Subject, Floats]) -> bool:
         """Whether what was recorded says something of every server at every instant."""
