@@ -244,8 +244,21 @@ def test_before_the_port_is_open_the_command_line_tells(tmp_path: Path) -> None:
         assert other.process.pid not in processes.owners()
 
 
+LISTENS = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); print(flush=True); time.sleep(600)"
+
+
+@contextmanager
+def another_program(port: int) -> Iterator[None]:
+    """Listens there, and is no ancestor of the server as the tests' own process is."""
+    command = [sys.executable, "-c", LISTENS.format(port=port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+        assert program.stdout and program.stdout.readline()
+        yield
+        program.kill()
+
+
 def test_another_program_in_front_of_the_port_is_not_the_server(tmp_path: Path) -> None:
-    with serving(tmp_path, TP2, port=0) as fake, live.socket.create_server(("127.0.0.1", fake.port)):
+    with serving(tmp_path, TP2, port=0) as fake, another_program(fake.port):
         assert seen(Processes(fake.port), *WHOLE)[SERVER] == fake.process.pid
 
 
