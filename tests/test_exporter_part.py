@@ -1,5 +1,6 @@
 """A part of the page is looked at once at a time; one that hangs or raises costs only itself."""
 
+import gc
 import threading
 import time
 
@@ -69,3 +70,14 @@ def test_a_hundred_scrapes_of_a_part_that_hangs_make_no_more_threads() -> None:
         part.look().outcome(0)
     assert threading.active_count() == before
     going.set()
+
+
+def test_its_thread_ends_with_the_part() -> None:
+    """A watch makes new ones for every look."""
+    part = Part("of-a-look", lambda: 1)
+    part.look().outcome(5)
+    (thread,) = [each for each in threading.enumerate() if each.name == "diag-of-a-look"]
+    del part
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -13,6 +13,7 @@ import select
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import tzinfo
 from pathlib import Path
@@ -157,12 +158,15 @@ class LogTail:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._quiet = False
         self._live = path == STDIN
         self._broken = ""
 
     def start(self) -> None:
-        """Follow it from now on, in a thread that ends with the process."""
-        self._thread = threading.Thread(target=self._follow, name="diag-log-tail", daemon=True)
+        """Follow it from now on, in a thread that ends when it is stopped or nobody holds this any more."""
+        weakref.finalize(self, self._stopped.set)
+        of = (weakref.ref(self), self._stopped, self._source)
+        self._thread = threading.Thread(target=_follow, args=of, name="diag-log-tail", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -192,16 +196,16 @@ class LogTail:
             return "the times in the log are ahead of this host's clock: name their zone with --log-timezone"
         return self._broken
 
-    def _follow(self) -> None:
-        quiet = False
-        while not self._stopped.is_set() and not self._source.ended:
-            came = self._look()
-            if quiet and not came:
-                self._feed(self._lines.rest())
-            quiet = not came
-            self._source.wait(self._stopped)
+    def step(self) -> None:
+        """Read what has come; what stood there without an end of line at two looks counts as a line."""
+        came = self._look()
+        if self._quiet and not came:
+            self._feed(self._lines.rest())
+        self._quiet = not came
+
+    def finish(self) -> None:
+        """Take what is left for a line."""
         self._feed(self._lines.rest())
-        self._source.close()
 
     def _look(self) -> int:
         """Read what has come; the number of bytes."""
@@ -249,3 +253,13 @@ class LogTail:
         with self._lock:
             for line in lines:
                 self.state.feed(line, read_at, self._live)
+
+
+def _follow(held: "weakref.ref[LogTail]", stopped: threading.Event, source: Source) -> None:
+    while not stopped.is_set() and not source.ended and (tail := held()):
+        tail.step()
+        del tail
+        source.wait(stopped)
+    if last := held():
+        last.finish()
+    source.close()

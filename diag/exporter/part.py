@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunning
@@ -44,15 +45,16 @@ class Look(Generic[T]):
 
 
 class Part(Generic[T]):
-    """Looks when asked, in a thread that ends with the process, whatever hangs in it."""
+    """Looks when asked, in a thread of its own that ends with the part or the process, whatever hangs in it."""
 
     def __init__(self, name: str, look: Callable[[], T]) -> None:
         self.name = name
-        self._look = look
         self._lock = threading.Lock()
-        self._wanted: SimpleQueue[Look[T]] = SimpleQueue()
+        self._wanted: SimpleQueue[Look[T] | None] = SimpleQueue()
         self._latest: Look[T] | None = None
-        threading.Thread(target=self._work, name=f"diag-{name}", daemon=True).start()
+        # the thread must not hold the part, or a watch that looks again and again would gather threads
+        weakref.finalize(self, self._wanted.put, None)
+        threading.Thread(target=_work, args=(name, look, self._wanted), name=f"diag-{name}", daemon=True).start()
 
     def look(self) -> Look[T]:
         """Begin a look, or join the one under way."""
@@ -62,18 +64,19 @@ class Part(Generic[T]):
                 self._wanted.put(self._latest)
             return self._latest
 
-    def _work(self) -> None:
-        while True:
-            look = self._wanted.get()
-            look.future.set_result(self._outcome(look.start))
 
-    def _outcome(self, start: float) -> Outcome[T]:
-        result, problem = None, ""
-        try:
-            result = self._look()
-        except Unusable as error:
-            problem = str(error)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-            log.debug("%s failed", self.name, exc_info=True)
-        return Outcome(result, problem, time.monotonic() - start)
+def _work(name: str, look: Callable[[], T], wanted: "SimpleQueue[Look[T] | None]") -> None:
+    while (each := wanted.get()) is not None:
+        each.future.set_result(_outcome(name, look, each.start))
+
+
+def _outcome(name: str, look: Callable[[], T], start: float) -> Outcome[T]:
+    result, problem = None, ""
+    try:
+        result = look()
+    except Unusable as error:
+        problem = str(error)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        log.debug("%s failed", name, exc_info=True)
+    return Outcome(result, problem, time.monotonic() - start)
