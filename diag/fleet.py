@@ -31,7 +31,7 @@ def judge(remote: Remote, incidents: Sequence[Incident], contract: Contract, lau
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
         judgement = conclude(observed, incidents, asked, running)
     notes = (*judgement.observed.notes, *remote.notes)
-    return _dated(remote, replace(judgement, observed=replace(judgement.observed, notes=notes)))
+    return _told_as_of_then(remote, replace(judgement, observed=replace(judgement.observed, notes=notes)))
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def _questions(incidents: Sequence[Incident], asked: Asked) -> dict[tuple[str, t
     )
 
 
-def _dated(remote: Remote, judgement: Judgement) -> Judgement:
+def _told_as_of_then(remote: Remote, judgement: Judgement) -> Judgement:
     """The judgement, which says nothing good of now where the last scrape was long ago."""
     late = telemetry.late(remote)
     if not late:

@@ -1,5 +1,6 @@
 """A watch tells what begins and what ends, once it has lasted, and lasts itself until it is told to end."""
 
+import gc
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -282,6 +284,24 @@ def test_ctrl_c_in_the_middle_of_a_look_ends_the_watch() -> None:
         while len(server.asked("/metrics")) < 10:
             time.sleep(0.05)
         assert interrupted(process) == (130, "", "")
+
+
+def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """Those for GPUs, Xid errors, processes and the log are made anew for each."""
+    (tmp_path / "server.log").write_text("INFO 11-21 02:00:00 [api_server.py:1] Starting vLLM server\n")
+
+    def ours() -> list[str]:
+        gc.collect()
+        return [each.name for each in threading.enumerate() if each.name.startswith("diag-")]
+
+    with vllm_serving(replayed("healthy")) as server:
+        settings = doctor.Settings([server.url], every=0.1, watch=0.3, log=str(tmp_path / "server.log"))
+        for _ in range(3):
+            doctor.run(settings)
+    until = time.monotonic() + 10
+    while left := ours():
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

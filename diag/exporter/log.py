@@ -164,7 +164,6 @@ class LogTail:
 
     def start(self) -> None:
         """Follow it from now on, in a thread that ends when it is stopped or nobody holds this any more."""
-        weakref.finalize(self, self._stopped.set)
         of = (weakref.ref(self), self._stopped, self._source)
         self._thread = threading.Thread(target=_follow, args=of, name="diag-log-tail", daemon=True)
         self._thread.start()
