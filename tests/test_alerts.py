@@ -25,7 +25,7 @@ from diag import promql
 from diag.artefacts import alerts
 from diag.artefacts.alerts import groups
 from diag.artefacts.generate import files
-from diag.artefacts.yaml import dump
+from diag.yaml import dump
 from diag.asking import seconds
 from diag.catalog import load
 from diag.contract import Contract, Site

@@ -15,6 +15,8 @@ MAY_IMPORT = {
     "gpu_signals": {"incident", "signals"},
     "peer_signals": {"incident", "signals"},
     "remedies": {"incident", "signals"},
+    "yaml": {"errors"},
+    "vllm": {"errors", "vllm", "yaml"},
     "contract": set(),
     "contract_file": {"contract", "errors"},
     "limits": {"contract", "errors", "incident"},
@@ -37,7 +39,7 @@ MAY_IMPORT = {
     "fleet": {"asking", "contract", "fixes", "incident", "judgement", "sources", "telemetry"},
     "artefacts": {
         "artefacts", "contract", "diagnose", "errors", "host_signals", "incident", "peer_signals", "promql", "report",
-        "signals",
+        "signals", "vllm", "yaml",
     },
     "doctor": {
         "artefacts", "asking", "catalog", "contract", "contract_file", "errors", "fixes", "fleet", "incident",
@@ -49,7 +51,8 @@ MAY_IMPORT = {
 }  # fmt: skip
 ONE_FILE = {
     "grafanalib": "artefacts/grafana.py",
-    "yaml": "artefacts/yaml.py",
+    "yaml": "yaml.py",
+    "vllm": "vllm/parser.py",
     "typer": "cli.py",
     "rich": "report/terminal.py",
     "promql_parser": "promql/",

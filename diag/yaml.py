@@ -1,9 +1,12 @@
 """YAML as people write it: long texts as blocks, keys in their order. The only file that speaks PyYAML."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from diag.errors import BadUsage
 
 
 class _Dumper(yaml.SafeDumper):
@@ -25,3 +28,13 @@ def dump(head: str, content: Mapping[str, Any]) -> str:
     """A document under a comment."""
     comment = "".join(f"# {line}".rstrip() + "\n" for line in head.splitlines())
     return comment + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def load(file: Path) -> Any:
+    """What a file holds; BadUsage where it is no YAML, OSError where it cannot be read."""
+    try:
+        return yaml.safe_load(file.read_bytes())
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise BadUsage(f"{file}{line}: this is no YAML") from error
