@@ -18,6 +18,7 @@ from diag.asking import seconds
 from diag.contract import Contract
 from diag.errors import BadIncident, Unsupported
 from diag.incident import Condition, Fix, Incident, Signal, fill
+from diag.vllm.flags import understood
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,12 @@ def _parsed(text: str, name: str, incident: Incident) -> promql.Expression:
 
 def _check_fix(fix: Fix, incident: Incident) -> None:
     _check_conditions(fix.only_if, incident)
-    if isinstance(fix.value, Signal):
-        _check_signal(fix.value, incident)
+    _check_conditions(fix.expects, incident)
+    for signal in fix.signals:
+        _check_signal(signal, incident)
+    for flag in (fix.flag, fix.instead_of, *(name for name, _ in fix.also)):
+        if flag and not (flag.startswith("--") and understood(flag)):
+            raise ValueError(f"no vLLM release has the flag '{flag}'")
     if sum(map(bool, (fix.flag, fix.environment))) > 1:
         raise ValueError(f"the fix '{fix.change}' must be one of a flag and an environment variable")
 

@@ -1,23 +1,39 @@
-"""Fix + readings + running configuration -> a concrete flag, value and relaunch line.
+"""Fix + readings + running configuration -> concrete changes with their numbers.
 
 Nothing here changes a server: what comes out is a proposal to read.
 """
 
 import math
-import re
-import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from diag.asking import Asked, Subject
 from diag.diagnose import Diagnosis
+from diag.errors import BadUsage
 from diag.incident import Condition, Fix, Signal
-from diag.signals import running_value
+from diag.signals import gpu_memory_total, running_value
 from diag.table import holds
+from diag.vllm.command import Command, read
+from diag.vllm.defaults import UNSET, default
+from diag.vllm.flags import release, releases
 
 Value = float | str | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One flag or variable from one value to another; None: not set, or not known.
+
+    `assumed` is whether `before` is the release's own default, which nobody has contradicted.
+    """
+
+    name: str
+    before: Value
+    after: Value
+    assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -25,7 +41,8 @@ class Proposal:
     """A fix made concrete: `before` and `after` are the running and the proposed value (None: not set, not known).
 
     `needs` says what has to be measured before the proposal can be trusted; `computed` is whether `after` came from
-    this server's numbers; `name` is what is changed, a command with everything filled in.
+    this server's numbers; `name` is what is changed, a command with everything filled in, and `text` the fix's own
+    sentence, likewise. `changes` are the flags or the variable that it sets, its own first.
     """
 
     fix: Fix
@@ -34,6 +51,9 @@ class Proposal:
     needs: tuple[str, ...]
     computed: bool
     name: str
+    text: str = ""
+    assumed: bool = False
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +65,7 @@ class Running:
 
 
 def propose(diagnosis: Diagnosis, asked: Asked, running: Running) -> tuple[Proposal, ...]:
-    """The applicable fixes of a present incident, in their order."""
+    """The applicable fixes of a present incident, in their order: the safest first."""
     bench = _Bench(diagnosis, asked)
     found = (_propose_one(fix, bench, running) for fix in diagnosis.incident.fixes)
     return tuple(each for each in found if each is not None)
@@ -67,42 +87,92 @@ class _Bench:
 
 def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:
     """The proposal, or None where the fix does not apply here."""
-    met = [(each, _met(each, bench)) for each in fix.only_if]
-    if any(held is False for _, held in met) or not available(fix.versions, running.version):
+    met = [(each, _met(each, bench, running)) for each in fix.only_if]
+    if any(held is False for _, held in met) or not available(fix, running.version):
         return None
     needs = [each.signal.name for each, held in met if held is None]
-    before = _before(fix, bench)
-    after, computed = _after(fix, bench)
-    if fix.value is not None and after is None:
-        needs.append(f"{fix.value.name}" if isinstance(fix.value, Signal) else fix.name)
+    before, assumed = _before(fix.flag, bench, running)
+    after, lacking = _after(fix, bench)
     if not _moves(fix, before, after):
         return None
-    return Proposal(fix, before, after, tuple(needs), computed, _named(fix, after, bench.diagnosis.subject))
+    if fix.direction and before is None and fix.flag and not assumed:
+        lacking.append(f"the running {fix.flag}")
+    also, lost = _also(fix, bench, running)
+    own = (Change(fix.name, before, after, assumed),) if fix.flag or fix.environment else ()
+    return Proposal(
+        fix=fix,
+        before=before,
+        after=after,
+        needs=tuple(dict.fromkeys((*needs, *lacking, *lost))),
+        computed=isinstance(fix.value, Signal) and after is not None,
+        name=_filled(fix.name, after, bench.diagnosis.subject),
+        text=_filled(fix.change, after, bench.diagnosis.subject),
+        assumed=assumed,
+        changes=(*own, *also),
+    )
 
 
-def _named(fix: Fix, after: Value, subject: Subject) -> str:
-    name = fix.name
-    for label, text in (*subject, ("value", "?" if after is None else written(after))):
-        name = name.replace(f"{{{label}}}", text)
-    return name
+def _filled(text: str, after: Value, subject: Subject) -> str:
+    for label, value in (*subject, ("value", "?" if after is None else written(after))):
+        text = text.replace(f"{{{label}}}", value)
+    return text
 
 
-def _met(condition: Condition, bench: _Bench) -> bool | None:
+def _met(condition: Condition, bench: _Bench, running: Running) -> bool | None:
     value = bench.value(condition.signal)
+    if value is None and condition.signal.name.startswith("--"):
+        value = _not_given(condition.signal.name, bench, running)
     if value is None:
         return None
     return bool(holds(np.array([value]), condition.op, bench.asked.contract.limit(condition.limit))[0] == 1)
 
 
-def _before(fix: Fix, bench: _Bench) -> float | None:
-    return bench.value(running_value(fix.flag.removeprefix("--").replace("-", "_"))) if fix.flag else None
+def _not_given(flag: str, bench: _Bench, running: Running) -> float | None:
+    """What runs where the launch command is known and does not give the flag; 0 where there is no such bound then."""
+    command = command_in(running.launch)
+    if command is None or command.all(flag):
+        return None
+    return 0.0 if flag in UNSET else default(flag, running.version, bench.value(gpu_memory_total))
 
 
-def _after(fix: Fix, bench: _Bench) -> tuple[Value, bool]:
+def _before(flag: str, bench: _Bench, running: Running) -> tuple[float | None, bool]:
+    """The running value of a flag, and whether it is only the release's default."""
+    if not flag:
+        return None, False
+    value = bench.value(running_value(flag.removeprefix("--").replace("-", "_")))
+    if value is not None:
+        return value, False
+    value = default(flag, running.version, bench.value(gpu_memory_total))
+    return value, value is not None or flag in UNSET
+
+
+def _also(fix: Fix, bench: _Bench, running: Running) -> tuple[list[Change], list[str]]:
+    """The flags that change along with the fix, and what is lacking to compute them."""
+    changes, lacking = [], []
+    for flag, signal in fix.also:
+        value = bench.value(signal)
+        lacking += [] if value is not None else [signal.name]
+        changes.append(Change(flag, _before(flag, bench, running)[0], None if value is None else float(round(value))))
+    return changes, lacking
+
+
+def _after(fix: Fix, bench: _Bench) -> tuple[Value, list[str]]:
+    """The value within its bounds, and the names of the signals that are lacking to compute it or to bound it."""
     if not isinstance(fix.value, Signal):
-        return fix.value, False
+        return fix.value, []
     value = bench.value(fix.value)
-    return (None, False) if value is None else (float(max(fix.least, _rounded(value, fix))), True)
+    if value is None:
+        return None, [fix.value.name]
+    least, most = (_bound(each, bench) for each in (fix.least, fix.most))
+    lacking = [
+        each.name for each, at in ((fix.least, least), (fix.most, most)) if isinstance(each, Signal) and at is None
+    ]
+    bounded = max(_rounded(value, fix), 0.0 if least is None else least)
+    return float(bounded if most is None else min(bounded, most)), lacking
+
+
+def _bound(bound: float | Signal | None, bench: _Bench) -> float | None:
+    return bench.value(bound) if isinstance(bound, Signal) else bound
 
 
 def _rounded(value: float, fix: Fix) -> float:
@@ -110,7 +180,7 @@ def _rounded(value: float, fix: Fix) -> float:
         return float(2 ** math.floor(math.log2(value))) if value >= 1 else 1.0
     if fix.rounding == "hundredth_below":
         return math.floor(value * 100 + 1e-9) / 100
-    return float(round(value))
+    return float(math.ceil(value - 1e-9) if fix.rounding == "up" else round(value))
 
 
 def _moves(fix: Fix, before: Value, after: Value) -> bool:
@@ -122,56 +192,28 @@ def _moves(fix: Fix, before: Value, after: Value) -> bool:
     return after > before if fix.direction == "raise" else after != before
 
 
-def available(versions: tuple[str, str], running: str) -> bool:
-    """Whether a flag exists in the running release; an unknown release counts as yes."""
-    first, last = versions
-    if not release(running):
-        return True
-    return (not first or release(first) <= release(running)) and (not last or release(running) <= release(last))
-
-
-def release(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version, (0, 32, 0); empty where there are none."""
-    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return tuple(int(part or 0) for part in found.groups()) if found else ()
-
-
-def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
-    """The launch command with the first complete proposal of a flag in it; None without a command or a proposal."""
-    chosen = next((p for p in proposals if p.fix.flag and not p.needs), None)
-    if not launch or chosen is None:
-        return None
+@lru_cache(maxsize=256)  # every fix asks
+def command_in(launch: str) -> Command | None:
+    """The launch command; None where none is known, or none can be read (a note has said so)."""
     try:
-        words = shlex.split(launch)
-    except ValueError:
+        return read(launch) if launch else None
+    except BadUsage:
         return None
-    return _join(_with_flag(words, chosen))
 
 
-def _with_flag(words: list[str], chosen: Proposal) -> list[str]:
-    """The words without the flag, then with its new value; a removed flag only goes."""
-    flag, kept, skip = chosen.fix.flag, [], False
-    for word in words:
-        name = word.partition("=")[0].replace("_", "-")
-        if name == flag:
-            skip = "=" not in word
-            continue
-        if not (skip and not word.startswith("-")):
-            kept.append(word)
-        skip = False
-    if chosen.fix.value is None:
-        return kept
-    return [*kept, flag, *([written(chosen.after)] if chosen.after not in ("", None) else [])]
+def available(fix: Fix, version: str) -> bool:
+    """Whether a release accepts the fix's flags or reads its variable; a release that is not known counts as yes."""
+    if not all(_within(releases(flag), version) for flag in (fix.flag, *(flag for flag, _ in fix.also)) if flag):
+        return False
+    if fix.instead_of and release(version) and _within(releases(fix.instead_of), version):
+        return False
+    return _within(fix.versions, version)
 
 
-def _join(words: list[str]) -> str:
-    """Quote for a shell; of `NAME=value` only the value, or it would be no assignment."""
-    return " ".join(_quoted(word) for word in words)
-
-
-def _quoted(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return f"{name}={shlex.quote(value)}" if equals and name.isidentifier() else shlex.quote(word)
+def _within(ends: tuple[str, str], version: str) -> bool:
+    first, last = map(release, ends)
+    at = release(version)
+    return not at or ((not first or first <= at) and (not last or at <= last))
 
 
 def written(value: Value) -> str:

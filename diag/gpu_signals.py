@@ -1,7 +1,7 @@
 """The signals of one GPU: throttling, faults, memory, links. Names and units: the exporter's page."""
 
 from diag.incident import Signal
-from diag.signals import counted
+from diag.signals import counted, page_says
 
 
 def average(metric: str, matchers: str = "") -> str:
@@ -102,6 +102,7 @@ gpu_faults = Signal(
     names="{named}",
 )
 
+SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
 TOTAL = "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))"
 strangers_memory = Signal(
     "share of memory that others hold",
@@ -112,12 +113,32 @@ strangers_memory = Signal(
     which='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])',
     names="pid {pid}",
 )
+share_left_by_others = Signal(
+    "share of the GPU that others leave",
+    f'1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{{role="other"}}[$window])) / ({TOTAL} > 0) - 0.03',
+    "others leave {value} of the GPU's memory, less 0.03 for what they may still want",
+    "ratio",
+)
 host_memory_of_others = Signal(
     "memory that others hold / all",
     'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
     " / sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
     "processes of others hold {value} of the memory of this host's GPUs",
     "ratio",
+)
+memory_of_strangers = Signal(
+    "memory that others hold on GPUs that serve / all",
+    # who cannot be told may be anybody
+    '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window]) '
+    f"{SERVING}) or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window])))"
+    " / (sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window])) > 0)",
+    "processes that are not this vLLM's hold {value} of the memory of the GPUs that it uses",
+    "ratio",
+)
+pool_by_order = Signal(
+    "size of the KV pool set by hand",
+    f"{page_says('num_gpu_blocks_override', '[0-9]+')} + {page_says('kv_cache_memory_bytes', '[0-9]+')}",
+    "{value} settings fix the size of the KV pool, whatever the share of memory",
 )
 serving = Signal(
     "serves",
@@ -127,7 +148,6 @@ serving = Signal(
 
 # -- links, per host --------------------------------------------------------------------------------------------------
 
-SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
 LINK = (
     # bytes a second in one direction: 0.985 GB/s a lane in generation 3, twice that with each further one
     '(0.985e9 * 2 ^ (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{which="current"}[$window]))'

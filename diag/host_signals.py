@@ -185,6 +185,14 @@ utilization_with_room = Signal(
     "ratio",
 )
 
+half_of_what_is_captured = Signal(
+    "half of the largest graph by default",
+    # vLLM captures up to the smaller of 2 x --max-num-seqs and 512
+    f"clamp_max({configured('max_num_seqs')}, 256)",
+    "half of the largest graph captured by default is {value} tokens",
+    "tokens",
+)
+
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 WORKERS = 'diag_vllm_process_cpu_seconds_total{role="worker"}'
@@ -243,6 +251,14 @@ ranks = Signal(
     " or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window])) + 1",
     "the model is spread over {value} ranks",
     "ranks",
+)
+TP, PP = configured("tensor_parallel_size"), configured("pipeline_parallel_size")
+half_of_the_ranks = Signal("half of the ranks", f"{TP} / 2", "half of the ranks are {value}", "ranks")
+odd_ranks = Signal(
+    "ranks left over by halving", f"{TP} % 2", "{value} ranks are left over where they are halved", "ranks"
+)
+twice_the_stages = Signal(
+    "twice the pipeline's stages", f"2 * ({PP} or 1 + 0 * {TP})", "twice as many stages are {value}", "stages"
 )
 log_waits = Signal(
     "shm_broadcast_wait in the log",

@@ -117,13 +117,18 @@ class LooksLike:
 class Fix:
     """One remedy: a vLLM flag, an environment variable, a host command, or (with none of these) advice.
 
-    A command may hold `{value}` and the labels of the subject, `{gpu}` for one.
+    A command may hold the labels of the subject, `{gpu}` for one; it and `change` may hold `{value}`.
 
-    `value` is a constant, or a Signal that computes the number from this server, then rounded and held above `least`;
-    None with a flag takes the flag away. `direction` says which way the value may go: a proposal that would not move
-    the running value that way is left out. `only_if` says when the fix applies: where a condition is false it is left
-    out, where one cannot be judged it is kept and says what it needs. `versions` is the (first, last) vLLM release that
-    has the flag, "" for an open end.
+    `value` is a constant, or a Signal that computes the number from this server, then rounded and held between `least`
+    and `most`, each a number or a Signal; None with a flag takes the flag away. `also` are flags that change along with
+    it. `direction` says which way the value may go: a proposal that would not move the running value that way is left
+    out. `only_if` says when the fix applies: where a condition is false it is left out, where one cannot be judged it
+    is kept and says what it needs. `expects` is what must hold once it is applied; without any, that the incident's first
+    symptom is gone.
+
+    A flag is proposed to the releases whose parser accepts it (diag/vllm/flags.json). `versions` is the (first, last)
+    release in which the variable is read or the flag takes this value, "" for an open end; `instead_of` names a flag
+    whose place it takes, in releases that lack that one.
     """
 
     change: str
@@ -133,11 +138,15 @@ class Fix:
     environment: str = ""
     command: str = ""
     value: float | str | Signal | None = None
-    rounding: Literal["nearest", "power_of_two_below", "hundredth_below"] = "nearest"
-    least: float = 1
+    also: tuple[tuple[str, Signal], ...] = ()
+    rounding: Literal["nearest", "up", "power_of_two_below", "hundredth_below"] = "nearest"
+    least: float | Signal = 1
+    most: float | Signal | None = None
     direction: Literal["lower", "raise", ""] = ""
     only_if: tuple[Condition, ...] = ()
+    expects: tuple[Condition, ...] = ()
     versions: tuple[str, str] = ("", "")
+    instead_of: str = ""
     risk: str = ""
     rollback: str = ""
     restart: bool = True
@@ -155,6 +164,12 @@ class Fix:
     def name(self) -> str:
         """What is changed: the flag, the variable or the command; empty for advice."""
         return self.flag or self.environment or self.command
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """Every signal that its numbers are computed from."""
+        named = (self.value, self.least, self.most, *(value for _, value in self.also))
+        return tuple(each for each in named if isinstance(each, Signal))
 
 
 @dataclass(frozen=True)

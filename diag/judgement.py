@@ -7,10 +7,11 @@ from typing import Literal
 
 from diag.asking import GPUS, Asked
 from diag.diagnose import RANK, Diagnosis, diagnose
-from diag.fixes import Proposal, Running, by_subject, propose, relaunch
+from diag.fixes import Proposal, Running, by_subject, propose
 from diag.incident import Incident
 from diag.onset import dated
 from diag.progress import Progress, judge
+from diag.relaunch import relaunch
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
 FAMILIES = {

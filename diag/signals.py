@@ -5,6 +5,8 @@ metric that vLLM renamed is `(new or old)`. Comparisons inside an expression are
 where telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source.
 """
 
+from dataclasses import replace
+
 from diag.incident import Signal, reported
 
 
@@ -252,6 +254,13 @@ requests_worth_admitting = Signal(
     "{value} requests could run at once: as many as came, as far as the KV pool holds them",
     "requests",
 )
+most_sequences = Signal(
+    "--max-num-batched-tokens",
+    # vLLM refuses more sequences than tokens in a step; no release since 0.8 has a default below 2,048
+    f"{configured('max_num_batched_tokens')} or 2048 + 0 * {configured('max_num_seqs')}",
+    "a step has {value} tokens: one at least for each request",
+    "tokens",
+)
 # The usage that the next request of mean prompt length would bring about; the usage alone where the pool's size or the
 # prompts' length is not known.
 NEXT_PROMPT = (
@@ -312,9 +321,12 @@ prompt_lengths_spread = Signal(
     "the 95th percentile of prompt lengths is {value} times the median",
     "ratio",
 )
-PREFILL_RATE = f"({PROMPT_TOKENS} / ({counted('vllm:request_prefill_time_seconds_sum')} > 0))"
+# What the prefix cache had was not prefilled; before 0.13 no page tells them apart.
+PREFILLED = f"({counted('vllm:request_prefill_kv_computed_tokens_sum')} or {PROMPT_TOKENS})"
+PREFILL_RATE = f"({PREFILLED} / ({counted('vllm:request_prefill_time_seconds_sum')} > 0))"
 tokens_prefilled_in_a_freeze = Signal(
     "tokens prefilled within the freeze limit",
+    # a margin of 0.6: prefill slows down as the context grows
     f"0.6 * $freeze_seconds * {PREFILL_RATE}",
     "{value} prompt tokens are prefilled in 0.6 of the freeze limit",
     "tokens",
@@ -377,16 +389,96 @@ def running_value(flag: str) -> Signal:
     return Signal(f"--{flag.replace('_', '-')}", configured(flag), f"{flag} is {{value}}", "")
 
 
-gpu_memory_free_share = Signal(
-    "GPU memory free",
+def least_of(one: str, other: str) -> str:
+    """The smaller of two numbers where both are known."""
+    return f"(({one}) < ({other}) or ({other}) and ({one}))"
+
+
+def page_says(label: str, pattern: str) -> str:
+    """1 or 0: whether the page's own cache configuration has this in a label."""
+    info = "vllm:cache_config_info"
+    return (
+        f'(max by (instance) (last_over_time({info}{{{label}=~"{pattern}"}}[$window]))'
+        f" or 0 * max by (instance) (last_over_time({info}[$window])))"
+    )
+
+
+def unless_unset(setting: str) -> Signal:
+    """The value of a setting of the KV cache, and 0 where the page says that nobody set it."""
+    unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
+    return replace(running_value(setting), promql=f"{configured(setting)} or {unset}")
+
+
+kv_cache_is_fp8 = Signal(
+    "KV cache in FP8",
+    page_says("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
+    "1 where the KV cache is quantized already: {value}",
+)
+gpu_memory_total = Signal(
+    "GPU memory",
+    "min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "the smallest GPU has {value} bytes",
+    "bytes",
+)
+FREE_SHARE = (
     "min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))"
-    " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window])))",
-    "{value} of the fullest GPU's memory is free",
+    " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))"
+    " unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0))"
+)
+gpu_memory_free_share = Signal("GPU memory free", FREE_SHARE, "{value} of the fullest GPU's memory is free", "ratio")
+utilization_that_uses_free_memory = Signal(
+    "share of the GPU with its free memory",
+    f"{configured('gpu_memory_utilization')} + {FREE_SHARE} - 0.05",
+    "{value} of the GPU would be used, with 0.05 left for what is not planned",
     "ratio",
+)
+kv_bytes_with_free_memory = Signal(
+    "bytes of the KV pool with the free memory",
+    f"{configured('kv_cache_memory_bytes')} + ({FREE_SHARE} - 0.05)"
+    " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "the KV pool would have {value} bytes, with 0.05 of the GPU left for what is not planned",
+    "bytes",
 )
 gpu_compute_capability_has_fp8 = Signal(
     "GPUs with FP8 (compute capability 8.9 or later)",
-    'count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window]))',
+    'count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window]))'
+    " or 0 * count by (instance) (last_over_time(diag_gpu_info[$window]))",
     "{value} GPUs support FP8",
     "GPUs",
+)
+replicas_that_hold_all = Signal(
+    "replicas for the requests that came",
+    f"{requests_in_flight_peak.promql} / ({requests_the_kv_pool_holds.promql} > 0)",
+    "{value} pools of this size hold the requests that came",
+    "replicas",
+)
+replicas_that_run_all = Signal(
+    "replicas that run the requests that came",
+    f"{requests_in_flight_peak.promql} / ({requests_running.promql} > 0)",
+    "{value} servers like this one run the requests that came",
+    "replicas",
+)
+chunked_prefill_is_off = Signal(
+    "chunked prefill off",
+    f"(1 - {configured('enable_chunked_prefill')}) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
+    "1 where prompts are prefilled whole: {value}",
+)
+sequences_in_a_step = Signal(
+    "--max-num-seqs",
+    f"clamp_min({configured('max_num_seqs')}, 256)",
+    "a step has {value} tokens at least: one for each request, and enough for a prompt to get on",
+    "tokens",
+)
+twice_the_token_budget = Signal(
+    "2 x --max-num-batched-tokens",
+    f"2 * {configured('max_num_batched_tokens')}",
+    "twice the token budget is {value}",
+    "tokens",
+)
+headroom_of_one_answer = Signal(
+    "mean answer / KV pool",
+    # what the running requests grow by, together, until one of them ends and gives its blocks back
+    f"({GENERATED_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('kv_cache_size_tokens')}",
+    "the running requests grow by {value} of the pool until one of them ends",
+    "ratio",
 )

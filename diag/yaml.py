@@ -1,6 +1,6 @@
 """YAML as people write it: long texts as blocks, keys in their order. The only file that speaks PyYAML."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,18 @@ def dump(head: str, content: Mapping[str, Any]) -> str:
 
 def load(file: Path) -> Any:
     """What a file holds; BadUsage where it is no YAML, OSError where it cannot be read."""
+    return _read(file, yaml.safe_load)
+
+
+def documents(file: Path) -> list[Any]:
+    """The documents of a file, of which a Kubernetes manifest has several; raises as `load` does."""
+    found: list[Any] = _read(file, lambda content: list(yaml.safe_load_all(content)))
+    return found
+
+
+def _read(file: Path, parse: Callable[[bytes], Any]) -> Any:
     try:
-        return yaml.safe_load(file.read_bytes())
+        return parse(file.read_bytes())
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""

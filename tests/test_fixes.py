@@ -1,14 +1,25 @@
 """A fix becomes a concrete value, from this server's numbers, for this server's release, or says what it needs."""
 
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rewriting import pages_alone
 
 from diag import doctor
-from diag.fixes import Proposal, available, relaunch
-from diag.incident import Fix, judged
+from diag.asking import Asked
+from diag.catalog import load
+from diag.contract import Contract
+from diag.diagnose import diagnose
+from diag.fixes import Change, Proposal, Running, available, propose
+from diag.incident import Fix, Signal, judged
 from diag.judgement import Finding
+from diag.relaunch import relaunch
+from diag.signals import running_value
+from diag.sources.answers import SampleAnswers
+from diag.sources.recording import read
 
 
 def primary(recording: str, launch: str = "") -> Finding:
@@ -20,9 +31,9 @@ def proposed(finding: Finding, flag: str) -> Proposal:
 
 
 @pytest.mark.parametrize("recording", ["kv_cascade", "kv_cascade_base"])
-def test_max_num_seqs_is_what_the_pool_holds_at_the_mean_length(recording: str) -> None:
-    fix = proposed(primary(recording), "--max-num-seqs")
-    assert (fix.before, fix.after) == (64, 6)  # 4,096 tokens x 0.9 / 620 a request; 6 is what was measured to cure it
+def test_the_cap_is_what_the_pool_holds_at_the_mean_length(recording: str) -> None:
+    fix = proposed(primary(recording), "--max-num-active-seqs")
+    assert (fix.before, fix.after) == (None, 6)  # 4,096 tokens x 0.9 / 620 a request; 6 is what was measured to cure it
 
 
 def test_the_long_prefill_threshold_comes_from_the_measured_prefill_rate() -> None:
@@ -41,25 +52,24 @@ def test_a_cap_is_raised_no_higher_than_the_pool_holds() -> None:
 
 def test_capacity_comes_before_the_cap_and_the_cap_before_the_watermark() -> None:
     flags = [each.fix.flag for each in primary("kv_cascade").proposals]
-    assert flags.index("--num-gpu-blocks-override") < flags.index("--max-num-seqs") < flags.index("--watermark")
+    assert flags.index("--num-gpu-blocks-override") < flags.index("--max-num-active-seqs") < flags.index("--watermark")
+
+
+def test_what_needs_no_restart_comes_first_in_a_cascade_and_in_a_contention() -> None:
+    first = primary("kv_cascade").proposals[0]
+    assert (first.fix.restart, first.after) == (False, 6)
+    assert "no more than 6 requests at a time" in first.text
+    first = primary("contention_bigbatch").proposals[0]
+    assert (first.fix.restart, first.after) == (False, 256)
 
 
 def test_a_fix_that_needs_what_was_not_measured_says_so() -> None:
     assert proposed(primary("kv_cascade"), "--kv-cache-dtype").needs
-    assert proposed(primary("kv_cascade"), "--gpu-memory-utilization").needs
 
 
-def test_a_watermark_that_is_set_already_is_not_proposed_again() -> None:
-    assert "--watermark" not in [each.fix.flag for each in primary("cure_watermark").proposals]
-
-
-def test_a_flag_that_the_release_lacks_is_not_proposed() -> None:
-    assert not available(("0.24.0", ""), "0.11.2")
-    assert not available(("0.7.3", "0.26.0"), "0.32.0")
-    assert available(("0.24.0", ""), "0.24.0")
-    assert available(("0.24.0", ""), "")
-    assert available(("0.24.0", ""), "0.24")
-    assert available(("0.24.0", ""), "v0.33.0rc1+cpu")
+def test_a_watermark_that_is_set_is_raised_to_the_growth_of_the_running_requests() -> None:
+    fix = proposed(primary("cure_watermark"), "--watermark")
+    assert (fix.before, fix.after) == (0.05, 0.08)  # a mean answer of 350 tokens in a pool of 4,096
 
 
 def test_the_relaunch_line_is_the_launch_command_with_the_first_complete_flag() -> None:
@@ -69,34 +79,194 @@ def test_the_relaunch_line_is_the_launch_command_with_the_first_complete_flag() 
     assert "--block-size 32" in line
 
 
-def changed(flag: str, value: float | None, launch: str) -> str | None:
-    fix = Fix(change="", effect="", why=judged("a test"), flag=flag, value=value)
-    return relaunch(launch, [Proposal(fix, None, value, (), False, flag)])
+CASCADE = Path("tests") / "recordings" / "kv_cascade"
+LAUNCH = "vllm serve m --num-gpu-blocks-override 128 --max-num-seqs 64"
+
+
+@cache
+def asked() -> Asked:
+    seen = read(CASCADE)
+    return Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
+
+
+def number(value: float) -> Signal:
+    """A signal that is this number on every server."""
+    return Signal(f"number {value:g}", f"{value} + 0 * max by (instance) (last_over_time(up[$window]))", "{value}")
+
+
+NOTHING = Signal("nothing", "max by (instance) (last_over_time(not_there[$window]))", "{value}")
+
+
+def fix(**told: Any) -> Fix:
+    return Fix(**{"change": "Do {value}.", "effect": "it helps", "why": judged("a test"), **told})
+
+
+def proposals(*fixes: Fix, version: str = "0.32.0", launch: str = LAUNCH) -> tuple[Proposal, ...]:
+    """What is proposed for the recorded cascade where these are its fixes."""
+    incident = replace(next(each for each in load() if each.id == "kv_eviction_cascade"), fixes=fixes)
+    diagnosis = next(each for each in diagnose([incident], asked()) if each.state == "present")
+    return propose(diagnosis, asked(), Running(version, launch))
+
+
+@pytest.mark.parametrize(
+    ("told", "after"),
+    [
+        ({"value": number(7.4)}, 7),
+        ({"value": number(7.4), "rounding": "up"}, 8),
+        ({"value": number(8), "rounding": "up"}, 8),
+        ({"value": number(1000), "rounding": "power_of_two_below"}, 512),
+        ({"value": number(0.839), "rounding": "hundredth_below", "least": 0}, 0.83),
+        ({"value": number(0.58), "rounding": "hundredth_below", "least": 0}, 0.58),  # 57.99... in binary
+        ({"value": number(3), "least": 5}, 5),
+        ({"value": number(3), "least": number(5)}, 5),
+        ({"value": number(9), "most": 5}, 5),
+        ({"value": number(9), "most": number(5)}, 5),
+        ({"value": number(0.2)}, 1),
+    ],
+)
+def test_a_value_is_rounded_and_held_within_its_bounds(told: dict[str, Any], after: float) -> None:
+    (only,) = proposals(fix(flag="--block-size", **told))
+    assert (only.after, only.needs, only.computed) == (after, (), True)
+
+
+@pytest.mark.parametrize("bound", ["least", "most"])
+def test_a_bound_that_is_not_known_is_a_need(bound: str) -> None:
+    (only,) = proposals(fix(flag="--block-size", value=number(3), **{bound: NOTHING}))
+    assert (only.after, only.needs) == (3, ("nothing",))
+
+
+def test_a_value_that_cannot_be_computed_is_a_need() -> None:
+    (only,) = proposals(fix(flag="--block-size", value=NOTHING))
+    assert (only.after, only.needs, only.computed, only.text) == (None, ("nothing",), False, "Do ?.")
+
+
+@pytest.mark.parametrize(
+    ("direction", "value", "proposed"),
+    [("lower", 63, True), ("lower", 64, False), ("lower", 65, False), ("raise", 65, True), ("raise", 64, False)],
+)
+def test_a_proposal_is_never_worse_than_what_runs(direction: str, value: float, proposed: bool) -> None:
+    assert bool(proposals(fix(flag="--max-num-seqs", value=number(value), direction=direction))) is proposed
+
+
+def test_what_no_source_tells_runs_at_the_default_of_its_release() -> None:
+    """A watermark is on no page, and not in the launch command."""
+    (only,) = proposals(fix(flag="--watermark", value=0.05, direction="raise"))
+    assert (only.before, only.assumed, only.needs) == (0.0, True, ())
+    assert only.changes == (Change("--watermark", 0.0, 0.05, assumed=True),)
+    assert not proposals(fix(flag="--watermark", value=0.0, direction="raise"))
+
+
+def test_a_direction_from_a_value_that_nobody_knows_is_a_need() -> None:
+    """A threshold is 0 in every release; nothing tells how many log probabilities are allowed."""
+    (only,) = proposals(fix(flag="--long-prefill-token-threshold", value=256, direction="lower"), version="")
+    assert only.needs == ()
+    (only,) = proposals(fix(flag="--max-logprobs", value=9, direction="lower"))
+    assert only.needs == ("the running --max-logprobs",)
+
+
+@pytest.mark.parametrize(
+    ("launch", "needs"),
+    [("", ("--enforce-eager",)), (LAUNCH, None), (f"{LAUNCH} --enforce-eager", ("--enforce-eager",))],
+)
+def test_a_flag_that_a_known_command_does_not_give_is_at_its_default(
+    launch: str, needs: tuple[str, ...] | None
+) -> None:
+    """The recorded page does not say it; a command that gives it in vain leaves it open."""
+    eager = running_value("made_up").at_least(1, judged("a test"))
+    eager = replace(eager, signal=replace(eager.signal, name="--enforce-eager"))
+    found = proposals(fix(only_if=(eager,)), launch=launch)
+    assert [each.needs for each in found] == ([] if needs is None else [needs])
+
+
+def test_flags_that_go_together_change_together() -> None:
+    halves = fix(flag="--pipeline-parallel-size", value=2.0, also=(("--tensor-parallel-size", number(2)),))
+    (only,) = proposals(halves)
+    assert relaunch("vllm serve m -tp 4 --port 1", [only]) == (
+        "vllm serve m --tensor-parallel-size 2 --port 1 --pipeline-parallel-size 2"
+    )
+    (only,) = proposals(replace(halves, also=(("--tensor-parallel-size", NOTHING),)))
+    assert only.needs == ("nothing",)
+    assert relaunch("vllm serve m -tp 4", [only]) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "version", "proposed"),
+    [
+        ({"flag": "--watermark"}, "0.23.0", False),
+        ({"flag": "--watermark"}, "0.24.0", True),
+        ({"flag": "--watermark"}, "0.24", True),
+        ({"flag": "--watermark"}, "v0.33.0rc1+cpu", True),
+        ({"flag": "--watermark"}, "0.40.0", True),  # newer than all that are known, which kept it
+        ({"flag": "--watermark"}, "", True),
+        ({"flag": "--swap-space"}, "0.17.1", True),
+        ({"flag": "--swap-space"}, "0.18.0", False),
+        ({"flag": "--compilation-config.cudagraph_mode", "versions": ("0.10.1", "")}, "0.10.0", False),
+        ({"flag": "--compilation-config.cudagraph_mode", "versions": ("0.10.1", "")}, "0.10.1", True),
+        ({"environment": "VLLM_USE_V1", "versions": ("", "0.11.0")}, "0.11.0", True),
+        ({"environment": "VLLM_USE_V1", "versions": ("", "0.11.0")}, "0.11.1", False),
+        ({"flag": "--max-num-seqs", "instead_of": "--max-num-active-seqs"}, "0.31.0", False),
+        ({"flag": "--max-num-seqs", "instead_of": "--max-num-active-seqs"}, "0.30.0", True),
+        ({"flag": "--max-num-seqs", "instead_of": "--max-num-active-seqs"}, "", True),
+        ({"flag": "--block-size", "also": (("--watermark", NOTHING),)}, "0.23.0", False),
+    ],
+)
+def test_a_fix_is_proposed_to_the_releases_that_accept_it(told: dict[str, Any], version: str, proposed: bool) -> None:
+    assert available(fix(**told), version) is proposed
+    assert bool(proposals(fix(value=5.0, **told), version=version)) is proposed
+
+
+def changed(launch: str, *changes: Change) -> str | None:
+    return relaunch(launch, [Proposal(fix(), None, None, (), False, "", changes=changes)])
 
 
 @pytest.mark.parametrize(
     ("launch", "line"),
     [
         ("vllm serve m --max-num-seqs 64", "vllm serve m --max-num-seqs 6"),
-        ("vllm serve m --max-num-seqs=64 -O3", "vllm serve m -O3 --max-num-seqs 6"),
-        ("vllm serve m --max_num_seqs 64 --x", "vllm serve m --x --max-num-seqs 6"),
+        ("vllm serve m --max-num-seqs=64 -O3", "vllm serve m --max-num-seqs 6 -O3"),
+        ("vllm serve m --max_num_seqs 64 --x", "vllm serve m --max-num-seqs 6 --x"),
+        ("vllm serve m --max-num-seqs 8 --port 1 --max-num-seqs 9", "vllm serve m --max-num-seqs 6 --port 1"),
         ("A=1 vllm serve 'my model'", "A=1 vllm serve 'my model' --max-num-seqs 6"),
         ("BIND='0|1' vllm serve m", "BIND='0|1' vllm serve m --max-num-seqs 6"),
+        ("sh -c 'exec vllm serve m -q fp8'", "exec vllm serve m -q fp8 --max-num-seqs 6"),
+        ('vllm serve "$MODEL" --tensor-parallel-size $(nvidia-smi -L | wc -l) 2>&1 | tee log',
+         'vllm serve "$MODEL" --tensor-parallel-size "$(nvidia-smi -L | wc -l)" --max-num-seqs 6'),
+        ("vllm serve m --api-key REDACTED", 'vllm serve m --api-key "$VLLM_API_KEY" --max-num-seqs 6'),
+        ("HF_TOKEN=REDACTED vllm serve m --ssl-keyfile=REDACTED",
+         'HF_TOKEN="$HF_TOKEN" vllm serve m --ssl-keyfile="$SSL_KEYFILE" --max-num-seqs 6'),
         ("vllm serve 'open quote", None),
+        ("sleep 3", None),
         ("", None),
     ],
-)
+)  # fmt: skip
 def test_a_flag_is_replaced_in_any_of_its_spellings(launch: str, line: str | None) -> None:
-    assert changed("--max-num-seqs", 6.0, launch) == line
+    assert changed(launch, Change("--max-num-seqs", None, 6.0)) == line
 
 
-def test_a_flag_that_is_taken_away_takes_its_value_along() -> None:
-    assert changed("--num-gpu-blocks-override", None, "vllm serve m --num-gpu-blocks-override 128 --x 1") == (
-        "vllm serve m --x 1"
-    )
+@pytest.mark.parametrize(
+    ("launch", "change", "line"),
+    [
+        ("vllm serve m --num-gpu-blocks-override 128 --port 1", ("--num-gpu-blocks-override", None), "vllm serve m --port 1"),
+        ("vllm serve m --no-enable-prefix-caching", ("--enable-prefix-caching", ""), "vllm serve m --enable-prefix-caching"),
+        ("vllm serve m -cc.cudagraph_mode=NONE -O3", ("--compilation-config.cudagraph_mode", "PIECEWISE"),
+         "vllm serve m --compilation-config.cudagraph_mode PIECEWISE -O3"),
+        ("A=1 vllm serve m", ("NCCL_P2P_DISABLE", "1"), "NCCL_P2P_DISABLE=1 A=1 vllm serve m"),
+        ("NCCL_P2P_DISABLE=0 vllm serve m", ("NCCL_P2P_DISABLE", "1"), "NCCL_P2P_DISABLE=1 vllm serve m"),
+    ],
+)  # fmt: skip
+def test_removals_switches_keys_and_variables(launch: str, change: tuple[str, Any], line: str) -> None:
+    assert changed(launch, Change(change[0], None, change[1])) == line
 
 
 def test_a_proposal_that_would_not_move_the_value_is_left_out(tmp_path: Path) -> None:
     alone = str(pages_alone(tmp_path, "queue_saturation"))
     finding = doctor.run(doctor.Settings([alone], launch="vllm serve m --max-num-seqs 100000")).present[0]
     assert "--max-num-seqs" not in [each.fix.flag for each in finding.proposals]
+
+
+def test_the_relaunch_line_carries_the_first_proposal_that_lacks_nothing() -> None:
+    lacking = Proposal(fix(), None, None, ("more",), False, "", changes=(Change("--port", None, 1.0),))
+    advice = Proposal(fix(), None, None, (), False, "")
+    ready = Proposal(fix(), None, None, (), False, "", changes=(Change("--seed", None, 2.0),))
+    assert relaunch("vllm serve m", [lacking, advice, ready]) == "vllm serve m --seed 2"
+    assert relaunch("vllm serve m", [lacking, advice]) is None

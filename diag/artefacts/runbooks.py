@@ -8,7 +8,7 @@ from diag.artefacts.names import MARK, alert_name, comparison, expression, oppos
 from diag.contract import Contract
 from diag.incident import Condition, Fix, Incident, LooksLike, Signal, Source, regroup
 from diag.promql import metric_names, parse, pretty
-from diag.report.words import why
+from diag.report.words import released, why
 
 EXIT = {"info": 0, "warning": 1, "critical": 2}
 
@@ -199,11 +199,16 @@ def _fix(number: int, fix: Fix) -> list[str]:
         "price": fix.risk,
         "rollback": fix.rollback,
         "restart": "needed" if fix.restart else "not needed",
-        "versions": _versions(fix),
+        "versions": released(fix),
         "why": why(fix.why),
     }
     name = f" `{_what(fix)}`:" if fix.name else ""
-    return [f"{number}.{name} {fix.change}", *(f"   - {key}: {value}" for key, value in told.items() if value)]
+    return [f"{number}.{name} {_open(fix.change)}", *(f"   - {key}: {value}" for key, value in told.items() if value)]
+
+
+def _open(text: str) -> str:
+    """The text with what the doctor fills in named: `<computed>`."""
+    return text.replace("{value}", "<computed>")
 
 
 def _what(fix: Fix) -> str:
@@ -214,11 +219,6 @@ def _what(fix: Fix) -> str:
         return f"remove {fix.name}" if fix.flag else fix.name
     value = "<computed>" if isinstance(fix.value, Signal) else fix.value
     return f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
-
-
-def _versions(fix: Fix) -> str:
-    first, last = fix.versions
-    return f"vLLM {first or 'any'} to {last or 'now'}" if first or last else ""
 
 
 def _verify(incident: Incident, contract: Contract) -> list[str]:

@@ -1,6 +1,6 @@
 """Processes of others hold memory on a GPU that serves."""
 
-from diag.gpu_signals import serving, strangers_memory
+from diag.gpu_signals import serving, share_left_by_others, strangers_memory
 from diag.incident import Fix, Incident, LooksLike, documented, judged
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
@@ -42,7 +42,9 @@ incident = Incident(
             effect="both fit; the KV pool shrinks by as much",
             risk="fewer requests at once",
             rollback="the old share again, and restart",
-            value=0.8,
+            value=share_left_by_others,
+            rounding="hundredth_below",
+            least=0.05,
             direction="lower",
             why=documented("the share is of the whole GPU, whoever else uses it", CONSERVING_MEMORY),
         ),

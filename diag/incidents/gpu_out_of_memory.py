@@ -6,14 +6,15 @@ from diag.host_signals import (
     CUDA,
     LONGER,
     context_that_fits,
+    half_of_what_is_captured,
     happened,
     out_of_memory,
     utilization_that_fits,
     utilization_with_room,
 )
 from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
+from diag.remedies import CONSERVING_MEMORY, FP8_HARDWARE
 
-CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 SAID = judged("the log's own words decide which of these it was")
 
 incident = Incident(
@@ -76,12 +77,10 @@ incident = Incident(
         ),
         Fix(
             flag="--max-cudagraph-capture-size",
-            value=128.0,
-            direction="lower",
-            change="Where it happened in the capture: capture fewer and smaller graphs.",
+            value=half_of_what_is_captured,
+            change="Where it happened in the capture: capture graphs up to half the size, fewer of them.",
             effect="the graphs take a fraction of their memory",
             only_if=(happened(CUDA).at_least(1, SAID),),
-            versions=("0.11.1", ""),
             risk="batches above it run without graphs",
             rollback="remove the flag and restart",
             why=documented("graphs cost memory for each size", CONSERVING_MEMORY),
@@ -91,7 +90,7 @@ incident = Incident(
             value="fp8",
             change="Where no KV memory is left: store it in FP8, use more GPUs, or quantize the weights.",
             effect="the engine starts",
-            only_if=(happened("no_kv_cache_memory").at_least(1, SAID),),
+            only_if=(happened("no_kv_cache_memory").at_least(1, SAID), FP8_HARDWARE),
             risk="a small loss of accuracy; the attention backend must support it",
             rollback="--kv-cache-dtype auto and restart",
             why=documented("what reduces memory", CONSERVING_MEMORY),

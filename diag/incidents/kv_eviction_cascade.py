@@ -1,10 +1,14 @@
 """Too many requests for the KV pool: each eviction is work done twice, and makes the next one likelier."""
 
+from dataclasses import replace
+
 from diag.incident import Fix, Incident, LooksLike, documented, judged, measured
 from diag.remedies import MORE_KV_CAPACITY
 from diag.signals import (
     evicts,
     freezes_per_request,
+    hardly_evicts,
+    headroom_of_one_answer,
     kv_cache_usage_median,
     kv_cache_usage_peak,
     prompt_lengths_spread,
@@ -14,6 +18,12 @@ from diag.signals import (
 )
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
+
+SIX = measured("64 -> 6: preemptions per request 1.33 -> 0.09", "cure_max_num_seqs_mean")
+CAPPED = (
+    "turns the cascade into a queue: about half the throughput and two to three times the time to the first token"
+    " were measured; for those who prefer steady streams"
+)
 
 incident = Incident(
     id="kv_eviction_cascade",
@@ -48,25 +58,49 @@ incident = Incident(
     ),
     explains=("kv_pool_saturated", "queue_saturation", "replicas_unbalanced", "contract_breached"),
     fixes=(
-        *MORE_KV_CAPACITY,
+        Fix(
+            change="Let no more than {value} requests at a time through the gateway: what the pool holds at their mean"
+            " length. Until the pool is larger.",
+            value=requests_the_kv_pool_holds,
+            effect="preemptions end with the requests that run now; who waits, waits at the gateway",
+            risk=CAPPED,
+            restart=False,
+            expects=(hardly_evicts,),
+            why=SIX,
+        ),
+        *(replace(each, expects=(hardly_evicts,)) for each in MORE_KV_CAPACITY),
+        Fix(
+            flag="--max-num-active-seqs",
+            value=requests_the_kv_pool_holds,
+            direction="lower",
+            change="Run no more requests than the KV pool holds at their observed mean length; the CUDA graphs stay.",
+            effect="preemptions per request fall below 0.2; streams become steady; requests waiting rise",
+            risk=CAPPED,
+            rollback="remove the flag and restart",
+            expects=(hardly_evicts,),
+            why=SIX,
+        ),
         Fix(
             flag="--max-num-seqs",
             value=requests_the_kv_pool_holds,
             direction="lower",
-            change="Admit no more requests than the KV pool holds at their observed mean length "
-            "(from 0.31 on --max-num-active-seqs does it without shrinking the CUDA graphs).",
+            instead_of="--max-num-active-seqs",
+            change="Admit no more requests than the KV pool holds at their observed mean length.",
             effect="preemptions per request fall below 0.2; streams become steady; requests waiting rise",
-            risk="turns the cascade into a queue: about half the throughput and two to three times the time to the "
-            "first token were measured; for those who prefer steady streams",
+            risk=CAPPED,
             rollback="set the old value again and restart",
-            why=measured("64 -> 6: preemptions per request 1.33 -> 0.09", "cure_max_num_seqs_mean"),
+            expects=(hardly_evicts,),
+            why=SIX,
         ),
         Fix(
             flag="--watermark",
-            value=0.05,
+            value=headroom_of_one_answer,
+            rounding="hundredth_below",
+            least=0.05,
+            most=0.2,
             direction="raise",
-            versions=("0.24.0", ""),
-            change="Keep 5 % of the KV pool free when admitting requests.",
+            change="Admit a request only while {value} of the KV pool stays free: what those that run grow by until one"
+            " of them ends, and no less than what was measured to help.",
             effect="preemptions per request roughly halve",
             risk="it only halves them; others saw the time to the first token rise from 6.6 to 11.2 s",
             rollback="--watermark 0 and restart",

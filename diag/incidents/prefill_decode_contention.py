@@ -2,17 +2,24 @@
 
 from diag.incident import Fix, Incident, LooksLike, documented, judged, measured
 from diag.signals import (
+    chunked_prefill_is_off,
     freezes_per_request,
     hardly_evicts,
     long_prefills,
     long_prompts,
     ordinary_decode_share,
     prompt_lengths_spread,
+    sequences_in_a_step,
     standstills,
     tokens_prefilled_in_a_freeze,
 )
 
+TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#chunked-prefill"
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill.html"
+HARDLY_FREEZES = freezes_per_request.at_most(0.1, measured("0.3-3.3 with freezes, 0 when cured", "contention_bigbatch"))
+CHUNKED = chunked_prefill_is_off.at_most(
+    0, documented("without it prompts are not divided, and a step must hold --max-model-len", TUNING)
+)
 
 incident = Incident(
     id="prefill_decode_contention",
@@ -46,12 +53,25 @@ incident = Incident(
     ),
     fixes=(
         Fix(
+            change="Send prompts of more than {value} tokens to a server of their own: what is prefilled in 0.6 of the"
+            " freeze limit. Until the threshold is set.",
+            value=tokens_prefilled_in_a_freeze,
+            rounding="power_of_two_below",
+            least=256,
+            effect="freezes per request fall to 0 here",
+            restart=False,
+            expects=(HARDLY_FREEZES,),
+            only_if=(prompt_lengths_spread.above(8, judged("where nearly all are long there is nothing to divert")),),
+            why=judged("who is not there stops nobody"),
+        ),
+        Fix(
             flag="--long-prefill-token-threshold",
             value=tokens_prefilled_in_a_freeze,
             rounding="power_of_two_below",
             least=256,
             direction="lower",
-            versions=("0.7.3", ""),
+            only_if=(CHUNKED,),
+            expects=(HARDLY_FREEZES,),
             change="Cap what one long prompt may take of a step: what this server prefills in 0.6 of the freeze limit.",
             effect="freezes per request fall to 0 (the 99th percentile of gaps rises: judge by the longest gap)",
             risk="the long prompt itself takes about a tenth longer",
@@ -62,12 +82,13 @@ incident = Incident(
             flag="--max-num-batched-tokens",
             value=tokens_prefilled_in_a_freeze,
             rounding="power_of_two_below",
-            least=256,
+            least=sequences_in_a_step,
             direction="lower",
-            change="Cap the whole step instead: only where the threshold is not to be had.",
+            only_if=(CHUNKED,),
+            expects=(HARDLY_FREEZES,),
+            change="Cap the whole step instead: only where several long prompts at once share a step for all that.",
             effect="freezes per request fall to 0",
-            risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s; "
-            "vLLM refuses a value below --max-num-seqs",
+            risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s",
             rollback="set the old value again and restart",
             why=measured("the same gaps as with the threshold", "contention_smallbatch"),
         ),

@@ -30,7 +30,6 @@ incident = Incident(
         Fix(
             flag="--enable-prefix-caching",
             value="",
-            versions=("0.8.0", ""),
             only_if=(running_value("enable_prefix_caching").at_most(0, documented("on by default", PREFIX_CACHING)),),
             change="Turn prefix caching on.",
             effect="the prefix cache hit ratio rises where prompts share a beginning",

@@ -5,11 +5,15 @@ from diag.signals import (
     deferred_share,
     hardly_evicts,
     kv_cache_usage_with_next,
+    most_sequences,
     queue_time,
     queue_time_share,
+    replicas_that_run_all,
     requests_running_floor,
     requests_worth_admitting,
     running_share_of_cap,
+    tokens_prefilled_in_a_freeze,
+    twice_the_token_budget,
     waiting_share,
 )
 
@@ -60,6 +64,7 @@ incident = Incident(
         Fix(
             flag="--max-num-seqs",
             value=requests_worth_admitting,
+            most=most_sequences,
             direction="raise",
             only_if=(AT_THE_CAP,),
             change="Admit the requests that came, as far as the KV pool holds them at their observed mean length.",
@@ -69,15 +74,24 @@ incident = Incident(
             why=judged("the pool is the next bound; beyond it requests evict each other"),
         ),
         Fix(
-            change="Where the number that run stays below --max-num-seqs, the token budget binds: double "
-            "--max-num-batched-tokens and watch the gaps between tokens.",
+            flag="--max-num-batched-tokens",
+            value=tokens_prefilled_in_a_freeze,
+            rounding="power_of_two_below",
+            most=twice_the_token_budget,
+            direction="raise",
+            change="The number that run stays below --max-num-seqs, so the token budget binds: double it, as far as a "
+            "step stays within the freeze limit.",
             effect="prompt tokens per second rise, requests waiting fall",
             risk="longer steps: the gap between tokens grows in proportion",
+            rollback="set the old value again and restart",
             only_if=(running_share_of_cap.below(1, documented("the cap is not what binds", SCHEDULER)),),
             why=judged("prefill is what fills the budget"),
         ),
         Fix(
-            change="Add a replica.",
+            change="Run {value} replicas of it: as many as serve the requests that came at the number that runs here.",
+            value=replicas_that_run_all,
+            rounding="up",
+            least=2,
             effect="requests waiting fall on every replica",
             restart=False,
             why=judged("a server at the capacity of its hardware needs a second one"),

@@ -1,7 +1,7 @@
 """Tokens flow, but the ranks wait for the links between them."""
 
 from diag.gpu_signals import link_lost, nvlinks, pcie_share, slowest_clock
-from diag.host_signals import ranks
+from diag.host_signals import half_of_the_ranks, odd_ranks, ranks, twice_the_stages
 from diag.incident import Fix, Incident, LooksLike, documented, judged
 from diag.signals import progress, requests_in_flight_peak
 
@@ -43,10 +43,12 @@ incident = Incident(
         ),
         Fix(
             flag="--pipeline-parallel-size",
-            value=2.0,
+            value=twice_the_stages,
+            also=(("--tensor-parallel-size", half_of_the_ranks),),
             direction="raise",
-            change="Where the model has to be spread and NVLink is missing: pipeline instead, which "
-            "exchanges once a stage instead of twice a layer (and lower --tensor-parallel-size by as much).",
+            only_if=(odd_ranks.at_most(0, documented("the ranks are divided evenly among the stages", PARALLELISM)),),
+            change="Where the model has to be spread and NVLink is missing: pipeline over half of it, which "
+            "exchanges once a stage instead of twice a layer.",
             effect="PCIe traffic falls; throughput rises, latency at low load may rise too",
             risk="a request alone gets slower",
             rollback="the old sizes again, and restart",

@@ -196,7 +196,7 @@ def _fix(proposal: Proposal, *, now: bool) -> str:
         "li",
         _badge("do now") if now else "",
         element("code", escape(change)) if change else "",
-        element("p", escape(fix.change)),
+        element("p", escape(proposal.text)),
         _facts({**told, "why": _why(fix.why)}),
         class_="now" if now else "or",
     )

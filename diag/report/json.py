@@ -11,7 +11,7 @@ from typing import Any
 from diag import __version__
 from diag.asking import Subject
 from diag.diagnose import Reading, says
-from diag.fixes import Proposal, Value
+from diag.fixes import Change, Proposal, Value
 from diag.judgement import Finding, Judgement
 from diag.report import words
 
@@ -102,7 +102,7 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
         "name": proposal.name,
         "from": _whole(proposal.before),
         "to": _whole(proposal.after),
-        "change": fix.change,
+        "change": proposal.text,
         "why": words.why(fix.why),
         "effect": fix.effect,
         "risk": fix.risk,
@@ -110,6 +110,16 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
         "rollback": fix.rollback,
         "versions": words.versions(proposal),
         "needs": list(proposal.needs),
+        "changes": [_change(each) for each in proposal.changes],
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "name": change.name,
+        "from": _whole(change.before),
+        "to": _whole(change.after),
+        "from_is_default": change.assumed,
     }
 
 

@@ -68,7 +68,7 @@ def _fix(proposal: Proposal) -> str:
     code = words.printable(words.change(proposal))
     facts = (f"Effect: {fix.effect}.", fix.risk and f"Risk: {fix.risk}.", fix.rollback and f"Rollback: {fix.rollback}.")
     needs = f"Needs: {', '.join(proposal.needs)}." if proposal.needs else ""
-    text = " ".join(escape(part) for part in (fix.change, *facts, words.versions(proposal), needs) if part)
+    text = " ".join(escape(part) for part in (proposal.text, *facts, words.versions(proposal), needs) if part)
     return f"`{code}` {text}" if code else text
 
 

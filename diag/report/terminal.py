@@ -13,6 +13,7 @@ from rich.text import Text
 from diag.diagnose import Diagnosis, Reading, against, show
 from diag.fixes import Proposal
 from diag.judgement import Finding, Judgement
+from diag.relaunch import relaunched
 from diag.report import fleet, words
 
 WIDTH = 100
@@ -157,24 +158,25 @@ def spark(reading: Reading) -> str:
 def _actions(finding: Finding) -> list[str]:
     """The safest action that is complete first, then the others by their one line."""
     ready = [each for each in finding.proposals if not each.needs]
-    first = ready[:1]
-    rest = [each for each in finding.proposals if each not in first]
-    lines = [line for each in first for line in _action(each)]
+    now, then = ready[:1], [each for each in finding.proposals if each is relaunched(finding.proposals)]
+    rest = [each for each in finding.proposals if each not in (*now, *then)]
+    lines = [line for each in now for line in _action("do now", each)]
+    lines += [line for each in then if each not in now for line in _action("then", each)]
     lines += _rows("relaunch", [words.printable(finding.relaunch)]) if finding.relaunch else []
     return [*lines, *[line for at, each in enumerate(rest) for line in _option("or" if at == 0 else "", each)]]
 
 
-def _action(proposal: Proposal) -> list[str]:
+def _action(label: str, proposal: Proposal) -> list[str]:
     fix = proposal.fix
     facts = {"effect": fix.effect, "risk": fix.risk, "rollback": fix.rollback, "why": words.why(fix.why)}
-    lines = _rows("do now", [each for each in (words.change(proposal), fix.change) if each])
+    lines = _rows(label, [each for each in (words.change(proposal), proposal.text) if each])
     lines += [line for name, text in facts.items() if text for line in _row(name, text)]
     return [*lines, *_row("restart", "needed" if fix.restart else "not needed")]
 
 
 def _option(label: str, proposal: Proposal) -> list[str]:
     fix = proposal.fix
-    parts = [words.change(proposal), fix.change, fix.risk and f"Price: {fix.risk}.", words.versions(proposal)]
+    parts = [words.change(proposal), proposal.text, fix.risk and f"Price: {fix.risk}.", words.versions(proposal)]
     needs = f"Needs: {', '.join(proposal.needs)}." if proposal.needs else ""
     return _row(label, "  ".join(part for part in (*parts, needs) if part))
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from diag.asking import Subject, agree
 from diag.diagnose import Diagnosis, Reading, onset, says
-from diag.fixes import Proposal, written
-from diag.incident import Source
+from diag.fixes import Change, Proposal, written
+from diag.incident import Fix, Source
 from diag.judgement import FAMILIES, Finding, Judgement
 from diag.progress import scope
+from diag.vllm.flags import releases
 
 Told = Callable[[float], str]
 """How an instant in unix seconds is told: `clock` to who looks on, `moment` to who reads it another day."""
@@ -201,14 +202,25 @@ def change(proposal: Proposal) -> str:
         return proposal.name
     if fix.kind == "advice":
         return ""
-    before = "" if proposal.before is None else f"{written(proposal.before)} "
-    after = "remove it" if fix.value is None else written(proposal.after) if proposal.after is not None else "?"
-    return f"{fix.name} {before}-> {after}" if after else fix.name
+    changes = [_change(each, fix.value is None) for each in proposal.changes]
+    return "; ".join(changes)
+
+
+def _change(change: Change, removed: bool) -> str:
+    """`--max-num-seqs 64 -> 6`; a value that only the release's default tells is called so."""
+    before = "" if change.before is None else f"{written(change.before)} {'(default) ' if change.assumed else ''}"
+    after = "remove it" if removed else "?" if change.after is None else written(change.after)
+    return f"{change.name} {before}-> {after}" if after else change.name
 
 
 def versions(proposal: Proposal) -> str:
     """The releases that have the flag, "vLLM 0.24.0 and later"; empty where every release has it."""
-    first, last = proposal.fix.versions
+    return released(proposal.fix)
+
+
+def released(fix: Fix) -> str:
+    """The same for a fix."""
+    first, last = releases(fix.flag, fix.versions)
     if first and last:
         return f"vLLM {first} - {last}"
     return f"vLLM {first} and later" if first else f"vLLM up to {last}" if last else ""

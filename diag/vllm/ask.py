@@ -27,10 +27,10 @@ def describe(python: str) -> dict[str, Any]:
     return said
 
 
-def refusals(python: str, commands: Sequence[Sequence[str]]) -> list[str]:
-    """Why each command's words (after `vllm serve`) are refused; "" where they are not."""
-    said: list[str] = _run(python, "check", json.dumps([list(each) for each in commands]))
-    return said
+def check(python: str, commands: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
+    """The release, and why each command's words (after `vllm serve`) are refused; "" where they are not."""
+    said = _run(python, "check", json.dumps([list(each) for each in commands]))
+    return said["version"], said["refusals"]
 
 
 def _run(python: str, what: str, text: str) -> Any:

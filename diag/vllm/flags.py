@@ -5,19 +5,24 @@ The data is flags.json (read from the source of 59 releases, and from an install
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 FILE = Path(__file__).parent / "flags.json"
 Takes = Literal["one", "optional", "many", "none"]
+Value = Literal["integer", "size", "number", "json", "object", "text"]
+"""A size is a whole number, perhaps with a suffix: 8k is 8000, 8K is 8192; an object is one of JSON."""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """`first` and `last` are the releases whose parser accepts it; `no` whether it has a --no- form."""
+    """`first` and `last` are the releases whose parser accepts it; `no` whether it has a --no- form.
+
+    `value`, `choices` (empty: any) and whether None is a value (`null`) are those of the release that was `described`; `alias` is the flag it only
+    is another name of.
+    """
 
     name: str
     first: str
@@ -25,14 +30,10 @@ class Flag:
     takes: Takes
     no: bool = False
     short: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> str:
-        """Its releases in words: ">= 0.24.0", "0.7.3 - 0.26.0", "" for all that are known."""
-        oldest, newest = versions()[0], versions()[-1]
-        if self.last == newest:
-            return "" if self.first == oldest else f">= {self.first}"
-        return f"<= {self.last}" if self.first == oldest else f"{self.first} - {self.last}"
+    value: Value = "text"
+    choices: tuple[str, ...] = ()
+    null: bool = False
+    alias: str = ""
 
     def in_release(self, version: str) -> bool:
         """Whether that release accepts it; yes for an unknown one, and for one newer than all known that keeps it."""
@@ -51,23 +52,37 @@ class Option:
 
 
 @cache
-def _file() -> tuple[tuple[str, ...], dict[str, Flag]]:
-    content = json.loads(FILE.read_text(encoding="utf-8"))
-    return tuple(content["versions"]), {name: _flag(name, **each) for name, each in content["flags"].items()}
+def _content() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content
 
 
-def _flag(name: str, versions: list[str], takes: Takes, no: bool = False, short: Sequence[str] = ()) -> Flag:
-    return Flag(name, versions[0], versions[1], takes, no, tuple(short))
+def _flag(name: str, versions: list[str], takes: Takes, **more: Any) -> Flag:
+    fields: dict[str, Any] = {each: tuple(value) if isinstance(value, list) else value for each, value in more.items()}
+    return Flag(name, versions[0], versions[1], takes, **fields)
 
 
+@cache
 def versions() -> tuple[str, ...]:
     """The releases that are known, the oldest first."""
-    return _file()[0]
+    return tuple(_content()["versions"])
 
 
+@cache
 def known() -> dict[str, Flag]:
     """Every flag of any release by its name, --max-num-seqs for one."""
-    return _file()[1]
+    return {name: _flag(name, **each) for name, each in _content()["flags"].items()}
+
+
+def described() -> str:
+    """The release whose own parser said what values each flag takes."""
+    return str(_content()["described"])
+
+
+@cache
+def environment() -> frozenset[str]:
+    """The variables VLLM_... that the described release reads."""
+    return frozenset(_content()["environment"])
 
 
 @cache
@@ -79,13 +94,15 @@ def _short() -> dict[str, Flag]:
 def understood(word: str, version: str = "") -> Option | None:
     """The flag that a word such as --max_num_seqs, -tp, --no-x, -O3, --x.key or an abbreviation means to a release."""
     if word.startswith("-O") and not word.startswith("--"):
-        return Option(known()["--compilation-config" if word == "-O" else "--optimization-level"])
+        level = known()["--optimization-level"]
+        return Option(known()["--compilation-config"] if word == "-O" or not level.in_release(version) else level)
     name, _, key = word.partition(".")
     if not name.startswith("--"):
         return Option(_short()[name], key=key) if name in _short() else None
     name = name.replace("_", "-")
     if name in known():
-        return Option(known()[name], key=key)
+        longer = None if known()[name].in_release(version) else _abbreviated(name, version)
+        return longer or Option(known()[name], key=key)
     positive = known().get("--" + name.removeprefix("--no-"))
     if positive and name.startswith("--no-"):
         return Option(positive, on=False)
@@ -96,6 +113,15 @@ def _abbreviated(name: str, version: str) -> Option | None:
     """What argparse makes of a unique beginning."""
     able = [each for each in known().values() if each.name.startswith(name) and each.in_release(version)]
     return Option(able[0]) if len(able) == 1 and len(name) > len("--") else None
+
+
+def releases(word: str, narrowed: tuple[str, str] = ("", "")) -> tuple[str, str]:
+    """The first and the last release with a flag, "" for an open end; narrowed further by a range of the same kind."""
+    option = understood(word.partition("=")[0])
+    oldest, newest = versions()[0], versions()[-1]
+    first, last = (option.flag.first, option.flag.last) if option else ("", "")
+    ends = ("" if first == oldest else first, "" if last == newest else last)
+    return max(ends[0], narrowed[0], key=release), min(filter(None, (ends[1], narrowed[1])), key=release, default="")
 
 
 def release(version: str) -> tuple[int, ...]:

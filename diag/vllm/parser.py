@@ -1,7 +1,7 @@
 """Asks the real parser of an installed vLLM. Run by the interpreter that has it, as a script without anything of ours.
 
-    python -I parser.py describe       -> {"version": ..., "flags": {flag: {"takes", "no", "short"}}}
-    [[word, ...], ...] | ... check     -> ["" or why this command is refused, ...]
+    python -I parser.py describe  -> {"version": ..., "environment": [name, ...], "flags": {flag: {"takes", "no", ...}}}
+    [[word, ...], ...] | ... check -> {"version": ..., "refusals": ["" or why this command is refused, ...]}
 
 It imports torch (about 9 s and 600 MB), and starts no engine. The only file that speaks vllm.
 """
@@ -12,12 +12,22 @@ import io
 import json
 import sys
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from typing import Any
 
 MODULES = tuple(f"vllm.entrypoints.{name}.cli_args" for name in ("common", "launchers", "openai"))
 """Where `make_arg_parser` is: from 0.33 on, 0.29 - 0.32, before."""
 PARSERS = ("vllm.utils.argparse_utils", "vllm.utils")
 TAKES = {None: "one", "?": "optional", "+": "many", "*": "many", 0: "none"}
+VALUES = {
+    "int": "integer",
+    "float": "number",
+    "human_readable_int": "size",
+    "human_readable_int_or_auto": "size",
+    "loads": "json",
+    "parse_dataclass": "object",
+}
+"""By the name of the function that reads a value; what is not here is text, or the function's own business."""
 
 
 def parser() -> ArgumentParser:
@@ -36,7 +46,7 @@ def _of(module: str, name: str) -> Any:
 
 
 def describe() -> dict[str, Any]:
-    """Every flag with how many words it takes, whether it has a --no- form, and its short names."""
+    """Every flag with how many words it takes and of what kind, its --no- form, and its other names."""
     flags: dict[str, Any] = {}
     for action in parser()._actions:
         names = [
@@ -44,9 +54,31 @@ def describe() -> dict[str, Any]:
         ]
         short = [each for each in action.option_strings if not each.startswith("--")]
         negated = any(each.startswith("--no-") for each in action.option_strings)
-        for name in names:
-            flags[name] = {"takes": TAKES[action.nargs], "no": negated, "short": short}
-    return {"version": _of("vllm", "__version__"), "flags": flags}
+        of_value = {} if action.nargs == 0 else _of_value(action)
+        for at, name in enumerate(names):
+            alias = {"alias": names[0]} if at else {}
+            flags[name] = {"takes": TAKES[action.nargs], "no": negated, "short": short, **of_value, **alias}
+    return {"version": version(), "environment": sorted(_of("vllm.envs", "environment_variables")), "flags": flags}
+
+
+def version() -> str:
+    """The release, without what it was built for."""
+    return str(_of("vllm", "__version__")).partition("+")[0]
+
+
+def _of_value(action: Any) -> dict[str, Any]:
+    """The kind of a value, whether None is one, and the choices; a function of vLLM's own may spell these otherwise."""
+    names = list(_names(action.type))
+    choices = [] if "<lambda>" in names else [str(each) for each in action.choices or () if each is not None]
+    return {"value": VALUES.get(names[-1], "text"), "null": "_optional_type" in names, "choices": choices}
+
+
+def _names(read: Any) -> Iterator[str]:
+    """The function that reads a value, and the one that it calls: an optional value has one around it."""
+    name = getattr(read, "__qualname__", "")
+    yield name.rpartition(".")[2]
+    if name.startswith(("optional_type.", "parse_type.")):
+        yield from _names(read.__closure__[0].cell_contents)
 
 
 def refusal(words: list[str], vllm: ArgumentParser) -> str:
@@ -69,5 +101,5 @@ if __name__ == "__main__":
             answer: Any = describe()
         else:
             vllm = parser()
-            answer = [refusal(words, vllm) for words in json.load(sys.stdin)]
+            answer = {"version": version(), "refusals": [refusal(words, vllm) for words in json.load(sys.stdin)]}
     json.dump(answer, out)

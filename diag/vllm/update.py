@@ -1,11 +1,13 @@
 """Brings flags.json up to date with an installed vLLM: `python -m diag.vllm.update PYTHON`, of the one that has it.
 
-A release newer than the newest known extends the ranges of the flags that it accepts; of a known one only how many
-words each flag takes, its --no- form and its short names are read.
+A release newer than the newest known extends the ranges of the flags that it accepts; a flag that it no longer has
+keeps its last release. How many words a flag takes, of what kind, and its other names are those of the newest release
+whose parser was read.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from diag.vllm.ask import describe
@@ -14,27 +16,42 @@ from diag.vllm.flags import FILE, release
 Known = dict[str, Any]
 
 
-def merged(known: Known, described: Known) -> Known:
-    """The content of flags.json with what one release's parser says of itself."""
-    version = described["version"]
-    versions = sorted({*known["versions"], version}, key=release)
+def merged(known: Known, said: Known) -> Known:
+    """The content of flags.json with what one release's parser says of itself.
+
+    How flags are used, and the environment, are those of the newest release that was ever described.
+    """
+    version, before = said["version"], known.get("described", "0")
+    newest = release(version) >= release(before)
     flags = {name: dict(each) for name, each in known["flags"].items()}
-    for name, said in described["flags"].items():
-        flags[name] = _flag(flags.get(name), said, version)
-    return {**known, "versions": versions, "flags": dict(sorted(flags.items()))}
+    for name, each in said["flags"].items():
+        flags[name] = _flag(flags.get(name), each, version, newest)
+    return {
+        "about": known["about"],
+        "versions": _releases(known["versions"], version),
+        "described": version if newest else before,
+        "environment": sorted(said["environment"]) if newest else known["environment"],
+        "flags": dict(sorted(flags.items())),
+    }
 
 
-def _flag(known: Known | None, said: Known, version: str) -> Known:
+def _releases(known: Sequence[str], version: str) -> list[str]:
+    """0.6.3.post1 and 0.6.3 are one release."""
+    return sorted([*known, *([] if release(version) in map(release, known) else [version])], key=release)
+
+
+def _flag(known: Known | None, said: Known, version: str, newest: bool) -> Known:
     first, last = known["versions"] if known else (version, version)
-    flag = {"versions": [min(first, version, key=release), max(last, version, key=release)], "takes": said["takes"]}
-    return flag | ({"no": True} if said["no"] else {}) | ({"short": said["short"]} if said["short"] else {})
+    ranges = [min(first, version, key=release), max(last, version, key=release)]
+    used = {name: value for name, value in said.items() if value and (name, value) != ("value", "text")}
+    return {"versions": ranges, **(used if newest or not known else {**known, "versions": ranges})}
 
 
 def written(content: Known) -> str:
     """The file: one flag a line."""
     flags = ",\n".join(f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in content["flags"].items())
-    about, versions = (json.dumps(content[name]) for name in ("about", "versions"))
-    return f'{{\n "about": {about},\n "versions": {versions},\n "flags": {{\n{flags}\n }}\n}}\n'
+    head = "".join(f' "{name}": {json.dumps(content[name])},\n' for name in content if name != "flags")
+    return f'{{\n{head} "flags": {{\n{flags}\n }}\n}}\n'
 
 
 if __name__ == "__main__":
