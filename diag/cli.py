@@ -219,6 +219,76 @@ def doctor(
 
 
 @app.command()
+def verify(
+    before: Annotated[str, typer.Argument(help="What was before the change: a recording, or the URL of a server.")],
+    after: Annotated[
+        str,
+        typer.Argument(
+            help="What is after it: a recording, or the URL of a server; the servers of BEFORE as they are now.",
+            show_default=False,
+        ),
+    ] = "",
+    every: Every = 2.0,
+    watch: For = 30.0,
+    timeout: Timeout = None,
+    log: Log = "",
+    log_timezone: LogTimezone = "",
+    launch: Launch = "",
+    incidents: Incidents = None,
+    contract: ContractFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print schema diag.verify/1.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown for a ticket.")] = False,
+) -> None:
+    """Say whether a change cured an incident: what was changed, what became of it, and what it costs users.
+
+    --log and --launch are about the server after the change.
+
+    Exit status: 0 cured, 1 better or no effect, 2 worse, 3 not comparable, 64 usage, 69 unreachable.
+    """
+    from diag import verifying
+    from diag.doctor import Settings
+
+    if as_json and as_markdown:
+        raise BadUsage("--json and --markdown are two formats: choose one")
+    settings = Settings(
+        [after] if after else [],
+        every,
+        watch,
+        timeout or 0,
+        launch,
+        incidents,
+        contract,
+        log=log,
+        log_timezone=log_timezone,
+    )
+    found = verifying.verify(before, settings)
+    raise typer.Exit(verifying.tell(found, "json" if as_json else "markdown" if as_markdown else "terminal"))
+
+
+@app.command()
+def config(
+    targets: Targets = None,
+    log: Log = "",
+    log_timezone: LogTimezone = "",
+    launch: Launch = "",
+    timeout: Timeout = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print schema diag.config/1.")] = False,
+) -> None:
+    """Show what servers run with, and where each value is known from; what nobody set has its release's default.
+
+    In this order of trust: /server_info (VLLM_SERVER_DEV_MODE=1), the process on this host, the log, the page
+    (cache_config_info), /v1/models, --launch, the release's defaults. What vLLM settles itself, whatever it was asked
+    for, is taken from the page and the log before any command.
+
+    Exit status: 0 shown, 64 usage, 69 unreachable.
+    """
+    from diag import doctor as work
+
+    settings = work.Settings(targets or [HERE], timeout=timeout or 0, launch=launch, log=log, log_timezone=log_timezone)
+    typer.echo(work.config(settings, as_json), nl=False)
+
+
+@app.command()
 def export(
     targets: Targets = None,
     csv: Annotated[
@@ -320,6 +390,53 @@ def generate(
 
     text, status = work.generate(folder, check, incidents, contract)
     typer.echo(text)
+    raise typer.Exit(status)
+
+
+@app.command()
+def budget(
+    target: Annotated[str, typer.Argument(help="The command, 'vllm serve MODEL --flag value'; or a model's folder.")],
+    gpu: Annotated[str, typer.Option("--gpu", help="h100, a100-80, l40s ...; cpu; otherwise this host's own.")] = "",
+    gpu_memory: Annotated[str, typer.Option("--gpu-memory", help="Of one GPU as CUDA counts it, 79.1GiB.")] = "",
+    log: Log = "",
+    version: Annotated[str, typer.Option("--version", help="The release, 0.32.0; otherwise the log's.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print schema diag.budget/1.")] = False,
+) -> None:
+    """Reckon a server's GPU memory, also before there is one: weights, KV cache, the context that is safe.
+
+    Nothing is started or downloaded. Exit status: 0 it fits, 2 it does not, 3 cannot tell, 64 usage.
+    """
+    from diag.budget import Asked, run
+
+    text, status = run(Asked(target, gpu, gpu_memory, log, version), as_json)
+    typer.echo(text, nl=False)
+    raise typer.Exit(status)
+
+
+@app.command()
+def lint(
+    command: Annotated[
+        str,
+        typer.Argument(
+            help="The command, 'vllm serve MODEL --flag value'; or a file with it: a script, a --config, a manifest."
+        ),
+    ],
+    version: Annotated[
+        str, typer.Option("--version", help="The release, 0.32.0; otherwise the image's, the installed, the newest.")
+    ] = "",
+    python: Annotated[
+        str, typer.Option("--vllm-python", help="The Python of another environment: its vLLM's parser is asked too.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print schema diag.lint/1.")] = False,
+) -> None:
+    """Check a launch command before it is rolled out: flags that are gone, do nothing, contradict or hurt.
+
+    Nothing is started. Exit status: 0 nothing above info, 1 warnings, 2 errors, 64 usage.
+    """
+    from diag.linting import run
+
+    text, status = run(command, version, python, as_json)
+    typer.echo(text, nl=False)
     raise typer.Exit(status)
 
 

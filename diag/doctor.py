@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +22,7 @@ from diag.progress import judge, owed_and_still
 from diag.sources.answers import SampleAnswers
 from diag.sources.observation import Observation
 from diag.sources.scope import Scope
+from diag.verify.side import Side
 
 if TYPE_CHECKING:
     from diag.report.terminal import Tick
@@ -63,15 +64,26 @@ class Settings:
 
 def run(settings: Settings) -> Judgement:
     """Judge what the settings name: one recording, live servers, or those that a Prometheus knows."""
-    contract, incidents = _declared(settings)
     if settings.prometheus:
         from diag import fleet
 
+        contract, incidents = _declared(settings)
         return fleet.judge(remote(settings, contract), incidents, contract, settings.launch)
+    return look(settings).judgement
+
+
+def look(settings: Settings) -> Side:
+    """Judge one recording or live servers, and keep what they can still be asked."""
+    contract, incidents = _declared(settings)
     seen = _observe(settings, contract)
     asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
-    running = {name: Running(seen.versions.get(name, ""), seen.launch.get(name, "")) for name in seen.instances}
-    return conclude(_observed(seen, asked), incidents, asked, running)
+    running = {name: _running(seen, name) for name in seen.instances}
+    return Side(conclude(_observed(seen, asked), incidents, asked, running), asked, running)
+
+
+def _running(seen: Observation, name: str) -> Running:
+    whole = name in seen.settled and not seen.settled[name].unread
+    return Running(seen.versions.get(name, ""), seen.launch.get(name, ""), whole)
 
 
 def _declared(settings: Settings) -> tuple[Contract, tuple[Incident, ...]]:
@@ -146,7 +158,7 @@ def _watch(settings: Settings, contract: Contract) -> Observation:
         asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), contract)
         return asked.span < PATIENCE and owed_and_still(judge(asked)[0])
 
-    with bar(f"watching {_shown(settings.targets)}") as tick:
+    with bar(f"watching {shown(settings.targets)}") as tick:
         return watch(settings.targets, _plan(settings, tick, stuck))
 
 
@@ -176,11 +188,30 @@ def _beside(settings: Settings, server: "Server") -> "Local | None":
     return Local(server, settings.log, zone(settings.log_timezone))
 
 
-def _shown(targets: Sequence[str]) -> str:
+def shown(targets: Sequence[str]) -> str:
     """The targets as they may be printed: without credentials."""
     from diag.sources.address import parse
 
     return ", ".join(parse(each).shown for each in targets)
+
+
+def config(settings: Settings, as_json: bool) -> str:
+    """What each server runs with and where that is known from, after one look."""
+    from diag import configuration
+    from diag.report import config as report
+
+    seen = _look_once(settings)
+    servers, notes = configuration.of(seen), configuration.notes(seen)
+    return (report.render_json if as_json else report.render)(servers, notes)
+
+
+def _look_once(settings: Settings) -> Observation:
+    """A recording as a whole, or live servers at one moment."""
+    if any(Path(each).exists() for each in settings.targets):
+        return _observe(settings, Contract())
+    from diag.sources.scrape import watch
+
+    return watch(settings.targets, _plan(replace(settings, watch=0.0), lambda share: None))
 
 
 def record(settings: Settings, folder: Path) -> str:
@@ -188,7 +219,7 @@ def record(settings: Settings, folder: Path) -> str:
     from diag.report.terminal import bar
     from diag.sources.record import record as keep
 
-    with bar(f"recording {_shown(settings.targets)}") as tick:
+    with bar(f"recording {shown(settings.targets)}") as tick:
         seen = keep(settings.targets, folder, _plan(settings, tick))
     return (
         f"{folder}: {seen.scrapes} scrapes, {seen.failed_scrapes} of them failed; judge it with: diag doctor {folder}"

@@ -58,10 +58,14 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Running:
-    """What is known of a server beyond its samples: vLLM's version ("" unknown) and the command that started it."""
+    """What is known of a server beyond its samples: vLLM's version ("" unknown) and the command that started it.
+
+    `whole` is whether all that was set is known, so that what nobody set runs at its release's default.
+    """
 
     version: str = ""
     launch: str = ""
+    whole: bool = False
 
 
 def propose(diagnosis: Diagnosis, asked: Asked, running: Running) -> tuple[Proposal, ...]:
@@ -128,9 +132,8 @@ def _met(condition: Condition, bench: _Bench, running: Running) -> bool | None:
 
 
 def _not_given(flag: str, bench: _Bench, running: Running) -> float | None:
-    """What runs where the launch command is known and does not give the flag; 0 where there is no such bound then."""
-    command = command_in(running.launch)
-    if command is None or command.all(flag):
+    """What runs where all that was set is known, and the flag is not; 0 where there is no such bound then."""
+    if not running.whole:
         return None
     return 0.0 if flag in UNSET else default(flag, running.version, bench.value(gpu_memory_total))
 

@@ -101,11 +101,11 @@ def fix(**told: Any) -> Fix:
     return Fix(**{"change": "Do {value}.", "effect": "it helps", "why": judged("a test"), **told})
 
 
-def proposals(*fixes: Fix, version: str = "0.32.0", launch: str = LAUNCH) -> tuple[Proposal, ...]:
+def proposals(*fixes: Fix, version: str = "0.32.0", whole: bool = True) -> tuple[Proposal, ...]:
     """What is proposed for the recorded cascade where these are its fixes."""
     incident = replace(next(each for each in load() if each.id == "kv_eviction_cascade"), fixes=fixes)
     diagnosis = next(each for each in diagnose([incident], asked()) if each.state == "present")
-    return propose(diagnosis, asked(), Running(version, launch))
+    return propose(diagnosis, asked(), Running(version, LAUNCH, whole))
 
 
 @pytest.mark.parametrize(
@@ -165,17 +165,14 @@ def test_a_direction_from_a_value_that_nobody_knows_is_a_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "needs"),
-    [("", ("--enforce-eager",)), (LAUNCH, None), (f"{LAUNCH} --enforce-eager", ("--enforce-eager",))],
+    ("flag", "value"), [("--enforce-eager", 0), ("--stream-interval", 1), ("--kv-offloading-size", 0)]
 )
-def test_a_flag_that_a_known_command_does_not_give_is_at_its_default(
-    launch: str, needs: tuple[str, ...] | None
-) -> None:
-    """The recorded page does not say it; a command that gives it in vain leaves it open."""
-    eager = running_value("made_up").at_least(1, judged("a test"))
-    eager = replace(eager, signal=replace(eager.signal, name="--enforce-eager"))
-    found = proposals(fix(only_if=(eager,)), launch=launch)
-    assert [each.needs for each in found] == ([] if needs is None else [needs])
+def test_what_nobody_set_is_at_its_default_where_all_that_was_set_is_known(flag: str, value: float) -> None:
+    """None of the three is on the recorded page."""
+    signal = replace(running_value("not_on_the_page"), name=flag)
+    holds, does_not = (fix(only_if=(signal.at_most(limit, judged("a test")),)) for limit in (value, value - 1))
+    assert [each.needs for each in proposals(holds, does_not)] == [()]
+    assert [each.needs for each in proposals(holds, does_not, whole=False)] == [(flag,), (flag,)]
 
 
 def test_flags_that_go_together_change_together() -> None:

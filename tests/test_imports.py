@@ -36,8 +36,8 @@ MAY_IMPORT = {
     "verify": {"asking", "diagnose", "fixes", "incident", "judgement", "signals", "table", "verify"},
     "configuration": {"promql", "sources", "vllm"},
     "report": {
-        "asking", "configuration", "contract", "diagnose", "fixes", "incident", "judgement", "lint", "progress", "relaunch",
-        "report", "sources", "transitions", "verify", "vllm",
+        "asking", "configuration", "contract", "diagnose", "fixes", "incident", "judgement", "lint", "progress",
+        "relaunch", "report", "sources", "transitions", "verify", "vllm",
     },
     "sources": {"asking", "errors", "exporter", "incident", "promql", "sources", "vllm"},
     "telemetry": {"asking", "incident", "sources"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diag.sources import config as configuration
+from diag.sources import config
 from diag.sources.config import Told, from_server_info
 from diag.sources.pages import Table, Target
 
@@ -24,19 +24,20 @@ def table(*infos: dict[str, str]) -> Table:
     return target.table()
 
 
-def from_page(table: Table) -> configuration.Config:
+def from_page(table: Table) -> config.Config:
     infos = table.last("vllm:cache_config_info")
-    return configuration.from_page(infos, table.pages[-1].layout.engines)
+    return config.from_page(infos, table.pages[-1].layout.engines)
 
 
-def settle(table: Table, told: Told) -> tuple[configuration.Config, list[str]]:
-    return configuration.settle("h:1", from_page(table), told)
+def settle(table: Table, told: Told) -> tuple[config.Config, list[str]]:
+    settled = config.settle(from_page(table), told)
+    return settled.numbers, settled.notes("h:1")
 
 
 def test_the_labels_of_the_page_become_numbers() -> None:
-    config = from_page(table(INFO))
-    assert config["gpu_memory_utilization"] == 0.92
-    assert config["enable_prefix_caching"] == 1.0
+    found = from_page(table(INFO))
+    assert found["gpu_memory_utilization"] == 0.92
+    assert found["enable_prefix_caching"] == 1.0
 
 
 def test_what_is_not_set_is_not_there() -> None:
@@ -48,8 +49,8 @@ def test_the_capacity_of_older_versions_is_blocks_times_size() -> None:
 
 
 def test_the_blocks_are_those_of_all_engines() -> None:
-    config = from_page(table(INFO | {"engine": "0"}, INFO | {"engine": "1"}))
-    assert (config["data_parallel_size"], config["kv_cache_size_tokens"]) == (2, 800)
+    found = from_page(table(INFO | {"engine": "0"}, INFO | {"engine": "1"}))
+    assert (found["data_parallel_size"], found["kv_cache_size_tokens"]) == (2, 800)
 
 
 @pytest.mark.parametrize("change", [{"sliding_window": "4096"}, {"mamba_block_size": "8"}, {"num_gpu_blocks": "None"}])
@@ -58,8 +59,8 @@ def test_the_capacity_is_not_guessed(change: dict[str, str]) -> None:
 
 
 def test_the_capacity_that_vllm_says_itself_is_of_one_engine() -> None:
-    config = from_page(table(*(INFO | {"kv_cache_size_tokens": "1500", "engine": each} for each in "01")))
-    assert config["kv_cache_size_tokens"] == 1500
+    found = from_page(table(*(INFO | {"kv_cache_size_tokens": "1500", "engine": each} for each in "01")))
+    assert found["kv_cache_size_tokens"] == 1500
 
 
 def test_the_longest_request_is_capacity_by_concurrency() -> None:
@@ -101,12 +102,12 @@ def test_the_better_source_is_believed_and_the_other_is_said() -> None:
         server_info={"max_num_seqs": 64},
         launch="vllm serve m --max-num-seqs 32 --block-size 32 --max-model-len 2k",
     )
-    config, notes = settle(table(INFO), told)
-    assert (config["max_num_seqs"], config["block_size"], config["max_model_len"]) == (64, 16, 2000)
+    found, notes = settle(table(INFO), told)
+    assert (found["max_num_seqs"], found["block_size"], found["max_model_len"]) == (64, 16, 4096)
     assert notes == [
         "block_size of h:1 is 16 by its page and 32 by its launch command: 16 was used",
+        "max_model_len of h:1 is 4096 by /v1/models and 2000 by its launch command: 4096 was used",
         "max_num_seqs of h:1 is 64 by /server_info and 32 by its launch command: 64 was used",
-        "max_model_len of h:1 is 2000 by its launch command and 4096 by /v1/models: 2000 was used",
     ]
 
 
@@ -122,5 +123,93 @@ def test_asking_again_says_the_same() -> None:
 def test_a_launch_command_that_cannot_be_read_is_said() -> None:
     assert settle(table(), Told(launch="vllm serve 'm")) == (
         {},
-        ["the launch command could not be read: No closing quotation"],
+        ["the launch command could not be read: the command has a quotation that is not closed"],
     )
+
+
+NAMES = (config.SERVER_INFO, config.PROCESS, config.LOG, config.PAGE, config.EXPORTER, config.MODELS, config.LAUNCH)
+"""In the order of the issue that asked for it: the server's own word, its process, its log, its page, and so on."""
+
+
+def everybody(name: str, flag: str, without: tuple[str, ...]) -> config.Settled:
+    """Every source says another number, but for those that are silent."""
+    value = {source: float(16 * number) for number, source in enumerate(NAMES, 1) if source not in without}
+    said = {source: {name: number} for source, number in value.items()}
+    commands = {source: f"vllm serve m {flag} {number:.0f}" for source, number in value.items()}
+    told = Told(
+        max_model_len=value.get(config.MODELS) if name == "max_model_len" else None,
+        server_info=said.get(config.SERVER_INFO, {}),
+        log=said.get(config.LOG, {}),
+        launch=commands.get(config.LAUNCH, ""),
+        process=commands.get(config.PROCESS, ""),
+    )
+    return config.settle(said.get(config.PAGE, {}), told, said.get(config.EXPORTER))
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("max_num_seqs", (0, 1, 2, 3, 4, 6)),
+        ("max_model_len", (0, 3, 2, 4, 5, 1, 6)),
+        ("block_size", (0, 3, 2, 4, 1, 6)),
+    ],
+)
+def test_a_value_is_that_of_the_most_trusted_source(name: str, order: tuple[int, ...]) -> None:
+    flag, sources = f"--{name.replace('_', '-')}", [NAMES[at] for at in order]
+    for silent, source in enumerate(sources):
+        setting = everybody(name, flag, tuple(sources[:silent])).settings[name]
+        assert (setting.source, setting.value) == (source, 16 * (NAMES.index(source) + 1))
+        assert [each.source for each in setting.others] == sources[silent + 1 :]
+
+
+def test_an_exporter_that_says_what_another_source_says_is_no_source_of_it() -> None:
+    settled = config.settle({}, Told(launch="vllm serve m --max-num-seqs 4"), {"max_num_seqs": 4.0, "block_size": 16.0})
+    assert settled.settings["max_num_seqs"].source == config.LAUNCH
+    assert settled.settings["max_num_seqs"].others == ()
+    assert settled.settings["block_size"].source == config.EXPORTER
+
+
+def test_the_words_are_no_numbers_and_no_notes() -> None:
+    settled = config.settle({"kv_cache_dtype": "auto"}, Told(process="vllm serve m --kv-cache-dtype fp8 --dtype half"))
+    assert (settled.settings["kv_cache_dtype"].value, settled.settings["kv_cache_dtype"].contradicted) == ("fp8", ())
+    assert (settled.numbers, settled.notes("h:1")) == ({}, [])
+
+
+def test_server_info_is_read_wherever_a_release_keeps_it() -> None:
+    answer = {
+        "vllm_config": {
+            "model_config": {"dtype": "torch.bfloat16", "quantization": None, "tokenizer": "hush"},
+            "cache_config": {"cache_dtype": "fp8_e4m3"},
+            "scheduler_config": {"policy": "priority"},
+            "parallel_config": {"distributed_executor_backend": "/srv/own.py", "_api_process_count": 2},
+            "attention_config": {"backend": "FLASH_ATTN"},
+            "lora_config": {"max_loras": 3},
+            "offload_config": {"uva": {"cpu_offload_gb": 4}},
+            "speculative_config": {"quantization": "awq"},
+            "performance_mode": "throughput",
+        },
+    }
+    more = {"attention_backend": "FLASH_ATTN", "performance_mode": "throughput"}
+    numbers = {"api_server_count": 2, "max_loras": 3, "cpu_offload_gb": 4}
+    expected = numbers | more | {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3", "scheduling_policy": "priority"}
+    assert from_server_info(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "unread"),
+    [
+        (Told(), "it is not known"),
+        (Told(launch="vllm serve m"), ""),
+        (Told(process="vllm serve m"), ""),
+        (
+            Told(process="vllm serve m --config c.yaml", launch="vllm serve m"),
+            "it reads more flags from a file (--config)",
+        ),
+        (Told(launch="vllm serve 'm"), "it could not be read"),
+        (Told(server_info={"max_num_seqs": 4}), ""),
+        (Told(log={"max_num_seqs": 4}), "it is not known"),
+        (Told(log={"max_num_seqs": 4}, log_whole=True), ""),
+    ],
+)
+def test_it_is_known_whether_everything_that_was_set_is_here(told: Told, unread: str) -> None:
+    assert config.settle({}, told).unread == unread

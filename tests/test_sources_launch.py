@@ -1,10 +1,12 @@
 """Launch commands: the flags that are known come out, secrets do not."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diag.sources.launch import flags, redact
+from diag.sources.launch import read, redact
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,64 @@ from diag.sources.launch import flags, redact
     ],
 )
 def test_flags_are_read(command: str, expected: dict[str, float]) -> None:
-    assert flags(command) == expected
+    assert read(command).flags == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("vllm serve m --kv-cache-dtype fp8 --dtype=bfloat16", {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}),
+        ("vllm serve m --dtype auto", {}),
+        ("vllm serve m --quantization /etc/passwd", {}),
+        ("vllm serve m --quantization hf_abcdefgh1234", {}),
+        ("vllm serve m --distributed-executor-backend ray", {"distributed_executor_backend": "ray"}),
+        ("vllm serve m --served-model-name secret --port 80", {}),
+        ("vllm serve m -asc 2 -dpl 3", {"api_server_count": 2, "data_parallel_size_local": 3}),
+        ("vllm serve m --kv-cache-memory 5G", {"kv_cache_memory_bytes": 5 * 2**30}),
+        ("vllm serve m --long-prefill-token-threshold.x 5", {}),
+        ("vllm serve m --enforce-eager --max-num-seqs 2 --no-enforce-eager", {"enforce_eager": 0, "max_num_seqs": 2}),
+        ("start-our-server --max-num-seqs 5", {"max_num_seqs": 5}),
+    ],
+)
+def test_words_and_abbreviations_are_read(command: str, expected: dict[str, float | str]) -> None:
+    assert read(command).flags == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "unread"),
+    [
+        ("", "it is not known"),
+        ("vllm serve m --max-num-seqs 5", ""),
+        ("vllm serve m --config-format hf", ""),
+        ("vllm serve m --config x.yaml", "it reads more flags from a file (--config)"),
+        ("vllm serve m --config=x.yaml", "it reads more flags from a file (--config)"),
+        ("vllm serve m '--config' x.yaml", "it reads more flags from a file (--config)"),
+        ("start-our-server --max-num-seqs 5", "it is no command of vLLM's own"),
+        ("vllm serve m --max-num-seqs $SEQS", "it has variables of a shell in it"),
+        ("vllm serve m $MORE", "it has variables of a shell in it"),
+        ("HOME=$HOME vllm serve m", ""),
+    ],
+)
+def test_a_command_that_is_not_the_whole_story_says_why(command: str, unread: str) -> None:
+    assert read(command).unread == unread
+
+
+def test_no_file_is_opened_for_a_command_that_may_be_anothers(tmp_path: Path) -> None:
+    script, flags = tmp_path / "start.sh", tmp_path / "flags.yaml"
+    script.write_text("vllm serve m --max-num-seqs 7", encoding="utf-8")
+    flags.write_text("max-num-seqs: 7", encoding="utf-8")
+    assert read(str(script)).flags == {}
+    assert read(f"vllm serve m --config {flags} --block-size 32").flags == {"block_size": 32}
+    assert read(f"sh -c 'vllm serve m --config={flags} --block-size 32'").flags == {"block_size": 32}
+
+
+def test_the_environment_that_matters_is_read_without_secrets_and_places() -> None:
+    variables = "CUDA_VISIBLE_DEVICES=0,1 VLLM_API_KEY=hush NCCL_DEBUG=INFO VLLM_CACHE_ROOT=/srv/x PATH=/bin A=1"
+    assert read(f"{variables} vllm serve m").environment == {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "NCCL_DEBUG": "INFO",
+        "VLLM_CACHE_ROOT": "(set)",
+    }
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ class Host:
                 each.start()
 
     def told(self, told: Told) -> Told:
-        """What a server says of itself, with what its log and its processes add; a known launch command stays."""
-        launch = told.launch or (self.processes.launch() if self.processes else "")
-        return replace(self.log.state.completes(told) if self.log else told, launch=launch)
+        """What a server says of itself, with what its log and its processes add."""
+        process = self.processes.launch() if self.processes else ""
+        return replace(self.log.state.completes(told) if self.log else told, process=process)
 
 
 def host(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> Host:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from diag.exporter.log_lines import Pattern, values
+from diag.sources.config import words
 from diag.sources.launch import FLAGS, hidden, number
 from diag.sources.text import printable
 
@@ -46,12 +47,15 @@ def named(model: str) -> str:
 
 
 class Facts:
-    """Version, model and configuration of the latest start: numbers of the allow-list, nothing else."""
+    """Version, model and configuration of the latest start: numbers and words of the allow-lists, nothing else."""
 
     def __init__(self) -> None:
         self.config: dict[str, float] = {}
+        self.words: Mapping[str, str] = {}
         self.version = ""
         self.model = ""
+        self.whole = False
+        """Whether vLLM's own list of what was set was among it."""
         self.compiles = True
         self._served = False
 
@@ -60,8 +64,10 @@ class Facts:
         found = values(pattern, text)
         if pattern.name in ("args", "config"):
             found |= settings(text)
+        self.whole = self.whole or pattern.name == "args"
         self.version = printable(found.get("version", self.version), 40)
         self._name(found)
+        self.words = {**self.words, **words(found)}
         for name, value in found.items():
             flag = _ALIASES.get(name, name)
             size = number(value.replace(",", "")) if flag in FLAGS else None

@@ -162,7 +162,9 @@ class ServerLog:
     def completes(self, told: Told) -> Told:
         """With what the log says; of version and model, what the server says itself wins."""
         models = told.models or ((self.model,) if self.model else ())
-        return replace(told, version=told.version or self.version, models=models, log=self.config)
+        version = told.version or self.version
+        log: dict[str, float | str] = {**self.config, **self._facts.words}
+        return replace(told, version=version, models=models, log=log, log_whole=self._facts.whole)
 
     def feed(self, line: str, read_at: float, live: bool = True) -> None:
         """One line, or one redrawing of a bar, without its end; `live` says what a line without a time takes."""

@@ -56,8 +56,8 @@ class Beside:
         told = self._host.told(scraped.told if scraped else Told())
         if told.version or told.models:
             yield "diag_vllm_info", (told.version, ", ".join(told.models)), 1
-        config, _ = settle("", scraped.config if scraped else {}, told)
-        for flag, value in sorted(config.items()):
+        settled = settle(scraped.config if scraped else {}, told)
+        for flag, value in sorted(settled.numbers.items()):
             yield "diag_vllm_config", (flag,), value
 
     def _say(self, problems: dict[str, str]) -> None:

@@ -1,11 +1,16 @@
 """The command that started a server: the flags read out of it, and its secrets taken out of it."""
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from diag.errors import BadUsage
+from diag.vllm import command as vllm_command
+from diag.vllm.command import Command, Given
+
+Value = float | str
 Kind = Literal["size", "share", "switch"]
 """A whole number (perhaps with a suffix k, m, g), a plain number, or a boolean."""
 
@@ -24,6 +29,9 @@ FLAGS: Mapping[str, Kind] = {
     "data_parallel_size": "size",
     "data_parallel_size_local": "size",
     "api_server_count": "size",
+    "max_loras": "size",
+    "max_cpu_loras": "size",
+    "stream_interval": "size",
     "block_size": "size",
     "num_gpu_blocks": "size",
     "num_gpu_blocks_override": "size",
@@ -41,15 +49,21 @@ FLAGS: Mapping[str, Kind] = {
     "disable_custom_all_reduce": "switch",
 }
 """What may be published as `diag_vllm_config`; nothing else is read, recorded or printed of a configuration."""
-_ALIASES = {
-    "-tp": "tensor_parallel_size",
-    "-pp": "pipeline_parallel_size",
-    "-dp": "data_parallel_size",
-    "-dpl": "data_parallel_size_local",
-    "-asc": "api_server_count",
-    "--device-memory-utilization": "gpu_memory_utilization",
-    "--kv-cache-memory": "kv_cache_memory_bytes",
-}
+WORDS = (
+    "attention_backend",
+    "distributed_executor_backend",
+    "dtype",
+    "kv_cache_dtype",
+    "performance_mode",
+    "quantization",
+    "scheduling_policy",
+)
+"""Settings that are a word, and harmless where they look like one; shown to people, published nowhere."""
+_ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
+_WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
+_CONFIG = re.compile(r"""(?<![\w-])--config(?=[\s='"\\]|$)""")
+_VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE")
+_VARIABLE_VALUE = re.compile(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
 _SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 
@@ -57,7 +71,7 @@ REDACTED = "REDACTED"
 _SECRET = r"(?:key|keys|keyfile|token|secret|secrets|password|passwd|pass|credential|credentials|auth|authorization)"
 _SECRET_NAME = re.compile(rf"(?i)(?:^|.*[-_.]){_SECRET}(?:[-_.].*)?$")
 _HARMLESS = ("_threshold", "_token_ids", "_adapter_token")
-_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*+"|['"\\])+""", re.DOTALL)
+_TOKEN = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*+"|['"\\])+""", re.DOTALL)
 _INSIDE = (
     (re.compile(r"(://)[^/\s'\"]+@"), rf"\1{REDACTED}@"),
     (re.compile(rf"(?i)(\"[\w.-]*{_SECRET}\\?\"\s*:\s*)\"[^\"]*\""), rf'\1"{REDACTED}"'),
@@ -67,44 +81,83 @@ _INSIDE = (
 )
 
 
-def flags(command: str) -> dict[str, float]:
-    """The values of the flags that are known, booleans as 0 and 1; ValueError where a quotation is not closed."""
-    found: dict[str, float] = {}
-    for word, after in pairwise([*_words(command), ""]):
-        name, joined, value = word.partition("=")
-        known = _known(name)
-        if known:
-            number = _read(*known, value if joined else after)
-            found |= {} if number is None else {known[0]: number}
+@dataclass(frozen=True)
+class Launch:
+    """What a command says of the settings in FLAGS and WORDS, and of the environment.
+
+    `unread` says what else may set a flag where the command is not the whole story.
+    """
+
+    flags: Mapping[str, Value] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    unread: str = "it is not known"
+
+
+def read(text: str) -> Launch:
+    """Read a command that starts vLLM; BadUsage where a quotation is not closed.
+
+    It may come from another host, so neither it nor its --config is taken for the name of a file here.
+    """
+    if not text.strip():
+        return Launch()
+    inert = _CONFIG.sub("--config-of-its-own", text) + "\n"
+    unread = "it reads more flags from a file (--config)" if inert != f"{text}\n" else ""
+    try:
+        command = vllm_command.read(inert)
+    except BadUsage:
+        command = vllm_command.read(f"vllm serve {inert}")  # a program of the site's own that passes flags on
+        unread = "it is no command of vLLM's own"
+    if any("$" in word for word in command.words[command.arguments :]):
+        unread = unread or "it has variables of a shell in it"
+    return Launch(_flags(command), _environment(command), unread)
+
+
+def _flags(command: Command) -> Mapping[str, Value]:
+    """What is given last counts."""
+    found: dict[str, Value] = {}
+    for given in command.given:
+        option = given.option
+        if option is None or option.key:
+            continue
+        name = option.flag.name.removeprefix("--").replace("-", "_")
+        name = _ALIASES.get(name, name)
+        value = _number(name, given, option.on) if name in FLAGS else _named(name, given)
+        found |= {} if value is None else {name: value}
     return found
 
 
-def _words(command: str) -> Iterator[str]:
-    for word in shlex.split(command):
-        yield from _words(word) if " --" in word else (word,)  # sh -c '...'
-
-
-def _known(option: str) -> tuple[str, bool] | None:
-    """The flag and whether it is switched on, of a word such as --no-enable-prefix-caching."""
-    if option in _ALIASES:
-        return _ALIASES[option], True
-    if not option.startswith("--"):
-        return None
-    name = option[2:].replace("-", "_")
-    if name in FLAGS:
-        return name, True
-    positive = name.removeprefix("no_")
-    return (positive, False) if FLAGS.get(positive) == "switch" else None
-
-
-def _read(name: str, on: bool, value: str) -> float | None:
-    kind = FLAGS[name]
+def _number(name: str, given: Given, on: bool) -> float | None:
+    kind, value = FLAGS[name], "".join(given.values)
     if kind == "switch":
         return float(on != (value.lower() in ("false", "0")))
+    if not on:
+        return None
     if kind == "share":
         return number(value)
     match = _SIZE.fullmatch(value)
     return float(match[1]) * _SUFFIX.get(match[2], 1) if match else None
+
+
+def _named(name: str, given: Given) -> str | None:
+    """A word that was asked for; "auto" asks for none."""
+    value = word("".join(given.values)) if name in WORDS else None
+    return None if value == "auto" else value
+
+
+def _environment(command: Command) -> Mapping[str, str]:
+    """The variables that matter to vLLM, NCCL and CUDA; paths, keys and addresses are only said to be set."""
+    names = sorted(each for each in command.environment if each.startswith(_VARIABLES) and not _is_secret(each))
+    return {name: _shown(command.environment[name]) for name in names}
+
+
+def _shown(value: str) -> str:
+    return value if _VARIABLE_VALUE.fullmatch(value) and hidden(value) == value else "(set)"
+
+
+def word(value: object) -> str | None:
+    """A setting as a word; None where it is not set, or may be more than a harmless name."""
+    name = str(value).removeprefix("torch.")
+    return name if name != "None" and _WORD_VALUE.fullmatch(name) and hidden(name) == name else None
 
 
 def number(text: object) -> float | None:
@@ -121,7 +174,7 @@ def number(text: object) -> float | None:
 
 def redact(command: str) -> str:
     """Take secrets, credentials in URLs and the names of home folders out of a command."""
-    spans = [(each.start(), each.end()) for each in _WORD.finditer(command)]
+    spans = [(each.start(), each.end()) for each in _TOKEN.finditer(command)]
     words = _redacted([command[start:end] for start, end in spans])
     gaps = (command[end:start] for (_, end), (start, _) in pairwise([(0, 0), *spans, (len(command), 0)]))
     return "".join(gap + word for gap, word in zip(gaps, [*words, ""], strict=True))

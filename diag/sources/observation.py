@@ -8,7 +8,7 @@ import numpy as np
 
 from diag.promql import Block, Labels, Samples
 from diag.sources import config, notes
-from diag.sources.config import Told
+from diag.sources.config import Settled, Told
 from diag.sources.launch import redact
 from diag.sources.pages import Floats, Millis, Table, Target, median_interval, rounds
 
@@ -21,8 +21,8 @@ class Observation:
 
     target: a path or URLs, without credentials. instants: unix ms, one for each round over all targets, ascending.
     interval: the usual seconds between two scrapes of one target. instances: the label `instance` of each target, which
-    `versions` (of vLLM), `models` and `launch` (without secrets) are keyed by, where they are known. truth: what a
-    recording says really happened.
+    `versions` (of vLLM), `models` and `launch` (without secrets) are keyed by, where they are known; `settled`
+    has all of them. truth: what a recording says really happened.
     """
 
     source: Literal["recording", "scrape"]
@@ -38,6 +38,7 @@ class Observation:
     models: Mapping[str, str]
     launch: Mapping[str, str]
     truth: Mapping[str, object]
+    settled: Mapping[str, Settled]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, To
     facts = {each.instance: told.get(each.instance, Told()) for each in tables}
     settled = {each.instance: _settled(each, facts[each.instance]) for each in tables}
     interval = median_interval(tables, origin.every)
-    said = [note for each in tables for note in (*notes.of(each), *settled[each.instance][1])]
+    said = [note for each in tables for note in (*notes.of(each), *settled[each.instance].notes(each.instance))]
     return Observation(
         source=origin.source,
         target=origin.target,
@@ -70,15 +71,24 @@ def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, To
         instances=tuple(each.instance for each in tables),
         versions=_known({each.instance: _version(each, facts[each.instance]) for each in tables}),
         models=_known({each.instance: _models(each, facts[each.instance]) for each in tables}),
-        launch=_known({name: redact(each.launch) for name, each in facts.items()}),
+        launch=_known({name: redact(each.launch or each.process) for name, each in facts.items()}),
         truth=origin.truth or {},
+        settled=settled,
     )
 
 
-def _settled(table: Table, told: Told) -> tuple[config.Config, list[str]]:
+def _settled(table: Table, told: Told) -> Settled:
     infos = table.last("vllm:cache_config_info")
     by_page = config.from_page(infos, table.pages[-1].layout.engines if infos else 0)
-    return config.settle(table.instance, by_page, told)
+    return config.settle({**by_page, **config.words_of_page(infos)}, told, _exported(table))
+
+
+def _exported(table: Table) -> dict[str, float]:
+    """What an exporter of ours has settled, on its last page."""
+    page = next((each for each in reversed(table.pages)), None)
+    values = zip(page.layout.rows.tolist(), page.values.tolist(), strict=True) if page else ()
+    rows = set(table.rows("diag_vllm_config"))
+    return {table.labels[row]["flag"]: value for row, value in values if row in rows and "flag" in table.labels[row]}
 
 
 def _known(texts: Mapping[str, str]) -> Mapping[str, str]:
@@ -96,10 +106,10 @@ def _models(table: Table, told: Told) -> str:
     return ", ".join(by_page) or by_exporter or ", ".join(told.models)
 
 
-def _blocks(table: Table, told: Told, settled: Mapping[str, tuple[config.Config, list[str]]]) -> Iterator[Block]:
+def _blocks(table: Table, told: Told, settled: Mapping[str, Settled]) -> Iterator[Block]:
     """The page's own series, and those that every source publishes unless the page has them, an exporter's for one."""
     own = {labels["__name__"] for labels in table.labels}
-    ours = [each for each in _ours(table, told, settled[table.instance][0]) if each[0]["__name__"] not in own]
+    ours = [each for each in _ours(table, told, settled[table.instance].numbers) if each[0]["__name__"] not in own]
     if table.labels:
         yield Block(table.labels, table.times, table.values)
     if ours:

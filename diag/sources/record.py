@@ -133,6 +133,8 @@ def _server(told: Told) -> Iterator[str]:
         yield f"max_model_len = {told.max_model_len!r}"
     if told.launch:
         yield f"launch = {_string(redact(told.launch))}"
+    if told.process:
+        yield f"process = {_string(redact(told.process))}"
     if told.server_info:
         flags = ", ".join(f"{name} = {value!r}" for name, value in told.server_info.items())
         yield f"server_info = {{ {flags} }}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diag.errors import BadRecording
-from diag.sources.config import Told, numbers
+from diag.sources.config import Told, settings
 from diag.sources.gunzip import STEP, Gunzip
 from diag.sources.launch import FLAGS
 from diag.sources.lines import MOST_BYTES
@@ -220,10 +220,12 @@ def _told(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> T
     one = _as(dict, config.get(instance, {}), file)
     longest = one.get("max_model_len")
     flags = {name: value for name, value in config.items() if name in FLAGS}
+    told = flags | _as(dict, one.get("server_info", {}), file)
     return Told(
         version=_as(str, one.get("version", about.get("vllm", "")), file),
         models=tuple(str(each) for each in _as(list, one.get("models", []), file)),
         max_model_len=None if longest is None else _as(float, longest, file),
-        server_info=numbers(flags | _as(dict, one.get("server_info", {}), file)),
+        server_info=settings(told),
         launch=launch or _as(str, one.get("launch", about.get("launch", "")), file),
+        process=_as(str, one.get("process", ""), file),
     )

@@ -213,7 +213,7 @@ def _command(words: Sequence[str], start: int, environment: Mapping[str, str], f
     told = [_expanded(each, environment) for each in words]
     given, loose = _options(told, start, version)
     config = next((each.values[0] for each in given if each.name == "--config" and each.values), "")
-    from_file = _from_file(folder / config, version) if config else ()
+    from_file = _from_file(folder / config, version) if config and "$" not in config else ()
     command = Command(
         words=tuple(words),
         arguments=start,
@@ -239,7 +239,7 @@ def _options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Give
     given, loose, at = [], [], start
     while at < len(words):
         if not _is_option(words[at]):
-            loose.append(at)
+            loose += [at] if words[at] != "--" else []
             at += 1
             continue
         end = at + 1
@@ -247,6 +247,9 @@ def _options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Give
         option = understood(name, version)
         if re.fullmatch(r"-O\w+", name):
             joined, value = "=", name[2:]
+        if name == "-O":  # a level, or JSON
+            level = value if joined else "".join(words[at + 1 : at + 2])
+            option = understood(f"-O{level}" if level.isdigit() else name, version)
         if not joined:
             end += _taken(option, words[at + 1 :])
         given.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
@@ -264,13 +267,9 @@ def _taken(option: Option | None, rest: Sequence[str]) -> int:
 
 
 def _is_option(word: str) -> bool:
-    return (
-        word.startswith("-") and len(word) > 1 and not re.search(r"\s", word.partition("=")[0]) and not _is_number(word)
-    )
-
-
-def _is_number(word: str) -> bool:
-    return bool(_NUMBER.fullmatch(word))
+    """As argparse sees it: a number is none, nor is a word with a space in its name."""
+    spaced = re.search(r"\s", word.partition("=")[0])
+    return word.startswith("-") and word not in ("-", "--") and not spaced and not _NUMBER.fullmatch(word)
 
 
 def _from_file(file: Path, version: str) -> tuple[Given, ...]:

@@ -20,8 +20,8 @@ Value = Literal["integer", "size", "number", "json", "object", "text"]
 class Flag:
     """`first` and `last` are the releases whose parser accepts it; `no` whether it has a --no- form.
 
-    `value`, `choices` (empty: any) and whether None is a value (`null`) are those of the release that was `described`; `alias` is the flag it only
-    is another name of.
+    `value`, `choices` (empty: any) and whether None is a value (`null`) are those of the release that was `described`;
+    `alias` is the flag that it only is another name of.
     """
 
     name: str

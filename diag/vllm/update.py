@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from diag.errors import BadUsage
 from diag.vllm.ask import describe
 from diag.vllm.flags import FILE, release
 
@@ -56,4 +57,8 @@ def written(content: Known) -> str:
 
 if __name__ == "__main__":
     before = json.loads(FILE.read_text(encoding="utf-8"))
-    FILE.write_text(written(merged(before, describe(sys.argv[1]))), encoding="utf-8")
+    try:
+        content = merged(before, describe(sys.argv[-1]))
+    except BadUsage as error:
+        sys.exit(str(error))
+    FILE.write_text(written(content), encoding="utf-8")

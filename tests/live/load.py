@@ -15,22 +15,30 @@ LETTERS = string.ascii_lowercase + " "
 
 @dataclass(frozen=True)
 class Clients:
-    """So many clients; prompt and answer lengths in tokens, drawn evenly; a pause in seconds between two requests."""
+    """So many clients; prompt and answer lengths in tokens, drawn evenly; a pause in seconds between two requests.
+
+    With `stream` each token is sent when it is there, and timed; that alone is work for the server's front end.
+    """
 
     count: int
     prompt: tuple[int, int]
     answer: tuple[int, int]
     pause: float = 0.0
     start: float = 0.0
+    stream: bool = False
 
 
 @dataclass
 class Load:
-    """What the clients have met so far; `latencies` are seconds of whole requests."""
+    """What the clients have met so far, in seconds: `latencies` of whole requests; of streams, of each client group,
+    the times to the `first` token, and the `gaps` between two tokens of one stream.
+    """
 
     stop: threading.Event = field(default_factory=threading.Event)
     latencies: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    first: dict[Clients, list[float]] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
 
 
 HEALTHY = (Clients(6, (30, 300), (20, 80), pause=0.3),)
@@ -59,7 +67,7 @@ def _client(port: int, group: Clients, load: Load, number: int) -> None:
     while not load.stop.is_set():
         begun = time.monotonic()
         try:
-            _request(port, chance.randint(*group.prompt), chance.randint(*group.answer), chance)
+            _request(port, group, load, chance)
             load.latencies.append(time.monotonic() - begun)
         except (OSError, http.client.HTTPException) as error:
             load.errors.append(repr(error))
@@ -67,10 +75,25 @@ def _client(port: int, group: Clients, load: Load, number: int) -> None:
         load.stop.wait(group.pause * chance.uniform(0.5, 1.5))
 
 
-def _request(port: int, prompt: int, answer: int, chance: random.Random) -> None:
+def _request(port: int, group: Clients, load: Load, chance: random.Random) -> None:
+    prompt, answer = chance.randint(*group.prompt), chance.randint(*group.answer)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     text = "".join(chance.choice(LETTERS) for _ in range(prompt))
-    body = {"model": "tiny", "prompt": text, "max_tokens": answer, "ignore_eos": True}
+    body = {"model": "tiny", "prompt": text, "max_tokens": answer, "ignore_eos": True, "stream": group.stream}
+    begun = time.monotonic()
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    connection.getresponse().read()
+    reply = connection.getresponse()
+    if group.stream:
+        _timed(reply, begun, load, load.first.setdefault(group, []))
+    reply.read()
     connection.close()
+
+
+def _timed(reply: http.client.HTTPResponse, begun: float, load: Load, first: list[float]) -> None:
+    """Note when each token of a stream came."""
+    before = 0.0
+    for line in reply:
+        if line.startswith(b"data: {"):
+            now = time.monotonic()
+            (load.gaps if before else first).append(now - (before or begun))
+            before = now

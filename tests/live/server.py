@@ -65,6 +65,22 @@ def starting(folder: Path, size: str, flags: Sequence[str], **environment: str) 
         process.wait()
 
 
+@contextmanager
+def relaunched(line: str, port: int, log: Path) -> Iterator[Server]:
+    """Run a relaunch line in a shell, as who reads it would."""
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec env {line}"], stdout=written, stderr=written, start_new_session=True
+        )
+    server = Server(port, process, line, log)
+    try:
+        wait_until_ready(server)
+        yield server
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 COMMON = (
     *("--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "bfloat16", "--host", "127.0.0.1"),
     "--enforce-eager",

@@ -1,0 +1,147 @@
+"""The command `diag budget`: a command line, a model, a GPU and perhaps a log become a ledger. Nothing is changed."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from diag.errors import BadUsage
+from diag.exporter.log_memory import Memory
+from diag.exporter.log_memory import read as read_log
+from diag.report.budget import Budget, document, text
+from diag.sources.launch import hidden
+from diag.sources.text import printable
+from diag.vllm import command, gpus
+from diag.vllm.fitting import changes, safe_length, safe_sequences
+from diag.vllm.ledger import ACTIVATIONS, BUDGET, CAPTURED, OTHER, POOL, WEIGHTS, Measured, ledger
+from diag.vllm.model import find, is_folder
+from diag.vllm.model import read as read_model
+from diag.vllm.parts import Range
+from diag.vllm.setup import GIB, SPACE, Gpu, Setup, setup, size
+
+STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
+_ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "other": OTHER, "pool": POOL}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user gave; "" where they gave nothing."""
+
+    target: str
+    gpu: str = ""
+    gpu_memory: str = ""
+    log: str = ""
+    version: str = ""
+
+
+def run(asked: Asked, as_json: bool = False) -> tuple[str, int]:
+    """What is printed, and the exit status."""
+    told = reckon(asked)
+    return document(told) if as_json else text(told), STATUS[told.known.verdict]
+
+
+def reckon(asked: Asked) -> Budget:
+    """The ledger; BadUsage where there is none."""
+    logged = read_log(asked.log) if asked.log else Memory()
+    version = asked.version or logged.version
+    started = _command(asked.target, version)
+    model = read_model(find(started.model, started.environment, started.get("--revision") or ""), started.model)
+    gpu = _gpu(asked, logged, SPACE in started.environment)
+    planned = _with_log(setup(started, model, gpu, version), logged)
+    measured = _measured(logged, planned)
+    known = ledger(model, planned, measured)
+    return Budget(
+        name=printable(hidden(model.folder.resolve().name if is_folder(model.name) else model.name), 60),
+        gpu="a CPU" if planned.cpu else printable(gpu.name or "a GPU", 40),
+        known=known,
+        notes=tuple(_notes(asked, logged, planned, gpu, version)),
+        logged=logged.numbers | {name: sum(logged.sizes[name]) / 2**31 for name in ("needed",) if name in logged.sizes},
+        changes=tuple((each.flag, each.value) for each in changes(known, measured))
+        if known.verdict != "fits" and known.pool
+        else (),
+        longest=safe_length(known),
+        sequences=safe_sequences(known),
+    )
+
+
+def _command(target: str, version: str) -> command.Command:
+    """A command, or a folder, or the id of a model alone."""
+    words = target.strip()
+    is_model = is_folder(words) or (len(words.split()) == 1 and not _is_file(words))
+    found = command.read(f"vllm serve {shlex.quote(words)}" if is_model else words, version=version)
+    if not found.model:
+        raise BadUsage("the command names no model: expected `vllm serve MODEL --flag value ...`")
+    return found
+
+
+def _is_file(name: str) -> bool:
+    """Whether it may hold a command."""
+    try:
+        return Path(name).is_file()
+    except OSError:
+        return False
+
+
+def _gpu(asked: Asked, logged: Memory, cpu: bool) -> Gpu:
+    """The GPU that was named, that the log is of, or of this host."""
+    name = asked.gpu
+    if cpu or name.lower() == "cpu":
+        return Gpu(name="cpu")
+    if asked.gpu_memory:
+        return Gpu(size(asked.gpu_memory, "--gpu-memory", least=GIB), name)
+    if "total" in logged.sizes:
+        return Gpu(sum(logged.sizes["total"]) // 2, name)
+    return Gpu(gpus.memory(name), name) if name else _here()
+
+
+def _here() -> Gpu:
+    """The smallest GPU of this host, without what driver and firmware keep for themselves."""
+    from diag.exporter import nvml
+    from diag.exporter.gpu_readings import MEMORY
+
+    try:
+        nvml.start()
+    except nvml.Away:
+        return Gpu()
+    found = []
+    try:
+        for device in filter(None, nvml.devices()):
+            memory = device.ask(MEMORY[0], *MEMORY[1])
+            if memory is not None:
+                found.append(Gpu(memory.total - memory.reserved, str(device.ask("nvmlDeviceGetName") or "")))
+    except (nvml.Away, nvml.Lost):
+        return Gpu()
+    finally:
+        nvml.stop()
+    return min(found, key=lambda each: each.total or 0, default=Gpu())
+
+
+def _with_log(planned: Setup, logged: Memory) -> Setup:
+    free = logged.sizes.get("free")
+    return replace(planned, free=free[1]) if free else planned
+
+
+def _measured(logged: Memory, planned: Setup) -> Measured:
+    """The log's sizes by the row they belong to.
+
+    Where graphs count, vLLM takes what it estimated of them, and its peak of activations may hold that.
+    """
+    sizes: Mapping[str, tuple[int, int]] = logged.sizes
+    found = {row: Range(*sizes[name]) for name, row in _ROWS.items() if name in sizes}
+    if planned.graphs_inside and not planned.eager:
+        found.pop(ACTIVATIONS, None)
+    graphs = sizes.get("estimated graphs" if planned.graphs_inside else "graphs", sizes.get("graphs"))
+    return found | ({CAPTURED: Range(*graphs)} if graphs else {})
+
+
+def _notes(asked: Asked, logged: Memory, planned: Setup, gpu: Gpu, version: str) -> list[str]:
+    """What was assumed, and where the log is of another server."""
+    found = [] if version else [f"vLLM {planned.version} is assumed: another release is given with --version"]
+    if gpu.name and not asked.gpu and not planned.cpu:
+        found.append(f"the GPU is this host's {printable(gpu.name, 40)}")
+    length = logged.numbers.get("length")
+    if length and length != planned.length and not planned.fitted:
+        found.append(f"the log is of a server with --max-model-len {length:.0f}, not {planned.length}")
+    if asked.log and not (logged.sizes or logged.numbers):
+        found.append("the log says nothing of memory: it is cut off before the start ended, or not vLLM's")
+    return found

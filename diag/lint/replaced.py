@@ -1,0 +1,149 @@
+"""What took the place of flags and variables that are gone, and what has no effect any more: data.
+
+From the source of 59 releases, 0.6.0 - 0.33.0, and the release notes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+V1 = "0.8.0"
+"""From here on V1 is the engine unless VLLM_USE_V1=0 says otherwise, from 0.11.0 on it is the only one."""
+V1_ONLY = "0.11.0"
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """`flags` are written instead ("" in them: the old value); none where the flag is only taken away."""
+
+    why: str
+    flags: tuple[str, ...] = ()
+
+
+_SPECULATION = "speculation is configured by one JSON object since 0.8.2"
+_DECODING = "structured outputs are configured by one JSON object since 0.11.0"
+_EPLB = "expert balancing is configured by one JSON object since 0.10.2"
+_ROPE = "the model's own configuration is overridden instead"
+INTO: Mapping[str, tuple[str, str, str]] = {
+    "--speculative-model": ("--speculative-config", "model", _SPECULATION),
+    "--num-speculative-tokens": ("--speculative-config", "num_speculative_tokens", _SPECULATION),
+    "--speculative-draft-tensor-parallel-size": ("--speculative-config", "draft_tensor_parallel_size", _SPECULATION),
+    "--speculative-max-model-len": ("--speculative-config", "max_model_len", _SPECULATION),
+    "--speculative-model-quantization": ("--speculative-config", "quantization", _SPECULATION),
+    "--speculative-disable-by-batch-size": ("--speculative-config", "disable_by_batch_size", _SPECULATION),
+    "--ngram-prompt-lookup-max": ("--speculative-config", "prompt_lookup_max", _SPECULATION),
+    "--ngram-prompt-lookup-min": ("--speculative-config", "prompt_lookup_min", _SPECULATION),
+    "--guided-decoding-backend": ("--structured-outputs-config", "backend", _DECODING),
+    "--guided-decoding-disable-fallback": ("--structured-outputs-config", "disable_fallback", _DECODING),
+    "--guided-decoding-disable-any-whitespace": ("--structured-outputs-config", "disable_any_whitespace", _DECODING),
+    "--guided-decoding-disable-additional-properties": (
+        "--structured-outputs-config",
+        "disable_additional_properties",
+        _DECODING,
+    ),
+    "--eplb-window-size": ("--eplb-config", "window_size", _EPLB),
+    "--eplb-step-interval": ("--eplb-config", "step_interval", _EPLB),
+    "--eplb-log-balancedness": ("--eplb-config", "log_balancedness", _EPLB),
+    "--num-redundant-experts": ("--eplb-config", "num_redundant_experts", _EPLB),
+    "--rope-scaling": ("--hf-overrides", "rope_scaling", _ROPE),
+    "--rope-theta": ("--hf-overrides", "rope_theta", _ROPE),
+}
+"""A removed flag: the flag that takes it as a key of its JSON object, the key, and why."""
+
+_V0 = "only the V0 engine knew it"
+REPLACED: Mapping[str, Replaced] = {
+    "--num-scheduler-steps": Replaced("V1 has no multi-step scheduling; it schedules asynchronously instead"),
+    "--multi-step-stream-outputs": Replaced("V1 has no multi-step scheduling"),
+    "--swap-space": Replaced("V1 never swaps the KV cache to the CPU: it recomputes"),
+    "--preemption-mode": Replaced("V1 preempts by recomputation only"),
+    "--max-num-partial-prefills": Replaced(
+        "V1 never supported more than one; --long-prefill-token-threshold keeps long prompts from taking a whole step"
+    ),
+    "--max-long-partial-prefills": Replaced("V1 never supported partial prefills side by side"),
+    "--scheduler-delay-factor": Replaced(_V0),
+    "--num-lookahead-slots": Replaced(_V0),
+    "--use-v2-block-manager": Replaced(_V0),
+    "--disable-async-output-proc": Replaced(_V0),
+    "--disable-frontend-multiprocessing": Replaced(_V0),
+    "--max-seq-len-to-capture": Replaced(
+        "V1 captures CUDA graphs by batch size, not by length: --max-cudagraph-capture-size bounds them"
+    ),
+    "--max-context-len-to-capture": Replaced("V1 captures CUDA graphs by batch size, not by length"),
+    "--disable-log-requests": Replaced(
+        "requests are not logged unless --enable-log-requests asks for it, since 0.10.1"
+    ),
+    "--enable-reasoning": Replaced("--reasoning-parser alone switches it on"),
+    "--device": Replaced("the platform is detected"),
+    "--calculate-kv-scales": Replaced("the scales come with the checkpoint"),
+    "--cuda-graph-sizes": Replaced("it was renamed", ("--cudagraph-capture-sizes", "")),
+    "--chat-template-text-format": Replaced("it was renamed", ("--chat-template-content-format", "")),
+    "--override-pooler-config": Replaced("it was renamed", ("--pooler-config", "")),
+    "--disable-mm-preprocessor-cache": Replaced("a cache of no size does the same", ("--mm-processor-cache-gb", "0")),
+    "--enable-multimodal-encoder-data-parallel": Replaced(
+        "it became one of several modes", ("--mm-encoder-tp-mode", "data")
+    ),
+}
+_POOLING = "--task was divided into --runner and --convert"
+TASKS: Mapping[str, Replaced] = {
+    "generate": Replaced(_POOLING, ("--runner", "generate")),
+    "auto": Replaced("vLLM finds out by itself"),
+    "embed": Replaced(_POOLING, ("--runner", "pooling", "--convert", "embed")),
+    "embedding": Replaced(_POOLING, ("--runner", "pooling", "--convert", "embed")),
+    "classify": Replaced(_POOLING, ("--runner", "pooling", "--convert", "classify")),
+    "score": Replaced(_POOLING, ("--runner", "pooling", "--convert", "classify")),
+    "reward": Replaced(_POOLING, ("--runner", "pooling")),
+}
+"""By the value of --task."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A flag that the parser accepts and that does nothing from one release to another ("": as far as is known)."""
+
+    first: str
+    last: str
+    why: str
+
+
+IDLE: Mapping[str, Idle] = {
+    "--swap-space": Idle(V1, "", REPLACED["--swap-space"].why),
+    "--preemption-mode": Idle(V1, "", REPLACED["--preemption-mode"].why),
+    "--max-seq-len-to-capture": Idle(V1, "", REPLACED["--max-seq-len-to-capture"].why),
+    "--num-lookahead-slots": Idle(V1, "", _V0),
+    "--use-v2-block-manager": Idle(V1, "", _V0),
+    "--disable-log-requests": Idle("0.10.1", "", REPLACED["--disable-log-requests"].why),
+    "--show-hidden-metrics-for-version": Idle("0.15.0", "", "there is no hidden metric left to show"),
+    "--max-parallel-loading-workers": Idle("0.32.0", "", "vLLM says at the start that it is ignored"),
+    "--disable-cascade-attn": Idle("0.32.0", "", "cascade attention has been removed"),
+}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """The releases that read an environment variable ("": from the first, to the last), and what there is instead.
+
+    `flag` takes its value, `variable` is another name of it.
+    """
+
+    first: str
+    last: str
+    instead: str
+    flag: str = ""
+    variable: str = ""
+
+
+NEVER = "never"
+VARIABLES: Mapping[str, Variable] = {
+    "VLLM_USE_V1": Variable("", "0.11.0", "there is only the V1 engine"),
+    "VLLM_ATTENTION_BACKEND": Variable("", "0.14.1", "--attention-backend says it", "--attention-backend"),
+    "VLLM_EXECUTE_MODEL_TIMEOUT": Variable(
+        NEVER, "", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is its name", variable="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+    ),
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": Variable("0.9.2", "", "the time is fixed"),
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": Variable("", "0.31.0", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is what V1 reads"),
+    "VLLM_RPC_TIMEOUT": Variable("", "0.22.1", "nothing replaces it"),
+    "VLLM_ENGINE_READY_TIMEOUT_S": Variable("0.14.0", "", "the time is fixed"),
+    "VLLM_LOG_STATS_INTERVAL": Variable("0.10.1", "", "the interval is 10 s"),
+    "VLLM_DISABLE_PYNCCL": Variable("0.11.1", "", "NCCL cannot be switched off by it"),
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": Variable("0.10.2", "", "there is no such all-reduce yet"),
+    "VLLM_ALLREDUCE_USE_FLASHINFER": Variable("0.17.0", "", "there is no such all-reduce yet"),
+}

@@ -1,0 +1,241 @@
+"""Rules about the value of one flag at a time."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from diag.lint.finding import Edit, Finding, at_least, is_open, number, removal, shown
+from diag.vllm.command import Command, Given
+from diag.vllm.flags import Flag, described, known
+
+_MOST = float("inf")
+_PORT = (1.0, 65535.0)
+LIMITS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        (
+            *("--max-num-seqs", "--max-num-batched-tokens", "--max-num-scheduled-tokens", "--max-num-active-seqs"),
+            *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--block-size"),
+            *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--nnodes", "--max-loras"),
+            *("--stream-interval", "--prefill-schedule-interval", "--dp-sync-interval"),
+        ),
+        (1, _MOST),
+    ),
+    **dict.fromkeys(
+        (
+            *("--long-prefill-token-threshold", "--max-num-queued-reqs", "--max-num-queued-tokens", "--node-rank"),
+            *("--data-parallel-size-local", "--data-parallel-rank", "--cpu-offload-gb", "--sse-keep-alive-interval"),
+            *("--swap-space", "--ubatch-size", "--max-cudagraph-capture-size"),
+        ),
+        (0, _MOST),
+    ),
+    **dict.fromkeys(("--max-model-len", "--max-logprobs"), (-1, _MOST)),
+    **dict.fromkeys(("--data-parallel-rpc-port", "--master-port"), _PORT),
+    "--port": (0, 65535),
+    "--optimization-level": (0, 3),
+    "--gpu-memory-utilization": (0, 1),
+    "--kv-cache-metrics-sample": (0, 1),
+    "--watermark": (0, 1),
+    "--video-pruning-rate": (0, 1),
+}
+"""The least and the most that is accepted: `Field(ge=..., le=...)` in vllm/config; a port is the kernel's."""
+_OPEN_BELOW = {"--gpu-memory-utilization", "--kv-cache-metrics-sample"}
+_OPEN_ABOVE = {"--watermark", "--video-pruning-rate"}
+_EXECUTORS = ("ray", "mp", "uni", "external_launcher")
+_ARE = {
+    "integer": "a whole number",
+    "size": "a whole number, perhaps with k, M or G",
+    "number": "a number",
+    "json": "JSON",
+    "object": "a JSON object",
+    "text": "",
+}
+
+
+def missing(command: Command, version: str) -> Iterator[Finding]:
+    """Flags at the end, or before another one, that need a value."""
+    for given in command.given:
+        takes = given.option.flag.takes if given.option else "optional"
+        if given.option and takes in ("one", "many") and not given.values and given.option.flag.in_release(version):
+            yield Finding(
+                "value_missing",
+                "error",
+                f"{shown(given)} has no value",
+                f"vLLM {version} ends with `expected {'at least ' * (takes == 'many')}one argument`",
+                f"{given.name} VALUE, or remove it",
+            )
+
+
+def wrong(command: Command, version: str) -> Iterator[Finding]:
+    """Values of the wrong kind, out of range, or not among the choices."""
+    for given in command.given:
+        if given.option and given.values and not given.option.key and given.option.flag.in_release(version):
+            if any(is_open(each) for each in given.values):
+                continue
+            yield from _kind(given, version) or _limits(given, version) or _choice(given, version)
+
+
+def _kind(given: Given, version: str) -> tuple[Finding, ...]:
+    flag = known()[given.name]
+    if all(_is(flag, each, version) for each in given.values):
+        return ()
+    return (
+        Finding(
+            "value_of_another_kind",
+            "error",
+            f"{shown(given)}: {_told(given)} is not {_ARE[flag.value]}",
+            f"vLLM {version} ends with `invalid value`",
+            f"{given.name} with {_ARE[flag.value]}",
+        ),
+    )
+
+
+def _is(flag: Flag, text: str, version: str) -> bool:
+    """Whether the parser can read it."""
+    kind, value = flag.value, number(text)
+    if kind == "text" or (flag.null and text in ("", "None")):
+        return True
+    if kind in ("json", "object"):  # releases before the described one took a bare number for some objects
+        return _is_json(text, dict if kind == "object" and at_least(version, described()) else object)
+    if kind == "number":
+        return value is not None and not text.strip()[-1:].isalpha()
+    if kind == "size":
+        return text.lower() == "auto" or (value is not None and value == int(value) and "e" not in text.lower())
+    return text.strip().lstrip("+-").replace("_", "").isdigit()
+
+
+def _is_json(text: str, kind: type) -> bool:
+    try:
+        return isinstance(json.loads(text), kind)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _limits(given: Given, version: str) -> tuple[Finding, ...]:
+    values = [value for value in map(number, given.values) if value is not None]
+    if given.name not in LIMITS or all(_within(given.name, value) for value in values):
+        return ()
+    least, most = LIMITS[given.name]
+    low = f"above {least:g}" if given.name in _OPEN_BELOW else f"at least {least:g}"
+    high = "" if most == _MOST else f" and {'below' if given.name in _OPEN_ABOVE else 'at most'} {most:g}"
+    return (
+        Finding(
+            "value_out_of_range",
+            "error",
+            f"{shown(given)} is {_told(given)}: it has to be {low}{high}",
+            f"vLLM {version} does not start with it",
+            f"{given.name} with a value {low}{high}",
+        ),
+    )
+
+
+def _within(name: str, value: float) -> bool:
+    least, most = LIMITS[name]
+    if name == "--max-model-len" and value == 0:
+        return False
+    return (least < value if name in _OPEN_BELOW else least <= value) and (
+        value < most if name in _OPEN_ABOVE else value <= most
+    )
+
+
+def _choice(given: Given, version: str) -> tuple[Finding, ...]:
+    """The choices are those of one release; of any other it is only a question."""
+    choices = known()[given.name].choices
+    if not choices or all(each in choices for each in given.values if each != "None"):
+        return ()
+    same = at_least(version, described()) and at_least(described(), version)
+    return (
+        Finding(
+            "not_a_choice",
+            "error" if same else "info",
+            f"{shown(given)}: {_told(given)} is not what vLLM {described()} accepts",
+            f"it accepts {', '.join(choices[:12])}{' ...' if len(choices) > 12 else ''}",
+            f"one of them{'' if same else f', or make sure that {version} has this one'}",
+        ),
+    )
+
+
+def _told(given: Given) -> str:
+    """The value; that of an object may hold a secret."""
+    is_object = bool(given.option) and known()[given.name].value in ("json", "object")
+    return "its value" if is_object else repr(" ".join(given.values)[:60])
+
+
+def executor(command: Command, version: str) -> Iterator[Finding]:
+    """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""
+    for given in command.all("--distributed-executor-backend"):
+        value = "".join(given.values)
+        if value and "." not in value and not is_open(value) and value not in _EXECUTORS:
+            yield Finding(
+                "no_such_executor",
+                "error",
+                f"{shown(given)}: vLLM has no executor {value[:40]!r}",
+                "the parser accepts it, and the start fails later: it says what starts the ranks",
+                f"one of {', '.join(_EXECUTORS)}, or remove it",
+                removal([given]),
+            )
+
+
+def repeated(command: Command, version: str) -> Iterator[Finding]:
+    """A flag that is given more than once with different values: the last one wins."""
+    for name in dict.fromkeys(each.name for each in command.given if each.option):
+        said = command.all(name)
+        values = {(each.values, each.option.on if each.option else True) for each in said}
+        if len(values) < 2 or name == "--middleware":  # the only one that collects
+            continue
+        *lost, last = said
+        from_file = not lost[-1].words
+        negated = len({on for _, on in values}) > 1
+        kind = "is given both ways" if negated else f"is given {len(said)} times"
+        yield Finding(
+            "given_twice",
+            "info" if from_file and len(said) == 2 else "warning",
+            f"{name} {kind}: the last one wins",
+            "the command line counts more than the --config file" if from_file else "argparse keeps the last value",
+            f"keep {last.spelled} alone",
+            removal(lost),
+        )
+
+
+def model(command: Command, version: str) -> Iterator[Finding]:
+    """The model: missing, named twice, or named where this way to start does not look for it."""
+    named = [each for each in command.all("--model") if each.words]
+    first = command.words[command.arguments : command.arguments + 1]
+    if not command.model and command.arguments and not any(is_open(each) for each in command.words):
+        yield _no_model(version)
+    elif named and command.arguments in command.strays:
+        yield _named_twice(command, named, version)
+    elif named and "serve" in command.words[: command.arguments]:
+        yield Finding(
+            "model_by_flag",
+            "warning",
+            "vllm serve takes the model as its first word, not by --model",
+            "some releases of 2025 refuse --model there; later ones accept it and announce its end",
+            "vllm serve MODEL ...",
+            (*removal(named), Edit(range(command.arguments, command.arguments), named[-1].values)),
+        )
+    elif command.by_module and not named and first and not first[0].startswith("-"):
+        yield Finding(
+            "model_not_read",
+            "error",
+            "python -m ... takes its model from --model only",
+            "the word is refused, or ignored and a default model served",
+            "vllm serve MODEL ..., or --model MODEL",
+            (Edit(range(command.arguments, command.arguments), ("--model",)),),
+        )
+
+
+def _no_model(version: str) -> Finding:
+    default = "Qwen/Qwen3-0.6B" if at_least(version, "0.9.0") else "a default of its own"
+    return Finding("no_model", "warning", "no model is named", f"vLLM would serve {default}", "vllm serve MODEL ...")
+
+
+def _named_twice(command: Command, named: Sequence[Given], version: str) -> Finding:
+    refused = f"vLLM {version} ends with `unrecognized arguments`"
+    if command.by_module:
+        what, instead = "a word stands before the flags that belongs to none", "remove it: --model names the model"
+        return Finding("word_too_many", "error", what, refused, instead, (Edit(_first(command)),))
+    what = "the model is named twice, as the first word and by --model"
+    return Finding("model_named_twice", "error", what, refused, "keep the first word", removal(named))
+
+
+def _first(command: Command) -> range:
+    return range(command.arguments, command.arguments + 1)

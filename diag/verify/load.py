@@ -1,0 +1,105 @@
+"""Whether two looks at a server saw the same load: without that, no change can be told from a quieter hour.
+
+Clients that wait for an answer before they ask again keep the number of requests in flight, whatever the server does;
+clients that do not care keep the rate at which requests arrive. So one of the two has to be the same, and the lengths
+of prompts and answers too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from diag.diagnose import show
+from diag.signals import FINISHED, GENERATED_TOKENS, PROMPT_TOKENS, RUNNING, WAITING
+from diag.verify.side import Side
+
+SAME_LOAD = 1.33
+"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
+SAME_LENGTHS = 1.5
+"""Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base); of a few long ones by more."""
+FLAT = 0.1
+"""Variance / mean of requests in flight: 0.00-0.04 where clients keep it up (kv_cascade_base), 1 by chance alone."""
+FEWEST = 3
+"""Finished requests below which the signals say nothing either."""
+
+IN_FLIGHT = " + ".join(f"sum by ($by) (last_over_time({each}[$window]))" for each in (RUNNING, WAITING))
+PROMPT_LENGTH, ANSWER_LENGTH = (f"{tokens} / ({FINISHED} >= {FEWEST})" for tokens in (PROMPT_TOKENS, GENERATED_TOKENS))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What clients asked of a server over a whole span, None where it was not seen.
+
+    in_flight: requests running or waiting (mean), `flat` where they hardly vary. arrivals: requests a second, those
+    that finished and those by which more were in flight at the end. seconds: those in which the server was seen,
+    each scrape standing for one interval. The lengths are means.
+    """
+
+    in_flight: float | None
+    flat: bool
+    arrivals: float | None
+    finished: float
+    prompt_tokens: float | None
+    answer_tokens: float | None
+    seconds: float
+
+    @property
+    def served(self) -> bool:
+        """Whether the server ever answered with its numbers."""
+        return self.in_flight is not None
+
+
+def load(side: Side, instance: str) -> Load:
+    """The load on one server."""
+    row = side.scraped(IN_FLIGHT, instance)
+    seen = np.flatnonzero(~np.isnan(row))
+    finished = side.value(FINISHED, instance) or 0.0
+    if not len(seen):
+        return Load(None, False, None, finished, None, None, 0.0)
+    known, times = row[seen], side.asked.answers.instants[seen]
+    mean, seconds = float(known.mean()), float(times[-1] - times[0]) / 1000 + side.asked.answers.interval
+    return Load(
+        in_flight=mean,
+        flat=mean >= 1 and float(known.var()) < FLAT * mean,
+        arrivals=max(finished + float(known[-1] - known[0]), 0.0) / seconds,
+        finished=finished,
+        prompt_tokens=side.value(PROMPT_LENGTH, instance),
+        answer_tokens=side.value(ANSWER_LENGTH, instance),
+        seconds=seconds,
+    )
+
+
+def differences(before: Load, after: Load) -> Iterator[str]:
+    """A sentence for each thing that makes the loads two different ones."""
+    if not before.served:
+        return
+    if after.finished < FEWEST:
+        yield f"only {after.finished:.0f} requests finished after in {after.seconds:.0f} s: too little traffic to tell"
+        return
+    if not _same_amount(before, after):
+        yield (
+            f"not the same load: requests in flight {_shown(before.in_flight)} -> {_shown(after.in_flight)}"
+            f" and arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} a second"
+        )
+    for name, one, other in (
+        ("prompts", before.prompt_tokens, after.prompt_tokens),
+        ("answers", before.answer_tokens, after.answer_tokens),
+    ):
+        if one is not None and not _within(SAME_LENGTHS, one, other):
+            yield f"{name} of another length: {_shown(one)} -> {_shown(other)} tokens (mean)"
+
+
+def _same_amount(before: Load, after: Load) -> bool:
+    """By what is in flight; else by the rate, unless clients keep both flat: a server at its limit has one rate."""
+    if _within(SAME_LOAD, before.in_flight, after.in_flight):
+        return True
+    return not (before.flat and after.flat) and _within(SAME_LOAD, before.arrivals, after.arrivals)
+
+
+def _within(factor: float, one: float | None, other: float | None) -> bool:
+    return bool(one and other and max(one, other) <= factor * min(one, other))
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else show(value)

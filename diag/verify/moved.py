@@ -1,0 +1,75 @@
+"""Whether the signals that a cure should move did move, and how far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from diag.asking import Asked, Subject, Window
+from diag.diagnose import Diagnosis
+from diag.incident import Comparison, Condition, Incident
+from diag.table import holds
+from diag.verify.changes import Tried
+from diag.verify.side import Side, renamed
+
+CLEAR = 1 / 3
+"""Of the signal's size: evictions differ by 0.21 between two runs of one load (kv_cascade, kv_cascade_base), and by
+0.49 where a watermark halves them (cure_watermark)."""
+OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A condition that the cure should bring about, and its signal's mean over the windows judged on both sides."""
+
+    condition: Condition
+    limit: float
+    before: float | None
+    after: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it holds after; None where that was not measured."""
+        if self.after is None:
+            return None
+        return bool(holds(np.array([self.after]), self.condition.op, self.limit)[0] == 1)
+
+    @property
+    def way(self) -> float:
+        """How far it went as a share of its size, or of its way to the limit; negative where it went away from that."""
+        if self.before is None or self.after is None:
+            return 0.0
+        size = max(abs(self.before), abs(self.after), abs(self.before - self.limit))
+        fell = (self.before - self.after) / size if size else 0.0
+        return fell if self.condition.op.startswith("<") else -fell
+
+
+def expected(incident: Incident, fixes: Sequence[Tried]) -> tuple[Condition, ...]:
+    """What the fixes that were tried promise, then that the symptoms no longer hold; one condition of each signal."""
+    promised = dict.fromkeys(each for one in fixes for each in one.fix.expects)
+    told = {each.signal for each in promised}
+    others = (each for each in incident.symptoms if each.op in OPPOSITE and each.signal not in told)
+    return (*promised, *(replace(each, op=OPPOSITE[each.op]) for each in others))
+
+
+def moved(one: Diagnosis, conditions: Sequence[Condition], sides: Sequence[tuple[Side, str]]) -> tuple[Moved, ...]:
+    """Each condition before and after; `sides` are the two looks, and what the server is called in each.
+
+    Both are asked over windows of one length, or a count would grow with them.
+    """
+    seconds = max(side.asked.window(one.incident).seconds for side, _ in sides)
+    limit = sides[0][0].asked.contract.limit
+    return tuple(
+        Moved(each, limit(each.limit), *(_mean(each, one, side.asked, name, seconds) for side, name in sides))
+        for each in conditions
+    )
+
+
+def _mean(condition: Condition, one: Diagnosis, asked: Asked, instance: str, seconds: float) -> float | None:
+    subject: Subject = renamed(one.subject, instance)
+    row = asked.ask(condition.signal.promql, one.incident.per, _fitting(asked, seconds)).of(subject)
+    return None if row is None or np.isnan(row).all() else float(np.nanmean(row))
+
+
+def _fitting(asked: Asked, seconds: float) -> Window:
+    return asked.holding(min(seconds, asked.span) if asked.span > 0 else seconds)

@@ -1,0 +1,278 @@
+"""A model as its config.json describes it: the numbers that decide how much memory vLLM needs for it.
+
+Nothing of Hugging Face is imported and nothing is downloaded: a model is a folder, or an id that a local cache has.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diag.errors import BadUsage
+
+MOST_BYTES = 4 * 2**20
+"""Of a config.json; the largest ones hold a few hundred kilobytes of quantisation rules."""
+MOST = 2**30
+MOST_LAYERS = 2048
+CACHE = "~/.cache/huggingface"
+_ALREADY_SCALED = ("default", "llama3", "longrope", "su", "mrope", "yarn", "deepseek_yarn")
+"""vLLM 0.32, config/model.py: with these `max_position_embeddings` is not multiplied by `factor`."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What an architecture's code has and its config.json does not say."""
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    norms: int = 2
+    """Of a layer, each one of the hidden size."""
+    tied: bool = False
+    """Whether the head is the embedding's matrix where the file does not say."""
+    experts: str = ""
+    """The field with the number of experts, "" for a dense model."""
+    width: str = "intermediate_size"
+    """The field with the width of one expert."""
+    dense: str = "intermediate_size"
+    """The field with the width of a layer without experts."""
+    every: int = 0
+    """A layer in so many attends to everything, the others to a window; 0 where the file says so itself."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(),
+    "Phi3ForCausalLM": Family(),
+    "GraniteForCausalLM": Family(tied=True),
+    "Qwen2ForCausalLM": Family(qkv_bias=True),
+    "Qwen3ForCausalLM": Family(qk_norm=True),
+    "Gemma2ForCausalLM": Family(norms=4, tied=True, every=2),
+    "Gemma3ForCausalLM": Family(norms=4, tied=True, qk_norm=True, every=6),
+    "Gemma3ForConditionalGeneration": Family(norms=4, tied=True, qk_norm=True, every=6),
+    "MixtralForCausalLM": Family(experts="num_local_experts"),
+    "Qwen2MoeForCausalLM": Family(qkv_bias=True, experts="num_experts", width="moe_intermediate_size"),
+    "Qwen3MoeForCausalLM": Family(qk_norm=True, experts="num_experts", width="moe_intermediate_size"),
+    "DeepseekV2ForCausalLM": Family(experts="n_routed_experts", width="moe_intermediate_size"),
+    "DeepseekV3ForCausalLM": Family(experts="n_routed_experts", width="moe_intermediate_size"),
+    "GptOssForCausalLM": Family(qkv_bias=True, experts="num_local_experts", every=2),
+    "Llama4ForConditionalGeneration": Family(experts="num_local_experts", dense="intermediate_size_mlp"),
+}
+"""The architectures whose weights and KV cache can be computed; of any other one only its files can be weighed."""
+
+
+class Config:
+    """The fields of a config.json, read with care: what is missing, of another type or absurd is refused by name."""
+
+    def __init__(self, fields: Mapping[str, Any], place: str) -> None:
+        self.fields = fields
+        self._place = place
+
+    def size(self, name: str, default: int | None = None, most: int = MOST, least: int = 1) -> int:
+        """A whole number of `least` to `most`; the default where the field is missing or null."""
+        value = self.fields.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise BadUsage(f"{self._place} has no {name!r}: it is not the config.json of a model that diag knows")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected a whole number of {least} to {most}")
+        return value
+
+    def switch(self, name: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected true or false")
+        return default if value is None else value
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """An object inside; empty where there is none."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected an object")
+        return value or {}
+
+    def list(self, name: str) -> list[Any]:
+        """A list; empty where there is none."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, list):
+            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected a list")
+        return value or []
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's shape; `config` holds the fields of its language part.
+
+    `longest` is the context as vLLM derives it, `positions` how many it has angles for. `windows` has a number for each
+    layer: the tokens it attends to, 0 for all of them. `latent` is the width of what
+    MLA keeps of a token, 0 for other attention. `unknown` says why its KV cache cannot be computed, "" where it can;
+    `family` is None for an architecture that is not known.
+    """
+
+    name: str
+    folder: Path
+    architecture: str
+    config: Config
+    family: Family | None
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    longest: int
+    positions: int
+    windows: tuple[int, ...]
+    latent: int = 0
+    tied: bool = False
+    quantization: Mapping[str, Any] | None = None
+    vision: Mapping[str, Any] | None = None
+    unknown: str = ""
+
+
+def is_folder(name: str) -> bool:
+    """Whether there is a folder of that name; what can be no name of one is none."""
+    try:
+        return Path(name).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, NUL, a home that nobody has
+        return False
+
+
+def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
+    """The folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache."""
+    if is_folder(name):
+        return Path(name).expanduser()
+    told = {**os.environ, **environment}
+    home = Path(told.get("HF_HOME") or CACHE)
+    hub = Path(told.get("HF_HUB_CACHE") or told.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+    kept = hub / f"models--{name.replace('/', '--')}"
+    wanted = revision or "main"
+    with suppress(OSError, ValueError):
+        wanted = (kept / "refs" / wanted).read_text(encoding="utf-8").strip()
+    snapshot = kept / "snapshots" / wanted
+    if is_folder(str(snapshot)):
+        return snapshot
+    raise BadUsage(
+        f"the model {_shown(name)} is neither a folder here nor in the cache {_shown(str(hub))}: nothing is"
+        " downloaded; name a folder with its config.json"
+    )
+
+
+def read(folder: Path, name: str = "") -> Model:
+    """The model of a folder with a config.json; BadUsage where that is none, in one sentence."""
+    place = _shown(str(folder / "config.json"))[1:-1]
+    outer = Config(_object(folder / "config.json", place), place)
+    architectures = [each for each in outer.list("architectures") if isinstance(each, str)]
+    inner = outer.part("text_config")
+    config = Config({**outer.fields, **inner} if inner else outer.fields, place)
+    architecture = architectures[0] if architectures else str(outer.fields.get("model_type", "of no name"))
+    return _model(name or folder.name, folder, architecture, config, outer)
+
+
+def _object(file: Path, place: str) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise BadUsage(f"{place} does not exist: name a model's folder, or its id in the local cache") from error
+    except OSError as error:
+        raise BadUsage(f"{place} cannot be read: {error.strerror}") from error
+    if len(content) > MOST_BYTES:
+        raise BadUsage(f"{place} is larger than {MOST_BYTES // 2**20} MiB: it is no model's config.json")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        what = "an HTML page" if content.lstrip()[:1] == b"<" else "cut off or not JSON"
+        raise BadUsage(f"{place} is {what}: download it again") from error
+    if not isinstance(found, dict):
+        raise BadUsage(f"{place} holds no object but {_shown(found)}: it is no model's config.json")
+    return found
+
+
+def _model(name: str, folder: Path, architecture: str, config: Config, outer: Config) -> Model:
+    family = FAMILIES.get(architecture)
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=2**16)
+    layers = config.size("num_hidden_layers", most=MOST_LAYERS)
+    latent = config.size("kv_lora_rank", 0, least=0)
+    windows, unknown = _windows(config, family or Family(), layers)
+    kv_heads = config.size("num_key_value_heads", heads, most=heads)
+    if heads % kv_heads:
+        raise BadUsage(f"the model's {heads} attention heads are no multiple of its {kv_heads} key-value heads")
+    return Model(
+        name=name,
+        folder=folder,
+        architecture=architecture,
+        config=config,
+        family=family,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=config.size("head_dim", hidden // heads),
+        vocabulary=config.size("vocab_size"),
+        longest=_longest(config),
+        positions=max(_longest(config), config.size("max_position_embeddings", 2048)),
+        windows=windows,
+        latent=latent + config.size("qk_rope_head_dim") if latent else 0,
+        tied=outer.switch("tie_word_embeddings", config.switch("tie_word_embeddings", bool(family and family.tied))),
+        quantization=_quantization(config, outer),
+        vision=outer.part("vision_config") or None,
+        unknown=unknown if family else f"the architecture {_shown(architecture)} is not one that diag knows",
+    )
+
+
+def _quantization(config: Config, outer: Config) -> Mapping[str, Any] | None:
+    """The method and its settings; modelopt writes a compression_config at times."""
+    for each in (outer, config):
+        for field in ("quantization_config", "compression_config"):
+            if found := each.part(field):
+                return found
+    return None
+
+
+def _longest(config: Config) -> int:
+    """The longest context as vLLM derives it where --max-model-len is not given."""
+    longest = config.size("max_position_embeddings", config.size("model_max_length", 2048))
+    scaling = config.part("rope_scaling") or config.part("rope_parameters")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    factor = scaling.get("factor")
+    original = scaling.get("original_max_position_embeddings")
+    if kind in ("longrope", "su"):
+        return config.size("original_max_position_embeddings", longest)
+    if (
+        not isinstance(factor, int | float)
+        or not 1 <= factor <= 2**16
+        or "gemma3" in str(config.fields.get("model_type"))
+    ):
+        return longest
+    if "yarn" in str(kind):  # files of older models give the length before, those of newer ones the length after it
+        return max(longest, int(original * factor)) if isinstance(original, int) else longest
+    return longest if kind in _ALREADY_SCALED else min(int(longest * factor), MOST)
+
+
+def _windows(config: Config, family: Family, layers: int) -> tuple[tuple[int, ...], str]:
+    """The window of every layer, and why the KV cache cannot be computed from them."""
+    window = config.size("sliding_window", 0, least=0) if config.fields.get("use_sliding_window") is not False else 0
+    kinds = config.list("layer_types")
+    known = {"full_attention": 0, "sliding_attention": window, "chunked_attention": 0}
+    if kinds and (len(kinds) != layers or any(each not in known for each in kinds)):
+        other = sorted({str(each) for each in kinds} - known.keys())
+        why = f"layers of the kind {_shown(other[0])}" if other else f"{len(kinds)} layer_types for {layers} layers"
+        return (0,) * layers, f"{why} are not covered"
+    if kinds:
+        return tuple(known[each] for each in kinds), ""
+    every = config.size("sliding_window_pattern", family.every, least=0) if family.every else 0
+    if every and window:
+        return tuple(0 if (at + 1) % every == 0 else window for at in range(layers)), ""
+    return (window,) * layers, ""
+
+
+def _shown(value: object) -> str:
+    """What a file holds, short and without a terminal's escapes."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:76]} ..."

@@ -1,0 +1,73 @@
+"""Run by vLLM's own Python: what vLLM's KV cache planner makes of a model's layers, as JSON cases on standard input.
+
+A case has heads, size, bytes, latent, windows, block, length, in_flight, memory and hybrid; the answer has the blocks
+that a request takes, those in the pool, the pool's tokens and its concurrency.
+"""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import torch
+from vllm.v1.attention.backend import KVCacheLayout
+from vllm.v1.core import kv_cache_utils as planner
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+
+TYPES = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
+
+
+def specs(case: dict) -> dict:
+    """The planner's description of every layer."""
+    shape = {"block_size": case["block"], "dtype": TYPES[case["bytes"]]}
+    if case["latent"]:
+        return {
+            f"{at}": MLAAttentionSpec(num_kv_heads=1, head_size=case["latent"], **shape) for at in range(case["layers"])
+        }
+    shape |= {"num_kv_heads": case["heads"], "head_size": case["size"]}
+    return {
+        f"{at}": SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
+        for at, window in enumerate(case["windows"])
+    }
+
+
+def settings(case: dict) -> SimpleNamespace:
+    """Of a VllmConfig what the planner reads."""
+    layout = next(each for each in KVCacheLayout if not each.is_block_outermost)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=case["length"], original_max_model_len=case["length"]),
+        cache_config=SimpleNamespace(
+            num_gpu_blocks_override=None,
+            prefix_cache_retention_interval=None,
+            get_resolved_kv_cache_layout=lambda: layout,
+        ),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, tensor_parallel_size=1),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=not case["hybrid"]),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        speculative_config=None,
+        max_in_flight_tokens=case["in_flight"],
+        num_prefill_lookahead_tokens=0,
+    )
+
+
+def planned(case: dict) -> dict:
+    """What vLLM would do."""
+    config = settings(case)
+    groups = planner.get_kv_cache_groups(config, specs(case))
+    plan = planner.get_kv_cache_config_from_groups(config, groups, case["memory"])
+    tokens, concurrency = planner.get_kv_cache_capacity(config, plan)
+    needed = planner._max_memory_usage_bytes_from_groups(config, groups)
+    each = planner._pool_bytes_per_block(config, groups)
+    usable = case["memory"] - each
+    longest = planner._estimate_max_model_len_from_groups(config, groups, usable)
+    return {
+        "needed": needed,
+        "block_bytes": each,
+        "blocks": plan.num_blocks,
+        "tokens": tokens,
+        "concurrency": concurrency,
+        "longest": longest,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([planned(case) for case in json.load(sys.stdin)]))

@@ -1,0 +1,106 @@
+"""The ledger against what is real here: a vLLM server on the CPU, vLLM's own KV cache planner, transformers' models."""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live import server
+
+from diag.budget import Asked, reckon
+from diag.vllm import cache, weights
+from diag.vllm.model import read
+from diag.vllm.setup import Setup
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(
+        not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
+    ),
+]
+LIVE = Path(__file__).parent / "live"
+MODELS = Path(__file__).parent / "data" / "models"
+
+
+def asked(script: str, cases: object) -> list[object]:
+    """What a script of tests/live answers, run by vLLM's own Python."""
+    told = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [server.PYTHON, str(LIVE / script)]
+    ended = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, env=told, check=True)
+    found: list[object] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
+    flags = ("--max-model-len", "2048", "--block-size", "64")
+    with server.running(tmp_path_factory.mktemp("vllm"), "tiny", flags) as running:
+        yield running
+
+
+def test_the_pool_of_a_real_server_is_reckoned_to_the_token(tiny: server.Server) -> None:
+    model = tiny.log.parent / "tiny"
+    command = tiny.command.replace("vllm serve", f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {model}")
+    before = reckon(Asked(command, version="0.32.0")).known
+    told = reckon(Asked(command, log=str(tiny.log)))
+    assert before.tokens and before.concurrency
+    assert (before.tokens.low, before.tokens.high) == (told.logged["tokens"],) * 2
+    assert [round(each, 2) for each in before.concurrency] == [told.logged["concurrency"]] * 2
+    assert told.logged["length"] == before.setup.length
+    assert (told.known.verdict, told.known.setup.version, told.known.tokens) == ("fits", "0.32.0", before.tokens)
+
+
+def case(chance: random.Random) -> tuple[dict[str, object], cache.Cache]:
+    """A question for vLLM's planner, and our own answer."""
+    model = read(chance.choice(sorted(MODELS.iterdir())))
+    setup = Setup(
+        version="0.32.0",
+        total=None,
+        length=chance.randint(1, model.longest),
+        tensor=chance.choice((1, 2, 4, 8)),
+        block=chance.choice((16, 32, 64, 128)),
+        batched=chance.choice((512, 2048, 8192)),
+        kv_dtype=chance.choice(("auto", "fp8")),
+        hybrid=chance.random() < 0.7,
+    )
+    question = {
+        "layers": model.layers,
+        "heads": max(1, model.kv_heads // setup.tensor),
+        "size": model.head_dim,
+        "latent": model.latent,
+        "bytes": 2 if setup.kv_dtype == "auto" else 1,
+        "windows": model.windows,
+        "block": setup.block,
+        "length": setup.length,
+        "in_flight": setup.in_flight,
+        "memory": chance.randint(2**30, 2**37),
+        "hybrid": setup.hybrid,
+    }
+    return question, cache.cache(model, setup)
+
+
+def test_the_cache_is_planned_as_vllm_plans_it() -> None:
+    """Sixty models, contexts and memories at random."""
+    chance = random.Random(1)
+    pairs = [case(chance) for _ in range(60)]
+    for (question, kept), planned in zip(pairs, asked("kv_cache.py", [each for each, _ in pairs]), strict=True):
+        length, memory = int(str(question["length"])), int(str(question["memory"]))
+        blocks = memory // kept.block_bytes()
+        concurrency = blocks / kept.blocks(length)
+        assert planned == {
+            "needed": kept.blocks(length) * kept.block_bytes(),
+            "block_bytes": kept.block_bytes(),
+            "blocks": blocks,
+            "tokens": int(concurrency * length),
+            "concurrency": concurrency,
+            "longest": kept.longest(blocks, length),
+        }
+
+
+def test_a_shape_has_as_many_parameters_as_transformers_makes() -> None:
+    folders = sorted(MODELS.iterdir())
+    made = asked("parameters.py", [json.loads((each / "config.json").read_text()) for each in folders])
+    assert made == [weights.parameters(read(each)) for each in folders]

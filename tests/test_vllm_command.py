@@ -1,0 +1,309 @@
+"""Commands that start vLLM, read as people write them."""
+
+import shlex
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diag.errors import BadUsage
+from diag.vllm.command import MOST_BYTES, Command, read
+from diag.vllm.flags import known
+
+
+def flags(command: Command) -> dict[str, tuple[str, ...]]:
+    return {each.name: each.values for each in command.given}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve org/m --max-num-seqs 8",
+        "vllm serve org/m --max_num_seqs=8",
+        "/opt/venv/bin/vllm serve org/m --max-num-seqs 8",
+        "vllm serve --max-num-seqs 8 org/m",
+        "vllm serve 'org/m' \"--max-num-seqs\" '8'",
+        "vllm serve \\\n  org/m \\\n  --max-num-seqs 8",
+        "python -m vllm.entrypoints.openai.api_server --model org/m --max-num-seqs 8",
+        "python3 -u /app/vllm/entrypoints/openai/api_server.py --model org/m --max-num-seqs 8",
+        "python -m vllm.entrypoints.cli.main serve org/m --max-num-seqs 8",
+        "--model org/m --max-num-seqs 8",
+        "sudo -E env A=1 vllm serve org/m --max-num-seqs 8 > log 2>&1 &",
+        "nohup vllm serve org/m --max-num-seqs 8 | tee log",
+        "cd /srv && exec vllm serve org/m --max-num-seqs 8",
+        "sh -c 'vllm serve org/m --max-num-seqs 8'",
+        "ssh gpu1 'cd /srv; vllm serve org/m --max-num-seqs 8'",
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.10.0 --model org/m --max-num-seqs 8",
+        "docker run -v /data/vllm:/data --name vllm-1 --rm -it vllm/vllm-openai --model org/m --max-num-seqs 8",
+        "docker run --rm example/image python3 -m vllm.entrypoints.openai.api_server --model org/m --max-num-seqs 8",
+        "podman run ghcr.io/x/my-vllm:1 serve org/m --max-num-seqs 8",
+        "docker run vllm/vllm-openai vllm serve org/m --max-num-seqs 8",
+        "docker run -e A=1 vllm/vllm-openai bash -c 'vllm serve org/m --max-num-seqs 8'",
+        "#!/bin/bash\nset -e\n# vllm serve other\nMODEL=org/m\nSEQS=8\nvllm serve $MODEL --max-num-seqs ${SEQS}\n",
+        'CMD=(\n  vllm serve org/m  # the model\n  --max-num-seqs 8\n)\n"${CMD[@]}"\n',
+        "if true; then\n  $VLLM serve org/m --max-num-seqs 8 # now\nfi",
+    ],
+)
+def test_every_way_to_write_a_command_says_the_same(text: str) -> None:
+    command = read(text)
+    assert command.model == "org/m"
+    assert command.get("--max-num-seqs") == "8"
+    assert not command.strays
+
+
+def test_the_environment_is_that_of_the_command_and_of_the_script_around_it() -> None:
+    text = "export A=1\nB='2 3' C=4 docker run -e D=5 --env=E=6 -eF=7 vllm/vllm-openai bash -c 'G=8 vllm serve m'"
+    assert read(text).environment == {"A": "1", "B": "2 3", "C": "4", "D": "5", "E": "6", "F": "7", "G": "8"}
+
+
+@pytest.mark.parametrize(
+    "options", ["", "-v /data/vllm:/data", "--name vllm-1", "--rm -it", "-e A=vllm", "--ipc=host", "-itd --privileged"]
+)
+def test_an_image_is_told_from_the_options_before_it(options: str) -> None:
+    command = read(f"docker run {options} vllm/vllm-openai:v0.9.2 --model m")
+    assert command.image == "vllm/vllm-openai:v0.9.2"
+    assert [each.name for each in command.given] == ["--model"]
+
+
+def test_what_another_shell_fills_in_stays_as_it_is() -> None:
+    command = read('A=$B\nvllm serve "$MODEL" --port ${PORT:-8000} --max-num-seqs $A')
+    assert command.model == "$MODEL"
+    assert flags(command) == {"--port": ("${PORT:-8000}",), "--max-num-seqs": ("$A",)}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--served-model-name a b --port 1", {"--served-model-name": ("a", "b"), "--port": ("1",)}),
+        ("--seed -1", {"--seed": ("-1",)}),
+        ("--watermark -.5", {"--watermark": ("-.5",)}),
+        ("-tp 2 -pp=3", {"--tensor-parallel-size": ("2",), "--pipeline-parallel-size": ("3",)}),
+        ("-O3", {"--optimization-level": ("3",)}),
+        ("-O 2", {"--optimization-level": ("2",)}),
+        ("""-cc '{"a": "b c"}'""", {"--compilation-config": ('{"a": "b c"}',)}),
+        ("--hf-token --port 1", {"--hf-token": (), "--port": ("1",)}),
+        ("--enforce-eager --port 1", {"--enforce-eager": (), "--port": ("1",)}),
+        ("--max-model-len --port 1", {"--max-model-len": (), "--port": ("1",)}),
+        ("--never-heard-of 5 --port 1", {"--never-heard-of": ("5",), "--port": ("1",)}),
+        ("--port=", {"--port": ("",)}),
+    ],
+)
+def test_a_flag_takes_the_words_that_are_its_values(words: str, expected: dict[str, tuple[str, ...]]) -> None:
+    assert flags(read(f"vllm serve m {words}", version="0.32.0")) == expected
+
+
+def test_the_words_of_a_flag_are_where_it_stands() -> None:
+    command = read("A=1 vllm serve m --port=1 --served-model-name a b")
+    assert [command.words[each.words.start : each.words.stop] for each in command.given] == [
+        ("--port=1",),
+        ("--served-model-name", "a", "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "on"),
+    [
+        ("", None),
+        ("--enable-prefix-caching", True),
+        ("--no-enable-prefix-caching", False),
+        ("--enable-prefix-caching --no-enable-prefix-caching", False),
+        ("--enable-chunked-prefill False --enable-prefix-caching=False", False),
+    ],
+)
+def test_a_switch_is_on_or_off_or_not_said(words: str, on: bool | None) -> None:
+    assert read(f"vllm serve m {words}").switched("--enable-prefix-caching") is on
+
+
+def test_a_word_after_a_switch_is_no_model() -> None:
+    command = read("python -m vllm.entrypoints.openai.api_server --enable-chunked-prefill False --model m")
+    assert (command.model, command.strays) == ("m", ())
+
+
+def test_words_that_belong_to_nothing_are_strays() -> None:
+    command = read("vllm serve m --port 1 extra '--dtype auto'")
+    assert [command.words[at] for at in command.strays] == ["extra", "--dtype auto"]
+
+
+def test_a_second_model_is_a_stray() -> None:
+    command = read("vllm serve m --model n")
+    assert (command.model, command.strays) == ("n", (2,))
+
+
+def test_servers_after_the_first_are_counted() -> None:
+    assert read("vllm serve a --port 1 &\nvllm serve b --port 2 &\nvllm serve c\nvllm bench serve").more == 2
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_yaml_config_gives_flags_that_the_command_line_overrides(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "model: org/m\nmax-num-seqs: 8\nenforce_eager: true\nenable-prefix-caching: false\n"
+        "served-model-name: [a, b]\ncompilation-config: {cudagraph_mode: NONE}\nport: 1\n"
+    )
+    command = read("vllm serve --config c.yaml --port 2", tmp_path)
+    assert command.model == "org/m"
+    assert command.get("--max-num-seqs") == "8"
+    assert command.switched("--enforce-eager") is True
+    assert command.switched("--enable-prefix-caching") is False
+    assert command.all("--served-model-name")[0].values == ("a", "b")
+    assert command.get("--compilation-config") == '{"cudagraph_mode": "NONE"}'
+    assert command.get("--port") == "2"
+    assert [each.words for each in command.all("--port")] == [range(0), range(4, 6)]
+
+
+def test_the_model_of_the_command_line_counts_more_than_that_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("model: org/m\n")
+    assert read("vllm serve mine --config c.yaml", tmp_path).model == "mine"
+
+
+def test_a_script_and_a_config_are_read_from_their_files(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/sh\nvllm serve org/m \\\n --port 1\n")
+    (tmp_path / "c.yaml").write_text("model: org/m\nport: 1\n")
+    for name in ("run.sh", "c.yaml"):
+        command = read(str(tmp_path / name))
+        assert (command.model, command.get("--port")) == ("org/m", "1")
+
+
+COMPOSE = """
+services:
+  db: {image: postgres:15}
+  llm:
+    image: vllm/vllm-openai:v0.9.2
+    environment: {VLLM_USE_V1: 0}
+    command: >
+      --model org/m
+      --port 1
+"""
+KUBERNETES = """
+apiVersion: v1
+kind: Service
+---
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+        - name: vllm
+          image: vllm/vllm-openai:v0.9.2
+          command: [COMMAND]
+          args: [ARGS]
+          env:
+            - {name: VLLM_USE_V1, value: "0"}
+            - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: a, key: b}}}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        COMPOSE,
+        KUBERNETES.replace("[COMMAND]", "[vllm, serve]").replace("[ARGS]", "[org/m, --port, '1']"),
+        KUBERNETES.replace("[COMMAND]", "[]").replace("[ARGS]", "['--model=org/m', '--port=1']"),
+        KUBERNETES.replace("[COMMAND]", "[python3, -m, vllm.entrypoints.openai.api_server]").replace(
+            "[ARGS]", "[--model, org/m, --port, 1]"
+        ),
+        KUBERNETES.replace("[COMMAND]", "[/bin/sh, -c]").replace("[ARGS]", "['vllm serve org/m --port 1']"),
+    ],
+    ids=["compose", "vllm serve", "image", "module", "shell"],
+)
+def test_a_manifest_holds_the_command_of_a_container(text: str, tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    command = read(str(tmp_path / "m.yaml"))
+    assert (command.model, command.get("--port")) == ("org/m", "1")
+    assert command.image == "vllm/vllm-openai:v0.9.2"
+    assert command.environment == {"VLLM_USE_V1": "0"}
+
+
+def test_the_list_items_of_a_manifest_are_words_as_they_stand(tmp_path: Path) -> None:
+    text = KUBERNETES.replace("[COMMAND]", "[]").replace("[ARGS]", "[serve, org/m, '--dtype auto']")
+    (tmp_path / "m.yaml").write_text(text)
+    command = read(str(tmp_path / "m.yaml"))
+    assert [command.words[at] for at in command.strays] == ["--dtype auto"]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no command that starts a vLLM server"),
+        ("   \n", "no command that starts a vLLM server"),
+        ("ls -l", "no command that starts a vLLM server"),
+        ("vllm bench serve", "no command that starts a vLLM server"),
+        ("docker run postgres:15 --port 1", "no command that starts a vLLM server"),
+        ("vllm serve 'm", "a quotation that is not closed"),
+        ("vllm serve m --config nowhere.yaml", "--config nowhere.yaml cannot be read: No such file"),
+        ("x" * 5000, "no command that starts a vLLM server"),
+        ("\0", "no command that starts a vLLM server"),
+    ],
+)
+def test_what_is_no_command_is_refused_in_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(BadUsage, match=r"\A[^\n]*\Z") as error:
+        read(text)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("c.yaml", b"a: [1", "line 1: this is no YAML"),
+        ("c.yaml", b"- 1\n- 2\n", "holds no flags"),
+        ("c.yaml", b"", "holds no flags"),
+        ("c.yaml", b"\xff\xfe\x00", "no text with a command"),
+        ("run.sh", b"\x7fELF\0\0", "no text with a command"),
+        ("run.sh", b"x" * (MOST_BYTES + 1), "no text with a command"),
+        ("run.sh", b"echo hello\n", "no command that starts a vLLM server"),
+    ],
+)
+def test_a_file_that_holds_no_command_is_refused_in_one_sentence(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(BadUsage, match=r"\A[^\n]*\Z") as error:
+        read(str(file))
+    assert said in str(error.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=80))
+def test_no_text_is_answered_by_anything_but_a_command_or_a_sentence(text: str) -> None:
+    for each in (text, f"vllm serve {text}"):
+        try:
+            assert isinstance(read(each), Command)
+        except BadUsage as error:
+            assert str(error)
+
+
+SHELL = st.text(string.ascii_letters + "-=_.{}[]\"' /:#*$`\\;&|", min_size=1, max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(SHELL, max_size=6))
+def test_no_script_is_answered_by_anything_but_a_command_or_a_sentence(words: list[str]) -> None:
+    try:
+        assert isinstance(read(" ".join(["vllm serve", *words])), Command)
+    except BadUsage as error:
+        assert str(error)
+
+
+NAMES = [each for each in known() if each not in ("--config", "--model")]
+PLAIN = st.text(string.ascii_letters + string.digits + "/._:{}\" '", min_size=1, max_size=8).filter(
+    lambda text: text.strip() and not text.startswith("-")
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(NAMES), PLAIN), max_size=5), PLAIN)
+def test_words_that_were_quoted_come_back_as_they_were(options: list[tuple[str, str]], model: str) -> None:
+    words = ["vllm", "serve", model, *(word for name, value in options for word in (f"{name}={value}",))]
+    command = read(shlex.join(words))
+    assert list(command.words) == words
+    assert command.model == model
+    assert [(each.option.flag.name if each.option else "", each.values) for each in command.given] == [
+        (name, (value,)) for name, value in options
+    ]
