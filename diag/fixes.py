@@ -16,7 +16,7 @@ from diag.errors import BadUsage
 from diag.incident import Condition, Fix, Signal
 from diag.signals import gpu_memory_total, running_value
 from diag.table import holds
-from diag.vllm.command import Command, read
+from diag.vllm.command import Command, parse
 from diag.vllm.defaults import UNSET, default
 from diag.vllm.flags import release, releases
 
@@ -199,7 +199,7 @@ def _moves(fix: Fix, before: Value, after: Value) -> bool:
 def command_in(launch: str) -> Command | None:
     """The launch command; None where none is known, or none can be read (a note has said so)."""
     try:
-        return read(launch) if launch else None
+        return parse(launch) if launch else None
     except BadUsage:
         return None
 

@@ -123,8 +123,8 @@ class Fix:
     and `most`, each a number or a Signal; None with a flag takes the flag away. `also` are flags that change along with
     it. `direction` says which way the value may go: a proposal that would not move the running value that way is left
     out. `only_if` says when the fix applies: where a condition is false it is left out, where one cannot be judged it
-    is kept and says what it needs. `expects` is what must hold once it is applied; without any, that the incident's first
-    symptom is gone.
+    is kept and says what it needs. `expects` is what must hold once it is applied; without any, that the incident's
+    first symptom is gone.
 
     A flag is proposed to the releases whose parser accepts it (diag/vllm/flags.json). `versions` is the (first, last)
     release in which the variable is read or the flag takes this value, "" for an open end; `instead_of` names a flag

@@ -106,7 +106,7 @@ def blocks(series: timelines.Series, start: float | None = None) -> list[Block]:
 
 def _told(key: timelines.Key, values: timelines.Floats, begin: float) -> timelines.Floats:
     """The values with time stamps that count from then, and holes as Prometheus has them."""
-    stamped = dict(key)["__name__"].endswith("timestamp_seconds")
+    stamped = dict(key)["__name__"].endswith(timelines.STAMPS)
     moved = np.where(stamped & (values > 0), values + begin, values)
     return np.where(np.isnan(values), STALE, moved)
 

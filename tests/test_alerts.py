@@ -25,7 +25,6 @@ from diag import promql
 from diag.artefacts import alerts
 from diag.artefacts.alerts import groups
 from diag.artefacts.generate import files
-from diag.yaml import dump
 from diag.asking import seconds
 from diag.catalog import load
 from diag.contract import Contract, Site
@@ -33,6 +32,7 @@ from diag.exporter.families import FAMILIES
 from diag.incident import Incident
 from diag.limits import limited
 from diag.sources.recording import read
+from diag.yaml import dump
 
 INCIDENTS = {each.id: each for each in load()}
 RULES = ROOT / "alerts" / "diag.rules.yaml"

@@ -243,8 +243,10 @@ def test_a_flag_is_replaced_in_any_of_its_spellings(launch: str, line: str | Non
 @pytest.mark.parametrize(
     ("launch", "change", "line"),
     [
-        ("vllm serve m --num-gpu-blocks-override 128 --port 1", ("--num-gpu-blocks-override", None), "vllm serve m --port 1"),
-        ("vllm serve m --no-enable-prefix-caching", ("--enable-prefix-caching", ""), "vllm serve m --enable-prefix-caching"),
+        ("vllm serve m --num-gpu-blocks-override 128 --port 1", ("--num-gpu-blocks-override", None),
+         "vllm serve m --port 1"),
+        ("vllm serve m --no-enable-prefix-caching", ("--enable-prefix-caching", ""),
+         "vllm serve m --enable-prefix-caching"),
         ("vllm serve m -cc.cudagraph_mode=NONE -O3", ("--compilation-config.cudagraph_mode", "PIECEWISE"),
          "vllm serve m --compilation-config.cudagraph_mode PIECEWISE -O3"),
         ("A=1 vllm serve m", ("NCCL_P2P_DISABLE", "1"), "NCCL_P2P_DISABLE=1 A=1 vllm serve m"),

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "relaunch": {"fixes", "vllm"},
     "judgement": {"asking", "diagnose", "fixes", "incident", "onset", "progress", "relaunch"},
     "transitions": {"asking", "diagnose", "judgement"},
-    "verify": {"asking", "diagnose", "fixes", "incident", "judgement", "signals", "table", "verify"},
+    "verify": {"asking", "diagnose", "fixes", "incident", "judgement", "signals", "table", "verify", "vllm"},
     "configuration": {"promql", "sources", "vllm"},
     "report": {
         "asking", "configuration", "contract", "diagnose", "fixes", "incident", "judgement", "lint", "progress",

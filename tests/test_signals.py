@@ -21,6 +21,7 @@ from diag.sources.recording import read
 INCIDENTS = load()
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 START = 1_700_000_000_000
+BUSY = ("kv_cascade", "everything", "speculation_ineffective", "lora_thrash")
 STRETCH = 7.5
 """Turns a scrape every 2 s into one every 15 s."""
 
@@ -93,7 +94,7 @@ def test_every_fix_says_where_it_comes_from(incident: Incident) -> None:
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
 def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str, stretch: float) -> None:
     """And all signals that limit something have a value on a server that is busy."""
-    held = [each for each in blocks(stretch) if each.labels[0]["instance"] in ("kv_cascade", "everything")]
+    held = [each for each in blocks(stretch) if each.labels[0]["instance"] in BUSY]
     samples, at = promql.Samples(held), np.array(instants(stretch)[:3])
     for condition in incident.conditions:
         text = fill(condition.signal.promql, incident.per, window, Contract().values())

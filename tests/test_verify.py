@@ -26,9 +26,10 @@ from diag.signals import requests_running, requests_waiting_median
 from diag.verify.changes import Tried, options
 from diag.verify.compare import Verification, compare
 from diag.verify.felt import Span, bucket
-from diag.verify.load import Load, differences
+from diag.verify.load import Lengths, Load, differences
 from diag.verify.moved import Moved, expected
 from diag.verify.side import Side
+from diag.vllm.command import parse
 
 SCHEMA = json.loads((ROOT / "diag" / "report" / "diag.verify.schema.json").read_text(encoding="utf-8"))
 PAIRS = [
@@ -198,7 +199,7 @@ def test_options_are_read_as_they_are_written() -> None:
     command = (
         "A_B=1 sh -c 'vllm serve m --kv-cache-dtype=fp8 --max_num_seqs 6 --enforce-eager --no-enable-prefix-caching'"
     )
-    assert options(command) == {
+    assert options(parse(command)) == {
         "A_B": "1",
         "--model": "m",
         "--kv-cache-dtype": "fp8",
@@ -210,7 +211,8 @@ def test_options_are_read_as_they_are_written() -> None:
 
 # -- whether two looks can be compared --------------------------------------------------------------------------------
 
-LOAD = Load(20.0, False, 4.0, 240.0, 300.0, 100.0, 60.0)
+PROMPTS, ANSWERS = Lengths(300.0, 1000.0, 1200.0), Lengths(100.0, 200.0, 400.0)
+LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, ANSWERS, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -223,13 +225,21 @@ LOAD = Load(20.0, False, 4.0, 240.0, 300.0, 100.0, 60.0)
         # half of the clients on a server at its limit get the same rate
         (replace(LOAD, flat=True), replace(LOAD, flat=True, in_flight=10.0), False),
         (LOAD, replace(LOAD, in_flight=10.0, arrivals=9.0), False),
-        (LOAD, replace(LOAD, prompt_tokens=140.0), False),
-        (LOAD, replace(LOAD, answer_tokens=160.0), False),
+        (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 700.0)), False),
+        (LOAD, replace(LOAD, answers=Lengths(160.0, 200.0, 900.0)), False),
+        # the short ones among them come more often than before, as many tokens in all
+        (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 1100.0)), True),
+        (LOAD, replace(LOAD, prompts=Lengths(140.0, 500.0, 1100.0)), False),
+        (
+            replace(LOAD, prompts=Lengths(300.0, None, 1200.0)),
+            replace(LOAD, prompts=Lengths(140.0, None, 1100.0)),
+            False,
+        ),
         (LOAD, replace(LOAD, finished=2.0), False),
         # who never served has no load to compare
         (replace(LOAD, in_flight=None), replace(LOAD, finished=0.0), True),
         # who stalled all the time finished nothing, and has no lengths
-        (replace(LOAD, finished=0.0, arrivals=0.0, prompt_tokens=None, answer_tokens=None), LOAD, True),
+        (replace(LOAD, finished=0.0, arrivals=0.0, prompts=Lengths(), answers=Lengths()), LOAD, True),
     ],
 )
 def test_the_same_load(before: Load, after: Load, same: bool) -> None:

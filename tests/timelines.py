@@ -37,6 +37,10 @@ STRETCHES = {
 """The seconds of a recording in which its fault lasts, where that is not all of it: played once, repeated from, to."""
 
 
+STAMPS = ("timestamp_seconds", "lora_requests_info")
+"""How metrics end whose values are unix times."""
+
+
 def is_counter(key: Key) -> bool:
     """By its name, as OpenMetrics has it."""
     return bool(re.search(r"_(total|count|sum|bucket)$", dict(key)["__name__"]))
@@ -69,7 +73,7 @@ class Recording:
         for key in now:
             if is_counter(key):
                 now[key] = now[key] - begin[key] + rounds * (to[key] - from_[key])
-            elif dict(key)["__name__"].endswith("timestamp_seconds"):
+            elif dict(key)["__name__"].endswith(STAMPS):
                 now[key] = np.where(now[key] > 0, now[key] - (self.start + played) + seconds + LEAD, now[key])
         return now
 
@@ -252,6 +256,9 @@ RECORDED = {
     "queue_saturation": "queue_saturation",
     "prefix_cache_ineffective": "prefix_unique",
     "replicas_unbalanced": "queue_saturation",
+    "speculation_ineffective": "speculation_ineffective",
+    "lora_thrash": "lora_thrash",
+    "api_server_bound": "api_server_bound",
 }
 """The recording that shows an incident from vLLM's page alone."""
 PEERS = {"replicas_unbalanced": ("healthy", "healthy")}

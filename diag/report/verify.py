@@ -130,16 +130,15 @@ def _loads(server: Server) -> str:
     one, two = server.load
     if not one.served or not two.served:
         return "one side never served"
-    return "; ".join(
-        f"{name} {_number(getattr(one, of))} -> {_number(getattr(two, of))}"
-        for name, of in (
-            ("requests in flight", "in_flight"),
-            ("arrivals / s", "arrivals"),
-            ("finished", "finished"),
-            ("tokens / prompt", "prompt_tokens"),
-            ("tokens / answer", "answer_tokens"),
-        )
+    told = (
+        ("requests in flight", one.in_flight, two.in_flight),
+        ("arrivals / s", one.arrivals, two.arrivals),
+        ("finished", one.finished, two.finished),
+        ("tokens / prompt", one.prompts.mean, two.prompts.mean),
+        ("prompt tokens / s", one.prompts.a_second, two.prompts.a_second),
+        ("tokens / answer", one.answers.mean, two.answers.mean),
     )
+    return "; ".join(f"{name} {_number(before)} -> {_number(after)}" for name, before, after in told)
 
 
 def _number(value: float | None) -> str:

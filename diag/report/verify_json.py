@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from diag import __version__
@@ -75,8 +76,8 @@ def _server(server: Server) -> Mapping[str, Any]:
 
 
 def _load(load: Load) -> Mapping[str, Any]:
-    names = ("in_flight", "arrivals", "finished", "prompt_tokens", "answer_tokens", "seconds")
-    return {name: getattr(load, name) for name in names}
+    numbers = {name: getattr(load, name) for name in ("in_flight", "arrivals", "finished", "seconds")}
+    return {**numbers, "prompts": asdict(load.prompts), "answers": asdict(load.answers)}
 
 
 def _diagnosis(one: Diagnosis) -> dict[str, Any]:

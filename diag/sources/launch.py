@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from diag.errors import BadUsage
-from diag.vllm import command as vllm_command
-from diag.vllm.command import Command, Given
+from diag.vllm.command import Command, Given, parse
 
 Value = float | str
 Kind = Literal["size", "share", "switch"]
@@ -61,7 +60,6 @@ WORDS = (
 """Settings that are a word, and harmless where they look like one; shown to people, published nowhere."""
 _ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
 _WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
-_CONFIG = re.compile(r"""(?<![\w-])--config(?=[\s='"\\]|$)""")
 _VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE")
 _VARIABLE_VALUE = re.compile(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
 _SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -94,19 +92,17 @@ class Launch:
 
 
 def read(text: str) -> Launch:
-    """Read a command that starts vLLM; BadUsage where a quotation is not closed.
-
-    It may come from another host, so neither it nor its --config is taken for the name of a file here.
-    """
+    """Read a command that starts vLLM; BadUsage where a quotation is not closed."""
     if not text.strip():
         return Launch()
-    inert = _CONFIG.sub("--config-of-its-own", text) + "\n"
-    unread = "it reads more flags from a file (--config)" if inert != f"{text}\n" else ""
+    unread = ""
     try:
-        command = vllm_command.read(inert)
+        command = parse(text)
     except BadUsage:
-        command = vllm_command.read(f"vllm serve {inert}")  # a program of the site's own that passes flags on
+        command = parse(f"vllm serve {text}")  # a program of the site's own that passes flags on
         unread = "it is no command of vLLM's own"
+    if command.config:
+        unread = "it reads more flags from a file (--config)"
     if any("$" in word for word in command.words[command.arguments :]):
         unread = unread or "it has variables of a shell in it"
     return Launch(_flags(command), _environment(command), unread)

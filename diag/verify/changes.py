@@ -1,15 +1,13 @@
 """What was changed between two looks at a server: its flags, its launch command, its version and its GPUs."""
 
-import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
-from diag.fixes import Proposal, written
+from diag.fixes import Proposal, command_in, written
 from diag.incident import Fix, Incident
 from diag.judgement import Finding
 from diag.verify.side import Side
+from diag.vllm.command import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"
 INFO = "count by (instance, version, model) (last_over_time(diag_vllm_info[$window]))"
@@ -17,7 +15,6 @@ GPUS = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 FOLLOWS = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
 """What vLLM derives from its flags and the memory that it finds."""
 WHERE = ("--host", "--port")
-_SWITCHED_OFF = re.compile(r"^--no-")
 
 
 @dataclass(frozen=True)
@@ -135,28 +132,15 @@ def _launched(before: Side, old: str, after: Side, new: str) -> Iterator[Change]
 def _command(side: Side, instance: str) -> Mapping[str, str]:
     """The options and variables of a launch command; empty where there is none to read."""
     known = side.running.get(instance)
-    try:
-        return options(known.launch) if known else {}
-    except ValueError:
-        return {}
+    command = command_in(known.launch) if known else None
+    return options(command) if command else {}
 
 
-def options(command: str) -> dict[str, str]:
-    """The variables and options of a command by name, "" for a switch; ValueError where a quotation is not closed."""
-    found: dict[str, str] = {}
-    for word, after in pairwise([*_words(command), "-"]):
-        name, joined, value = word.partition("=")
-        if word.startswith("--"):
-            flag = name.replace("_", "-")
-            on = _SWITCHED_OFF.sub("--", flag)
-            found[on] = "False" if on != flag else value if joined else "" if after.startswith("-") else after
-        elif joined and name.isidentifier() and name.isupper():
-            found[name] = value
-        elif word == "serve" and not after.startswith("-"):
-            found["--model"] = after
-    return found
-
-
-def _words(command: str) -> Iterator[str]:
-    for word in shlex.split(command):
-        yield from _words(word) if " --" in word else (word,)  # sh -c '...'
+def options(command: Command) -> dict[str, str]:
+    """The variables and options of a command by name, "" for a switch that is on; those of the program are left out."""
+    found = {name: value for name, value in command.environment.items() if name.isupper()}
+    for given in command.given:
+        on = given.option is None or given.option.on
+        key = f".{given.option.key}" if given.option and given.option.key else ""
+        found[given.name + key] = " ".join(given.values) if on else "False"
+    return found | ({"--model": command.model} if command.model else {})

@@ -2,7 +2,8 @@
 
 Clients that wait for an answer before they ask again keep the number of requests in flight, whatever the server does;
 clients that do not care keep the rate at which requests arrive. So one of the two has to be the same, and the lengths
-of prompts and answers too.
+of prompts and answers too. Among clients that wait, those that a fix frees ask more often than the others, and the mean
+of all moves: then as many tokens a second, and the longest as long as before, are the same lengths.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,16 @@ FEWEST = 3
 """Finished requests below which the signals say nothing either."""
 
 IN_FLIGHT = " + ".join(f"sum by ($by) (last_over_time({each}[$window]))" for each in (RUNNING, WAITING))
-PROMPT_LENGTH, ANSWER_LENGTH = (f"{tokens} / ({FINISHED} >= {FEWEST})" for tokens in (PROMPT_TOKENS, GENERATED_TOKENS))
+TOKENS = {"prompt": PROMPT_TOKENS, "generation": GENERATED_TOKENS}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of prompts or of answers, in tokens: their mean, an edge above the longest one, and how many came a second."""
+
+    mean: float | None = None
+    longest: float | None = None
+    a_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -33,15 +43,15 @@ class Load:
 
     in_flight: requests running or waiting (mean), `flat` where they hardly vary. arrivals: requests a second, those
     that finished and those by which more were in flight at the end. seconds: those in which the server was seen,
-    each scrape standing for one interval. The lengths are means.
+    each scrape standing for one interval.
     """
 
     in_flight: float | None
     flat: bool
     arrivals: float | None
     finished: float
-    prompt_tokens: float | None
-    answer_tokens: float | None
+    prompts: Lengths
+    answers: Lengths
     seconds: float
 
     @property
@@ -56,7 +66,7 @@ def load(side: Side, instance: str) -> Load:
     seen = np.flatnonzero(~np.isnan(row))
     finished = side.value(FINISHED, instance) or 0.0
     if not len(seen):
-        return Load(None, False, None, finished, None, None, 0.0)
+        return Load(None, False, None, finished, Lengths(), Lengths(), 0.0)
     known, times = row[seen], side.asked.answers.instants[seen]
     mean, seconds = float(known.mean()), float(times[-1] - times[0]) / 1000 + side.asked.answers.interval
     return Load(
@@ -64,9 +74,19 @@ def load(side: Side, instance: str) -> Load:
         flat=mean >= 1 and float(known.var()) < FLAT * mean,
         arrivals=max(finished + float(known[-1] - known[0]), 0.0) / seconds,
         finished=finished,
-        prompt_tokens=side.value(PROMPT_LENGTH, instance),
-        answer_tokens=side.value(ANSWER_LENGTH, instance),
+        prompts=_lengths(side, instance, "prompt", seconds),
+        answers=_lengths(side, instance, "generation", seconds),
         seconds=seconds,
+    )
+
+
+def _lengths(side: Side, instance: str, kind: str, seconds: float) -> Lengths:
+    buckets = f"sum by ($by, le) (increase(vllm:request_{kind}_tokens_bucket[$window]))"
+    tokens = side.value(TOKENS[kind], instance)
+    return Lengths(
+        mean=side.value(f"{TOKENS[kind]} / ({FINISHED} >= {FEWEST})", instance),
+        longest=side.value(f"histogram_quantile(1, {buckets})", instance),
+        a_second=None if tokens is None else tokens / seconds,
     )
 
 
@@ -82,12 +102,15 @@ def differences(before: Load, after: Load) -> Iterator[str]:
             f"not the same load: requests in flight {_shown(before.in_flight)} -> {_shown(after.in_flight)}"
             f" and arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} a second"
         )
-    for name, one, other in (
-        ("prompts", before.prompt_tokens, after.prompt_tokens),
-        ("answers", before.answer_tokens, after.answer_tokens),
-    ):
-        if one is not None and not _within(SAME_LENGTHS, one, other):
-            yield f"{name} of another length: {_shown(one)} -> {_shown(other)} tokens (mean)"
+    for name, one, other in (("prompts", before.prompts, after.prompts), ("answers", before.answers, after.answers)):
+        if one.mean is not None and not _same_lengths(one, other):
+            yield f"{name} of another length: {_shown(one.mean)} -> {_shown(other.mean)} tokens (mean)"
+
+
+def _same_lengths(one: Lengths, other: Lengths) -> bool:
+    if _within(SAME_LENGTHS, one.mean, other.mean):
+        return True
+    return one.longest is not None and one.longest == other.longest and _within(SAME_LOAD, one.a_second, other.a_second)
 
 
 def _same_amount(before: Load, after: Load) -> bool:

@@ -96,7 +96,15 @@ def read(text: str, folder: Path = Path(), version: str = "") -> Command:
 
     A YAML file of --config is looked for in `folder`.
     """
-    statements = list(_statements(_content(text)))
+    return parse(_content(text), version, folder)
+
+
+def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
+    """The command in a text; BadUsage where it starts no server.
+
+    Without a folder no file is opened: a command from another host names files of that host.
+    """
+    statements = list(_statements(text))
     environment: dict[str, str] = {}
     for at, words in enumerate(statements):
         found = _started(words, environment, folder, version)
@@ -107,14 +115,14 @@ def read(text: str, folder: Path = Path(), version: str = "") -> Command:
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
-def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path, version: str) -> Command | None:
+def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str) -> Command | None:
     """The server that one command of a script starts, itself or by a script in a word of its: sh -c '...'."""
     start = _explicit(words)
     inner = (
         next((each for each in words if re.search(r"\s", each) and _SCRIPT.search(each)), "") if start is None else ""
     )
     if inner and "vllm" in inner.lower():
-        found = read(inner, folder, version)
+        found = parse(inner, version, folder)
         known = {**environment, **_assigned(words), **found.environment}
         return replace(found, environment=known, image=found.image or _image(words)[1])
     start = _arguments(words) if start is None else start
@@ -209,11 +217,13 @@ def _image(words: Sequence[str]) -> tuple[int | None, str]:
     return None, ""
 
 
-def _command(words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path, version: str) -> Command:
+def _command(
+    words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
+) -> Command:
     told = [_expanded(each, environment) for each in words]
     given, loose = _options(told, start, version)
     config = next((each.values[0] for each in given if each.name == "--config" and each.values), "")
-    from_file = _from_file(folder / config, version) if config and "$" not in config else ()
+    from_file = _from_file(folder / config, version) if folder is not None and config and "$" not in config else ()
     command = Command(
         words=tuple(words),
         arguments=start,
