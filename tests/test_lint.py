@@ -575,7 +575,7 @@ INFO           --enforce-eager runs without CUDA graphs and without compilation
                at less cost
 
   corrected    vllm serve m --max-model-len 8k --enforce-eager --max-num-seqs 64 \\
-               --served-model-name "$NAME" --api-key REDACTED
+               --served-model-name "$NAME" --api-key "$VLLM_API_KEY"
 
   not checked  by vLLM's own parser: none is installed beside diag (--vllm-python names another)
 """

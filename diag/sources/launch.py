@@ -8,6 +8,7 @@ from typing import Literal
 
 from diag.errors import BadUsage
 from diag.vllm.command import Command, Given, parse
+from diag.vllm.shell import HIDDEN
 
 Value = float | str
 Kind = Literal["size", "share", "switch"]
@@ -65,7 +66,7 @@ _VARIABLE_VALUE = re.compile(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
 _SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 
-REDACTED = "REDACTED"
+REDACTED = HIDDEN
 _SECRET = r"(?:key|keys|keyfile|token|secret|secrets|password|passwd|pass|credential|credentials|auth|authorization)"
 _SECRET_NAME = re.compile(rf"(?i)(?:^|.*[-_.]){_SECRET}(?:[-_.].*)?$")
 _HARMLESS = ("_threshold", "_token_ids", "_adapter_token")

@@ -165,7 +165,7 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
 
 def read(folder: Path, name: str = "") -> Model:
     """The model of a folder with a config.json; BadUsage where that is none, in one sentence."""
-    place = _shown(str(folder / "config.json"))[1:-1]
+    place = repr(str(folder / "config.json"))[1:-1]
     outer = Config(_object(folder / "config.json", place), place)
     architectures = [each for each in outer.list("architectures") if isinstance(each, str)]
     inner = outer.part("text_config")

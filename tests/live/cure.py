@@ -11,7 +11,7 @@ from pathlib import Path
 from live import load
 
 DIAG = str(Path(sys.executable).parent / "diag")
-WARM_UP = 20.0
+WARM_UP = 15.0
 """Seconds of load before anything counts: a fresh server's first ones are not its usual ones."""
 
 TINY = (*("--max-model-len", "2048", "--block-size", "32", "--num-gpu-blocks-override", "128"), "--max-num-seqs", "64")
@@ -20,13 +20,19 @@ SMALL = ("--max-model-len", "8192", "--num-gpu-blocks-override", "512", "--max-n
 
 @dataclass(frozen=True)
 class Case:
-    """An incident, the server and the load that bring it about; `steady` are the clients whose streams it harms."""
+    """An incident, the server and the load that bring it about; `steady` are the clients whose streams it harms.
+
+    `changed` is what its relaunch line changes; `flag` a fix whose number is within `bounds`, by what cured it before.
+    """
 
     incident: str
     size: str
     flags: tuple[str, ...]
     clients: tuple[load.Clients, ...]
     steady: tuple[int, ...]
+    changed: str
+    flag: str
+    bounds: tuple[float, float]
 
     @property
     def streams(self) -> tuple[load.Clients, ...]:
@@ -35,8 +41,14 @@ class Case:
 
 
 CASES = (
-    Case("kv_eviction_cascade", "tiny", TINY, load.CASCADE, (0, 1)),
-    Case("prefill_decode_contention", "small", SMALL, load.CONTENTION, (0,)),
+    Case(
+        *("kv_eviction_cascade", "tiny", TINY, load.CASCADE, (0, 1)),
+        *("--num-gpu-blocks-override", "--max-num-active-seqs", (4, 9)),
+    ),
+    Case(
+        *("prefill_decode_contention", "small", SMALL, load.CONTENTION, (0,)),
+        *("--long-prefill-token-threshold", "--long-prefill-token-threshold", (256, 1024)),
+    ),
 )
 
 
