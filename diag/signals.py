@@ -331,6 +331,14 @@ tokens_prefilled_in_a_freeze = Signal(
     "{value} prompt tokens are prefilled in 0.6 of the freeze limit",
     "tokens",
 )
+PREFILLS_AT_A_TIME = "sum by ($by) (rate(vllm:request_prefill_time_seconds_sum[$window]))"
+tokens_of_one_prompt_in_a_freeze = Signal(
+    "tokens of one prompt within the freeze limit",
+    # chunks last longer than whole prompts, and meet: those of every prompt that is prefilled share a step
+    f"{tokens_prefilled_in_a_freeze.promql} / (1 + {PREFILLS_AT_A_TIME})",
+    "{value} tokens of each prompt that is prefilled fit into 0.6 of the freeze limit",
+    "tokens",
+)
 
 # -- what users were promised -----------------------------------------------------------------------------------------
 

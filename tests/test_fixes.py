@@ -17,7 +17,7 @@ from diag.fixes import Change, Proposal, Running, available, propose
 from diag.incident import Fix, Signal, judged
 from diag.judgement import Finding
 from diag.relaunch import relaunch
-from diag.signals import running_value
+from diag.signals import running_value, tokens_of_one_prompt_in_a_freeze, tokens_prefilled_in_a_freeze
 from diag.sources.answers import SampleAnswers
 from diag.sources.recording import read
 
@@ -269,3 +269,16 @@ def test_the_relaunch_line_carries_the_first_proposal_that_lacks_nothing() -> No
     ready = Proposal(fix(), None, None, (), False, "", changes=(Change("--seed", None, 2.0),))
     assert relaunch("vllm serve m", [lacking, advice, ready]) == "vllm serve m --seed 2"
     assert relaunch("vllm serve m", [lacking, advice]) is None
+
+
+def test_prompts_that_are_prefilled_together_share_the_freeze_limit() -> None:
+    """In chunks they last longer and meet: 1.7 at a time here, of which some are short ones that wait for a long one."""
+    seen = read(Path("tests") / "recordings" / "contention_bigbatch")
+    asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
+    together = "sum by (instance) (rate(vllm:request_prefill_time_seconds_sum[$window]))"
+    one, step, prefills = (
+        next(iter(asked.ask(promql, ("instance",), asked.whole).values()))[-1]
+        for promql in (tokens_of_one_prompt_in_a_freeze.promql, tokens_prefilled_in_a_freeze.promql, together)
+    )
+    assert prefills > 1
+    assert one == pytest.approx(step / (1 + prefills))

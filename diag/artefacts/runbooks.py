@@ -194,6 +194,8 @@ def _fixes(incident: Incident) -> list[str]:
 def _fix(number: int, fix: Fix) -> list[str]:
     needs = "; ".join(f"{each.signal.name} {each.op} {each.limit}" for each in fix.only_if)
     told = {
+        "along with it": ", ".join(f"`{flag} <computed>`" for flag, _ in fix.also),
+        "in place of": f"`{fix.instead_of}`, in releases that lack it" if fix.instead_of else "",
         "applies where": needs,
         "effect": fix.effect,
         "price": fix.risk,
@@ -230,7 +232,9 @@ def _verify(incident: Incident, contract: Contract) -> list[str]:
         *(f"- {each.signal.name} {opposite(each, contract)}" for each in incident.symptoms),
         "",
         f"Then `diag doctor http://<instance>` no longer names {incident.id}, and the alert ends 5 minutes later"
-        " (`keep_firing_for`). Where nothing has moved by then, roll back and take the next fix.",
+        " (`keep_firing_for`). With a recording from before the change (`diag record http://<instance> BEFORE`),"
+        " `diag verify BEFORE http://<instance>` says whether it is cured at the same load, and what got worse. Where"
+        " nothing has moved by then, roll back and take the next fix.",
     ]
 
 

@@ -21,8 +21,8 @@ TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preempt
 
 SIX = measured("64 -> 6: preemptions per request 1.33 -> 0.09", "cure_max_num_seqs_mean")
 CAPPED = (
-    "turns the cascade into a queue: about half the throughput and two to three times the time to the first token"
-    " were measured; for those who prefer steady streams"
+    "turns the cascade into a queue: a quarter to half of the throughput went, and the time to the first token was"
+    " about twice as long, where it was measured; for those who prefer steady streams"
 )
 
 incident = Incident(

@@ -11,6 +11,7 @@ from diag.signals import (
     prompt_lengths_spread,
     sequences_in_a_step,
     standstills,
+    tokens_of_one_prompt_in_a_freeze,
     tokens_prefilled_in_a_freeze,
 )
 
@@ -66,13 +67,14 @@ incident = Incident(
         ),
         Fix(
             flag="--long-prefill-token-threshold",
-            value=tokens_prefilled_in_a_freeze,
+            value=tokens_of_one_prompt_in_a_freeze,
             rounding="power_of_two_below",
             least=256,
             direction="lower",
             only_if=(CHUNKED,),
             expects=(HARDLY_FREEZES,),
-            change="Cap what one long prompt may take of a step: what this server prefills in 0.6 of the freeze limit.",
+            change="Cap what one long prompt may take of a step: its part of what this server prefills in 0.6 of the "
+            "freeze limit.",
             effect="freezes per request fall to 0 (the 99th percentile of gaps rises: judge by the longest gap)",
             risk="the long prompt itself takes about a tenth longer",
             rollback="--long-prefill-token-threshold 0 and restart",

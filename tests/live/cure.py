@@ -11,11 +11,20 @@ from pathlib import Path
 from live import load
 
 DIAG = str(Path(sys.executable).parent / "diag")
-WARM_UP = 15.0
+WARM_UP = 20.0
 """Seconds of load before anything counts: a fresh server's first ones are not its usual ones."""
 
 TINY = (*("--max-model-len", "2048", "--block-size", "32", "--num-gpu-blocks-override", "128"), "--max-num-seqs", "64")
-SMALL = ("--max-model-len", "8192", "--num-gpu-blocks-override", "512", "--max-num-batched-tokens", "16384")
+SMALL = (
+    "--max-model-len",
+    "8192",
+    "--num-gpu-blocks-override",
+    "512",
+    "--max-num-batched-tokens",
+    "16384",
+    "--max-num-seqs",
+    "32",
+)
 
 
 @dataclass(frozen=True)
