@@ -272,7 +272,7 @@ def test_the_relaunch_line_carries_the_first_proposal_that_lacks_nothing() -> No
 
 
 def test_prompts_that_are_prefilled_together_share_the_freeze_limit() -> None:
-    """In chunks they last longer and meet: 1.7 at a time here, of which some are short ones that wait for a long one."""
+    """In chunks they last longer and meet: 1.7 at a time here, some of them short ones that wait for a long one."""
     seen = read(Path("tests") / "recordings" / "contention_bigbatch")
     asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
     together = "sum by (instance) (rate(vllm:request_prefill_time_seconds_sum[$window]))"

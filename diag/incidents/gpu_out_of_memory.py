@@ -60,7 +60,7 @@ incident = Incident(
             only_if=(happened(BELOW).at_least(1, SAID),),
             risk="fewer requests at once",
             rollback="the old share again, and restart",
-            why=reported("free 67.24 of 79.25 GiB: 0.84", "https://github.com/vllm-project/vllm/issues/16118"),
+            why=reported("free 67.24 of 79.25 GiB: 0.84", "https://github.com/ovg-project/kvcached/issues/110"),
         ),
         Fix(
             flag="--gpu-memory-utilization",
@@ -73,7 +73,7 @@ incident = Incident(
             only_if=(happened(CUDA).at_least(1, SAID),),
             risk="fewer requests at once",
             rollback="the old share again, and restart",
-            why=reported("136 MiB wanted, 120.88 free at 0.98", "https://github.com/vllm-project/vllm/issues/15598"),
+            why=reported("136 MiB wanted, 120.88 free at 0.98", "https://github.com/vllm-project/vllm/issues/57475"),
         ),
         Fix(
             flag="--max-cudagraph-capture-size",
