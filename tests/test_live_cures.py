@@ -39,10 +39,9 @@ def test_it_is_named_while_it_lasts_and_cured_by_the_first_fix(case: cure.Case, 
     before = tmp_path / "before"
     with server.running(tmp_path, case.size, case.flags) as sick, load.running(sick.port, *case.clients):
         begun = time.time()
-        time.sleep(cure.WARM_UP)
-        recording = subprocess.Popen([cure.DIAG, "record", sick.url, str(before), *LOOK], stdout=subprocess.DEVNULL)
+        time.sleep(case.settles)
         report = said("doctor", sick.url, *LOOK)
-        assert recording.wait() == 0
+        cure.recorded(sick.url, before, 30)
     found = present(report)
     assert found["incident"] == case.incident
     since = found["since"] or report["observed"]["from"]

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,12 @@ COMMON = (
 
 
 def _yield_to_the_front_end(process: subprocess.Popen[bytes]) -> None:
-    """EngineCore waits busily; on two cores it would starve the API server and the clients for seconds."""
+    """EngineCore waits busily; on two cores it would starve the API server and the clients for seconds.
+
+    Where Linux shares the cores between sessions first, priorities count within one only: its own is lowered as well.
+    """
+    with suppress(OSError):
+        Path(f"/proc/{process.pid}/autogroup").write_text("19", encoding="ascii")
     group = ["pgrep", "-g", str(process.pid), "-f", "VLLM::"]
     pids = subprocess.run(group, capture_output=True, text=True, check=True).stdout.split()
     subprocess.run(["renice", "-n", "19", "-p", *pids], stdout=subprocess.DEVNULL, check=True)
