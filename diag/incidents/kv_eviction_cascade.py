@@ -24,6 +24,17 @@ CAPPED = (
     "turns the cascade into a queue: a quarter to half of the throughput went, and the time to the first token was"
     " about twice as long, where it was measured; for those who prefer steady streams"
 )
+CAP = Fix(
+    flag="--max-num-active-seqs",
+    value=requests_the_kv_pool_holds,
+    direction="lower",
+    change="Run no more requests than the KV pool holds at their observed mean length; the CUDA graphs stay.",
+    effect="preemptions per request fall below 0.2; streams become steady; requests waiting rise",
+    risk=CAPPED,
+    rollback="remove the flag and restart",
+    expects=(hardly_evicts,),
+    why=SIX,
+)
 
 incident = Incident(
     id="kv_eviction_cascade",
@@ -69,28 +80,13 @@ incident = Incident(
             why=SIX,
         ),
         *(replace(each, expects=(hardly_evicts,)) for each in MORE_KV_CAPACITY),
-        Fix(
-            flag="--max-num-active-seqs",
-            value=requests_the_kv_pool_holds,
-            direction="lower",
-            change="Run no more requests than the KV pool holds at their observed mean length; the CUDA graphs stay.",
-            effect="preemptions per request fall below 0.2; streams become steady; requests waiting rise",
-            risk=CAPPED,
-            rollback="remove the flag and restart",
-            expects=(hardly_evicts,),
-            why=SIX,
-        ),
-        Fix(
+        CAP,
+        replace(
+            CAP,
             flag="--max-num-seqs",
-            value=requests_the_kv_pool_holds,
-            direction="lower",
-            instead_of="--max-num-active-seqs",
+            instead_of=CAP.flag,
             change="Admit no more requests than the KV pool holds at their observed mean length.",
-            effect="preemptions per request fall below 0.2; streams become steady; requests waiting rise",
-            risk=CAPPED,
             rollback="set the old value again and restart",
-            expects=(hardly_evicts,),
-            why=SIX,
         ),
         Fix(
             flag="--watermark",

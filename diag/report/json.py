@@ -39,7 +39,8 @@ def document(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _observed(judgement: Judgement) -> dict[str, Any]:
+def looked(judgement: Judgement) -> dict[str, Any]:
+    """What was looked at, where and when."""
     seen = judgement.observed
     return {
         "source": seen.source,
@@ -49,6 +50,13 @@ def _observed(judgement: Judgement) -> dict[str, Any]:
         "scrapes": seen.scrapes,
         "failed_scrapes": seen.failed_scrapes,
         "servers": list(seen.servers),
+    }
+
+
+def _observed(judgement: Judgement) -> dict[str, Any]:
+    seen = judgement.observed
+    return {
+        **looked(judgement),
         "not_measured": list(seen.not_measured),
         "not_judgeable": list(judgement.blind),
         "notes": list(seen.notes),

@@ -8,7 +8,7 @@ from typing import Any
 
 from diag import __version__
 from diag.diagnose import Diagnosis
-from diag.judgement import Judgement
+from diag.report.json import looked
 from diag.report.verify import headlines
 from diag.verify.compare import Outcome, Server, Verification
 from diag.verify.felt import Felt, Span
@@ -30,24 +30,10 @@ def document(found: Verification) -> dict[str, Any]:
         "diag": __version__,
         "verdict": found.verdict,
         "headlines": headlines(found),
-        "before": _look(found.before),
-        "after": _look(found.after),
+        "before": {**looked(found.before), "verdict": found.before.verdict},
+        "after": {**looked(found.after), "verdict": found.after.verdict},
         "servers": [_server(each) for each in found.servers],
         "alone": list(found.alone),
-    }
-
-
-def _look(judgement: Judgement) -> Mapping[str, Any]:
-    seen = judgement.observed
-    return {
-        "source": seen.source,
-        "target": seen.target,
-        "from": seen.start,
-        "to": seen.end,
-        "scrapes": seen.scrapes,
-        "failed_scrapes": seen.failed_scrapes,
-        "servers": list(seen.servers),
-        "verdict": judgement.verdict,
     }
 
 
