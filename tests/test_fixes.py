@@ -249,6 +249,8 @@ def test_a_flag_is_replaced_in_any_of_its_spellings(launch: str, line: str | Non
          "vllm serve m --enable-prefix-caching"),
         ("vllm serve m -cc.cudagraph_mode=NONE -O3", ("--compilation-config.cudagraph_mode", "PIECEWISE"),
          "vllm serve m --compilation-config.cudagraph_mode PIECEWISE -O3"),
+        ("vllm serve m -cc.mode=3", ("--compilation-config.cudagraph_mode", "NONE"),
+         "vllm serve m -cc.mode=3 --compilation-config.cudagraph_mode NONE"),
         ("A=1 vllm serve m", ("NCCL_P2P_DISABLE", "1"), "NCCL_P2P_DISABLE=1 A=1 vllm serve m"),
         ("NCCL_P2P_DISABLE=0 vllm serve m", ("NCCL_P2P_DISABLE", "1"), "NCCL_P2P_DISABLE=1 vllm serve m"),
     ],
