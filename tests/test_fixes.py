@@ -10,7 +10,7 @@ from rewriting import pages_alone
 
 from diag import doctor
 from diag.asking import Asked
-from diag.catalog import load
+from diag.catalog import _check_fix, load
 from diag.contract import Contract
 from diag.diagnose import diagnose
 from diag.fixes import Change, Proposal, Running, available, propose
@@ -284,3 +284,12 @@ def test_prompts_that_are_prefilled_together_share_the_freeze_limit() -> None:
     )
     assert prefills > 1
     assert one == pytest.approx(step / (1 + prefills))
+
+
+@pytest.mark.parametrize(
+    "told", [{"flag": "--max-num-sequences"}, {"flag": "max-num-seqs"}, {"also": (("--max-num-sequences", NOTHING),)}]
+)
+def test_a_flag_that_no_release_has_is_refused_in_a_declaration(told: dict[str, Any]) -> None:
+    cascade = next(each for each in load() if each.id == "kv_eviction_cascade")
+    with pytest.raises(ValueError, match="no vLLM release has the flag"):
+        _check_fix(fix(**told), cascade)
