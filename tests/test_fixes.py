@@ -225,6 +225,7 @@ def changed(launch: str, *changes: Change) -> str | None:
         ("vllm serve m --max-num-seqs 8 --port 1 --max-num-seqs 9", "vllm serve m --max-num-seqs 6 --port 1"),
         ("A=1 vllm serve 'my model'", "A=1 vllm serve 'my model' --max-num-seqs 6"),
         ("BIND='0|1' vllm serve m", "BIND='0|1' vllm serve m --max-num-seqs 6"),
+        ("BIND=0-1|2,3 vllm serve m", "BIND='0-1|2,3' vllm serve m --max-num-seqs 6"),
         ("sh -c 'exec vllm serve m -q fp8'", "exec vllm serve m -q fp8 --max-num-seqs 6"),
         ('vllm serve "$MODEL" --tensor-parallel-size $(nvidia-smi -L | wc -l) 2>&1 | tee log',
          'vllm serve "$MODEL" --tensor-parallel-size "$(nvidia-smi -L | wc -l)" --max-num-seqs 6'),

@@ -12,6 +12,8 @@ SPIN = reported(
     "https://github.com/vllm-project/vllm/issues/42354",
 )
 APART = ranks_apart.at_least(1, SPIN)
+ON_PCIE = nvlinks.at_most(0, documented("peer access over PCIe is what breaks", TROUBLESHOOTING))
+
 incident = Incident(
     id="tp_communication_stall",
     title="One rank hangs and its peers wait for it",
@@ -61,10 +63,7 @@ incident = Incident(
             value="",
             change="Where it happens again on PCIe: let NCCL do the all-reduce.",
             effect="the stall does not come back",
-            only_if=(
-                nvlinks.at_most(0, documented("the custom kernel needs working peer access", TROUBLESHOOTING)),
-                switched_off("disable_custom_all_reduce"),
-            ),
+            only_if=(ON_PCIE, switched_off("disable_custom_all_reduce")),
             risk="a few percent of latency at small batches",
             rollback="remove the flag and restart",
             why=reported("cured", "https://github.com/vllm-project/vllm/issues/33041"),
@@ -72,6 +71,7 @@ incident = Incident(
         Fix(
             environment="NCCL_P2P_DISABLE",
             value="1",
+            only_if=(ON_PCIE,),
             change="Where ACS or an IOMMU breaks peer access: keep NCCL off it.",
             effect="the stall does not come back",
             risk="traffic between ranks goes through host memory, which is slower",
@@ -81,6 +81,7 @@ incident = Incident(
         Fix(
             environment="VLLM_SKIP_P2P_CHECK",
             value="0",
+            only_if=(ON_PCIE,),
             change="Have vLLM test peer access at start instead of trusting the driver.",
             effect="a broken link is found at start, and custom all-reduce switched off",
             versions=("0.10.1", ""),

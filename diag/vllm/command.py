@@ -23,6 +23,8 @@ _IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?")
 _ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only)")
 """Options of `docker run` that take no value: what follows any other one is not the image."""
 _ARRAY = re.compile(r"(?m)^(\s*(?:\w+\s+)*\w+\+?=)\(\s*\n(.*?)^\s*\)", re.DOTALL)
+_PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
+"""Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _SWITCHED = ("true", "false")
 EXPECTED = (
@@ -160,6 +162,7 @@ def _statements(text: str) -> Iterator[list[str]]:
     """The words of each command of a shell script, without comments and redirections."""
     joined = re.sub(r"(?<=\s)\d(?=>)", "", re.sub(r"\\\r?\n", " ", text))
     quoted = re.sub(r"\$\([^()\n]*\)|`[^`\n]*`", lambda found: shlex.quote(found[0]), joined)
+    quoted = _PIPED.sub(r"\1'\2'", quoted)
     whole = _ARRAY.sub(lambda found: re.sub(r"(?m)(?:^|\s)#.*$|\n", " ", found[2]) + "\n", quoted)
     lexer = shlex.shlex(whole, posix=True, punctuation_chars=_OPERATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
