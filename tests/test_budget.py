@@ -6,15 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import scripted_nvml
 from test_budget_model import changed
 
+from diag import report
 from diag.budget import Asked, reckon, run
 
 MODELS = Path("tests/data/models")
 LOGS = Path("tests/logs")
 DIAG = Path(sys.executable).parent / "diag"
+SCHEMA = json.loads((Path(report.__file__).parent / "diag.budget.schema.json").read_text(encoding="utf-8"))
 
 WITH_A_LOG = """\
 FITS: llama-3.1-8b on 1 x h100 (79.10 GiB), vLLM 0.32.0, context 8,192 tokens
@@ -114,6 +117,14 @@ def test_json_has_whole_bytes_and_ranges() -> None:
         "log_bytes": None,
     }
     assert {each["flag"] for each in told["changes"]} == {"--max-model-len", "--tensor-parallel-size"}
+
+
+@pytest.mark.parametrize("log", ["", *sorted(each.name for each in LOGS.glob("*.log"))])
+def test_the_json_keeps_its_schema(log: str) -> None:
+    for model in MODELS.iterdir():
+        for gpu in ("", "h100", "cpu"):
+            told = run(Asked(str(model), gpu, log=str(LOGS / log) if log else "", version="0.32.0"), as_json=True)[0]
+            jsonschema.validate(json.loads(told), SCHEMA)
 
 
 def test_what_is_not_known_is_null_in_json() -> None:
