@@ -547,23 +547,3 @@ def _look_as_nobody(port: int, theirs: Any) -> None:
         os.setuid(65534)
     processes = Processes(port)
     theirs.send((processes.launch(), processes.visible(), values(processes, STOPPED)))
-
-
-# A real vLLM
-
-
-@pytest.mark.live
-@pytest.mark.skipif(not live.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python")
-def test_a_real_vllm_shows_its_ranks_and_the_one_that_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    with live.running(tmp_path, "tiny", ("--tensor-parallel-size", "2", "--max-model-len", "2048")) as running:
-        processes = Processes(running.port)
-        pids = seen(processes, *WHOLE)
-        assert processes.server_pid() == running.process.pid
-        assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in processes.launch()
-        os.kill(pids["worker", "1"], signal.SIGSTOP)
-        until(lambda: [pid for pid, value in values(processes, STOPPED).items() if value] == [pids["worker", "1"]])
-        os.kill(pids["worker", "1"], signal.SIGCONT)
-        until(lambda: not any(values(processes, STOPPED).values()))

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from live import cure, load, server
+from live import load, server
+
+from diag.budget import Asked, reckon
 
 pytestmark = [
     pytest.mark.live,
@@ -20,6 +22,7 @@ pytestmark = [
     ),
 ]
 DIAG = str(Path(sys.executable).parent / "diag")
+FLAGS = ("--max-model-len", "8192", "--max-num-batched-tokens", "16384", "--max-num-seqs", "32")
 TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "10"))
 
 
@@ -40,8 +43,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def small(folder: Path) -> Iterator[server.Server]:
     """A server that prefills slowly, with a step large enough for two long prompts."""
-    with server.running(folder, "small", cure.SMALL) as running:
+    with server.running(folder, "small", FLAGS) as running:
         yield running
+
+
+def test_the_pool_of_a_real_server_is_reckoned_to_the_token(small: server.Server) -> None:
+    model = small.log.parent / "small"
+    command = small.command.replace("vllm serve", f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {model}")
+    before = reckon(Asked(command, version="0.32.0")).known
+    told = reckon(Asked(command, log=str(small.log)))
+    assert before.tokens and before.concurrency
+    assert (before.tokens.low, before.tokens.high) == (told.logged["tokens"],) * 2
+    assert [round(each, 2) for each in before.concurrency] == [told.logged["concurrency"]] * 2
+    assert told.logged["length"] == before.setup.length
+    assert (told.known.verdict, told.known.setup.version, told.known.tokens) == ("fits", "0.32.0", before.tokens)
 
 
 def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> None:

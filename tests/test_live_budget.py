@@ -1,16 +1,14 @@
-"""The ledger against what is real here: a vLLM server on the CPU, vLLM's own KV cache planner, transformers' models."""
+"""The ledger and what is real here: vLLM's own KV cache planner, transformers' models. test_live.py has a server."""
 
 import json
 import os
 import random
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from live import server
 
-from diag.budget import Asked, reckon
 from diag.vllm import cache, weights
 from diag.vllm.model import read
 from diag.vllm.setup import Setup
@@ -32,25 +30,6 @@ def asked(script: str, cases: object) -> list[object]:
     ended = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, env=told, check=True)
     found: list[object] = json.loads(ended.stdout.splitlines()[-1])
     return found
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
-    flags = ("--max-model-len", "2048", "--block-size", "64")
-    with server.running(tmp_path_factory.mktemp("vllm"), "tiny", flags) as running:
-        yield running
-
-
-def test_the_pool_of_a_real_server_is_reckoned_to_the_token(tiny: server.Server) -> None:
-    model = tiny.log.parent / "tiny"
-    command = tiny.command.replace("vllm serve", f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {model}")
-    before = reckon(Asked(command, version="0.32.0")).known
-    told = reckon(Asked(command, log=str(tiny.log)))
-    assert before.tokens and before.concurrency
-    assert (before.tokens.low, before.tokens.high) == (told.logged["tokens"],) * 2
-    assert [round(each, 2) for each in before.concurrency] == [told.logged["concurrency"]] * 2
-    assert told.logged["length"] == before.setup.length
-    assert (told.known.verdict, told.known.setup.version, told.known.tokens) == ("fits", "0.32.0", before.tokens)
 
 
 def case(chance: random.Random) -> tuple[dict[str, object], cache.Cache]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,16 @@ def fixes(found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("case", cure.CASES, ids=lambda case: case.incident)
 def test_it_is_named_while_it_lasts_and_cured_by_the_first_fix(case: cure.Case, tmp_path: Path) -> None:
     before = tmp_path / "before"
-    with server.running(tmp_path, case.size, case.flags) as sick, load.running(sick.port, *case.clients):
+    with (
+        server.running(tmp_path, case.size, case.flags) as sick,
+        load.running(sick.port, *case.clients),
+        ThreadPoolExecutor(1) as meanwhile,
+    ):
         begun = time.time()
         time.sleep(case.settles)
+        kept = meanwhile.submit(cure.recorded, sick.url, before, 30)
         report = said("doctor", sick.url, *LOOK)
-        cure.recorded(sick.url, before, 30)
+        kept.result()
     found = present(report)
     assert found["incident"] == case.incident
     since = found["since"] or report["observed"]["from"]

@@ -17,6 +17,7 @@ from live import load, server
 from scenarios import PHASES
 
 from diag.exporter.exporter import Exporter, Settings
+from diag.exporter.process import Processes
 from diag.sources.pages import Target
 
 pytestmark = [
@@ -73,6 +74,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
         phases = follow(exporter, vllm)
         the_start_was_seen(early, phases, exporter.page(8))
         the_page_is_vllms_own_byte_for_byte(vllm)
+        its_processes_are_known(vllm)
         with load.running(vllm.port, *load.STEADY):
             time.sleep(10)
             the_ranks_work(exporter, doctor(vllm.url, "--for", "12"))
@@ -81,6 +83,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
                 the_rank_is_named(exporter, doctor(vllm.url, "--for", "40"))
             finally:
                 vllm.signal("VLLM::Worker_TP1", signal.SIGCONT)
+        assert not stopped(exporter)
 
 
 def follow(exporter: Exporter, vllm: server.Server) -> list[str]:
@@ -112,6 +115,13 @@ def the_page_is_vllms_own_byte_for_byte(vllm: server.Server) -> None:
     assert page.startswith(carried[0])
 
 
+def its_processes_are_known(vllm: server.Server) -> None:
+    processes = Processes(vllm.port)
+    processes.collect()
+    assert processes.server_pid() == vllm.process.pid
+    assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in processes.launch()
+
+
 def the_ranks_work(exporter: Exporter, report: dict[str, object]) -> None:
     assert report["verdict"] == "healthy", report
     owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
@@ -122,5 +132,10 @@ def the_rank_is_named(exporter: Exporter, report: dict[str, object]) -> None:
     first = report["diagnoses"][0]
     assert (first["incident"], first["primary"]) == ("tp_communication_stall", True)
     assert "rank 1" in [name for each in first["symptoms"] for name in each["which"]]
-    stopped = values(exporter.page(8), "diag_vllm_process_stopped")
-    assert [labels[1:] for labels, value in stopped.items() if value] == [("1", "worker")]
+    assert stopped(exporter) == [("1", "worker")]
+
+
+def stopped(exporter: Exporter) -> list[tuple[str, ...]]:
+    """Ranks and roles of the processes that do not run."""
+    page = values(exporter.page(8), "diag_vllm_process_stopped")
+    return [labels[1:] for labels, value in page.items() if value]

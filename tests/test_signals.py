@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,7 @@ from diag.asking import ENGINES, GPUS, INSTANCES
 from diag.catalog import load
 from diag.contract import Contract
 from diag.incident import Incident, Signal, fill
+from diag.sources.observation import Observation
 from diag.sources.recording import read
 
 INCIDENTS = load()
@@ -26,11 +28,16 @@ STRETCH = 7.5
 """Turns a scrape every 2 s into one every 15 s."""
 
 
+@cache
+def seen() -> dict[str, Observation]:
+    """What every recording shows."""
+    with TemporaryDirectory() as folder:
+        return {path.name: read(path) for path in (*sorted(RECORDINGS.iterdir()), everything(Path(folder)))}
+
+
 def blocks(stretch: float) -> Iterator[promql.Block]:
     """Every recording as an instance of its own; all begin at the same moment, with their seconds stretched."""
-    with TemporaryDirectory() as folder:
-        seen = {path.name: read(path) for path in (*sorted(RECORDINGS.iterdir()), everything(Path(folder)))}
-    for name, observation in seen.items():
+    for name, observation in seen().items():
         for block in observation.samples.select([]):
             times = START + np.round((block.times - block.times[0]) * stretch).astype(np.int64)
             labels = tuple({**each, "instance": name} for each in block.labels)
