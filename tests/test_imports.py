@@ -33,7 +33,10 @@ MAY_IMPORT = {
     "relaunch": {"fixes", "vllm"},
     "judgement": {"asking", "diagnose", "fixes", "incident", "onset", "progress", "relaunch"},
     "transitions": {"asking", "diagnose", "judgement"},
-    "verify": {"asking", "diagnose", "fixes", "incident", "judgement", "signals", "table", "verify", "vllm"},
+    "verify": {
+        "asking", "diagnose", "feature_signals", "fixes", "gpu_signals", "incident", "judgement", "peer_signals",
+        "signals", "table", "verify", "vllm",
+    },
     "configuration": {"promql", "sources", "vllm"},
     "report": {
         "asking", "configuration", "contract", "diagnose", "fixes", "incident", "judgement", "lint", "progress",

@@ -12,9 +12,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 import rewriting
+import scenarios
 from bad_servers import Reply, on_metrics, serving
 from conftest import RECORDINGS, ROOT
+from scenarios import Beside, gpu
 from test_cli import diag
+from timelines import hot
 
 from diag import doctor, verifying
 from diag.diagnose import Diagnosis
@@ -77,6 +80,9 @@ PAIRS = [
     ("healthy", "healthy", "not comparable"),
     ("healthy", "queue_saturation", "not comparable"),
     ("healthy", "engine_stalled", "worse"),
+    ("healthy", "engine_dead", "worse"),
+    ("healthy", "startup_crash_blocksize16", "worse"),
+    ("queue_saturation", "engine_dead", "worse"),
     ("startup_hang", "healthy", "not comparable"),
 ]
 
@@ -209,6 +215,9 @@ def test_options_are_read_as_they_are_written() -> None:
     }
 
 
+BASE = list(rewriting.scrapes("kv_cascade_base"))
+
+
 # -- whether two looks can be compared --------------------------------------------------------------------------------
 
 PROMPTS, ANSWERS = Lengths(300.0, 1000.0, 1200.0), Lengths(100.0, 200.0, 400.0)
@@ -222,8 +231,9 @@ LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, ANSWERS, 60.0)
         (LOAD, replace(LOAD, in_flight=3.0), True),
         # clients that wait for an answer: the rate may be anything
         (replace(LOAD, flat=True), replace(LOAD, flat=True, arrivals=9.0), True),
-        # half of the clients on a server at its limit get the same rate
+        # half of the clients on a server at its limit get the same rate, and the fewer they are the less flat
         (replace(LOAD, flat=True), replace(LOAD, flat=True, in_flight=10.0), False),
+        (replace(LOAD, flat=True), replace(LOAD, in_flight=3.0), False),
         (LOAD, replace(LOAD, in_flight=10.0, arrivals=9.0), False),
         (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 700.0)), False),
         (LOAD, replace(LOAD, answers=Lengths(160.0, 200.0, 900.0)), False),
@@ -236,14 +246,31 @@ LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, ANSWERS, 60.0)
             False,
         ),
         (LOAD, replace(LOAD, finished=2.0), False),
-        # who never served has no load to compare
-        (replace(LOAD, in_flight=None), replace(LOAD, finished=0.0), True),
+        # who never served has no load to compare; who did, and without these numbers, has one that nobody knows
+        (replace(LOAD, in_flight=None, answered=False), replace(LOAD, finished=0.0), True),
+        (replace(LOAD, in_flight=None), LOAD, False),
         # who stalled all the time finished nothing, and has no lengths
         (replace(LOAD, finished=0.0, arrivals=0.0, prompts=Lengths(), answers=Lengths()), LOAD, True),
     ],
 )
 def test_the_same_load(before: Load, after: Load, same: bool) -> None:
     assert (not list(differences(before, after))) is same
+
+
+def test_what_is_counted_is_what_the_pages_hold() -> None:
+    counts = [sum(map(float, re.findall(r"(?m)^vllm:request_success_total.* (.*)$", page))) for _, _, page in BASE]
+    (server,) = verified("kv_cascade_base", "kv_cascade_base").servers
+    assert server.load[0].finished == pytest.approx(counts[-1] - counts[0])
+    assert server.load[0].arrivals == pytest.approx(server.load[0].finished / (BASE[-1][0] - BASE[0][0]), rel=0.05)
+
+
+def test_a_page_without_the_load_is_no_server_that_never_answered(tmp_path: Path) -> None:
+    def without(page: str) -> str:
+        return "\n".join(each for each in page.split("\n") if not each.startswith("vllm:num_requests_waiting"))
+
+    before = changed(tmp_path, "contention_bigbatch", lambda all_of_it: rewriting.changed(all_of_it, without))
+    found = verified(before, "healthy")
+    assert (found.verdict, "the load before was not measured" in line_1(found)) == ("not comparable", True)
 
 
 def changed(
@@ -331,6 +358,112 @@ def test_what_comes_and_goes_is_cured_though_it_was_away_at_the_end() -> None:
 
     before = told(look(RECORDINGS / "engine_stalled"), "engine_stalled", twice)
     assert compare(before, look(RECORDINGS / "healthy")).verdict == "cured"
+
+
+def part(tmp_path: Path, name: str, begin: int, end: int) -> Path:
+    """So many pages of a recording, with all that is known of it beside them."""
+    return changed(tmp_path, name, lambda all_of_it: list(all_of_it)[begin:end])
+
+
+@pytest.mark.parametrize(("begin", "end"), [(17, 20), (36, 40)])
+def test_a_look_too_short_to_show_it_cures_nothing(tmp_path: Path, begin: int, end: int) -> None:
+    found = verified("kv_cascade", part(tmp_path, "kv_cascade", begin, end))
+    assert (found.verdict, "look again for 30 s" in line_1(found)) == ("not comparable", True)
+    assert "at a price" not in line_1(found)
+
+
+def test_what_comes_and_goes_needs_a_look_as_long_as_it_stays_away() -> None:
+    def again(one: Diagnosis) -> Diagnosis:
+        symptoms = tuple(replace(each, history=each.history * 2) for each in one.symptoms)
+        later = tuple(each + 3600 for each in one.instants)
+        return replace(one, symptoms=symptoms, instants=one.instants + later)
+
+    found = compare(told(look(RECORDINGS / "engine_stalled"), "engine_stalled", again), look(RECORDINGS / "healthy"))
+    assert (found.verdict, "it came and went, 3600 s apart" in line_1(found)) == ("not comparable", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("contention_bigbatch", 12), ("contention_bigbatch", 20), ("prefix_unique", 17)]
+)
+def test_a_shorter_look_at_the_same_is_no_change(tmp_path: Path, name: str, end: int) -> None:
+    """Counts grow with the window, and requests that finish are no symptom."""
+    piece = part(tmp_path, name, 0, end)
+    assert verified(name, piece).verdict in ("no effect", "not comparable")
+    assert verified(piece, name).verdict in ("no effect", "not comparable")
+
+
+def test_the_longest_of_all_is_not_compared_with_that_of_a_longer_look(tmp_path: Path) -> None:
+    (server,) = verified(part(tmp_path, "cure_max_num_seqs_mean", 0, 14), "cure_max_num_seqs_mean").servers
+    assert {each.name: each.change for each in server.felt}["longest gap between tokens"] == "unknown"
+
+
+def test_another_half_with_its_adapters_is_the_same_model(tmp_path: Path) -> None:
+    assert verified("lora_thrash", part(tmp_path, "lora_thrash", 10, 30)).verdict == "no effect"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="tiny"} 3',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="abc",model_name="tiny"} 3',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="-Inf",model_name="tiny"} 3',
+        "diag_vllm_config 12",
+        'vllm:num_requests_running{engine="1",model_name="tiny"} 1e308',
+        'vllm:num_requests_running{engine="1",model_name="tiny"} +Inf',
+        'vllm:generation_tokens_total{engine="1",model_name="tiny"} +Inf',
+    ],
+)
+def test_an_odd_line_breaks_nothing(tmp_path: Path, line: str) -> None:
+    odd = changed(
+        tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, lambda page: f"{page}{line}\n")
+    )
+    for found in (verified(odd, "cure_max_num_seqs_mean"), verified("kv_cascade_base", odd)):
+        jsonschema.validate(json.loads(verify_json.render(found)), SCHEMA)
+
+
+def test_of_two_grave_incidents_the_one_that_stays_counts(tmp_path: Path) -> None:
+    def beside(gpu: Beside, name: str) -> Path:
+        start = BASE[0][0]
+        return rewriting.write(
+            tmp_path / name, [(t, at, page + scenarios.text(t - start, page, (gpu,))) for t, at, page in BASE]
+        )
+
+    found = verified(beside(hot(1100e6), "hot"), beside(gpu(), "cool"))
+    (server,) = found.servers
+    assert {each.before.incident.id: each.verdict for each in server.outcomes}["gpu_thermal_throttling"] == "cured"
+    assert {each.before.severity for each in server.outcomes} == {"critical"}
+    assert (found.verdict, line_1(found).split()[2]) == ("no effect", "kv_eviction_cascade")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "heads"),
+    [
+        ("healthy", "healthy", "cured", ["CURED, AT A PRICE kv_eviction_cascade on r0:8000"]),
+        ("", "healthy", "not comparable", ["NOT COMPARABLE r1:8000: what was wrong before", "CURED, AT A PRICE"]),
+        ("healthy", "engine_dead", "worse", ["WORSE r1:8000", "CURED, AT A PRICE"]),
+    ],
+)
+def test_who_stands_beside_the_one_that_was_cured(
+    tmp_path: Path, before: str, after: str, verdict: str, heads: list[str]
+) -> None:
+    """A healthy replica is no reason not to compare, one that nobody saw is, one that died is worse."""
+
+    def both(one: str, other: str, when: str) -> Path:
+        beside = rewriting.scrapes(other) if other else ((t, at, "") for t, at, _ in rewriting.scrapes("healthy"))
+        return rewriting.write(tmp_path / when, rewriting.side_by_side(rewriting.scrapes(one), beside))
+
+    found = verified(both("kv_cascade_base", before, "before"), both("cure_max_num_seqs_mean", after, "after"))
+    assert found.verdict == verdict
+    for head, begins in zip(person.headlines(found), heads, strict=True):
+        assert head.startswith(begins)
+
+
+def test_what_was_healthy_is_not_told_by_what_another_server_lacked(tmp_path: Path) -> None:
+    blind = ((t, at, "") for t, at, _ in rewriting.scrapes("healthy"))
+    one = rewriting.write(tmp_path / "one", rewriting.side_by_side(rewriting.scrapes("healthy"), blind))
+    (server, _) = verified(one, one).servers
+    assert (server.before, server.blind != ()) == ("r1:8000", True)
+    assert not any("r0:8000" in each for each in person.headlines(verified(one, one)))
 
 
 @pytest.mark.parametrize(

@@ -24,30 +24,31 @@ Row = tuple[str, str, str]
 
 def headlines(found: Verification) -> list[str]:
     """Line 1 of each server: the verdict on its primary incident, and the price."""
-    heads = [_headline(each, found.before) for each in found.servers]
+    told = [each for each in found.servers if not each.is_bystander] or found.servers
+    heads = [_headline(each) for each in told]
     return [*heads, *(f"NOT COMPARABLE {words.printable(each)}" for each in found.alone)]
 
 
-def _headline(server: Server, before: Judgement) -> str:
+def _headline(server: Server) -> str:
     first = server.first
     if first is None:
-        return _nothing(server, before)
+        return _nothing(server)
     what = f"{first.before.incident.id} on {words.place(first.before.subject)}"
-    price = "; ".join(_price(server))
+    price = "; ".join(_price(server)) if first.verdict != "not comparable" else ""
     if price and first.verdict == "cured":
         return f"CURED, AT A PRICE {what}: {price}"
     because = words.printable(first.because) + (f"; at a price: {price}" if price else "")
     return f"{first.verdict.upper()} {what}: {because}"
 
 
-def _nothing(server: Server, before: Judgement) -> str:
+def _nothing(server: Server) -> str:
     """Where nothing was found before."""
     name, came = words.printable(server.before), ", ".join(map(_named, server.came))
-    if before.verdict == "unknown":
+    if server.blind:
         return (
-            f"NOT COMPARABLE {name}: what was wrong before cannot be told: {words.printable('; '.join(before.blind))}"
+            f"NOT COMPARABLE {name}: what was wrong before cannot be told: {words.printable('; '.join(server.blind))}"
         )
-    if came and not server.reasons:
+    if server.verdict == "worse":
         return f"WORSE {name}: nothing was wrong before, and now there is {came}"
     rest = f"; now there is {came}, at another load or state" if came else ""
     return f"NOT COMPARABLE {name}: nothing was wrong before, so there was nothing to cure{rest}"
@@ -129,7 +130,7 @@ def _fix(each: Tried, outcome: Outcome) -> str:
 def _loads(server: Server) -> str:
     one, two = server.load
     if not one.served or not two.served:
-        return "one side never served"
+        return "not measured on both sides"
     told = (
         ("requests in flight", one.in_flight, two.in_flight),
         ("arrivals / s", one.arrivals, two.arrivals),

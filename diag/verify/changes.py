@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from diag.fixes import Proposal, command_in, written
 from diag.incident import Fix, Incident
 from diag.judgement import Finding
+from diag.signals import RUNNING
 from diag.verify.side import Side
 from diag.vllm.command import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"
-INFO = "count by (instance, version, model) (last_over_time(diag_vllm_info[$window]))"
+INFO = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
+MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
+"""By the page itself: adapters, which /v1/models lists as well, are no other model."""
 GPUS = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
+FACTS = (("vLLM", INFO, "version"), ("models served", MODELS, "model_name"), ("GPUs", GPUS, "name"))
 FOLLOWS = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
 """What vLLM derives from its flags and the memory that it finds."""
 WHERE = ("--host", "--port")
@@ -49,7 +53,7 @@ def changes(before: Side, old: str, after: Side, new: str) -> tuple[Change, ...]
 
 def models(side: Side, instance: str) -> str:
     """The names under which models are served, "" where nothing tells."""
-    return _fact(side, INFO, "model", instance)
+    return _fact(side, MODELS, "model_name", instance)
 
 
 def tried(finding: Finding, found: tuple[Change, ...]) -> tuple[Tried, ...]:
@@ -102,11 +106,16 @@ def _configured(before: Side, old: str, after: Side, new: str) -> Iterator[Chang
 
 
 def _config(side: Side, instance: str) -> dict[str, str]:
-    return {labels["flag"]: f"{value:.12g}" for labels, value in side.series(CONFIG, instance)}
+    found = ((labels.get("flag"), value) for labels, value in side.series(CONFIG, instance))
+    return {flag: f"{value:.12g}" for flag, value in found if flag}
 
 
 def _described(before: Side, old: str, after: Side, new: str) -> Iterator[Change]:
-    for name, query, label in (("vLLM", INFO, "version"), ("models served", INFO, "model"), ("GPUs", GPUS, "name")):
+    for name, query, label in (
+        ("vLLM", INFO, "version"),
+        ("models served", MODELS, "model_name"),
+        ("GPUs", GPUS, "name"),
+    ):
         one, two = _fact(before, query, label, old), _fact(after, query, label, new)
         if one and two and one != two:
             yield Change(name, one, two)

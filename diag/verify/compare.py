@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from diag.asking import Subject
+from diag.asking import Subject, seconds
 from diag.diagnose import RANK, Diagnosis, Reading
 from diag.judgement import Finding, Judgement
 from diag.table import holds
@@ -50,8 +50,8 @@ class Outcome:
 class Server:
     """One server before and after, by its names; `came` is what is wrong only now.
 
-    down: why it does not serve after, "" where it does. unlike: what else makes the two looks incomparable. notes: what
-    has to be known to read the numbers.
+    down: why it does not serve after, "" where it does. unlike: what else makes the two looks incomparable. blind: why
+    nobody can tell what was wrong before. notes: what has to be known to read the numbers.
     """
 
     before: str
@@ -63,6 +63,7 @@ class Server:
     felt: tuple[Felt, ...]
     outcomes: tuple[Outcome, ...]
     came: tuple[Diagnosis, ...]
+    blind: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -72,16 +73,29 @@ class Server:
 
     @property
     def first(self) -> Outcome | None:
-        """The worst outcome of a primary incident; of an info where there was nothing else."""
-        primary = [each for each in self.outcomes if each.before.primary] or self.outcomes
-        return min(primary, key=lambda each: WORST.index(each.verdict), default=None)
+        """The worst outcome of the gravest incidents, without those that only followed from another one."""
+        own = [each for each in self.outcomes if each.before.explained_by is None] or self.outcomes
+        gravest = max((RANK[each.before.severity] for each in own), default=0)
+        grave = (each for each in own if RANK[each.before.severity] == gravest)
+        return min(grave, key=lambda each: WORST.index(each.verdict), default=None)
 
     @property
     def verdict(self) -> Verdict:
         """That of the first; worse where only something new is wrong."""
         if self.first:
             return self.first.verdict
-        return "worse" if self.came and not self.reasons else "not comparable"
+        return "worse" if self.broken or (self.came and not self.reasons) else "not comparable"
+
+    @property
+    def broken(self) -> Diagnosis | None:
+        """What came and stopped the server: no load before excuses that."""
+        critical = (each for each in self.came if each.severity == "critical")
+        return next(critical, None) if self.down and not self.unlike else None
+
+    @property
+    def is_bystander(self) -> bool:
+        """Whether nothing was wrong with it, before or after."""
+        return not (self.outcomes or self.came or self.down or self.blind)
 
     @property
     def price(self) -> tuple[Felt, ...]:
@@ -107,14 +121,15 @@ def compare(before: Side, after: Side) -> Verification:
     gone = set(before.instances) - {old for old, _ in pairs}
     new = set(after.instances) - {name for _, name in pairs}
     alone = [*(f"{each} is not there after" for each in gone), *(f"{each} was not there before" for each in new)]
-    verdicts: list[Verdict] = [each.verdict for each in servers]
+    concerned = [each for each in servers if not each.is_bystander]
+    verdicts: list[Verdict] = [each.verdict for each in concerned or servers]
     if gone or not pairs:
         verdicts.append("not comparable")
     return Verification(
         before.judgement,
         after.judgement,
         min(verdicts, key=WORST.index),
-        tuple(sorted(servers, key=lambda each: WORST.index(each.verdict))),
+        tuple(sorted(servers, key=lambda each: (each.is_bystander, WORST.index(each.verdict)))),
         tuple(sorted(alone)),
     )
 
@@ -140,6 +155,7 @@ def _server(one: tuple[Side, str], other: tuple[Side, str]) -> Server:
         felt=felt((before, old, loads[0]), (after, new, loads[1])),
         outcomes=(),
         came=tuple(_came(before, old, after, new)),
+        blind=_blind(before.judgement, old),
         notes=tuple(_notes(before, after, new)),
     )
     ill = [each for each in before.judgement.present if dict(each.diagnosis.subject).get("instance") == old]
@@ -147,11 +163,18 @@ def _server(one: tuple[Side, str], other: tuple[Side, str]) -> Server:
     return replace(compared, outcomes=tuple(_outcome(each, before, after, compared) for each in harmful or ill))
 
 
+def _blind(judgement: Judgement, instance: str) -> tuple[str, ...]:
+    """Why nobody can tell what is wrong with a server, where nothing is known of its progress."""
+    if any(dict(each.subject).get("instance") == instance for each in judgement.progress):
+        return ()
+    return tuple(each for each in judgement.blind if each.startswith((f"{instance}:", f"{instance} ")))
+
+
 def _down(after: Side, new: str, earlier: Load) -> str:
     """Why a server does no work after; that it has none to do matters only where it had some before."""
     states = [each for each in after.judgement.progress if dict(each.subject).get("instance") == new]
     if not states:
-        return "what the server does after cannot be told: " + "; ".join(after.judgement.blind)
+        return "what the server does after cannot be told: " + "; ".join(_blind(after.judgement, new))
     ill = [each for each in states if each.state in ("dead", "starting", "stalled")]
     if not ill and earlier.served and all(each.state == "idle" for each in states):
         ill = states
@@ -205,22 +228,21 @@ def _decided(one: Diagnosis, later: Diagnosis | None, signals: Sequence[Moved], 
     """The verdict, and why."""
     if server.down and not server.unlike and later and later.state == "present":
         return "no effect", "it is still there"
+    if server.broken and RANK[server.broken.severity] > RANK[one.severity]:
+        return "worse", f"{server.broken.incident.id} (critical) came: {server.down}"
     if server.reasons:
         return "not comparable", "; ".join(server.reasons)
-    if not server.load[0].served and (later is None or later.state != "present"):
+    if not server.load[0].answered and (later is None or later.state != "present"):
         return "cured", "the server answers now"
-    if later is None:
-        return "not comparable", "what it was found on is not there after"
-    if later.state == "unknown" or _lost(one, later):
-        return "not comparable", f"not measured after: {', '.join(_lost(one, later) or later.missing)}"
-    return _judged(one, later, signals, server.came)
+    if later is None or (lost := _lost(one, later)):
+        why = f"not measured after: {', '.join(lost)}" if later else "what it was found on is not there after"
+        return "not comparable", why
+    return _judged(one, later, signals, server)
 
 
-def _judged(
-    one: Diagnosis, later: Diagnosis, signals: Sequence[Moved], came: Sequence[Diagnosis]
-) -> tuple[Verdict, str]:
+def _judged(one: Diagnosis, later: Diagnosis, signals: Sequence[Moved], server: Server) -> tuple[Verdict, str]:
     """The verdict on two looks that can be compared."""
-    worst = max(came, key=lambda each: RANK[each.severity], default=None)
+    worst = max(server.came, key=lambda each: RANK[each.severity], default=None)
     gone = later.state == "absent" and not any(_held([each for each in later.symptoms if _is_own(each, later)]))
     if worst and RANK[worst.severity] > RANK[one.severity]:
         return "worse", f"{worst.incident.id} ({worst.severity}) came"
@@ -228,8 +250,8 @@ def _judged(
         return _left(later, signals)
     if worst and worst.severity == one.severity:
         return "no effect", f"{worst.incident.id} ({worst.severity}) took its place"
-    if not one.ongoing and _spells(one) == 1:
-        return "not comparable", "it had ended before the change, so that its absence after says nothing about that"
+    if too_early := _too_early(one, server.load[1].seconds):
+        return "not comparable", too_early
     return "cured", f"none of {len(later.instants)} windows after shows it"
 
 
@@ -240,13 +262,14 @@ def _left(later: Diagnosis, signals: Sequence[Moved]) -> tuple[Verdict, str]:
     if clear is None:
         return "no effect", f"{still}, and no signal of it moved by more than two runs of one load differ"
     name = clear.condition.signal.name
-    return ("better", f"{still}; {name} moved to its limit") if clear.way > 0 else ("worse", f"{name} moved away")
+    return ("better", f"{still}; {name} moved towards its limit") if clear.way > 0 else ("worse", f"{name} moved away")
 
 
-def _lost(one: Diagnosis, later: Diagnosis) -> list[str]:
+def _lost(one: Diagnosis, later: Diagnosis) -> Sequence[str]:
     """The symptoms that were measured before and not after: an incident may hide behind them."""
     gone = {each.condition for each in later.symptoms if all(value is None for value in each.history)}
-    return [each.condition.signal.name for each in one.symptoms if each.condition in gone and each.value is not None]
+    lost = [each.condition.signal.name for each in one.symptoms if each.condition in gone and each.value is not None]
+    return lost or (later.missing if later.state == "unknown" else ())
 
 
 def _is_own(reading: Reading, one: Diagnosis) -> bool:
@@ -261,6 +284,20 @@ def _held(readings: Sequence[Reading]) -> list[bool]:
     return [bool(each) for each in np.logical_and.reduce(held)]
 
 
-def _spells(one: Diagnosis) -> int:
-    """How often it began: what comes and goes will come again."""
-    return sum(now and not then for then, now in pairwise([False, *_held(one.symptoms)]))
+def _too_early(one: Diagnosis, lasted: float) -> str:
+    """Why a look of so many seconds that does not show an incident tells nothing, "" where it does."""
+    began = _began(one)
+    if not one.ongoing and len(began) == 1:
+        return "it had ended before the change, so that its absence after says nothing about that"
+    least = 0.9 * seconds(one.incident.live_window)
+    apart = max((after - before for before, after in pairwise(began)), default=0.0)
+    if lasted < max(least, apart):
+        rhythm = f"it came and went, {apart:.0f} s apart, and " if apart > least else ""
+        return f"{rhythm}the look after lasted {lasted:.0f} s: look again for {max(1.2 * apart, least / 0.9):.0f} s"
+    return ""
+
+
+def _began(one: Diagnosis) -> list[float]:
+    """When it began, each time: what comes and goes will come again."""
+    held = pairwise([False, *_held(one.symptoms)])
+    return [at for at, (then, now) in zip(one.instants, held, strict=True) if now and not then]

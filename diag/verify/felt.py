@@ -1,7 +1,8 @@
 """What users feel, before and after, as exactly as a histogram knows it: between which of its edges."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -80,8 +81,9 @@ ASKS = (
 
 def felt(before: tuple[Side, str, Load], after: tuple[Side, str, Load]) -> tuple[Felt, ...]:
     """What the users of one server felt; each side is a look, the server's name in it, and its load."""
+    lasted = before[2].seconds, after[2].seconds
     found = ((each, _span(each, *before), _span(each, *after)) for each in ASKS)
-    return tuple(Felt(each.name, each.unit, one, two, _change(each, one, two)) for each, one, two in found)
+    return tuple(Felt(each.name, each.unit, one, two, _change(each, one, two, lasted)) for each, one, two in found)
 
 
 def _span(asks: _Asks, side: Side, instance: str, load: Load) -> Span | None:
@@ -96,7 +98,15 @@ def _span(asks: _Asks, side: Side, instance: str, load: Load) -> Span | None:
 def _quantile(share: float, side: Side, instance: str, histogram: str) -> Span | None:
     """The bucket that the quantile lies in; the last one with anything in it for the longest of all."""
     promql = f"sum by (instance, le) (increase({histogram}_bucket[$window]))"
-    return bucket(share, [(float(labels["le"]), count) for labels, count in side.series(promql, instance)])
+    return bucket(share, list(_edges(side.series(promql, instance))))
+
+
+def _edges(series: Iterable[tuple[dict[str, str], float]]) -> Iterator[tuple[float, float]]:
+    """Upper edge and count of each bucket, without what has no such number for an edge."""
+    for labels, count in series:
+        with suppress(KeyError, ValueError):
+            if (edge := float(labels["le"])) > 0:
+                yield edge, count
 
 
 def bucket(share: float, counts: Sequence[tuple[float, float]]) -> Span | None:
@@ -108,8 +118,11 @@ def bucket(share: float, counts: Sequence[tuple[float, float]]) -> Span | None:
     return next(Span(low, high) for (low, _), (high, count) in pairwise(edges) if count >= wanted * (1 - 1e-9))
 
 
-def _change(asks: _Asks, before: Span | None, after: Span | None) -> Change:
+def _change(asks: _Asks, before: Span | None, after: Span | None, lasted: tuple[float, float]) -> Change:
+    """The longest of all grows with the time for which one looks."""
     if before is None or after is None or asks.wanted == "either":
+        return "unknown"
+    if asks.quantile == 1 and max(lasted) > RUN_TO_RUN * min(lasted):
         return "unknown"
     grew, fell = _beyond(before, after, asks.notable), _beyond(after, before, asks.notable)
     if not grew and not fell:

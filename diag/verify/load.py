@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diag.diagnose import show
-from diag.signals import FINISHED, GENERATED_TOKENS, PROMPT_TOKENS, RUNNING, WAITING
+from diag.signals import FINISHED, GENERATED_TOKENS, PROMPT_TOKENS, RUNNING, WAITING, other_page, serves
 from diag.verify.side import Side
 
 SAME_LOAD = 1.33
@@ -23,6 +23,8 @@ FLAT = 0.1
 """Variance / mean of requests in flight: 0.00-0.04 where clients keep it up (kv_cascade_base), 1 by chance alone."""
 FEWEST = 3
 """Finished requests below which the signals say nothing either."""
+ABSURD = 1e12
+"""Requests in flight that nobody has, and whose sum a float still holds."""
 
 IN_FLIGHT = " + ".join(f"sum by ($by) (last_over_time({each}[$window]))" for each in (RUNNING, WAITING))
 TOKENS = {"prompt": PROMPT_TOKENS, "generation": GENERATED_TOKENS}
@@ -42,8 +44,8 @@ class Load:
     """What clients asked of a server over a whole span, None where it was not seen.
 
     in_flight: requests running or waiting (mean), `flat` where they hardly vary. arrivals: requests a second, those
-    that finished and those by which more were in flight at the end. seconds: those in which the server was seen,
-    each scrape standing for one interval.
+    that finished and those by which more were in flight at the end. finished: those from the first scrape to the last.
+    seconds: those in which the server was seen, each scrape standing for one interval. answered: whether any page was.
     """
 
     in_flight: float | None
@@ -53,6 +55,7 @@ class Load:
     prompts: Lengths
     answers: Lengths
     seconds: float
+    answered: bool = True
 
     @property
     def served(self) -> bool:
@@ -63,16 +66,18 @@ class Load:
 def load(side: Side, instance: str) -> Load:
     """The load on one server."""
     row = side.scraped(IN_FLIGHT, instance)
-    seen = np.flatnonzero(~np.isnan(row))
-    finished = side.value(FINISHED, instance) or 0.0
+    seen = np.flatnonzero(np.abs(row) < ABSURD)
+    answered = any((side.value(each.promql, instance) or 0) > 0 for each in (serves, other_page))
     if not len(seen):
-        return Load(None, False, None, finished, Lengths(), Lengths(), 0.0)
+        return Load(None, False, None, 0.0, Lengths(), Lengths(), 0.0, answered)
     known, times = row[seen], side.asked.answers.instants[seen]
-    mean, seconds = float(known.mean()), float(times[-1] - times[0]) / 1000 + side.asked.answers.interval
+    mean, lasted = float(known.mean()), float(times[-1] - times[0]) / 1000
+    seconds = lasted + side.asked.answers.interval
+    finished = (side.value(FINISHED, instance) or 0.0) * lasted / seconds
     return Load(
         in_flight=mean,
         flat=mean >= 1 and float(known.var()) < FLAT * mean,
-        arrivals=max(finished + float(known[-1] - known[0]), 0.0) / seconds,
+        arrivals=max(finished + float(known[-1] - known[0]), 0.0) / lasted if lasted else None,
         finished=finished,
         prompts=_lengths(side, instance, "prompt", seconds),
         answers=_lengths(side, instance, "generation", seconds),
@@ -93,6 +98,8 @@ def _lengths(side: Side, instance: str, kind: str, seconds: float) -> Lengths:
 def differences(before: Load, after: Load) -> Iterator[str]:
     """A sentence for each thing that makes the loads two different ones."""
     if not before.served:
+        if before.answered:
+            yield "the load before was not measured: its page has no requests running and waiting"
         return
     if after.finished < FEWEST:
         yield f"only {after.finished:.0f} requests finished after in {after.seconds:.0f} s: too little traffic to tell"
@@ -114,10 +121,10 @@ def _same_lengths(one: Lengths, other: Lengths) -> bool:
 
 
 def _same_amount(before: Load, after: Load) -> bool:
-    """By what is in flight; else by the rate, unless clients keep both flat: a server at its limit has one rate."""
+    """By what is in flight; else by the rate, unless clients kept the former up: a server at its limit has one rate."""
     if _within(SAME_LOAD, before.in_flight, after.in_flight):
         return True
-    return not (before.flat and after.flat) and _within(SAME_LOAD, before.arrivals, after.arrivals)
+    return not before.flat and _within(SAME_LOAD, before.arrivals, after.arrivals)
 
 
 def _within(factor: float, one: float | None, other: float | None) -> bool:

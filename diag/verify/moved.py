@@ -5,9 +5,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diag.asking import Asked, Subject, Window
+from diag.asking import Asked, Subject
 from diag.diagnose import Diagnosis
+from diag.feature_signals import draft_tokens
+from diag.gpu_signals import serving
 from diag.incident import Comparison, Condition, Incident
+from diag.peer_signals import tokens_of_peers
+from diag.signals import (
+    progress,
+    requests_finished,
+    requests_in_flight_peak,
+    requests_running,
+    requests_running_median,
+)
 from diag.table import holds
 from diag.verify.changes import Tried
 from diag.verify.side import Side, renamed
@@ -15,6 +25,11 @@ from diag.verify.side import Side, renamed
 CLEAR = 1 / 3
 """Of the signal's size: evictions differ by 0.21 between two runs of one load (kv_cascade, kv_cascade_base), and by
 0.49 where a watermark halves them (cure_watermark)."""
+WORK = (
+    *(progress, requests_finished, requests_in_flight_peak, requests_running, requests_running_median),
+    *(draft_tokens, serving, tokens_of_peers),
+)
+"""What incidents ask for so that there is enough to judge by: more of it is no symptom."""
 OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
 
 
@@ -48,7 +63,7 @@ def expected(incident: Incident, fixes: Sequence[Tried]) -> tuple[Condition, ...
     """What the fixes that were tried promise, then that the symptoms no longer hold; one condition of each signal."""
     promised = dict.fromkeys(each for one in fixes for each in one.fix.expects)
     told = {each.signal for each in promised}
-    others = (each for each in incident.symptoms if each.op in OPPOSITE and each.signal not in told)
+    others = (each for each in incident.symptoms if each.op in OPPOSITE and each.signal not in {*told, *WORK})
     return (*promised, *(replace(each, op=OPPOSITE[each.op]) for each in others))
 
 
@@ -57,7 +72,8 @@ def moved(one: Diagnosis, conditions: Sequence[Condition], sides: Sequence[tuple
 
     Both are asked over windows of one length, or a count would grow with them.
     """
-    seconds = max(side.asked.window(one.incident).seconds for side, _ in sides)
+    spans = [side.asked.span for side, _ in sides if side.asked.span > 0]
+    seconds = min([max(side.asked.window(one.incident).seconds for side, _ in sides), *spans])
     limit = sides[0][0].asked.contract.limit
     return tuple(
         Moved(each, limit(each.limit), *(_mean(each, one, side.asked, name, seconds) for side, name in sides))
@@ -67,9 +83,6 @@ def moved(one: Diagnosis, conditions: Sequence[Condition], sides: Sequence[tuple
 
 def _mean(condition: Condition, one: Diagnosis, asked: Asked, instance: str, seconds: float) -> float | None:
     subject: Subject = renamed(one.subject, instance)
-    row = asked.ask(condition.signal.promql, one.incident.per, _fitting(asked, seconds)).of(subject)
-    return None if row is None or np.isnan(row).all() else float(np.nanmean(row))
-
-
-def _fitting(asked: Asked, seconds: float) -> Window:
-    return asked.holding(min(seconds, asked.span) if asked.span > 0 else seconds)
+    row = asked.ask(condition.signal.promql, one.incident.per, asked.holding(seconds)).of(subject)
+    known = () if row is None else row[np.isfinite(row)]
+    return float(np.mean(known)) if len(known) else None
