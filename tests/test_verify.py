@@ -20,17 +20,18 @@ from test_cli import diag
 from timelines import hot
 
 from diag import doctor, verifying
+from diag.catalog import load
 from diag.diagnose import Diagnosis
 from diag.errors import BadUsage
-from diag.incident import Severity, judged
+from diag.incident import Incident, Severity, judged
 from diag.report import verify as person
 from diag.report import verify_json
-from diag.signals import requests_running, requests_waiting_median
+from diag.signals import long_prefills, requests_running, requests_waiting_median
 from diag.verify.changes import Tried, options
 from diag.verify.compare import Verification, compare
 from diag.verify.felt import Span, bucket
 from diag.verify.load import Lengths, Load, differences
-from diag.verify.moved import Moved, expected
+from diag.verify.moved import WORK, Moved, expected, moved
 from diag.verify.side import Side
 from diag.vllm.command import parse
 
@@ -408,6 +409,7 @@ def test_another_half_with_its_adapters_is_the_same_model(tmp_path: Path) -> Non
         'vllm:time_to_first_token_seconds_bucket{engine="0",le="abc",model_name="tiny"} 3',
         'vllm:time_to_first_token_seconds_bucket{engine="0",le="-Inf",model_name="tiny"} 3',
         "diag_vllm_config 12",
+        'vllm:num_requests_waiting{engine="0",model_name="other"} +Inf',
         'vllm:num_requests_running{engine="1",model_name="tiny"} 1e308',
         'vllm:num_requests_running{engine="1",model_name="tiny"} +Inf',
         'vllm:generation_tokens_total{engine="1",model_name="tiny"} +Inf',
@@ -441,6 +443,7 @@ def test_of_two_grave_incidents_the_one_that_stays_counts(tmp_path: Path) -> Non
         ("healthy", "healthy", "cured", ["CURED, AT A PRICE kv_eviction_cascade on r0:8000"]),
         ("", "healthy", "not comparable", ["NOT COMPARABLE r1:8000: what was wrong before", "CURED, AT A PRICE"]),
         ("healthy", "engine_dead", "worse", ["WORSE r1:8000", "CURED, AT A PRICE"]),
+        ("healthy", "startup_hang", "not comparable", ["NOT COMPARABLE r1:8000", "CURED, AT A PRICE"]),
     ],
 )
 def test_who_stands_beside_the_one_that_was_cured(
@@ -530,6 +533,35 @@ def test_what_a_tried_fix_promises_comes_first() -> None:
     assert conditions[:2] == (promise, waits)
     assert [each.op for each in conditions[2:]] == ["<=", "<="]
     assert len({each.signal for each in conditions}) == len(conditions)
+
+
+@pytest.mark.parametrize("incident", load(), ids=lambda each: each.id)
+def test_that_there_is_enough_to_judge_by_is_no_symptom(incident: Incident) -> None:
+    told = expected(incident, ())
+    assert told
+    assert not {each.signal for each in told} & {*WORK}
+
+
+def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
+    """Of scrapes ten times as far apart, which are judged over the window of the alert, a tenth in the same time."""
+    pages = list(rewriting.scrapes("contention_bigbatch"))
+    slow = [(pages[0][0] + 10 * (time - pages[0][0]), at, page) for time, at, page in pages]
+    sides = look(RECORDINGS / "contention_bigbatch"), look(rewriting.write(tmp_path / "slow", slow))
+    one = sides[0].judgement.present[0].diagnosis
+    named = [(side, side.instances[0]) for side in sides]
+    (events,) = (
+        each for each in moved(one, expected(one.incident, ()), named) if each.condition.signal == long_prefills
+    )
+    assert events.before
+    assert events.after is not None
+    assert events.after < 0.3 * events.before
+
+
+def test_a_number_that_is_not_finite_is_none() -> None:
+    side = look(RECORDINGS / "healthy")
+    running = "sum by (instance) (max_over_time(vllm:num_requests_running[$window]))"
+    assert side.value(running, side.instances[0])
+    assert side.value(f"{running} / 0", side.instances[0]) is None
 
 
 @pytest.mark.parametrize(("before", "after", "way"), [(1.2, 0.6, 0.5), (0.6, 1.2, -0.5), (0.0, 0.0, 0.0)])

@@ -90,7 +90,7 @@ class Server:
     def broken(self) -> Diagnosis | None:
         """What came and stopped the server: no load before excuses that."""
         critical = (each for each in self.came if each.severity == "critical")
-        return next(critical, None) if self.down and not self.unlike else None
+        return next(critical, None) if self.down else None
 
     @property
     def is_bystander(self) -> bool:
