@@ -557,13 +557,6 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
     assert events.after < 0.3 * events.before
 
 
-def test_a_number_that_is_not_finite_is_none() -> None:
-    side = look(RECORDINGS / "healthy")
-    running = "sum by (instance) (max_over_time(vllm:num_requests_running[$window]))"
-    assert side.value(running, side.instances[0])
-    assert side.value(f"{running} / 0", side.instances[0]) is None
-
-
 @pytest.mark.parametrize(("before", "after", "way"), [(1.2, 0.6, 0.5), (0.6, 1.2, -0.5), (0.0, 0.0, 0.0)])
 def test_how_far_a_signal_went(before: float, after: float, way: float) -> None:
     condition = requests_running.at_most(0.2, judged("for the test"))

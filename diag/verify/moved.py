@@ -84,5 +84,4 @@ def moved(one: Diagnosis, conditions: Sequence[Condition], sides: Sequence[tuple
 def _mean(condition: Condition, one: Diagnosis, asked: Asked, instance: str, seconds: float) -> float | None:
     subject: Subject = renamed(one.subject, instance)
     row = asked.ask(condition.signal.promql, one.incident.per, asked.holding(seconds)).of(subject)
-    known = () if row is None else row[np.isfinite(row)]
-    return float(np.mean(known)) if len(known) else None
+    return None if row is None or np.isnan(row).all() else float(np.nanmean(row))

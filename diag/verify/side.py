@@ -26,15 +26,15 @@ class Side:
         return tuple(sorted(dict(each)["instance"] for each in self.asked.subjects(INSTANCE)))
 
     def value(self, promql: str, instance: str) -> float | None:
-        """One number for a server over the whole span; None where there is none, or none that is finite."""
+        """One number for a server over the whole span; None where there is none."""
         row = self.asked.ask(promql, INSTANCE, self.asked.whole).get((("instance", instance),))
-        return None if row is None or not np.isfinite(row[-1]) else float(row[-1])
+        return None if row is None or np.isnan(row[-1]) else float(row[-1])
 
     def series(self, promql: str, instance: str) -> Iterator[tuple[dict[str, str], float]]:
         """The same for an expression with more labels than `instance`: labels and value of each that has one."""
         for subject, row in self.asked.ask(promql, INSTANCE, self.asked.whole).items():
             labels = dict(subject)
-            if labels.get("instance") == instance and np.isfinite(row[-1]):
+            if labels.get("instance") == instance and not np.isnan(row[-1]):
                 yield labels, float(row[-1])
 
     def scraped(self, promql: str, instance: str) -> Floats:
