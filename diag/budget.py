@@ -1,25 +1,29 @@
 """The command `diag budget`: a command line, a model, a GPU and perhaps a log become a ledger. Nothing is changed."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diag.errors import BadUsage
-from diag.exporter.log_memory import Memory
+from diag.exporter.log_memory import SETTINGS, Memory
 from diag.exporter.log_memory import read as read_log
 from diag.report.budget import Budget, document, text
-from diag.sources.launch import hidden
 from diag.sources.text import printable
 from diag.vllm import command, gpus
 from diag.vllm.fitting import changes, safe_length, safe_sequences
-from diag.vllm.ledger import ACTIVATIONS, BUDGET, CAPTURED, OTHER, POOL, WEIGHTS, Measured, ledger
-from diag.vllm.model import find, is_folder
+from diag.vllm.flags import versions
+from diag.vllm.ledger import ACTIVATIONS, BUDGET, CAPTURED, OTHER, POOL, WEIGHTS, Ledger, Measured, ledger
+from diag.vllm.model import Model, find, is_folder
 from diag.vllm.model import read as read_model
 from diag.vllm.parts import Range
+from diag.vllm.secrets import hidden
 from diag.vllm.setup import GIB, SPACE, Gpu, Setup, setup, size
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
+ALIKE = 0.03
+"""By how much the memory of cards of one name differs at most."""
 _ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "other": OTHER, "pool": POOL}
 
 
@@ -43,9 +47,18 @@ def run(asked: Asked, as_json: bool = False) -> tuple[str, int]:
 def reckon(asked: Asked) -> Budget:
     """The ledger; BadUsage where there is none."""
     logged = read_log(asked.log) if asked.log else Memory()
+    told = _reckoned(asked, logged)
+    other = next(_another(asked, logged, told.known), "")
+    if not other:
+        return told
+    again = _reckoned(replace(asked, log="", version=asked.version or logged.version), Memory())
+    return replace(again, notes=(f"the log is of another server, whose sizes do not count: {other}", *again.notes))
+
+
+def _reckoned(asked: Asked, logged: Memory) -> Budget:
     version = asked.version or logged.version
     started = _command(asked.target, version)
-    model = read_model(find(started.model, started.environment, started.get("--revision") or ""), started.model)
+    model = _model(started, version)
     gpu = _gpu(asked, logged, SPACE in started.environment)
     planned = _with_log(setup(started, model, gpu, version), logged)
     measured = _measured(logged, planned)
@@ -72,6 +85,12 @@ def _command(target: str, version: str) -> command.Command:
     if not found.model:
         raise BadUsage("the command names no model: expected `vllm serve MODEL --flag value ...`")
     return found
+
+
+def _model(started: command.Command, version: str) -> Model:
+    """Its model, as the release reads it."""
+    folder = find(started.model, started.environment, started.get("--revision") or "")
+    return read_model(folder, started.model, version or versions()[-1])
 
 
 def _is_file(name: str) -> bool:
@@ -114,6 +133,38 @@ def _here() -> Gpu:
     finally:
         nvml.stop()
     return min(found, key=lambda each: each.total or 0, default=Gpu())
+
+
+def _another(asked: Asked, logged: Memory, found: Ledger) -> Iterator[str]:
+    """What shows that the log is not of the server that was asked for."""
+    plan = found.setup
+    here: Mapping[str, float] = dict(zip(SETTINGS, (plan.utilization, plan.tensor, plan.pipeline), strict=True))
+    for name, its in logged.settings.items():
+        if its != here[name] and not (plan.cpu and name == "gpu_memory_utilization"):
+            yield f"--{name.replace('_', '-')} {its:g}, not {here[name]:g}"
+    total, named = sum(logged.sizes.get("total", ())) // 2, _named(asked)
+    if total and named and abs(total - named) > ALIKE * named:
+        yield f"a GPU of {total / GIB:.2f} GiB, not {named / GIB:.2f}"
+    taken, budget = _taken(found)
+    if taken > (1 + ALIKE) * budget > 0:
+        yield f"weights and KV cache of {taken / GIB:.2f} GiB, the budget here is {budget / GIB:.2f}"
+
+
+def _taken(found: Ledger) -> tuple[int, int]:
+    """Bytes of weights and of the KV cache that the log says, and the budget for both; 0 where one is not known."""
+    rows = {row.name: row for row in found.rows}
+    pool, budget = rows[POOL].logged, rows[BUDGET].computed if BUDGET in rows else None
+    if not pool or not budget or found.setup.pool is not None or found.setup.blocks is not None:
+        return 0, 0
+    weights = rows[WEIGHTS].logged or rows[WEIGHTS].computed
+    return pool.low + (weights.low if weights else 0), budget.high
+
+
+def _named(asked: Asked) -> int:
+    """Bytes of the GPU that was asked for; 0 where none was, or one that only its log knows."""
+    with suppress(BadUsage):
+        return size(asked.gpu_memory, "--gpu-memory") if asked.gpu_memory else gpus.memory(asked.gpu)
+    return 0
 
 
 def _with_log(planned: Setup, logged: Memory) -> Setup:

@@ -13,6 +13,7 @@ from test_budget_model import changed
 
 from diag import report
 from diag.budget import Asked, reckon, run
+from diag.errors import BadUsage
 
 MODELS = Path("tests/data/models")
 LOGS = Path("tests/logs")
@@ -103,6 +104,14 @@ def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], says: s
     assert "\x1b" not in ended.stderr
 
 
+@pytest.mark.parametrize("flags", ["", "-tp 2", "-pp 2 --max-model-len 4096"])
+def test_a_model_that_calls_its_fields_otherwise_cannot_be_told(tmp_path: Path, flags: str) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["WhisperForConditionalGeneration"], "d_model": 1280}')
+    text, status = run(Asked(f"vllm serve {tmp_path} {flags}", "h100"))
+    assert status == 3
+    assert "the architecture 'WhisperForConditionalGeneration' is not one that diag knows" in text
+
+
 def test_json_has_whole_bytes_and_ranges() -> None:
     text, status = run(Asked(f"vllm serve {MODELS}/qwen3-30b-a3b", "h100", version="0.32.0"), as_json=True)
     told = json.loads(text)
@@ -146,18 +155,99 @@ def test_a_secret_in_the_command_is_not_printed() -> None:
     assert "abcdefghijkl" not in text
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve s3://AKIAUSER:hush@bucket/model",
+        "vllm serve {}/llama-3-8b --max-model-len sk-hush-hush",
+        "vllm serve {}/llama-3-8b --cpu-offload-gb token=hush",
+        "vllm serve {}/llama-3-8b --gpu-memory-utilization hf_hushhushhush",
+    ],
+)
+def test_a_secret_is_not_printed_by_what_refuses_it(command: str) -> None:
+    with pytest.raises(BadUsage) as refused:
+        run(Asked(command.format(MODELS), "h100"))
+    assert "REDACTED" in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
 def test_the_release_is_the_logs_own_or_is_said_to_be_assumed() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
-    known = reckon(Asked(f"vllm serve {MODELS}/llama-3.1-8b -tp 2 --max-model-len 8192", log=log))
+    flags = "-tp 2 --max-model-len 8192 --gpu-memory-utilization 0.95"
+    known = reckon(Asked(f"vllm serve {MODELS}/llama-3.1-8b {flags}", log=log))
     assert (known.known.setup.version, known.notes) == ("0.11.0", ())
     assumed = reckon(Asked(f"{MODELS}/llama-3-8b", "h100"))
     assert "is assumed" in assumed.notes[0]
 
 
-def test_a_log_of_another_server_is_named() -> None:
+def test_a_log_of_another_context_is_named() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
-    told = reckon(Asked(f"vllm serve {MODELS}/llama-3.1-8b -tp 2", log=log))
+    told = reckon(Asked(f"vllm serve {MODELS}/llama-3.1-8b -tp 2 --gpu-memory-utilization 0.95", log=log))
     assert told.notes == ("the log is of a server with --max-model-len 8192, not 131072",)
+
+
+IN_A_LOG = (
+    "Model loading took 14.9889 GiB memory and 12.799889 seconds",
+    "Available KV cache memory: 50.14 GiB",
+    "GPU KV cache size: 410,720 tokens",
+)
+FREE = (
+    "Free memory on device (78.84/79.25 GiB) on startup. Desired GPU memory utilization is (0.9, 71.33 GiB). Actual"
+    " usage is 15.26 GiB for consumed memory"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpu", "first", "why"),
+    [
+        ("", "h100", "", None),
+        ("--kv-cache-memory-bytes 50GiB --gpu-memory-utilization 0.3", "h100", "", None),
+        ("--num-gpu-blocks-override 9000 --gpu-memory-utilization 0.3", "h100", "", None),
+        ("", "71.4GiB", "", None),  # cards of one name differ
+        ("", "70GiB", "", "weights and KV cache of 65.12 GiB, the budget here is 63.00"),
+        ("", "l40s", "", "weights and KV cache of 65.12 GiB, the budget here is 39.98"),
+        ("--gpu-memory-utilization 0.3", "h100", "", "weights and KV cache of 65.12 GiB, the budget here is 23.73"),
+        ("-tp 4", "rtx4090", "", "weights and KV cache of 65.12 GiB, the budget here is 21.18"),
+        ("--gpu-memory-utilization 0.95", "h100", FREE, None),
+        ("", "a100-40", FREE, "a GPU of 79.25 GiB, not 39.38"),
+        ("", "h100", "non-default args: {'gpu_memory_utilization': 0.85}", "--gpu-memory-utilization 0.85, not 0.9"),
+        ("", "h100", "non-default args: {'a': {'tensor_parallel_size': 2}, 'tensor_parallel_size': 1}", None),
+        (
+            "",
+            "h100",
+            "Initializing a V1 LLM engine (v0.13.0) with config: model='a', tensor_parallel_size=2, dtype=x",
+            "--tensor-parallel-size 2, not 1",
+        ),
+        ("-pp 2", "h100", "non-default args: {'pipeline_parallel_size': 4}", "--pipeline-parallel-size 4, not 2"),
+    ],
+)
+def test_sizes_of_another_server_do_not_count(
+    tmp_path: Path, flags: str, gpu: str, first: str, why: str | None
+) -> None:
+    lines = [f"INFO 08-20 18:04:10 [core.py:93] {each}\n" for each in (first, *IN_A_LOG) if each]
+    (tmp_path / "log").write_text("".join(lines))
+    command = f"vllm serve {MODELS}/llama-3.1-8b --max-model-len 8192 {flags}"
+    named = ("", gpu) if gpu.endswith("GiB") else (gpu, "")
+    told = reckon(Asked(command, *named, log=str(tmp_path / "log"), version="0.13.0"))
+    assert told.notes == ((f"the log is of another server, whose sizes do not count: {why}",) if why else ())
+    assert bool(told.logged) is any(row.logged for row in told.known.rows) is not bool(why)
+
+
+def test_a_share_of_a_gpu_is_nothing_to_a_cpu(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("INFO 08-20 18:04:10 [a.py:1] non-default args: {'gpu_memory_utilization': 0.5}\n")
+    command = f"VLLM_CPU_KVCACHE_SPACE=4 vllm serve {MODELS}/llama-3.1-8b"
+    told = reckon(Asked(command, log=str(tmp_path / "log"), version="0.32.0"))
+    assert not any("another server" in each for each in told.notes)
+
+
+def test_a_refused_start_says_its_share(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "ERROR 09-09 10:00:00 [core.py:700] ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than"
+        " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used\n"
+    )
+    command = f"vllm serve {MODELS}/llama-3.1-8b --gpu-memory-utilization 0.8"
+    told = reckon(Asked(command, "h100", log=str(tmp_path / "log"), version="0.9.2"))
+    assert told.notes[0].endswith("--gpu-memory-utilization 0.9, not 0.8")
 
 
 def test_a_start_that_vllm_refused_is_explained_by_its_log(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from diag.vllm import command, fitting, gpus
 from diag.vllm.cache import cache
 from diag.vllm.ledger import BUDGET, CAPTURED, POOL, WEIGHTS, Ledger, Measured, ledger
 from diag.vllm.model import Model, read
-from diag.vllm.parts import Range, weights
+from diag.vllm.parts import Range, check, weights
 from diag.vllm.setup import GIB, Gpu, Setup, setup, size
 
 MODELS = Path(__file__).parent / "data" / "models"
@@ -269,6 +269,60 @@ def test_a_model_that_sees_may_take_more_than_is_counted() -> None:
     assert reckoned("gemma-3-27b", "--language-model-only", gpu=139.72, label="h200").verdict == "fits"
 
 
+@pytest.mark.parametrize(
+    ("variable", "flags", "why"),
+    [
+        ("", "--hf-overrides '{\"num_hidden_layers\": 4}'", "what --hf-overrides changes"),
+        ("", "--hf-overrides.num_hidden_layers 4", "what --hf-overrides changes"),
+        ("", "--decode-context-parallel-size 2", "decode context parallelism"),
+        ("", "--offload-group-size 2", "weights that --offload-group-size keeps in the host's memory"),
+        ("VLLM_PP_LAYER_PARTITION=20,60", "-pp 2", "how VLLM_PP_LAYER_PARTITION divides the layers"),
+        ("VLLM_PP_LAYER_PARTITION=80", "", None),
+        ("", "--offload-group-size 0", None),
+        ("", "--decode-context-parallel-size 1", None),
+    ],
+)
+def test_what_may_save_memory_forbids_to_say_that_it_does_not_fit(variable: str, flags: str, why: str | None) -> None:
+    model = read(MODELS / "llama-3-70b")
+    started = command.read(f"{variable} vllm serve {MODELS / 'llama-3-70b'} {flags}")
+    found = ledger(model, setup(started, model, Gpu(40 * GIB), "0.32.0"))
+    assert found.verdict == ("cannot tell" if why else "does not fit")
+    assert found.why.count(f"not counted: {why}") == bool(why)
+    assert found.why[0].startswith("nothing is left for the KV cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "why"),
+    [
+        ("gpt-oss-120b", "--kv-transfer-config {}", "whether layers keep their windows with the connector"),
+        ("gpt-oss-120b", "--kv-transfer-config.kv_connector X", "whether layers keep their windows with the connector"),
+        ("llama-3-8b", "--kv-transfer-config {}", None),
+        ("qwen3-30b-a3b", "-tp 4 --eplb-config '{\"num_redundant_experts\": 32}'", "redundant experts"),
+        ("qwen3-30b-a3b", "-tp 4 --eplb-config.num_redundant_experts 32", "redundant experts"),
+        ("qwen3-30b-a3b", "-tp 4 --eplb-config '{\"num_redundant_experts\": 0}'", None),
+        ("llama-3-8b", "--rope-scaling '{}' --max-model-len 16384", "what --rope-scaling changes"),
+        ("llama-3-8b", "--hf-overrides '{}' --max-model-len 16384", "what --hf-overrides changes"),
+    ],
+)
+def test_what_may_take_more_forbids_to_say_that_it_fits(name: str, flags: str, why: str | None) -> None:
+    found = reckoned(name, flags, gpu=139.72, label="h200")
+    assert found.verdict == ("cannot tell" if why else "fits")
+    assert any(each.startswith(f"not counted: {why}") for each in found.why) is bool(why)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "flags"), [("re:.*mlp\\.(gate|up)_proj", "-tp 2"), ("re:model\\.layers\\.[0-4]\\..*", "-tp 2")]
+)
+def test_an_expression_that_is_not_read_may_leave_anything(tmp_path: Path, ignored: str, flags: str) -> None:
+    settings = {"quant_method": "fp8", "ignored_layers": [ignored]}
+    model = altered(tmp_path, "llama-3-70b", quantization_config=settings)
+    found = ledger(model, setup(command.read(f"vllm serve x {flags}"), model, Gpu(140 * GIB), "0.32.0"))
+    assert (found.verdict, found.why) == (
+        "cannot tell",
+        (f"not counted: what the files leave unquantised by {ignored!r}",),
+    )
+
+
 # -- verdicts and what would make it fit ------------------------------------------------------------------------------
 
 
@@ -421,6 +475,45 @@ def test_quantised_weights_are_a_range() -> None:
     assert high / low == pytest.approx(1.03 / 0.97, abs=0.001)
 
 
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        ({}, (65.97, 64.38)),  # Marlin on H100: https://github.com/vllm-project/vllm/issues/23278, .../33155
+        ({"num_hidden_layers": 24, "num_local_experts": 32, "layer_types": ["full_attention"] * 24}, (13.72,)),
+    ],
+)
+def test_experts_of_mxfp4_may_be_padded(tmp_path: Path, fields: dict[str, object], sizes: tuple[float, ...]) -> None:
+    model = altered(tmp_path, "gpt-oss-120b", **fields)
+    stage = weights(model, planned("gpt-oss-120b"))[0]
+    assert stage.weights and stage.basis == "estimated"
+    assert all(stage.weights.low <= each * GIB <= stage.weights.high for each in sizes)
+
+
+def test_files_of_mxfp4_are_padded_too(tmp_path: Path) -> None:
+    model = altered(tmp_path, "gpt-oss-120b")
+    tensors(tmp_path / "model.safetensors", experts=("U8", 61 * GIB))
+    stage = weights(model, planned("gpt-oss-120b"))[0]
+    assert stage.weights and stage.basis == "estimated"
+    assert stage.weights.high > 65.97 * GIB > 61 * GIB > stage.weights.low
+    eighth = weights(model, planned("gpt-oss-120b", "-tp 8"))[0].weights  # 360 columns become 384
+    assert eighth and eighth.high / eighth.low == pytest.approx((3072 * 384) / (2880 * 360), abs=0.03)
+
+
+def test_matrices_that_the_files_leave_are_16_bits(tmp_path: Path) -> None:
+    """Llama 3.1 405B FP8 of Meta leaves all attention and the first and last layer: 8.5 GiB more on each of 8 GPUs."""
+    shape = {"hidden_size": 16_384, "intermediate_size": 53_248, "num_attention_heads": 128, "num_hidden_layers": 126}
+    left = [f"model.layers.{at}.self_attn.{each}_proj" for at in range(126) for each in "qkvo"]
+    left += [f"model.layers.{at}.mlp.{each}_proj" for at in (0, 125) for each in ("gate", "up", "down")]
+    middles = []
+    for names in ([], left):
+        settings = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": names}
+        model = altered(tmp_path, "llama-3-8b", **shape, quantization_config=settings)
+        size = weights(model, planned("llama-3-8b", "-tp 8"))[0].weights
+        middles.append((size.low + size.high) / 2 / GIB if size else 0)
+    attention = 126 * 2 * 16_384 * (128 + 8) * 128
+    assert middles[1] - middles[0] == pytest.approx((attention + 2 * 3 * 16_384 * 53_248) / 8 / GIB, rel=0.001)
+
+
 def test_the_files_count_more_than_the_shape(tmp_path: Path) -> None:
     model = altered(tmp_path, "llama-3-8b")
     tensors(tmp_path / "model.safetensors", a=("BF16", 20 * GIB))
@@ -484,6 +577,104 @@ def test_a_value_that_is_none_is_refused(flags: str) -> None:
 )
 def test_sizes_have_units(text: str, number: int) -> None:
     assert size(text, "x") == number
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+FLOAT = {"type": "float"}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def refusal(model: Model, flags: str, version: str = "0.32.0") -> str:
+    """What is said against a command; "" where nothing is."""
+    try:
+        check(model, setup(command.read(f"vllm serve x {flags}", version=version), model, Gpu(), version))
+    except BadUsage as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensor", "says"),
+    [
+        (GPTQ, 2, "14,784 inputs of a matrix on a GPU are no whole groups of 128, which share a scale"),
+        ({**GPTQ, "quant_method": "awq"}, 4, "7,392 inputs of a matrix"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": PACKED}}}, 2, "14,784 inputs"),
+        (GPTQ, 1, ""),
+        ({**GPTQ, "group_size": 32}, 2, ""),
+        ({**GPTQ, "group_size": 29_568}, 2, ""),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": PACKED | FLOAT}}}, 2, ""),
+        ({**GPTQ, "group_size": -1}, 2, ""),
+        ({"quant_method": "fp8"}, 2, ""),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, 2, ""),
+    ],
+)
+def test_groups_of_int4_stay_whole(tmp_path: Path, settings: dict[str, object], tensor: int, says: str) -> None:
+    """Qwen2 72B: 29,568 columns are 231 groups of 128."""
+    model = altered(tmp_path, "llama-3-70b", intermediate_size=29_568, quantization_config=settings)
+    found = refusal(model, f"-tp {tensor}")
+    assert says in found and bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "tensor"),
+    [("qwen3-30b-a3b", {"intermediate_size": 4160}, 4), ("deepseek-v3", {"quantization_config": GPTQ}, 16)],
+)
+def test_groups_are_those_of_the_matrices_that_there_are(
+    tmp_path: Path, name: str, fields: dict[str, object], tensor: int
+) -> None:
+    """Every layer of the one has experts; heads of the other give 128 numbers each, not a share of the hidden size."""
+    assert not refusal(altered(tmp_path, name, **{"quantization_config": GPTQ, **fields}), f"-tp {tensor}")
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "width", "says"),
+    [
+        ("0.8.5", "-tp 8", 768, "96 columns of an expert on a GPU are no whole blocks of 128"),
+        ("0.28.0", "-tp 4", 768, "192 columns of an expert"),
+        ("0.28.0", "-tp 2", 768, ""),
+        ("0.28.0", "-tp 4 --enable-expert-parallel", 768, ""),
+        ("0.28.0", "-tp 2 -dp 2", 768, "--tensor-parallel-size 2 and --data-parallel-size 2 cannot work"),
+        ("0.29.0", "-tp 4", 768, ""),
+        ("0.29.0", "-tp 4", 720, "180 columns of an expert"),  # 4 is too fine
+    ],
+)
+def test_blocks_of_fp8_experts_stay_whole(tmp_path: Path, version: str, flags: str, width: int, says: str) -> None:
+    model = altered(tmp_path, "qwen3-30b-a3b", moe_intermediate_size=width, quantization_config=BLOCKS)
+    found = refusal(model, flags, version)
+    assert says in found and bool(says) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "version", "starts"),
+    [
+        ("llama-3.1-8b", "h100", "0.8.5", True),
+        ("llama-3.1-8b", "NVIDIA H100 80GB HBM3", "0.32.0", True),
+        ("llama-3.1-8b", "rtx3090", "0.11.0", False),  # https://github.com/vllm-project/vllm/issues/26431
+        ("llama-3.1-8b", "rtx3090", "0.11.1", True),
+        ("llama-3.1-8b", "l40s", "0.10.2", False),
+        ("llama-3.1-8b", "b200", "0.11.0", True),
+        ("llama-3.1-8b", "Tesla T4", "0.32.0", False),
+        ("llama-3.1-8b", "v100-16", "0.32.0", False),
+        ("llama-3.1-8b", "mi300x", "0.32.0", False),
+        ("llama-3.1-8b", "", "0.32.0", False),
+        ("deepseek-v3", "h200", "0.8.5", False),
+        ("deepseek-v3", "h200", "0.32.0", True),
+        ("deepseek-v3", "a100", "0.32.0", False),
+        ("gpt-oss-120b", "a100", "0.32.0", False),
+        ("gpt-oss-120b", "h100", "0.32.0", True),
+    ],
+)
+def test_an_fp8_cache_is_proposed_only_where_vllm_starts_with_it(
+    name: str, gpu: str, version: str, starts: bool
+) -> None:
+    """Half the bytes would do for a pool of three quarters of what a request takes."""
+    plan = planned(name, version=version, label=gpu)
+    needed = ledger(read(MODELS / name), plan).needed
+    assert needed
+    measured = {POOL: Range.of(needed * 3 // 4)}
+    found = ledger(read(MODELS / name), plan, measured)
+    assert ("--kv-cache-dtype" in proposed(found, measured)) is starts
 
 
 def test_gpus_have_names() -> None:

@@ -1,6 +1,7 @@
 """A model's config.json, its files, and everything that they may be instead."""
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -91,6 +92,12 @@ def test_a_file_that_is_no_config_is_refused_in_a_sentence(tmp_path: Path, conte
     assert says in str(refused.value)
 
 
+def test_a_config_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(BadUsage, match="is no file"):
+        read(tmp_path)
+
+
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match="does not exist: name a model's folder"):
         read(tmp_path)
@@ -105,6 +112,42 @@ def test_an_unknown_architecture_can_be_read_but_not_reckoned(tmp_path: Path) ->
 def test_a_kind_of_layer_that_keeps_no_tokens_is_not_covered(tmp_path: Path) -> None:
     model = changed(tmp_path, layer_types=["linear_attention", "full_attention"] * 16)
     assert model.unknown == "layers of the kind 'linear_attention' are not covered"
+
+
+@pytest.mark.parametrize("kinds", [[["x"]] * 32, [{"x": 1}] * 32, [[1], 2]])
+def test_kinds_of_layers_that_are_no_names_are_not_covered(tmp_path: Path, kinds: list[object]) -> None:
+    assert changed(tmp_path, layer_types=kinds).unknown.endswith("are not covered")
+
+
+def test_what_gemmas_files_leave_out_is_transformers_default(tmp_path: Path) -> None:
+    """As google/gemma-3-4b-it is published."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vocab_size": None})
+    )
+    model = read(tmp_path)
+    assert (model.heads, model.kv_heads, model.head_dim) == (8, 4, 256)
+    assert (model.vocabulary, model.longest) == (262_208, 131_072)
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}, 1024),
+        ({"architectures": ["WhisperForConditionalGeneration"], "d_model": 1280, "vocab_size": 51866}, 2**30),
+        ({"model_type": "llava", "text_config": {"vocab_size": 32064, "num_key_value_heads": 8}}, 2**30),
+    ],
+)
+def test_a_model_that_is_not_known_may_call_its_fields_otherwise(
+    tmp_path: Path, fields: dict[str, object], longest: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    model = read(tmp_path, version="0.32.0")
+    assert (model.hidden, model.layers, model.longest) == (0, 0, longest)
+    assert model.unknown.endswith("is not one that diag knows")
+    with pytest.raises(BadUsage, match="has no 'hidden_size'"):
+        read(tmp_path)
 
 
 def test_the_numbers_of_a_multimodal_model_are_those_of_its_language_part() -> None:
@@ -129,11 +172,26 @@ def test_the_longest_context_is_what_vllm_derives(tmp_path: Path, scaling: objec
     assert changed(tmp_path, rope_scaling=scaling).longest == longest
 
 
-def test_the_longest_context_of_longrope_is_that_before_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "usual"), [("0.11.0", 8192), ("0.11.1", 4096), ("0.32.0", 4096), ("", 4096)])
+def test_longrope_starts_with_the_context_before_it_and_takes_the_longer_one(
+    tmp_path: Path, version: str, usual: int
+) -> None:
     """As vLLM starts Phi-3 with 128k: long factors cost short prompts."""
     scaling = {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
-    model = changed(tmp_path, rope_scaling=scaling, original_max_position_embeddings=4096)
-    assert (model.longest, model.positions) == (4096, 8192)
+    changed(tmp_path, rope_scaling=scaling, original_max_position_embeddings=4096)
+    model = read(tmp_path, version=version)
+    assert (model.usual, model.longest, model.positions) == (usual, 8192, 8192)
+
+
+@pytest.mark.parametrize(("version", "longest"), [("0.8.5", 131_072), ("0.29.0", 131_072), ("0.30.0", 32_768)])
+def test_yarn_is_multiplied_up_to_0_29(tmp_path: Path, version: str, longest: int) -> None:
+    """Qwen2.5's form; vLLM 0.32 starts with 32,768 and refuses 131,072, 0.29 did otherwise."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    changed(tmp_path, rope_scaling=scaling, max_position_embeddings=32_768)
+    model = read(tmp_path, version=version)
+    assert (model.usual, model.longest, model.positions) == (longest, longest, 131_072)
+    changed(tmp_path, rope_scaling=scaling, max_position_embeddings=131_072)  # DeepSeek's form
+    assert read(tmp_path, version=version).longest == 131_072
 
 
 @pytest.mark.parametrize(("use", "window"), [(True, 1024), (False, 0), (..., 1024)])
@@ -211,13 +269,14 @@ def test_an_id_that_is_not_in_the_cache_is_refused_without_a_network(tmp_path: P
 
 
 def tensors(file: Path, **sizes: tuple[str, int]) -> None:
-    """A safetensors file with tensors of these types and bytes; only its head is real."""
+    """A safetensors file with tensors of these types and bytes; all behind its head is a hole."""
     at, header = 0, {}
     for name, (kind, size) in sizes.items():
         header[name.replace("__", ".")] = {"dtype": kind, "shape": [size], "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(file, 8 + len(text) + at)
 
 
 def test_files_are_weighed_by_their_heads(tmp_path: Path) -> None:
@@ -240,12 +299,44 @@ def test_what_vllm_does_not_load_is_not_weighed(tmp_path: Path) -> None:
     assert on_disk(model) == 100
 
 
-@pytest.mark.parametrize("content", [b"", b"short", struct.pack("<Q", 2**40), b"version https://git-lfs"])
+def head(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        struct.pack("<Q", 2**40),
+        b"version https://git-lfs",
+        head('{"a": {"data_offsets": [0, 1e999], "dtype": "F16"}}'),
+        head('{"a": {"data_offsets": [0, 10], "dtype": "F16"}}'),  # cut off
+        head('{"a": {"data_offsets": [0, 10], "dtype": "F16"}}') + b"\0" * 9,
+        head('{"a": {"data_offsets": [2, 0], "dtype": "F16"}}') + b"\0" * 9,
+        head('{"a": {"dtype": "F16"}}'),
+        head('{"a": 1}'),
+    ],
+)
 def test_files_that_cannot_be_read_weigh_nothing_known(tmp_path: Path, content: bytes) -> None:
     model = changed(tmp_path)
     tensors(tmp_path / "a.safetensors", a=("BF16", 1000))
     (tmp_path / "b.safetensors").write_bytes(content)
     assert on_disk(model) is None
+
+
+def test_layers_of_a_model_that_does_not_count_them_are_weighed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["New"]}')
+    tensors(tmp_path / "model.safetensors", model__layers__3__x=("BF16", 100))
+    assert on_disk(read(tmp_path, version="0.32.0")) == 100
+
+
+@pytest.mark.parametrize("name", ["b.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    model = changed(tmp_path)
+    tensors(tmp_path / "a.safetensors", a=("BF16", 1000))
+    os.mkfifo(tmp_path / name)
+    assert on_disk(model) == (None if name == "b.safetensors" else 1000)
 
 
 def test_a_download_that_is_not_complete_weighs_nothing_known(tmp_path: Path) -> None:
@@ -279,6 +370,50 @@ def test_quantised_numbers_take_fewer_bits(
     bits = weights.precision(changed(tmp_path, quantization_config=settings))
     assert bits
     assert (bits.linear, bits.expert, bits.plain, bits.exact) == (linear, expert, 16, False)
+
+
+@pytest.mark.parametrize(
+    ("listed", "module", "left"),
+    [
+        ("model.layers.0.self_attn.q_proj", "self_attn.q_proj", True),
+        ("model.layers.1.self_attn.q_proj", "self_attn.q_proj", False),
+        ("language_model.model.layers.0.self_attn.q_proj", "self_attn.q_proj", True),
+        ("self_attn", "self_attn.o_proj", True),
+        ("model.layers.0", "mlp.up_proj", True),
+        ("model.layers.*.self_attn", "self_attn.k_proj", True),
+        ("*self_attn*", "self_attn.k_proj", True),
+        ("model.layers.0.mlp.gate_up_proj", "mlp.gate_proj", True),
+        ("model.layers.0.mlp.gate_up_proj", "mlp.down_proj", False),
+        ("mlp.gate", "mlp.gate_proj", False),
+        ("model.layers.0.block_sparse_moe.experts", "mlp.experts", True),
+        ("model.layers.0.mlp.shared_expert", "mlp.shared_experts.up_proj", True),
+        ("re:.*self_attn", "self_attn.o_proj", True),
+        ("re:.*mlp.gate$", "mlp.gate_proj", False),
+        ("re:.*mlp\\.gate_proj$", "mlp.gate_proj", True),
+        ("re:self_attn.*", "self_attn.o_proj", False),
+        ("lm_head", "mlp.up_proj", False),
+        ("re:(a+)+$", "mlp.up_proj", False),
+        (7, "mlp.up_proj", False),
+    ],
+)
+@pytest.mark.parametrize("field", ["modules_to_not_convert", "ignore", "llm_int8_skip_modules"])
+def test_what_a_file_lists_is_left(tmp_path: Path, field: str, listed: object, module: str, left: bool) -> None:
+    model = changed(tmp_path, quantization_config={"quant_method": "fp8", field: [listed]})
+    assert model.spared.has(f"model.layers.0.{module}") is left
+    assert bool(model.spared.unread) is (listed == "re:(a+)+$")
+
+
+def test_half_of_a_pair_that_is_left_is_half_of_its_numbers(tmp_path: Path) -> None:
+    listed = ["model.layers.0.self_attn.o_proj"]
+    model = changed(tmp_path, quantization_config={"quant_method": "fp8", "ignore": listed})
+    kinds = {each.kind: each.elements for each in weights.layer(model, 0) if each.elements == 4096 * 4096}
+    assert kinds == {"linear": 4096 * 4096, "plain": 4096 * 4096}
+
+
+def test_more_patterns_than_anybody_writes_are_not_tried(tmp_path: Path) -> None:
+    listed = [f"*{each}*" for each in range(1000)]
+    model = changed(tmp_path, quantization_config={"quant_method": "fp8", "ignore": listed})
+    assert (len(model.spared.patterns), len(model.spared.unread)) == (256, 744)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from diag.errors import BadUsage
+from diag.exporter.log_facts import settings
 from diag.exporter.log_head import MOST_CHARACTERS, Reader
 from diag.exporter.log_lines import Pattern, amount, recognise, values
 
@@ -54,12 +55,13 @@ class Memory:
     """What one start said: `sizes` by name in bytes, `numbers` without a unit, and the version.
 
     Sizes: weights, pool, graphs, "estimated graphs", activations, other, free, total, budget, needed. Numbers: tokens,
-    length and concurrency of the pool, and the longest context that vLLM itself estimated.
+    length and concurrency of the pool, and the longest context that vLLM itself estimated. Settings: those of SETTINGS.
     """
 
     version: str = ""
     sizes: dict[str, Size] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, float] = field(default_factory=dict)
 
     def note(self, name: str, text: str) -> None:
         """A size in GiB, as exact as it was printed."""
@@ -111,6 +113,8 @@ _NUMBERS = {
     "kv_cache_size_tokens": "tokens",
     "estimated_max_model_len": "longest",
 }
+SETTINGS = ("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size")
+"""What the sizes hold for."""
 _SIZES = {
     "free_gibibytes": "free",
     "total_gibibytes": "total",
@@ -123,6 +127,12 @@ _SIZES = {
 def _known(found: Memory, pattern: Pattern, text: str) -> None:
     """What the table of lines reads out of a text; what is free when memory runs out is another matter."""
     told = values(pattern, text)
+    said = settings(text) if pattern.name in ("args", "config") else {}
+    if "utilization" in told:
+        said["gpu_memory_utilization"] = told["utilization"]
+    for name in said.keys() & set(SETTINGS):
+        with _no_number():
+            found.settings[name] = float(said[name])
     found.version = told.get("version", found.version)
     if pattern.name == "no_kv_cache_memory":
         found.sizes.setdefault("pool", (0, 0))

@@ -8,6 +8,7 @@ from math import floor
 
 from diag.errors import BadUsage
 from diag.vllm.cache import BYTES
+from diag.vllm.flags import release
 from diag.vllm.ledger import BUDGET, CONTEXT, POOL, USUAL_GRAPHS, Ledger, Measured, ledger, uncounted
 from diag.vllm.model import Model
 from diag.vllm.parts import Range, check
@@ -52,11 +53,13 @@ def safe_sequences(found: Ledger) -> int | None:
 def changes(found: Ledger, measured: Measured) -> list[Change]:
     """Those that make it fit alone; where none does, a cheaper cache or more GPUs with a shorter context."""
     model, start = found.model, Change("", "", found.setup, measured)
-    kinds = (_shares(start), _cheaper(start), _shorter(model, start), _wider(model, start))
+    kinds = (_shares(start), _cheaper(model, start), _shorter(model, start), _wider(model, start))
     alone = [next((each for each in kind if _fits(model, each)), None) for kind in kinds]
     if any(alone):
         return [each for each in alone if each]
-    both = (shorter for each in chain(_cheaper(start), _wider(model, start)) for shorter in _shorter(model, each))
+    both = (
+        shorter for each in chain(_cheaper(model, start), _wider(model, start)) for shorter in _shorter(model, each)
+    )
     return list(islice((each for each in both if _fits(model, each)), 2))
 
 
@@ -90,10 +93,28 @@ def _shares(start: Change) -> Iterator[Change]:
             yield Change("--gpu-memory-utilization", f"{share:.2f}", replace(setup, utilization=share), told)
 
 
-def _cheaper(start: Change) -> Iterator[Change]:
+def _cheaper(model: Model, start: Change) -> Iterator[Change]:
     """Half the bytes for every token."""
-    if BYTES.get(start.setup.kv_dtype, 2) >= 2:
+    if BYTES.get(start.setup.kv_dtype, 2) >= 2 and _starts_with_fp8(model, start.setup):
         yield Change("--kv-cache-dtype", "fp8", replace(start.setup, kv_dtype="fp8"), start.measured)
+
+
+def _starts_with_fp8(model: Model, setup: Setup) -> bool:
+    """Whether vLLM finds kernels by itself for an fp8 cache on this GPU; no where that is not known.
+
+    Read off platforms/cuda.py and v1/attention/backends of 0.8.5, 0.11 - 0.16 and 0.32. Since 0.11.1 it takes the first
+    backend that can, FlashInfer from compute capability 8.0 on; before, Hopper's or Blackwell's own, or none
+    (https://github.com/vllm-project/vllm/issues/26431). MLA and attention sinks have kernels of their own, which do fp8
+    on Hopper and datacentre Blackwell only.
+    """
+    at, newest = release(setup.version), setup.capability in (9.0, 10.0)
+    if model.latent:
+        return newest and at >= (0, 11, 0)
+    if model.architecture == "GptOssForCausalLM":
+        return newest and at >= (0, 16, 0)
+    if setup.capability == 9.0:
+        return at >= (0, 8, 5)
+    return (newest and at >= (0, 11, 0)) or (setup.capability >= 8.0 and at >= (0, 11, 1))
 
 
 def _wider(model: Model, start: Change) -> Iterator[Change]:

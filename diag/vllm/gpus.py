@@ -29,16 +29,36 @@ SIZES: Mapping[str, float] = {
     "v100-16": 15.77,
 }
 """Gibibytes by name: "GPU 0 has a total capacity of 79.10 GiB", "total_gpu_memory (15.77GiB)" in public reports."""
+CAPABILITIES: Mapping[str, float] = {
+    **{"v100": 7.0, "t4": 7.5, "a100": 8.0},
+    **dict.fromkeys(("a10", "a10g", "a40", "a6000", "rtx3090"), 8.6),
+    **dict.fromkeys(("l4", "l40", "l40s", "rtx4090"), 8.9),
+    **dict.fromkeys(("h100", "h200", "h20", "h800", "gh200"), 9.0),
+    **dict.fromkeys(("b200", "gb200"), 10.0),
+    **dict.fromkeys(("rtx5090", "rtxpro6000"), 12.0),
+}
+"""CUDA's compute capability by name (https://developer.nvidia.com/cuda-gpus)."""
 _ALIASES = {"a100": "a100-80", "a10": "a10g", "4090": "rtx4090", "3090": "rtx3090", "5090": "rtx5090"}
 
 
 def memory(name: str) -> int:
     """Bytes of a GPU by its name, h100 or "NVIDIA L40S"; BadUsage with the names that are known."""
-    plain = name.lower().removeprefix("nvidia").strip().replace(" ", "-").removeprefix("geforce-")
-    joined = plain.replace("rtx-", "rtx")
+    joined = _joined(name)
     found = SIZES.get(_ALIASES.get(joined, joined))
     if found is not None:
         return round(found * GIB)
     near = difflib.get_close_matches(joined, SIZES, n=1)
     hint = f"perhaps {near[0]}" if near else ", ".join(SIZES)
     raise BadUsage(f"the GPU {name[:60]!r} is not known ({hint}): give its memory with --gpu-memory 79.1GiB")
+
+
+def capability(name: str) -> float:
+    """CUDA's compute capability of a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; 0 where it is not known."""
+    joined = _joined(name).removeprefix("tesla-")
+    known = CAPABILITIES.get(_ALIASES.get(joined, joined)) or CAPABILITIES.get(joined.partition("-")[0])
+    return known or 0
+
+
+def _joined(name: str) -> str:
+    plain = name.lower().removeprefix("nvidia").strip().replace(" ", "-").removeprefix("geforce-")
+    return plain.replace("rtx-", "rtx").replace("pro-6000", "pro6000")

@@ -128,6 +128,8 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     found = [_of_stage(model, setup, measured or {}, kept, each) for each in weights(model, setup)]
     tightest = min(found, key=lambda each: each.blocks.low if each.blocks else each.pool.low if each.pool else 0)
     certain, doubts = _certain(tightest), _doubts(tightest, unknown)
+    if setup.lowering:
+        certain, doubts = [], list(dict.fromkeys((*certain, *_not_counted(setup.lowering), *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
     return replace(tightest, verdict=verdict, why=tuple(certain or doubts))
 
@@ -217,7 +219,11 @@ def uncounted(found: Ledger) -> list[str]:
     missing = [f"{row.name}: not known, {row.how}" for row in found.rows if not row.size and row.name != POOL]
     sees = found.model.vision and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
     eyes = ["the activations of its vision part"] if sees else []
-    return missing + [f"not counted: {each}" for each in (*found.setup.uncounted, *eyes)]
+    return missing + _not_counted((*found.setup.uncounted, *eyes, *found.setup.lowering))
+
+
+def _not_counted(reasons: Sequence[str]) -> list[str]:
+    return [f"not counted: {each}" for each in reasons]
 
 
 def _outside(found: Ledger) -> list[tuple[str, bool]]:

@@ -7,60 +7,27 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from diag.errors import BadUsage
+from diag.vllm import secrets
+from diag.vllm.families import FAMILIES, Family
+from diag.vllm.flags import release
+from diag.vllm.spared import Spared, spared
 
 MOST_BYTES = 4 * 2**20
 """Of a config.json; the largest ones hold a few hundred kilobytes of quantisation rules."""
 MOST = 2**30
 MOST_LAYERS = 2048
 CACHE = "~/.cache/huggingface"
-_ALREADY_SCALED = ("default", "llama3", "longrope", "su", "mrope", "yarn", "deepseek_yarn")
-"""vLLM 0.32, config/model.py: with these `max_position_embeddings` is not multiplied by `factor`."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """What an architecture's code has and its config.json does not say."""
-
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    norms: int = 2
-    """Of a layer, each one of the hidden size."""
-    tied: bool = False
-    """Whether the head is the embedding's matrix where the file does not say."""
-    experts: str = ""
-    """The field with the number of experts, "" for a dense model."""
-    width: str = "intermediate_size"
-    """The field with the width of one expert."""
-    dense: str = "intermediate_size"
-    """The field with the width of a layer without experts."""
-    every: int = 0
-    """A layer in so many attends to everything, the others to a window; 0 where the file says so itself."""
-
-
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(),
-    "Phi3ForCausalLM": Family(),
-    "GraniteForCausalLM": Family(tied=True),
-    "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "Qwen3ForCausalLM": Family(qk_norm=True),
-    "Gemma2ForCausalLM": Family(norms=4, tied=True, every=2),
-    "Gemma3ForCausalLM": Family(norms=4, tied=True, qk_norm=True, every=6),
-    "Gemma3ForConditionalGeneration": Family(norms=4, tied=True, qk_norm=True, every=6),
-    "MixtralForCausalLM": Family(experts="num_local_experts"),
-    "Qwen2MoeForCausalLM": Family(qkv_bias=True, experts="num_experts", width="moe_intermediate_size"),
-    "Qwen3MoeForCausalLM": Family(qk_norm=True, experts="num_experts", width="moe_intermediate_size"),
-    "DeepseekV2ForCausalLM": Family(experts="n_routed_experts", width="moe_intermediate_size"),
-    "DeepseekV3ForCausalLM": Family(experts="n_routed_experts", width="moe_intermediate_size"),
-    "GptOssForCausalLM": Family(qkv_bias=True, experts="num_local_experts", every=2),
-    "Llama4ForConditionalGeneration": Family(experts="num_local_experts", dense="intermediate_size_mlp"),
-}
-"""The architectures whose weights and KV cache can be computed; of any other one only its files can be weighed."""
+_LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions")
+"""Where vLLM looks for the longest context of a model that has no `max_position_embeddings`."""
+_UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
+"""With these no release multiplies `max_position_embeddings` by `factor` (config/model.py)."""
+YARN_UNSCALED, LONGROPE_SHORT = (0, 30, 0), (0, 11, 1)
+"""Since when YaRN's is not multiplied either, and LongRoPE's default is the context before it: read off the wheels."""
 
 
 class Config:
@@ -73,7 +40,8 @@ class Config:
     def size(self, name: str, default: int | None = None, most: int = MOST, least: int = 1) -> int:
         """A whole number of `least` to `most`; the default where the field is missing or null."""
         value = self.fields.get(name)
-        value = default if value is None else value
+        if value is None and default is not None:
+            return default
         if value is None:
             raise BadUsage(f"{self._place} has no {name!r}: it is not the config.json of a model that diag knows")
         if isinstance(value, float) and value.is_integer():
@@ -108,10 +76,10 @@ class Config:
 class Model:
     """A model's shape; `config` holds the fields of its language part.
 
-    `longest` is the context as vLLM derives it, `positions` how many it has angles for. `windows` has a number for each
-    layer: the tokens it attends to, 0 for all of them. `latent` is the width of what
-    MLA keeps of a token, 0 for other attention. `unknown` says why its KV cache cannot be computed, "" where it can;
-    `family` is None for an architecture that is not known.
+    `longest` is the most that vLLM takes for --max-model-len, `usual` the context without it, `positions` how many it
+    has angles for. `windows` has a number for each layer: the tokens it attends to, 0 for all of them. `latent` is the
+    width of what MLA keeps of a token, 0 for other attention. `unknown` says why its KV cache cannot be computed, ""
+    where it can; `family` is None for an architecture that is not known.
     """
 
     name: str
@@ -126,11 +94,13 @@ class Model:
     head_dim: int
     vocabulary: int
     longest: int
+    usual: int
     positions: int
     windows: tuple[int, ...]
     latent: int = 0
     tied: bool = False
     quantization: Mapping[str, Any] | None = None
+    spared: Spared = field(default_factory=Spared)
     vision: Mapping[str, Any] | None = None
     unknown: str = ""
 
@@ -163,19 +133,30 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     )
 
 
-def read(folder: Path, name: str = "") -> Model:
-    """The model of a folder with a config.json; BadUsage where that is none, in one sentence."""
+def read(folder: Path, name: str = "", version: str = "") -> Model:
+    """The model of a folder with a config.json, as that release reads it; BadUsage where that is none, in one sentence.
+
+    Without a release `longest` is the most that any of them takes, and every field must be there; with one, what is
+    missing of an architecture that is not known is 0.
+    """
     place = repr(str(folder / "config.json"))[1:-1]
     outer = Config(_object(folder / "config.json", place), place)
-    architectures = [each for each in outer.list("architectures") if isinstance(each, str)]
-    inner = outer.part("text_config")
-    config = Config({**outer.fields, **inner} if inner else outer.fields, place)
-    architecture = architectures[0] if architectures else str(outer.fields.get("model_type", "of no name"))
-    return _model(name or folder.name, folder, architecture, config, outer)
+    inner, family = outer.part("text_config"), FAMILIES.get(_architecture(outer))
+    given = {each: value for each, value in {**outer.fields, **inner}.items() if value is not None}
+    config = Config({**family.defaults, **given} if family else given, place)
+    return _model(name or folder.name, folder, config, outer, version)
+
+
+def _architecture(outer: Config) -> str:
+    """Its name; "" where the file has none."""
+    named = [each for each in outer.list("architectures") if isinstance(each, str)]
+    return named[0] if named else str(outer.fields.get("model_type", ""))
 
 
 def _object(file: Path, place: str) -> dict[str, Any]:
     try:
+        if file.exists() and not file.is_file():
+            raise BadUsage(f"{place} is no file: name a model's folder")
         with file.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
     except FileNotFoundError as error:
@@ -194,15 +175,18 @@ def _object(file: Path, place: str) -> dict[str, Any]:
     return found
 
 
-def _model(name: str, folder: Path, architecture: str, config: Config, outer: Config) -> Model:
+def _model(name: str, folder: Path, config: Config, outer: Config, version: str) -> Model:
+    architecture = _architecture(outer)
     family = FAMILIES.get(architecture)
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=2**16)
-    layers = config.size("num_hidden_layers", most=MOST_LAYERS)
+    missing = 0 if version and architecture and not family else None
+    hidden, heads = config.size("hidden_size", missing), config.size("num_attention_heads", missing, most=2**16)
+    layers = config.size("num_hidden_layers", missing, most=MOST_LAYERS)
     latent = config.size("kv_lora_rank", 0, least=0)
     windows, unknown = _windows(config, family or Family(), layers)
-    kv_heads = config.size("num_key_value_heads", heads, most=heads)
-    if heads % kv_heads:
+    kv_heads = config.size("num_key_value_heads", heads, most=heads or 2**16)
+    if kv_heads and heads % kv_heads:
         raise BadUsage(f"the model's {heads} attention heads are no multiple of its {kv_heads} key-value heads")
+    longest, quantization = _longest(config, version), _quantization(config, outer)
     return Model(
         name=name,
         folder=folder,
@@ -213,14 +197,16 @@ def _model(name: str, folder: Path, architecture: str, config: Config, outer: Co
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=config.size("head_dim", hidden // heads),
-        vocabulary=config.size("vocab_size"),
-        longest=_longest(config),
+        head_dim=config.size("head_dim", hidden // max(heads, 1)),
+        vocabulary=config.size("vocab_size", missing),
+        longest=longest if family or _declared(config) else MOST,
+        usual=_usual(config, version, longest),
         positions=max(_longest(config), config.size("max_position_embeddings", 2048)),
         windows=windows,
-        latent=latent + config.size("qk_rope_head_dim") if latent else 0,
+        latent=latent + config.size("qk_rope_head_dim", missing) if latent else 0,
         tied=outer.switch("tie_word_embeddings", config.switch("tie_word_embeddings", bool(family and family.tied))),
-        quantization=_quantization(config, outer),
+        quantization=quantization,
+        spared=spared(quantization or {}),
         vision=outer.part("vision_config") or None,
         unknown=unknown if family else f"the architecture {_shown(architecture)} is not one that diag knows",
     )
@@ -229,30 +215,43 @@ def _model(name: str, folder: Path, architecture: str, config: Config, outer: Co
 def _quantization(config: Config, outer: Config) -> Mapping[str, Any] | None:
     """The method and its settings; modelopt writes a compression_config at times."""
     for each in (outer, config):
-        for field in ("quantization_config", "compression_config"):
-            if found := each.part(field):
+        for name in ("quantization_config", "compression_config"):
+            if found := each.part(name):
                 return found
     return None
 
 
-def _longest(config: Config) -> int:
-    """The longest context as vLLM derives it where --max-model-len is not given."""
-    longest = config.size("max_position_embeddings", config.size("model_max_length", 2048))
-    scaling = config.part("rope_scaling") or config.part("rope_parameters")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    factor = scaling.get("factor")
-    original = scaling.get("original_max_position_embeddings")
-    if kind in ("longrope", "su"):
-        return config.size("original_max_position_embeddings", longest)
-    if (
-        not isinstance(factor, int | float)
-        or not 1 <= factor <= 2**16
-        or "gemma3" in str(config.fields.get("model_type"))
-    ):
+def _declared(config: Config) -> int:
+    """The longest context that the file names; 0 where it names none."""
+    lengths = [config.size(each) for each in _LENGTHS if each in config.fields]
+    return config.size("max_position_embeddings", min(lengths, default=0))
+
+
+def _longest(config: Config, version: str = "") -> int:
+    """The longest context as vLLM derives it."""
+    longest = _declared(config) or 2048
+    scaling, kind = _scaling(config)
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    unscaled = kind in _UNSCALED or ("yarn" in kind and release(version) >= YARN_UNSCALED)
+    if unscaled or "gemma3" in str(config.fields.get("model_type")):
         return longest
-    if "yarn" in str(kind):  # files of older models give the length before, those of newer ones the length after it
-        return max(longest, int(original * factor)) if isinstance(original, int) else longest
-    return longest if kind in _ALREADY_SCALED else min(int(longest * factor), MOST)
+    if not isinstance(factor, int | float) or not 1 <= factor <= 2**16:
+        return longest
+    if kind == "yarn":
+        longest = original if isinstance(original, int) and 1 <= original <= MOST else longest
+    return min(int(longest * factor), MOST)
+
+
+def _usual(config: Config, version: str, longest: int) -> int:
+    """The context where --max-model-len is not given: long factors cost short prompts."""
+    if _scaling(config)[1] in ("longrope", "su") and (not version or release(version) >= LONGROPE_SHORT):
+        return config.size("original_max_position_embeddings", longest)
+    return longest
+
+
+def _scaling(config: Config) -> tuple[Mapping[str, Any], str]:
+    scaling = config.part("rope_scaling") or config.part("rope_parameters")
+    return scaling, str(scaling.get("rope_type", scaling.get("type", "default")))
 
 
 def _windows(config: Config, family: Family, layers: int) -> tuple[tuple[int, ...], str]:
@@ -260,7 +259,7 @@ def _windows(config: Config, family: Family, layers: int) -> tuple[tuple[int, ..
     window = config.size("sliding_window", 0, least=0) if config.fields.get("use_sliding_window") is not False else 0
     kinds = config.list("layer_types")
     known = {"full_attention": 0, "sliding_attention": window, "chunked_attention": 0}
-    if kinds and (len(kinds) != layers or any(each not in known for each in kinds)):
+    if kinds and (len(kinds) != layers or any(str(each) not in known for each in kinds)):
         other = sorted({str(each) for each in kinds} - known.keys())
         why = f"layers of the kind {_shown(other[0])}" if other else f"{len(kinds)} layer_types for {layers} layers"
         return (0,) * layers, f"{why} are not covered"
@@ -273,6 +272,6 @@ def _windows(config: Config, family: Family, layers: int) -> tuple[tuple[int, ..
 
 
 def _shown(value: object) -> str:
-    """What a file holds, short and without a terminal's escapes."""
-    text = repr(value)
+    """What a file or a command holds, short, without a terminal's escapes and without secrets."""
+    text = secrets.hidden(repr(value))
     return text if len(text) <= 80 else f"{text[:76]} ..."

@@ -2,13 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Literal, Self
 
 from diag.errors import BadUsage
 from diag.vllm.files import on_disk
+from diag.vllm.flags import release
 from diag.vllm.model import Model
 from diag.vllm.setup import GIB, Setup
-from diag.vllm.weights import Part, Precision, absorbed, of_stage, precision, rotary, stages, weigh
+from diag.vllm.weights import (
+    Part,
+    Precision,
+    absorbed,
+    block_size,
+    group_size,
+    of_stage,
+    precision,
+    rotary,
+    stages,
+    weigh,
+)
 
 Basis = Literal["exact", "estimated", "unknown"]
 SCALES, QUANTISED, EYES = 0.01, 0.03, 0.1
@@ -17,6 +30,8 @@ GRAPHS = 0.1, 2.0
 """GiB of captured CUDA graphs in public logs: 0.23 (8B), 0.37 (0.6B), 0.67 (7B), 1.62 estimated (35B MoE)."""
 ALONE, TOGETHER = (0.05, 0.4), (0.2, 1.2)
 """GiB that torch did not allocate: 0.05 - 0.26 on one GPU; 0.20 - 0.33 with TP 2 and 4, 0.95 with experts spread."""
+
+_CUT_BLOCKS, _LEAST_BLOCK = (0, 29, 0), 32
 
 
 @dataclass(frozen=True)
@@ -70,13 +85,42 @@ def check(model: Model, setup: Setup) -> None:
         raise BadUsage(
             f"vLLM refuses --tensor-parallel-size {setup.tensor}: the model's {what} cannot be divided by it"
         )
-    if setup.pipeline > model.layers:
+    _check_scales(model, setup)
+    if setup.pipeline > model.layers > 0:
         raise BadUsage(f"--pipeline-parallel-size {setup.pipeline} is more than the model's {model.layers} layers")
     if setup.length > model.longest and not setup.overlong:
         raise BadUsage(
             f"vLLM refuses --max-model-len {setup.length}: the model's own longest context is {model.longest}; give"
             " that or less"
         )
+
+
+def _check_scales(model: Model, setup: Setup) -> None:
+    """Refuse a share of a matrix that ends within the numbers of one scale.
+
+    Groups of inputs: awq, gptq and compressed-tensors. Blocks of fp8: experts, up to 0.28; newer releases cut the
+    blocks down to 32 (fused_moe/oracle/fp8.py).
+    """
+    family, settings = model.family, model.quantization or {}
+    if not family or setup.tensor * setup.data == 1:
+        return
+    group, block = group_size(settings), block_size(settings)
+    attention = model.heads * (model.config.size("v_head_dim") if model.latent else model.head_dim)
+    for inner in (attention,) if family.experts else (attention, width(model)):
+        if group and group < inner and inner // setup.tensor % group:
+            raise BadUsage(_cut(setup, f"{inner // setup.tensor:,} inputs of a matrix", f"groups of {group}"))
+    if not (family.experts and block) or setup.spread:
+        return
+    share = model.config.size(family.width) // (setup.tensor * setup.data)
+    finer = gcd(block, share, model.hidden) >= _LEAST_BLOCK and release(setup.version) >= _CUT_BLOCKS
+    if share % block and not finer:
+        raise BadUsage(_cut(setup, f"{share:,} columns of an expert", f"blocks of {block}"))
+
+
+def _cut(setup: Setup, share: str, unit: str) -> str:
+    among = f"--tensor-parallel-size {setup.tensor}"
+    among += f" and --data-parallel-size {setup.data}" if setup.data > 1 else ""
+    return f"{among} cannot work with vLLM {setup.version}: {share} on a GPU are no whole {unit}, which share a scale"
 
 
 def _kv_divides(model: Model, tensor: int) -> bool:
@@ -103,17 +147,27 @@ def weights(model: Model, setup: Setup) -> list[Stage]:
     copies = weigh([absorbed(model)], bits, setup.tensor, 1) // setup.pipeline + weigh([rotary(model)], bits, 1, 1)
     gpus = setup.gpus * setup.data
     measured = bits.exact and not model.vision if not files else gpus == 1
-    exact = bool(measured) and not model.latent and not setup.offload
+    exact = bool(measured) and not model.latent and not setup.offload and not bits.padded
+    most = replace(bits, expert=bits.expert * _padding(model, setup.tensor * setup.data)) if bits.padded else bits
     by_shape = EYES if model.vision else SCALES if bits.exact else QUANTISED
     slack = 0 if exact else SCALES if files else by_shape
     how = "its *.safetensors files" if files else ", ".join(filter(None, ("the shape in config.json", bits.named)))
     how += f", a share of {gpus} GPUs" if gpus > 1 else ""
     found = []
     for span, own in zip(spans, parts, strict=True):
-        size = max(_share(own, bits, setup, files, total) + copies - setup.offload, 0)
-        both = Range(round(size * (1 - slack)), round(size * (1 + slack)))
+        low, high = (max(_share(own, each, setup, files, total) + copies - setup.offload, 0) for each in (bits, most))
+        both = Range(round(low * (1 - slack)), round(high * (1 + slack)))
         found.append(Stage(len(span), both, "exact" if exact else "estimated", how))
     return found
+
+
+def _padding(model: Model, ways: int) -> float:
+    """By how much kernels enlarge MXFP4 experts at most, divided among so many GPUs.
+
+    Marlin and TRT-LLM want a hidden size in steps of 256 and a width in steps of 128 (fused_moe/oracle/mxfp4.py).
+    """
+    share = -(-model.config.size(model.family.width) // ways) if model.family else 1
+    return -(-model.hidden // 256) * 256 / model.hidden * (-(-share // 128) * 128 / share)
 
 
 def _share(parts: Sequence[Part], bits: Precision, setup: Setup, files: int | None, total: int) -> int:

@@ -1,14 +1,16 @@
 """The numbers of a command that decide about memory, defaults filled in by release and GPU."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from diag.errors import BadUsage
 from diag.vllm.command import Command
 from diag.vllm.defaults import default
 from diag.vllm.flags import release, versions
+from diag.vllm.gpus import capability
 from diag.vllm.model import Model
+from diag.vllm.secrets import hidden
 
 GIB = 2**30
 _UNITS: Mapping[str, int] = {
@@ -26,11 +28,20 @@ _UNCOUNTED: Mapping[str, str] = {
     "--spec-model": "the draft model",
     "--enable-lora": "LoRA adapters",
     "--lora-modules": "LoRA adapters",
+    "--quantization-param-path": "the scales of --quantization-param-path",
+    "--rope-scaling": "what --rope-scaling changes",
+    "--num-redundant-experts": "redundant experts",
+}
+"""Flags that take memory in a way that is not computed."""
+_LOWERING: Mapping[str, str] = {
     "--hf-overrides": "what --hf-overrides changes",
     "--decode-context-parallel-size": "decode context parallelism",
-    "--quantization-param-path": "the scales of --quantization-param-path",
+    "--offload-group-size": "weights that --offload-group-size keeps in the host's memory",
 }
-"""Flags that change the ledger in a way that is not computed."""
+"""Flags that may save some of what is computed."""
+_OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
+_REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
+PARTITION = "VLLM_PP_LAYER_PARTITION"
 _CPU_BLOCK, _BLOCK = 128, 16
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -48,7 +59,9 @@ class Gpu:
 class Setup:
     """How a server is to run. Bytes are bytes; `length` is --max-model-len, `fitted` where vLLM chooses it itself.
 
-    `overlong` is whether it may be longer than the model's own.
+    `overlong` is whether it may be longer than the model's own. `uncounted` takes memory that stands nowhere,
+    `lowering` may save some of what does. `capability` is CUDA's of the GPU, 0 where it is not known; `spread` is
+    whether experts are whole, each on one GPU.
 
     `pool` is a KV cache of a fixed size, `blocks` one of a fixed number of blocks; `free` what is free at the start,
     where something said so. `graphs_inside` is whether CUDA graphs are part of the budget (0.20.0 and later).
@@ -79,6 +92,9 @@ class Setup:
     text_only: bool = False
     overlong: bool = False
     uncounted: tuple[str, ...] = ()
+    lowering: tuple[str, ...] = ()
+    capability: float = 0
+    spread: bool = False
 
     @property
     def in_flight(self) -> int:
@@ -99,7 +115,8 @@ def size(text: str, what: str, least: int = 1, most: int = MOST) -> int:
     number = float(match[1]) * _UNITS[unit] if match and unit is not None and len(match[1]) < 20 else 0
     if not least <= number <= most:
         bound = f" of {least / GIB:g} to {most / GIB:g} GiB" if least >= GIB else f" of {least} to {most}"
-        raise BadUsage(f"{what} {text[:40]!r} is no size: expected a number such as 32768, 32k or 79.1GiB,{bound}")
+        told = f"{what} {hidden(text)[:40]!r}"
+        raise BadUsage(f"{told} is no size: expected a number such as 32768, 32k or 79.1GiB,{bound}")
     return int(number)
 
 
@@ -133,16 +150,45 @@ def setup(command: Command, model: Model, gpu: Gpu, version: str = "") -> Setup:
         hybrid=at >= (0, 9, 1) and not command.switched("--disable-hybrid-kv-cache-manager") and not cpu,
         cpu=cpu,
         text_only=bool(command.switched("--language-model-only")),
-        overlong=command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1",
-        uncounted=tuple(dict.fromkeys(why for flag, why in _UNCOUNTED.items() if command.get(flag) not in (None, "1"))),
+        overlong=_overlong(command),
+        uncounted=tuple(dict.fromkeys(_uncounted(command, model))),
+        lowering=tuple(_lowering(command)),
+        capability=capability(gpu.name),
+        spread=bool(command.switched("--enable-expert-parallel")),
     )
+
+
+def _mentions(command: Command, flag: str) -> bool:
+    """Whether a flag is given, whole or by one of its keys, and not switched off."""
+    return any(each.name == flag and " ".join(each.values) != _OFF.get(flag) for each in command.given)
+
+
+def _overlong(command: Command) -> bool:
+    changed = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
+    return changed or command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+
+
+def _uncounted(command: Command, model: Model) -> Iterator[str]:
+    yield from (why for flag, why in _UNCOUNTED.items() if _mentions(command, flag))
+    if any(_REDUNDANT.search(f"{each.spelled} {' '.join(each.values)}") for each in command.given):
+        yield "redundant experts"
+    if any(model.windows) and 0 in model.windows and _mentions(command, "--kv-transfer-config"):
+        yield "whether layers keep their windows with the connector of --kv-transfer-config"  # not all support it
+    if model.spared.unread:
+        yield f"what the files leave unquantised by {model.spared.unread[0][:60]!r}"
+
+
+def _lowering(command: Command) -> Iterator[str]:
+    yield from (why for flag, why in _LOWERING.items() if _mentions(command, flag))
+    if PARTITION in command.environment and _count(command, "--pipeline-parallel-size") > 1:
+        yield f"how {PARTITION} divides the layers"
 
 
 def _length(command: Command, model: Model) -> tuple[int, bool]:
     given = command.get("--max-model-len")
     if given in ("auto", "-1"):
-        return model.longest, True
-    return (size(given, "--max-model-len", most=2**30), False) if given is not None else (model.longest, False)
+        return model.usual, True
+    return (size(given, "--max-model-len", most=2**30), False) if given is not None else (model.usual, False)
 
 
 def _whole(command: Command, flag: str) -> int | None:
@@ -164,7 +210,7 @@ def _number(command: Command, flag: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 2**20:
-        raise BadUsage(f"{flag} {str(given)[:40]!r} is no size in GiB")
+        raise BadUsage(f"{flag} {hidden(str(given))[:40]!r} is no size in GiB")
     return value
 
 
@@ -177,7 +223,8 @@ def _share(command: Command, version: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise BadUsage(f"--gpu-memory-utilization {given[:40]!r} is no share: expected a number above 0 and up to 1")
+        told = f"--gpu-memory-utilization {hidden(given)[:40]!r}"
+        raise BadUsage(f"{told} is no share: expected a number above 0 and up to 1")
     return value
 
 

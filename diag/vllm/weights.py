@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from diag.vllm.model import Config, Family, Model
+from diag.vllm.families import Family
+from diag.vllm.model import Config, Model
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
@@ -21,22 +22,30 @@ Kind = Literal["plain", "linear", "expert", "vocabulary"]
 
 @dataclass(frozen=True)
 class Part:
-    """Some matrices: how many numbers they hold and among how many GPUs at most they can be divided."""
+    """Some matrices: how many numbers they hold and among how many GPUs at most they can be divided.
+
+    `modules` are their names in the layer, of matrices of one size.
+    """
 
     elements: int
     ways: int = 1
     kind: Kind = "plain"
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Bits that a number takes in matrices of each kind; `exact` where no scales had to be estimated."""
+    """Bits that a number takes in matrices of each kind; `exact` where no scales had to be estimated.
+
+    `padded` is whether vLLM may enlarge the experts for its kernels.
+    """
 
     linear: float = _HALF
     expert: float = _HALF
     plain: float = _HALF
     exact: bool = True
     named: str = ""
+    padded: bool = False
 
     def of(self, part: Part) -> float:
         """Bits of one number of this part."""
@@ -53,15 +62,27 @@ def layer(model: Model, at: int) -> tuple[Part, ...]:
     attention = _latent(model) if model.latent else _attention(model, family)
     has_experts = family.experts and _has_experts(model, family, at)
     feed = _experts(model, family) if has_experts else _dense(model, model.config.size(family.dense))
-    return (*attention, *feed, Part(family.norms * model.hidden))
+    parts = (*attention, *feed, Part(family.norms * model.hidden))
+    return tuple(chain.from_iterable(_by_bits(model, at, each) for each in parts))
+
+
+def _by_bits(model: Model, at: int, part: Part) -> Iterator[Part]:
+    """What of the matrices is quantised, and what the files leave as it was."""
+    left = sum(model.spared.has(f"model.layers.{at}.{each}") for each in part.modules)
+    if not left:
+        yield part
+        return
+    for count, kind in ((len(part.modules) - left, part.kind), (left, "plain")):
+        if count:
+            yield Part(part.elements * count // len(part.modules), part.ways, kind)
 
 
 def _attention(model: Model, family: Family) -> Iterator[Part]:
     config, size = model.config, model.head_dim
     queries, keys = model.heads * size, model.kv_heads * size
     both = config.switch("attention_bias")
-    yield Part(2 * model.hidden * queries, EVERY, "linear")
-    yield Part(2 * model.hidden * keys, model.kv_heads, "linear")
+    yield Part(2 * model.hidden * queries, EVERY, "linear", ("self_attn.q_proj", "self_attn.o_proj"))
+    yield Part(2 * model.hidden * keys, model.kv_heads, "linear", ("self_attn.k_proj", "self_attn.v_proj"))
     if family.qkv_bias or both:
         yield Part(queries, EVERY)
         yield Part(2 * keys, model.kv_heads)
@@ -79,11 +100,13 @@ def _latent(model: Model) -> Iterator[Part]:
     rank, rope = config.size("kv_lora_rank"), config.size("qk_rope_head_dim")
     nope, value = config.size("qk_nope_head_dim"), config.size("v_head_dim")
     down = config.size("q_lora_rank", 0, least=0)
-    yield Part((down or heads * (nope + rope)) * hidden, 1 if down else EVERY, "linear")
+    first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
+    yield Part((down or heads * (nope + rope)) * hidden, 1 if down else EVERY, "linear", (first,))
     if down:
-        yield Part(down * heads * (nope + rope), EVERY, "linear")
-    yield Part(hidden * (rank + rope), 1, "linear")
-    yield Part(rank * heads * (nope + value) + heads * value * hidden, EVERY, "linear")
+        yield Part(down * heads * (nope + rope), EVERY, "linear", ("self_attn.q_b_proj",))
+    yield Part(hidden * (rank + rope), 1, "linear", ("self_attn.kv_a_proj_with_mqa",))
+    yield Part(rank * heads * (nope + value), EVERY, "linear", ("self_attn.kv_b_proj",))
+    yield Part(heads * value * hidden, EVERY, "linear", ("self_attn.o_proj",))
     yield Part(down + rank)
 
 
@@ -97,10 +120,14 @@ def absorbed(model: Model) -> Part:
 
 
 def _dense(model: Model, width: int) -> Iterator[Part]:
-    yield Part(3 * model.hidden * width, EVERY, "linear")
+    yield Part(3 * model.hidden * width, EVERY, "linear", _three("mlp"))
     if model.config.switch("mlp_bias"):
         yield Part(2 * width, EVERY)
         yield Part(model.hidden)
+
+
+def _three(block: str) -> tuple[str, ...]:
+    return tuple(f"{block}.{each}_proj" for each in ("gate", "up", "down"))
 
 
 def _has_experts(model: Model, family: Family, at: int) -> bool:
@@ -117,13 +144,13 @@ def _has_experts(model: Model, family: Family, at: int) -> bool:
 def _experts(model: Model, family: Family) -> Iterator[Part]:
     config, hidden = model.config, model.hidden
     count, width = config.size(family.experts, most=2**16), config.size(family.width)
-    yield Part(count * 3 * hidden * width, EVERY, "expert")
+    yield Part(count * 3 * hidden * width, EVERY, "expert", ("mlp.experts",))
     yield Part(count * hidden)  # the router
     if model.architecture == "GptOssForCausalLM":
         yield Part(count * (2 * width + hidden + 1))  # biases
     shared = _shared(model, width)
     if shared:
-        yield Part(3 * hidden * shared, EVERY, "linear")
+        yield Part(3 * hidden * shared, EVERY, "linear", _three("mlp.shared_experts"))
     if model.architecture == "Qwen2MoeForCausalLM":
         yield Part(hidden)
 
@@ -212,7 +239,7 @@ def precision(model: Model, wanted: str = "", whole: bool = False) -> Precision 
     if not method:
         return Precision(plain, plain, plain)
     if method == "mxfp4":
-        return Precision(plain, 4 + 8 / 32, plain, False, "mxfp4 experts, 8-bit scales of 32")
+        return Precision(plain, 4 + 8 / 32, plain, False, "mxfp4 experts, 8-bit scales of 32", True)
     bits = _bits(method, settings)
     return None if bits is None else Precision(bits, bits, plain, False, f"{method}, {bits:.3g} bits with its scales")
 
@@ -231,9 +258,31 @@ def _bits(method: str, settings: Mapping[str, Any]) -> float | None:
     width = settings.get("bits", settings.get("w_bit", settings.get("num_bits")))
     if method not in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors") or width not in (2, 3, 4, 8):
         return None
-    group = settings.get("group_size", settings.get("q_group_size", 128))
+    group = _group(settings)
     scale = 8 if settings.get("type") == "float" else _HALF + width  # of NVFP4; of others with a zero point
     return float(width) + (scale / group if width < 8 and isinstance(group, int) and group > 0 else 0)
+
+
+def _group(settings: Mapping[str, Any]) -> Any:
+    return settings.get("group_size", settings.get("q_group_size", 128))
+
+
+def group_size(settings: Mapping[str, Any]) -> int:
+    """Inputs of a matrix that share a scale; 0 where a quantization_config says nothing of such."""
+    method = str(settings.get("quant_method", "")).lower()
+    if method == "compressed-tensors":
+        packed = _compressed(settings)
+        group = 0 if packed.get("type") == "float" else packed.get("group_size")
+    else:
+        group = _group(settings) if method in ("awq", "awq_marlin", "gptq", "gptq_marlin") else 0
+    return group if isinstance(group, int) and group > 0 else 0
+
+
+def block_size(settings: Mapping[str, Any]) -> int:
+    """Columns of an fp8 matrix that share a scale; 0 where there are no blocks."""
+    blocks = settings.get("weight_block_size")
+    size = blocks[0] if isinstance(blocks, list) and blocks else 0
+    return size if isinstance(size, int) and size > 0 else 0
 
 
 def _compressed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
