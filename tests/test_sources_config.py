@@ -4,6 +4,7 @@ import pytest
 
 from diag.sources import config
 from diag.sources.config import Told, from_server_info
+from diag.sources.launch import SET
 from diag.sources.pages import Table, Target
 
 INFO = {
@@ -171,7 +172,7 @@ def test_an_exporter_that_says_what_another_source_says_is_no_source_of_it() -> 
 
 def test_the_words_are_no_numbers_and_no_notes() -> None:
     settled = config.settle({"kv_cache_dtype": "auto"}, Told(process="vllm serve m --kv-cache-dtype fp8 --dtype half"))
-    assert (settled.settings["kv_cache_dtype"].value, settled.settings["kv_cache_dtype"].contradicted) == ("fp8", ())
+    assert settled.settings["kv_cache_dtype"].value == "fp8"
     assert (settled.numbers, settled.notes("h:1")) == ({}, [])
 
 
@@ -189,7 +190,7 @@ def test_server_info_is_read_wherever_a_release_keeps_it() -> None:
             "performance_mode": "throughput",
         },
     }
-    more = {"attention_backend": "FLASH_ATTN", "performance_mode": "throughput"}
+    more = {"attention_backend": "FLASH_ATTN", "performance_mode": "throughput", "distributed_executor_backend": SET}
     numbers = {"api_server_count": 2, "max_loras": 3, "cpu_offload_gb": 4}
     expected = numbers | more | {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3", "scheduling_policy": "priority"}
     assert from_server_info(answer) == expected
@@ -213,3 +214,29 @@ def test_server_info_is_read_wherever_a_release_keeps_it() -> None:
 )
 def test_it_is_known_whether_everything_that_was_set_is_here(told: Told, unread: str) -> None:
     assert config.settle({}, told).unread == unread
+
+
+@pytest.mark.parametrize(
+    ("flag", "asked", "seen", "differ"),
+    [
+        ("kv_cache_dtype", "fp8", "auto", ("fp8",)),
+        ("kv_cache_dtype", "auto", "fp8", ()),
+        ("kv_cache_dtype", "fp8", "fp8", ()),
+        ("dtype", "bfloat16", "auto", ()),
+        ("dtype", "bfloat16", "float16", ("bfloat16",)),
+        ("quantization", "fp8", "auto", ()),
+    ],
+)
+def test_auto_is_open_where_a_command_or_a_file_of_the_model_may_say_more(
+    flag: str, asked: str, seen: str, differ: tuple[str, ...]
+) -> None:
+    told = Told(launch=f"vllm serve m --{flag.replace('_', '-')} {asked}", log={flag: seen})
+    setting = config.settle({}, told).settings[flag]
+    assert (setting.value, tuple(each.value for each in setting.contradicted)) == (seen, differ)
+
+
+def test_who_says_no_more_than_that_it_is_set_is_trusted_least() -> None:
+    told = Told(process="vllm serve m --max-num-seqs $SEQS --block-size x", log={"max_num_seqs": 7.0})
+    settled = config.settle({}, told)
+    assert (settled.settings["max_num_seqs"].value, settled.settings["max_num_seqs"].contradicted) == (7, ())
+    assert (settled.settings["block_size"].value, settled.numbers) == (SET, {"max_num_seqs": 7})

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diag.sources.launch import read, redact
+from diag.errors import BadUsage
+from diag.sources.launch import SET, read
+from diag.vllm.script import statements
+from diag.vllm.secrets import redact
 
 
 @pytest.mark.parametrize(
@@ -48,8 +51,16 @@ def test_flags_are_read(command: str, expected: dict[str, float]) -> None:
     [
         ("vllm serve m --kv-cache-dtype fp8 --dtype=bfloat16", {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}),
         ("vllm serve m --dtype auto", {}),
-        ("vllm serve m --quantization /etc/passwd", {}),
-        ("vllm serve m --quantization hf_abcdefgh1234", {}),
+        ("vllm serve m --quantization /etc/passwd", {"quantization": SET}),
+        ("vllm serve m --quantization hf_abcdefgh1234", {"quantization": SET}),
+        (
+            "vllm serve m --distributed-executor-backend our.company.serving.executors.ray.OurRayExecutor",
+            {"distributed_executor_backend": SET},
+        ),
+        (
+            "vllm serve m --max-num-seqs=1,024 --watermark x --block-size $SIZE",
+            {"max_num_seqs": SET, "watermark": SET, "block_size": SET},
+        ),
         ("vllm serve m --distributed-executor-backend ray", {"distributed_executor_backend": "ray"}),
         ("vllm serve m --served-model-name secret --port 80", {}),
         ("vllm serve m -asc 2 -dpl 3", {"api_server_count": 2, "data_parallel_size_local": 3}),
@@ -92,11 +103,18 @@ def test_no_file_is_opened_for_a_command_that_may_be_anothers(tmp_path: Path) ->
 
 
 def test_the_environment_that_matters_is_read_without_secrets_and_places() -> None:
-    variables = "CUDA_VISIBLE_DEVICES=0,1 VLLM_API_KEY=hush NCCL_DEBUG=INFO VLLM_CACHE_ROOT=/srv/x PATH=/bin A=1"
+    variables = (
+        "CUDA_VISIBLE_DEVICES=0,1 VLLM_API_KEY=hush NCCL_DEBUG=INFO VLLM_CACHE_ROOT=/srv/x PATH=/bin A=1"
+        " VLLM_HOST_IP=10.1.2.3 VLLM_DP_MASTER_IP=node-1 NCCL_COMM_ID=node-1:2950 VLLM_X=h.corp.com VLLM_Y=fe80::1"
+        " NCCL_IB_HCA=mlx5_0:1,mlx5_1:1 PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,garbage_collection_threshold:0.8"
+    )
     assert read(f"{variables} vllm serve m").environment == {
         "CUDA_VISIBLE_DEVICES": "0,1",
         "NCCL_DEBUG": "INFO",
-        "VLLM_CACHE_ROOT": "(set)",
+        "NCCL_IB_HCA": "mlx5_0:1,mlx5_1:1",
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,garbage_collection_threshold:0.8",
+        **dict.fromkeys(("VLLM_CACHE_ROOT", "VLLM_HOST_IP", "VLLM_DP_MASTER_IP", "NCCL_COMM_ID", "VLLM_X"), "(set)"),
+        "VLLM_Y": "(set)",
     }
 
 
@@ -121,7 +139,59 @@ def test_the_environment_that_matters_is_read_without_secrets_and_places() -> No
         ("vllm serve m --x hf_abcdefgh1234", "vllm serve m --x REDACTED"),
         ("curl -H 'Authorization: Bearer abcdef123' u", "curl -H 'Authorization: Bearer REDACTED' u"),
         ("bash -c 'vllm serve m --api-key abc'", "bash -c 'vllm serve m --api-key REDACTED'"),
+        ("ssh h 'vllm serve m --api-key abc'", "ssh h 'vllm serve m --api-key REDACTED'"),
         ("vllm serve m --api-key 'abc", "vllm serve m --api-key REDACTED"),
+        ("vllm serve m --hf-tok abc --swap-space 4", "vllm serve m --hf-tok REDACTED --swap-space 4"),
+        ("vllm serve m --api abc --port 80", "vllm serve m --api REDACTED --port 80"),
+        ("vllm serve --hf-token abc m", "vllm serve --hf-token REDACTED m"),
+        ("vllm serve m --api-key -abc --port 80", "vllm serve m --api-key REDACTED --port 80"),
+        ("vllm serve m '--api-key' 'abc'", "vllm serve m '--api-key' REDACTED"),
+        ("vllm serve m '--api-key=abc' \\\n --port 80", "vllm serve m --api-key=REDACTED \\\n --port 80"),
+        ("vllm serve m --api-key \\\n abc \\\n --port 80", "vllm serve m --api-key \\\n REDACTED \\\n --port 80"),
+        ("vllm serve m --api-key=$(echo abc)", "vllm serve m --api-key=REDACTED"),
+        ("vllm serve m --api-key $(cat $(ls /k)) --port 80", "vllm serve m --api-key REDACTED --port 80"),
+        (
+            "vllm serve $(get --token abc) --x `get --token abc`",
+            "vllm serve $(get --token REDACTED) --x `get --token REDACTED`",
+        ),
+        ("VLLM_API_KEY=abc;vllm serve m", "VLLM_API_KEY=REDACTED;vllm serve m"),
+        ("docker login --password-stdin\nvllm serve m", "docker login --password-stdin\nvllm serve m"),
+        ("vllm serve m --api-key\nabc", "vllm serve m --api-key\nREDACTED"),
+        ("vllm serve m --api-key # abc", "vllm serve m --api-key #"),
+        ("(vllm serve m --api-key abc) && echo b", "(vllm serve m --api-key REDACTED) && echo b"),
+        (
+            "echo $T | docker login --password-stdin; vllm serve m",
+            "echo $T | docker login --password-stdin; vllm serve m",
+        ),
+        (
+            "VLLM_API_KEY=abc; vllm serve m --api-key a|b",
+            "VLLM_API_KEY=REDACTED; vllm serve m --api-key REDACTED|REDACTED",
+        ),
+        ("sshpass -p abc ssh -p 22 h vllm serve m", "sshpass -p REDACTED ssh -p 22 h vllm serve m"),
+        ("sshpass -p'a b' ssh h && curl -s -u me:abc 'u v'", "sshpass -pREDACTED ssh h && curl -s -u REDACTED 'u v'"),
+        ("ssh root:abc@h docker run vllm:v1@sha256:ab", "ssh REDACTED@h docker run vllm:v1@sha256:ab"),
+        ('docker run --env "HF_TOKEN=$HF_TOKEN" -p 8000:8000 i', "docker run --env HF_TOKEN=REDACTED -p 8000:8000 i"),
+        ('sh -c "VLLM_API_KEY=abc vllm serve $M"', 'sh -c VLLM_API_KEY="REDACTED vllm serve $M"'),
+        ("""vllm serve m --x '{"key": 98765, "a": 1}'""", """vllm serve m --x '{"key": "REDACTED", "a": 1}'"""),
+        ("vllm serve m --x /home/alice/a\\ b", "vllm serve m --x ~/a\\ b"),
+        ("""vllm serve m --x "{'api_keys': ['b']}" """, """vllm serve m --x "{'api_keys': 'REDACTED'}" """),
+        (
+            """vllm serve m --x '{"a": "{\\"a_key\\": \\"b\\"}", "eos_token_id": 4}'""",
+            """vllm serve m --x '{"a": "{\\"a_key\\": \\"REDACTED\\"}", "eos_token_id": 4}'""",
+        ),
+        (
+            "curl -H 'X-Api-Key: abc d' -H 'Authorization: token abc' u",
+            "curl -H 'X-Api-Key: REDACTED' -H 'Authorization: token REDACTED' u",
+        ),
+        ("vllm serve 'https://h/m?token=abc&x=1'", "vllm serve 'https://h/m?token=REDACTED&x=1'"),
+        (
+            """vllm serve --allowed-origins '["https://h?a=1&key=abc"]'""",
+            """vllm serve --allowed-origins '["https://h?a=1&key=REDACTED"]'""",
+        ),
+        ("vllm serve s3://AKIAABCDEFGHIJKLMNOP/m", "vllm serve s3://REDACTED/m"),
+        ("vllm serve m --x eyJhbGciOiJI.eyJzdWIi.abc_d", "vllm serve m --x REDACTED"),
+        ("# don't\nvllm serve m --x 'y' # my token is abc", "# don't\nvllm serve m --x 'y' #"),
+        ("vllm serve '/home/alice/my m' --x='/home/alice/y'", "vllm serve ~/'my m' --x=~/y"),
     ],
 )
 def test_secrets_are_taken_out(command: str, expected: str) -> None:
@@ -134,16 +204,44 @@ def test_secrets_are_taken_out(command: str, expected: str) -> None:
         "vllm serve m --max-num-batched-tokens 2048 --long-prefill-token-threshold 256 --tokenizer t --enforce-eager",
         "VLLM_CPU_OMP_THREADS_BIND=0|1  python -m vllm --dbo-decode-token-threshold 32 --enable-auto-tool-choice",
         "vllm serve m  \\\n  --served-model-name 'a b' --disable-log-stats",
+        "vllm serve m --hf_overrides '{\"max_tokens\": 3}' --allow-credentials --disable-log-stats",
+        "vllm serve m --x '' a",
+        "vllm serve --allow-credentials m",
+        "curl http://h; docker run -u 1000 vllm/vllm-openai m",
+        "# don't forget the pool\nvllm serve m --x 'y'",
     ],
 )
 def test_what_is_no_secret_stays_as_it_is(command: str) -> None:
     assert redact(command) == command
 
 
+PIECES = (
+    *("a", "b c", " ", "=", "-", "'", '"', "\\", ":", "/", "@", "\n", ";", "|", "#", "$X", "$(a b)", "~"),
+    *("--api-key", "--hf-tok", "HF_TOKEN=", '{"key": 12}', "'--x'", "/home/al/", "sh -c ", "sshpass -p", "X-Key: "),
+)
+
+
 @settings(deadline=None)
 @given(st.text(st.sampled_from("ab -='\"\\{}:/@\n"), max_size=40))
 def test_redacting_twice_is_redacting_once(command: str) -> None:
     assert redact(redact(command)) == redact(command)
+
+
+def words(command: str) -> list[int] | None:
+    """How many there are in each statement; None where it cannot be read."""
+    try:
+        return [len(each) for _, each in statements(command)]
+    except BadUsage:
+        return None
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_a_redacted_command_has_as_many_words_and_nothing_more_to_redact(text: str) -> None:
+    command = text.replace("\n", " ")  # an option without a value at the end of a line: the next word may be it
+    before = words(command)
+    once = redact(command)
+    assert before is None or (words(once), redact(once)) == (before, once)
 
 
 @settings(deadline=None)

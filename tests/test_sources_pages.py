@@ -83,9 +83,10 @@ def test_an_exporters_page_keeps_its_own() -> None:
         b'diag_vllm_up 0\ndiag_vllm_info{version="0.9.1",model="big"} 1\n'
         b'diag_vllm_config{flag="max_num_seqs"} 7\n' + VLLM.replace(b"3", b"1")
     )
-    observed = seen(target(page), h_1=Told(version="0.32.0", launch="vllm serve m --max-num-seqs 9"))
+    observed = seen(target(page), h_1=Told(version="0.32.0", launch="vllm serve m --max-num-seqs 9 --block-size 8"))
     assert value(observed, "diag_vllm_up") == 0
     assert value(observed, 'diag_vllm_config{flag="max_num_seqs"}') == 7
+    assert value(observed, 'diag_vllm_config{flag="block_size"}') == 8, "what it does not know is filled in"
     assert value(observed, "count(diag_vllm_info)") == 1
 
 

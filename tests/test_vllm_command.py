@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from diag.errors import BadUsage
 from diag.vllm.command import MOST_BYTES, Command, read
 from diag.vllm.flags import known
+from diag.vllm.script import Bare
 
 
 def flags(command: Command) -> dict[str, tuple[str, ...]]:
@@ -44,6 +45,26 @@ def flags(command: Command) -> dict[str, tuple[str, ...]]:
         "#!/bin/bash\nset -e\n# vllm serve other\nMODEL=org/m\nSEQS=8\nvllm serve $MODEL --max-num-seqs ${SEQS}\n",
         'CMD=(\n  vllm serve org/m  # the model\n  --max-num-seqs 8\n)\n"${CMD[@]}"\n',
         "if true; then\n  $VLLM serve org/m --max-num-seqs 8 # now\nfi",
+        "# don't forget the venv\nvllm serve org/m --max-num-seqs 8 # Bob's\n# that's all",
+        'echo "Starting vllm serve on port 8000 ..."\nvllm serve org/m --max-num-seqs 8',
+        "echo starting vllm serve now\nvllm serve org/m --max-num-seqs 8",
+        "pkill -f 'vllm serve' || true; vllm serve org/m --max-num-seqs 8",
+        "bash -c 'echo vllm serve it'; vllm serve org/m --max-num-seqs 8",
+        "(cd /srv && vllm serve org/m --max-num-seqs 8)",
+        "( A=1 vllm serve org/m --max-num-seqs 8 ) &",
+        "{ vllm serve org/m --max-num-seqs 8; }",
+        "vllm serve org/m --max-num-seqs 8 > >(tee out.log) 2> >(tee err.log >&2)",
+        "vllm serve org/m --max-num-seqs 8 &>> log",
+        "ARGS='--model org/m --max-num-seqs 8'\npython -m vllm.entrypoints.openai.api_server $ARGS",
+        "ARGS=(--max-num-seqs)\nARGS+=(8 # as many\n)\nvllm serve org/m ${ARGS[@]}",
+        "PID=$(vllm serve org/m --max-num-seqs 8 > /tmp/v.log 2>&1 & echo $!)",
+        'tmux new -d "vllm serve org/m \\\n --max-num-seqs 8 2>&1 | tee \\$HOME/x"',
+        "IMAGE=vllm/vllm-openai:v0.9.1\ndocker run $IMAGE --model org/m --max-num-seqs 8",
+        'IMAGE="${IMAGE:-vllm/vllm-openai:v0.9.1}"\ndocker run "$IMAGE" --model org/m --max-num-seqs 8',
+        "kubectl run vllm --image=vllm/vllm-openai:v0.8.5 --restart=Never -- --model org/m --max-num-seqs 8",
+        "docker run --entrypoint vllm vllm/vllm-openai serve org/m --max-num-seqs 8",
+        "docker run --entrypoint sh vllm/vllm-openai -c 'vllm serve org/m --max-num-seqs 8'",
+        "apptainer run --nv docker://vllm/vllm-openai:v0.9.1 --model org/m --max-num-seqs 8",
     ],
 )
 def test_every_way_to_write_a_command_says_the_same(text: str) -> None:
@@ -71,6 +92,49 @@ def test_what_another_shell_fills_in_stays_as_it_is() -> None:
     command = read('A=$B\nvllm serve "$MODEL" --port ${PORT:-8000} --max-num-seqs $A')
     assert command.model == "$MODEL"
     assert flags(command) == {"--port": ("${PORT:-8000}",), "--max-num-seqs": ("$A",)}
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("$((8000 + i))", "$((8000 + i))"),
+        ("${EXTRA:---enforce-eager --port 1}", "${EXTRA:---enforce-eager --port 1}"),
+        ('"$(nvidia-smi -L | wc -l)"', "$(nvidia-smi -L | wc -l)"),
+        ('"$(echo "a b" `date`)"', '$(echo "a b" `date`)'),
+        ("a\\ b'c d'\"e \\$f\"", "a bc de $f"),
+        ("a#b", "a#b"),
+        ('x"y"$Z', "xy$Z"),
+    ],
+)
+def test_a_word_is_what_a_shell_takes_for_one(word: str, text: str) -> None:
+    command = read(f"vllm serve m --port {word} --seed 1")
+    assert flags(command) == {"--port": (text,), "--seed": ("1",)}
+    bare = command.words[4]
+    assert isinstance(bare, Bare) is (word[0] not in '"a')
+    assert getattr(bare, "raw", word) == word
+
+
+def test_the_variables_of_a_unit_are_those_it_names() -> None:
+    text = '[Service]\nEnvironment="A=1,2"\nEnvironment=B=3 C=4\nExecStart=/opt/vllm/bin/vllm serve m'
+    assert read(text).environment == {"A": "1,2", "B": "3", "C": "4"}
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "elsewhere"),
+    [
+        ("vllm serve m", None, ""),
+        ("uv run vllm serve m", None, ""),
+        ("docker run vllm/vllm-openai --model m", 3, "in the container"),
+        ("docker run vllm/vllm-openai vllm serve m", 3, "in the container"),
+        ("docker run --entrypoint vllm vllm/vllm-openai serve m", None, "in the container"),
+        ("kubectl exec -it pod -- vllm serve m", None, "in the container"),
+        ("docker exec -d c bash -c 'vllm serve m'", None, "in the container"),
+        ("ssh gpu1 'vllm serve m'", None, "on another host"),
+    ],
+)
+def test_it_is_known_where_the_words_go_and_where_the_folders_are(text: str, entry: int | None, elsewhere: str) -> None:
+    command = read(text)
+    assert (command.entry, command.elsewhere) == (entry, elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +195,17 @@ def test_a_second_model_is_a_stray() -> None:
     assert (command.model, command.strays) == ("n", (2,))
 
 
+def test_the_name_of_a_pod_is_no_image_and_a_keyword_no_word() -> None:
+    command = read("if true; then kubectl run vllm --image=vllm/vllm-openai:v0.8.5 --restart=Never -- --model m; fi")
+    assert (command.words[0], command.image) == ("kubectl", "vllm/vllm-openai:v0.8.5")
+    assert [*flags(command)] == ["--model"]
+
+
+def test_arrays_of_arrays_stay_small() -> None:
+    twice = "".join(f'A{at + 1}=("${{A{at}[@]}}" "${{A{at}[@]}}")\n' for at in range(30))
+    assert len(read(f'A0=(x)\n{twice}vllm serve m "${{A30[@]}}"').words) < 2000
+
+
 def test_servers_after_the_first_are_counted() -> None:
     assert read("vllm serve a --port 1 &\nvllm serve b --port 2 &\nvllm serve c\nvllm bench serve").more == 2
 
@@ -152,6 +227,28 @@ def test_a_yaml_config_gives_flags_that_the_command_line_overrides(tmp_path: Pat
     assert command.get("--compilation-config") == '{"cudagraph_mode": "NONE"}'
     assert command.get("--port") == "2"
     assert [each.words for each in command.all("--port")] == [range(0), range(4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("version", "key", "dropped"),
+    [
+        ("0.8.5", "enable-prefix-caching", False),
+        ("0.27.1", "enable-prefix-caching", True),
+        ("0.27.1", "enable_prefix_caching", True),
+        ("0.32.0", "enable-prefix-caching", False),
+        ("0.32.0", "enable_prefix_caching", True),
+    ],
+)
+def test_a_false_that_vllm_passes_over_is_not_given(version: str, key: str, dropped: bool, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(f"{key}: false\n")
+    command = read("vllm serve m --config c.yaml", tmp_path, version)
+    assert command.dropped == ((key,) if dropped else ())
+    assert command.switched("--enable-prefix-caching") is (None if dropped else False)
+
+
+def test_a_config_of_another_machine_is_not_looked_for_here(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("port: 1\n")
+    assert read("docker run vllm/vllm-openai --model m --config c.yaml", tmp_path).get("--port") is None
 
 
 def test_the_model_of_the_command_line_counts_more_than_that_of_the_config(tmp_path: Path) -> None:
@@ -217,6 +314,28 @@ def test_a_manifest_holds_the_command_of_a_container(text: str, tmp_path: Path) 
     assert command.environment == {"VLLM_USE_V1": "0"}
 
 
+def test_a_container_that_runs_another_program_is_no_server(tmp_path: Path) -> None:
+    pod = KUBERNETES.replace("[COMMAND]", "[python3, -c, 'import vllm']").replace("[ARGS]", "[]")
+    server = KUBERNETES.replace("[COMMAND]", "[]").replace("[ARGS]", "[--model, org/m]")
+    (tmp_path / "m.yaml").write_text(f"{pod}---{server}")
+    command = read(str(tmp_path / "m.yaml"))
+    assert (command.model, command.more) == ("org/m", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: v1\nkind: ConfigMap\nport: 1\nmodel: m\nseed: 1\n",
+        "services: {db: {image: postgres}}\nport: 1\nmodel: m\n",
+        "image: {repository: vllm/vllm-openai}\nreplicaCount: 1\nport: 1\n",
+    ],
+)
+def test_a_manifest_without_a_server_is_no_config(text: str, tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    with pytest.raises(BadUsage, match=r"\A[^\n]* has no container that starts vLLM[^\n]*\Z"):
+        read(str(tmp_path / "m.yaml"))
+
+
 def test_the_list_items_of_a_manifest_are_words_as_they_stand(tmp_path: Path) -> None:
     text = KUBERNETES.replace("[COMMAND]", "[]").replace("[ARGS]", "[serve, org/m, '--dtype auto']")
     (tmp_path / "m.yaml").write_text(text)
@@ -236,6 +355,12 @@ def test_the_list_items_of_a_manifest_are_words_as_they_stand(tmp_path: Path) ->
         ("vllm bench serve", "no command that starts a vLLM server"),
         ("docker run postgres:15 --port 1", "no command that starts a vLLM server"),
         ("vllm serve 'm", "a quotation that is not closed"),
+        ("vllm serve $(m", "a quotation that is not closed"),
+        ("PID=`vllm serve m > log & echo $!`", "no command that starts a vLLM server"),
+        ("bash -c 'echo vllm serve m'", "no command that starts a vLLM server"),
+        ('echo "PID=$(vllm serve m & echo $!)"', "no command that starts a vLLM server"),
+        ("docker run --entrypoint python3 vllm/vllm-openai x.py", "no command that starts a vLLM server"),
+        ("docker run --entrypoint python3 vllm/vllm-openai serve m", "no command that starts a vLLM server"),
         ("vllm serve m --config nowhere.yaml", "--config nowhere.yaml cannot be read: No such file"),
         ("x" * 5000, "no command that starts a vLLM server"),
         ("\0", "no command that starts a vLLM server"),

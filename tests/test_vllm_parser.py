@@ -11,7 +11,7 @@ import pytest
 from live import server
 
 from diag.errors import BadUsage
-from diag.lint.rules import lint
+from diag.lint.rules import corrected, lint
 from diag.linting import judge
 from diag.vllm import ask
 from diag.vllm.command import read
@@ -155,6 +155,10 @@ removed_flag                 --task embed
 removed_flag                 --disable-log-requests
 removed_flag                 --enable-reasoning
 removed_flag                 --cuda-graph-sizes 1 2
+not_a_level                  -O.mode=3
+not_a_level                  -O.cudagraph_mode NONE
+not_a_level                  -O '{"mode": 3}'
+compilation_level            -cc.level 3
 word_too_many                extra
 word_too_many                --dtype auto extra
 flag_and_value_in_one_word   '--dtype auto'
@@ -182,8 +186,30 @@ asynchronous_with_these_drafts  --async-scheduling NGRAM
 no_room_for_drafts           --enable-lora --max-num-seqs 64 --max-num-batched-tokens 100 NGRAM
 """
 NGRAM = """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'"""
+CORRECTED = """
+--cuda-graph-sizes 512
+--cuda-graph-sizes 1 2 4
+--guided-decoding-backend xgrammar:no-fallback --guided-decoding-disable-any-whitespace
+--guided-decoding-backend guidance --guided-decoding-disable-additional-properties
+--guided-decoding-disable-fallback
+--speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4 --speculative-disable-by-batch-size 9
+--task embed --override-pooler-config '{"pooling_type": "MEAN"}'
+-O.cudagraph_mode=NONE
+-O.cudagraph_mode NONE
+-O '{"cudagraph_mode": "NONE"}'
+--eplb-window-size 1000 --eplb-step-interval 3000 --eplb-log-balancedness
+--disable-mm-preprocessor-cache --enable-multimodal-encoder-data-parallel --chat-template-text-format string
+"""
 accepted = ACCEPTED.replace("NGRAM", NGRAM).strip().splitlines()
 refused = [tuple(line.split(maxsplit=1)) for line in REFUSED.replace("NGRAM", NGRAM).strip().splitlines()]
+
+mended = CORRECTED.strip().splitlines()
+
+
+def after(words: str) -> str:
+    """The correction of a command."""
+    one = read(f"vllm serve m {words}", version=described())
+    return shlex.join(corrected(one, lint(one, described()))[3:])
 
 
 def errors(words: str, model: str = "m") -> set[str]:
@@ -203,7 +229,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def answers(tiny: str) -> dict[str, str]:
     """Why the real vLLM refuses each command, "" where it does not; one process for all of them."""
-    words = [*accepted, *(text for _, text in refused)]
+    words = [*accepted, *(text for _, text in refused), *map(after, mended)]
     asked = json.dumps([[tiny, *shlex.split(each)] for each in words])
     told = {**os.environ, **server.ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [server.PYTHON, "-I", str(ORACLE), str(ask.SCRIPT)]
@@ -236,6 +262,18 @@ class TestARealVllm:
     def test_refuses_what_lint_refuses(self, rule: str, words: str, answers: dict[str, str], tiny: str) -> None:
         assert answers[words]
         assert rule in errors(words, tiny)
+
+    @pytest.mark.parametrize("words", mended)
+    def test_accepts_what_lint_corrects(self, words: str, answers: dict[str, str]) -> None:
+        assert errors(words)
+        assert answers[after(words)] == ""
+
+    def test_a_correction_that_it_refuses_is_not_printed(self) -> None:
+        good, bad = (
+            judge(f"vllm serve m --override-pooler-config '{text}'", described(), python=server.PYTHON).corrected
+            for text in ('{"pooling_type": "MEAN"}', '{"never_heard_of": 1}')
+        )
+        assert (bool(good), bad) == (True, "")
 
     def test_its_parser_is_asked_where_the_release_is_its_own(self) -> None:
         good, bad, unasked, other = (

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 from diag.exporter.log_lines import Pattern, values
 from diag.sources.config import words
-from diag.sources.launch import FLAGS, hidden, number
+from diag.sources.launch import FLAGS, number
 from diag.sources.text import printable
+from diag.vllm.secrets import hidden
 
 _TOKEN = re.compile(
     r"""(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[{(])|(?P<close>[\]})])"""

@@ -16,7 +16,7 @@ from itertools import pairwise
 import psutil
 
 from diag.exporter.families import Collected, Sample
-from diag.sources.launch import redact
+from diag.vllm.secrets import redact
 
 YOUNG = 600.0
 """Seconds in which a process may still get its title: a worker has its own when it has found its peers."""

@@ -1,7 +1,9 @@
 """Rules about what starts and hurts, or is worth a thought."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
+from diag.lint.contradictions import Facts
 from diag.lint.finding import Finding, at_least, is_open, number, ranks, removal
 from diag.lint.replaced import V1, V1_ONLY
 from diag.vllm.command import Command
@@ -111,8 +113,10 @@ def full(command: Command, version: str) -> Iterator[Finding]:
 def graphs(command: Command, version: str) -> Iterator[Finding]:
     """Sequences above or below the sizes that CUDA graphs are captured for."""
     sequences = number(command.get("--max-num-seqs"))
-    largest, where = _largest(command)
-    if sequences is None or command.switched("--enforce-eager") or not at_least(version, V1):
+    compiled = Facts(command, version).keys("--compilation-config")
+    largest, where = _largest(command, compiled)
+    none = command.switched("--enforce-eager") or compiled.get("cudagraph_mode") == "NONE"
+    if sequences is None or none or not at_least(version, V1):
         return
     if sequences > largest:
         yield Finding(
@@ -133,13 +137,15 @@ def graphs(command: Command, version: str) -> Iterator[Finding]:
         )
 
 
-def _largest(command: Command) -> tuple[float, str]:
+def _largest(command: Command, compiled: Mapping[str, object]) -> tuple[float, str]:
     """The largest captured batch, and the flag that says so ("" by default)."""
     for flag in ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--cuda-graph-sizes"):
+        key = flag[2:].replace("-", "_")
         said = [number(each) for given in command.all(flag)[-1:] for each in given.values]
+        said += [number(each) for each in re.findall(r"\d+", str(compiled.get(key, "")))]
         sizes = [each for each in said if each is not None]
         if sizes:
-            return max(sizes), flag
+            return max(sizes), f"--compilation-config.{key}" if key in compiled else flag
     return LARGEST_GRAPH, ""
 
 

@@ -107,7 +107,10 @@ CONTRADICTIONS = (
     ),
     Contradiction(
         "threshold_above_context",
-        lambda of: _more(of.n("--long-prefill-token-threshold"), of.n(_LEN)),
+        lambda of: (
+            _more(of.n("--long-prefill-token-threshold"), of.n(_LEN))
+            and (at_least(of.version, "0.27.0") or _more(of.n("--max-num-partial-prefills"), 1))
+        ),
         "a prompt is long from {long-prefill-token-threshold} tokens on, and none is longer than {max-model-len}",
         "vLLM refuses it",
         "--long-prefill-token-threshold below {max-model-len}",
@@ -143,6 +146,7 @@ CONTRADICTIONS = (
         "--enable-log-outputs without --enable-log-requests",
         "vLLM refuses it",
         "add --enable-log-requests, or remove it",
+        "0.11.0",
         removes=("--enable-log-outputs",),
     ),
     Contradiction(
@@ -222,6 +226,14 @@ CONTRADICTIONS = (
         "CUDA-graph sizes by a flag of their own and in --compilation-config",
         "vLLM refuses it: they are mutually exclusive",
         "keep one of them",
+    ),
+    Contradiction(
+        "compilation_level",
+        lambda of: "level" in of.keys("--compilation-config"),
+        "--compilation-config with the key level",
+        "vLLM refuses it: the key was renamed",
+        "mode in its place",
+        "0.24.0",
     ),
     Contradiction(
         "speculation_said_twice",

@@ -10,6 +10,8 @@ from diag.vllm.flags import release
 
 Severity = Literal["error", "warning", "info"]
 EXIT = {"error": 2, "warning": 1}
+HELP = ("--help", "-h")
+"""What argparse itself adds."""
 _SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 

@@ -105,7 +105,7 @@ def with_length(findings: Iterable[Finding], model: Model) -> Iterator[Finding]:
     """The finding about a context at the maximum, with the maximum."""
     for each in findings:
         at = each.rule == "context_at_the_maximum"
-        yield replace(each, what=f"{each.what}, {model.longest:,} tokens") if at else each
+        yield replace(each, what=f"{each.what}, {model.usual:,} tokens") if at else each
 
 
 def of_host(command: Command, version: str, found: Host) -> Iterator[Finding]:

@@ -13,16 +13,19 @@ V1_ONLY = "0.11.0"
 
 @dataclass(frozen=True)
 class Replaced:
-    """`flags` are written instead ("" in them: the old value); none where the flag is only taken away."""
+    """`flags` are written instead ("" in them: the old value); none where the flag is only taken away.
+
+    `words` say what to write where that cannot be done mechanically.
+    """
 
     why: str
     flags: tuple[str, ...] = ()
+    words: str = ""
 
 
 _SPECULATION = "speculation is configured by one JSON object since 0.8.2"
 _DECODING = "structured outputs are configured by one JSON object since 0.11.0"
 _EPLB = "expert balancing is configured by one JSON object since 0.10.2"
-_ROPE = "the model's own configuration is overridden instead"
 INTO: Mapping[str, tuple[str, str, str]] = {
     "--speculative-model": ("--speculative-config", "model", _SPECULATION),
     "--num-speculative-tokens": ("--speculative-config", "num_speculative_tokens", _SPECULATION),
@@ -44,12 +47,22 @@ INTO: Mapping[str, tuple[str, str, str]] = {
     "--eplb-step-interval": ("--eplb-config", "step_interval", _EPLB),
     "--eplb-log-balancedness": ("--eplb-config", "log_balancedness", _EPLB),
     "--num-redundant-experts": ("--eplb-config", "num_redundant_experts", _EPLB),
-    "--rope-scaling": ("--hf-overrides", "rope_scaling", _ROPE),
-    "--rope-theta": ("--hf-overrides", "rope_theta", _ROPE),
 }
 """A removed flag: the flag that takes it as a key of its JSON object, the key, and why."""
+KEYS_UNTIL: Mapping[str, str] = {"disable_by_batch_size": "0.16.0", "disable_fallback": "0.16.0"}
+"""The last release that is known to take a key; 0.24.0 refuses these."""
+BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
+    "disable_any_whitespace": ("xgrammar", "guidance"),
+    "disable_additional_properties": ("guidance",),
+}
+"""A key of --structured-outputs-config that is refused unless the backend is one of these."""
 
 _V0 = "only the V0 engine knew it"
+_ROPE = "the model's own configuration is overridden instead"
+_ROPE_WORDS = (
+    "--hf-overrides with rope_parameters, the whole of them (rope_type, factor, rope_theta ...), and with"
+    " max_position_embeddings where the context grows"
+)
 REPLACED: Mapping[str, Replaced] = {
     "--num-scheduler-steps": Replaced("V1 has no multi-step scheduling; it schedules asynchronously instead"),
     "--multi-step-stream-outputs": Replaced("V1 has no multi-step scheduling"),
@@ -74,6 +87,8 @@ REPLACED: Mapping[str, Replaced] = {
     "--enable-reasoning": Replaced("--reasoning-parser alone switches it on"),
     "--device": Replaced("the platform is detected"),
     "--calculate-kv-scales": Replaced("the scales come with the checkpoint"),
+    "--rope-scaling": Replaced(_ROPE, words=_ROPE_WORDS),
+    "--rope-theta": Replaced(_ROPE, words=_ROPE_WORDS),
     "--cuda-graph-sizes": Replaced("it was renamed", ("--cudagraph-capture-sizes", "")),
     "--chat-template-text-format": Replaced("it was renamed", ("--chat-template-content-format", "")),
     "--override-pooler-config": Replaced("it was renamed", ("--pooler-config", "")),
@@ -93,6 +108,12 @@ TASKS: Mapping[str, Replaced] = {
     "reward": Replaced(_POOLING, ("--runner", "pooling")),
 }
 """By the value of --task."""
+LARGEST_SIZE = Replaced("one number was the largest size", ("--max-cudagraph-capture-size", ""))
+"""What --cuda-graph-sizes with a single value became."""
+POOLER = Replaced(
+    "it was renamed, and lost keys", words="--pooler-config with use_activation in the place of normalize or softmax"
+)
+"""What --override-pooler-config with one of those keys became."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +153,11 @@ class Variable:
 
 
 NEVER = "never"
+ATTENTION_BACKENDS = {
+    *("CPU_ATTN", "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA"),
+    *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
+}
+"""Names that --attention-backend takes from 0.16.0 to 0.32.0 at least; FLASH_ATTN_VLLM_V1 became FLASH_ATTN."""
 VARIABLES: Mapping[str, Variable] = {
     "VLLM_USE_V1": Variable("", "0.11.0", "there is only the V1 engine"),
     "VLLM_ATTENTION_BACKEND": Variable("", "0.14.1", "--attention-backend says it", "--attention-backend"),

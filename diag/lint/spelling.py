@@ -2,11 +2,26 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from diag.lint.finding import Edit, Finding, at_least, is_open, removal, shown
-from diag.lint.replaced import IDLE, INTO, NEVER, REPLACED, TASKS, V1_ONLY, VARIABLES, Replaced, Variable
+from diag.lint.finding import HELP, Edit, Finding, at_least, is_open, removal, shown
+from diag.lint.replaced import (
+    ATTENTION_BACKENDS,
+    BACKENDS_OF,
+    IDLE,
+    INTO,
+    KEYS_UNTIL,
+    LARGEST_SIZE,
+    NEVER,
+    POOLER,
+    REPLACED,
+    TASKS,
+    V1_ONLY,
+    VARIABLES,
+    Replaced,
+    Variable,
+)
 from diag.vllm.command import Command, Given
 from diag.vllm.flags import Flag, described, environment, known
 
@@ -18,7 +33,7 @@ _SWITCHES_TOOK_WORDS = "0.9.0"
 def unknown(command: Command, version: str) -> Iterator[Finding]:
     """Flags that no release knows."""
     for given in command.given:
-        if given.option is None and not is_open(given.spelled):
+        if given.option is None and not is_open(given.spelled) and given.spelled not in HELP:
             yield _unknown(given, version)
 
 
@@ -80,44 +95,66 @@ def _not_yet(given: Given, flag: Flag, version: str) -> Finding:
 
 
 def _removed(given: Given, flag: Flag, version: str) -> Finding:
-    text = " ".join(given.values)
-    new = TASKS.get(text, TASKS["generate"]) if flag.name == "--task" else REPLACED.get(flag.name, Replaced(""))
+    new = _replacement(given, flag)
     words = tuple(word for each in new.flags for word in ([each] if each else given.values))
     able = all(known()[each].in_release(version) for each in words if each in known())
-    instead = " ".join(words) if words and able else "remove it"
+    instead = new.words or (" ".join(words) if words and able else "remove it")
     return Finding(
         "removed_flag",
         "error",
         f"{shown(given)} was removed: {flag.last} is the last release with it",
         new.why or f"vLLM {version} ends with `unrecognized arguments`",
         instead,
-        (Edit(given.words, words if able else ()),) if given.words else (),
+        (Edit(given.words, words if able else ()),) if given.words and not new.words else (),
     )
+
+
+def _replacement(given: Given, flag: Flag) -> Replaced:
+    """What took the place of a flag, which may depend on its value."""
+    text = " ".join(given.values)
+    if flag.name == "--task":
+        return TASKS.get(text, TASKS["generate"])
+    if flag.name == "--cuda-graph-sizes" and len(given.values) == 1:
+        return LARGEST_SIZE
+    if flag.name == "--override-pooler-config" and re.search(r'"(?:normalize|softmax|activation)"', text):
+        return POOLER
+    return REPLACED.get(flag.name, Replaced(""))
 
 
 def _merged(command: Command, parts: Sequence[Given], target: str, version: str) -> Finding:
     """Several removed flags that became keys of one JSON object."""
-    content = dict(map(_entry, parts))
+    content = dict(_entry(each) for each in parts if at_least(KEYS_UNTIL.get(INTO[each.name][1], version), version))
     names = ", ".join(shown(each) for each in parts)
     are = "were" if len(parts) > 1 else "was"
     last = known()[parts[0].name].last
     text = json.dumps(content)
     able = known()[target].in_release(version)
     first, *others = [each for each in parts if each.words] or [parts[0]]
-    edits = (Edit(first.words, (target, text)), *removal(others)) if first.words and able else ()
+    needs = _needs(content)
     given = command.get(target) is not None
+    new = f"add {text} to {target}" if given else f"{target} '{text}'"
+    edits = (Edit(first.words, (target, text)), *removal(others)) if first.words and able else ()
     return Finding(
         "removed_flag",
         "error",
         f"{names} {are} removed: {last} is the last release with it",
-        INTO[parts[0].name][2],
-        f"add {text} to {target}" if given else f"{target} '{text}'",
-        () if given else edits,
+        INTO[parts[0].name][2] if content else f"vLLM {version} takes nothing in its place",
+        f"{new}{needs}" if content else "remove it",
+        (() if given or needs else edits) if content else removal(parts),
     )
 
 
+def _needs(content: Mapping[str, object]) -> str:
+    """What a backend for structured outputs has to be, "" where it is that."""
+    backend = content.get("backend")
+    wanted = [able for key, able in BACKENDS_OF.items() if content.get(key) and backend not in able]
+    if wanted:
+        return f" with {' or '.join(wanted[-1])} as its backend: it refuses any other"
+    return ", with the options behind the colon as keys" if ":" in str(backend) else ""
+
+
 def _entry(given: Given) -> tuple[str, object]:
-    key, text = INTO[given.name][1], " ".join(given.values)
+    key, text = INTO[given.name][1], " ".join(given.values).removesuffix(":no-fallback")
     if text == "[ngram]":  # up to 0.8 the model's name was the method's
         return "method", "ngram"
     try:
@@ -258,7 +295,8 @@ def _from(first: str, version: str) -> bool:
 
 def _not_read(name: str, one: Variable, command: Command, version: str) -> Finding:
     value = command.environment[name]
-    new = (one.flag, value) if one.flag and value.replace("_", "").isalnum() else ()
+    backend = value.removesuffix("_VLLM_V1")
+    new = (one.flag, backend) if one.flag and backend in ATTENTION_BACKENDS and not command.all(one.flag) else ()
     at = _assignment(command, name)
     end = range(len(command.words), len(command.words))
     return Finding(
@@ -266,7 +304,7 @@ def _not_read(name: str, one: Variable, command: Command, version: str) -> Findi
         "warning",
         f"{name} does nothing: {'no release reads it' if one.first == NEVER else f'vLLM {version} does not read it'}",
         one.instead,
-        " ".join(new) or (f"{one.flag} VALUE" if one.flag else "remove it"),
+        " ".join(new) or (f"{one.flag} with a name that {version} has, or remove it" if one.flag else "remove it"),
         (Edit(at, _renamed(command, at, one, value)), *([Edit(end, new)] if new else [])) if at else (),
     )
 

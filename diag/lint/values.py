@@ -1,9 +1,10 @@
 """Rules about the value of one flag at a time."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from diag.lint.finding import Edit, Finding, at_least, is_open, number, removal, shown
+from diag.lint.finding import HELP, Edit, Finding, at_least, is_open, number, removal, shown
 from diag.vllm.command import Command, Given
 from diag.vllm.flags import Flag, described, known
 
@@ -39,6 +40,12 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 """The least and the most that is accepted: `Field(ge=..., le=...)` in vllm/config; a port is the kernel's."""
 _OPEN_BELOW = {"--gpu-memory-utilization", "--kv-cache-metrics-sample"}
 _OPEN_ABOVE = {"--watermark", "--video-pruning-rate"}
+_PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
+_ON = {
+    *("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling", "--use-tqdm-on-load"),
+    *("--enable-log-deltas", "--enable-flash-late-interaction", "--scheduler-reserve-full-isl"),
+}
+"""Switches that are not off by default: their false matters."""
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _ARE = {
     "integer": "a whole number",
@@ -91,6 +98,8 @@ def _kind(given: Given, version: str) -> tuple[Finding, ...]:
 def _is(flag: Flag, text: str, version: str) -> bool:
     """Whether the parser can read it."""
     kind, value = flag.value, number(text)
+    if flag.name == "--limit-mm-per-prompt" and not at_least(version, "0.10.0") and _PAIRS.fullmatch(text):
+        return True
     if kind == "text" or (flag.null and text in ("", "None")):
         return True
     if kind in ("json", "object"):  # releases before the described one took a bare number for some objects
@@ -159,6 +168,24 @@ def _told(given: Given) -> str:
     return "its value" if is_object else repr(" ".join(given.values)[:60])
 
 
+def compilation(command: Command, version: str) -> Iterator[Finding]:
+    """`-O '{...}'` and `-O.key=value`, which were --compilation-config until -O became a level."""
+    if not known()["--optimization-level"].in_release(version):
+        return
+    for given in command.given:
+        if re.fullmatch(r"-O(?:\..*)?", given.spelled) and ("." in given.spelled or "{" in "".join(given.values)):
+            at = range(given.words.start, given.words.start + 1)
+            new = f"-cc{command.words[at.start].removeprefix('-O')}"
+            yield Finding(
+                "not_a_level",
+                "error",
+                f"{given.spelled} with settings of the compilation",
+                f"in vLLM {version} -O is a level from 0 to 3 and nothing else",
+                "-cc in its place, short for --compilation-config",
+                () if "level" in " ".join((given.spelled, *given.values)) else (Edit(at, (new,)),),
+            )
+
+
 def executor(command: Command, version: str) -> Iterator[Finding]:
     """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""
     for given in command.all("--distributed-executor-backend"):
@@ -171,6 +198,22 @@ def executor(command: Command, version: str) -> Iterator[Finding]:
                 "the parser accepts it, and the start fails later: it says what starts the ranks",
                 f"one of {', '.join(_EXECUTORS)}, or remove it",
                 removal([given]),
+            )
+
+
+def dropped(command: Command, version: str) -> Iterator[Finding]:
+    """Keys of the config file that are false and never reach the parser, of switches that are on or may be."""
+    for key in command.dropped:
+        spelled = known().get("--" + key.replace("_", "-"))
+        if spelled and spelled.name in _ON:
+            new = key.replace("_", "-")
+            yield Finding(
+                "false_is_dropped",
+                "warning",
+                f"{key}: false (in the --config file) does nothing",
+                f"vLLM {version} passes over a false"
+                + (" whose key has underscores" if at_least(version, "0.31.0") else " there"),
+                f"{new}: false" if at_least(version, "0.31.0") else f"--no-{new} on the command line",
             )
 
 
@@ -199,28 +242,58 @@ def model(command: Command, version: str) -> Iterator[Finding]:
     """The model: missing, named twice, or named where this way to start does not look for it."""
     named = [each for each in command.all("--model") if each.words]
     first = command.words[command.arguments : command.arguments + 1]
+    if any(each.spelled in HELP for each in command.given):
+        return
     if not command.model and command.arguments and not any(is_open(each) for each in command.words):
         yield _no_model(version)
     elif named and command.arguments in command.strays:
         yield _named_twice(command, named, version)
-    elif named and "serve" in command.words[: command.arguments]:
+    elif named and "serve" in command.words[: command.arguments] and not command.entry:
+        refused = not at_least(version, "0.11.1") and any(len(each.words) > 1 for each in named)
         yield Finding(
             "model_by_flag",
-            "warning",
+            "error" if refused else "warning",
             "vllm serve takes the model as its first word, not by --model",
-            "some releases of 2025 refuse --model there; later ones accept it and announce its end",
+            "releases up to 0.11.0 refuse --model there; later ones accept it and announce its end",
             "vllm serve MODEL ...",
             (*removal(named), Edit(range(command.arguments, command.arguments), named[-1].values)),
         )
-    elif command.by_module and not named and first and not first[0].startswith("-"):
+    elif _is_module(command, version) and not named and first and not first[0].startswith("-"):
         yield Finding(
             "model_not_read",
             "error",
-            "python -m ... takes its model from --model only",
+            "python -m vllm.entrypoints... takes its model from --model only"
+            + ("" if command.by_module else ", and it is the entry point of this image"),
             "the word is refused, or ignored and a default model served",
-            "vllm serve MODEL ..., or --model MODEL",
+            "vllm serve MODEL ..., or --model MODEL" if command.by_module else "--model MODEL",
             (Edit(range(command.arguments, command.arguments), ("--model",)),),
         )
+
+
+def repeated_entry(command: Command, version: str) -> Iterator[Finding]:
+    """`docker run vllm/vllm-openai vllm serve m`: the words are arguments of the image's own entry point."""
+    if _is_own_image(command) and command.entry is not None and command.entry < command.arguments:
+        again = range(command.entry, command.arguments)
+        yield Finding(
+            "entry_point_repeated",
+            "error",
+            f"`{' '.join(command.words[at] for at in again)}` after the image, whose entry point starts the server",
+            "the words are taken for arguments of it: `unrecognized arguments`",
+            "leave it out: what follows the image are the flags",
+            (Edit(again),),
+        )
+
+
+def _is_own_image(command: Command) -> bool:
+    """Whether it is an image of vLLM's own, by the last part of its name."""
+    return command.image.rpartition("/")[2].startswith("vllm-openai")
+
+
+def _is_module(command: Command, version: str) -> bool:
+    """Whether the module is started, as vLLM's own image does up to 0.9.1; 0.17.1's starts `vllm serve`."""
+    return command.by_module or (
+        _is_own_image(command) and command.entry is not None and not at_least(version, "0.9.2")
+    )
 
 
 def _no_model(version: str) -> Finding:

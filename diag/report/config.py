@@ -12,7 +12,7 @@ from diag import __version__
 from diag.configuration import Configuration, Entry
 from diag.report.words import printable
 from diag.sources.config import EXPORTER, PAGE, Said
-from diag.sources.launch import FLAGS, Value
+from diag.sources.launch import FLAGS, SET, Value
 
 SCHEMA = "diag.config/1"
 WIDTH = 100
@@ -53,7 +53,8 @@ def _gpus(one: Configuration) -> str:
 
 
 def _entry(each: Entry, name: int, value: int) -> list[str]:
-    says = [f"{_where(other.source)} says {shown(each.name, other.value)}" for other in each.differ]
+    says = ["not shown, or not readable"] if each.value == SET else []
+    says += [f"{_where(other.source)} says {shown(each.name, other.value)}" for other in each.differ]
     first = f"  {each.name:<{name}}  {shown(each.name, each.value):<{value}}  "
     return _wrapped("; ".join([_where(each.source), *says]), first)
 

@@ -7,13 +7,15 @@ from typing import Any
 
 from diag.errors import BadUsage
 from diag.sources import launch
-from diag.sources.launch import FLAGS, WORDS, Launch, Value, number, word
+from diag.sources.launch import FLAGS, SET, WORDS, Launch, Value, number, word
 from diag.sources.text import printable
 
 Config = dict[str, float]
 Labels = Mapping[str, str]
 Values = Mapping[str, Value]
 _CLOSE = 0.01
+_OPEN = ("dtype", "quantization")
+"""What is "auto" until a source has seen the model."""
 _SECTIONS = (
     *("model_config", "cache_config", "parallel_config", "scheduler_config", "attention_config", "lora_config"),
     *("offload_config", "offload_config.uva"),
@@ -71,7 +73,10 @@ class Said:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting by the source that is trusted most, and what the `others` say, who may agree."""
+    """A setting by the source that is trusted most, and what the `others` say, who may agree.
+
+    A source that only says that it is SET is trusted least.
+    """
 
     name: str
     value: Value
@@ -81,7 +86,7 @@ class Setting:
     @property
     def contradicted(self) -> tuple[Said, ...]:
         """The others that say something else."""
-        return tuple(each for each in self.others if not _agree(self.value, each.value))
+        return tuple(each for each in self.others if not _agree(self.name, self.value, each.value))
 
 
 @dataclass(frozen=True)
@@ -115,10 +120,10 @@ def _note(instance: str, setting: Setting, said: Said) -> str:
     return f"{used} and {said.value:g} by {said.source}: {setting.value:g} was used"
 
 
-def _agree(one: Value, other: Value) -> bool:
-    """Numbers nearly, words where none of them leaves it open."""
+def _agree(name: str, one: Value, other: Value) -> bool:
+    """Numbers nearly, words where none of them leaves it open; "auto" is what a KV cache can have in the end."""
     if isinstance(one, str) or isinstance(other, str):
-        return one == other or "auto" in (one, other)
+        return one == other or SET in (one, other) or (name in _OPEN and "auto" in (one, other))
     return abs(one - other) <= _CLOSE * abs(one)
 
 
@@ -224,12 +229,13 @@ def settle(by_page: Values, told: Told, by_exporter: Config | None = None) -> Se
 
 
 def _says(values: Values, name: str, value: Value) -> bool:
-    return name in values and _agree(value, values[name])
+    return name in values and _agree(name, value, values[name])
 
 
 def _setting(name: str, said: Mapping[str, Values]) -> Setting:
     order = OWN_TRUST if name in OWN else TRUST
-    first, *others = (Said(said[source][name], source) for source in order if name in said[source])
+    found = (Said(said[source][name], source) for source in order if name in said[source])
+    first, *others = sorted(found, key=lambda each: each.value == SET)
     return Setting(name, first.value, first.source, tuple(others))
 
 

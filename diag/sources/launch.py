@@ -1,14 +1,13 @@
 """The command that started a server: the flags read out of it, and its secrets taken out of it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
 from diag.errors import BadUsage
 from diag.vllm.command import Command, Given, parse
-from diag.vllm.shell import HIDDEN
+from diag.vllm.secrets import hidden, is_secret
 
 Value = float | str
 Kind = Literal["size", "share", "switch"]
@@ -63,26 +62,19 @@ _ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
 _WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
 _VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE")
 _VARIABLE_VALUE = re.compile(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
+_ADDRESS = re.compile(r"\d+\.\d+\.\d|[A-Za-z]\.|\.[A-Za-z]|::|(?:[0-9A-Fa-f]+:){3}|(?<!\w)[A-Za-z][A-Za-z0-9-]*:\d{2}")
+_ADDRESSED = re.compile(r".*_(?:IPS?|HOST|HOSTNAME|ADDR|ADDRESS|URL|SERVER)")
+SET = "(set)"
+"""Stands for a value that is not shown, or cannot be read."""
 _SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_OPEN = ("", "auto", "-1", "None")
+"""Values that leave a number to vLLM."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
-
-REDACTED = HIDDEN
-_SECRET = r"(?:key|keys|keyfile|token|secret|secrets|password|passwd|pass|credential|credentials|auth|authorization)"
-_SECRET_NAME = re.compile(rf"(?i)(?:^|.*[-_.]){_SECRET}(?:[-_.].*)?$")
-_HARMLESS = ("_threshold", "_token_ids", "_adapter_token")
-_TOKEN = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*+"|['"\\])+""", re.DOTALL)
-_INSIDE = (
-    (re.compile(r"(://)[^/\s'\"]+@"), rf"\1{REDACTED}@"),
-    (re.compile(rf"(?i)(\"[\w.-]*{_SECRET}\\?\"\s*:\s*)\"[^\"]*\""), rf'\1"{REDACTED}"'),
-    (re.compile(r"\b(?:hf_|sk-|ghp_|glpat-|xox[bp]-)[A-Za-z0-9_-]{8,}"), REDACTED),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {REDACTED}"),
-    (re.compile(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
-)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command says of the settings in FLAGS and WORDS, and of the environment.
+    """What a command says of the settings in FLAGS and WORDS, and of the environment; SET where it says no more.
 
     `unread` says what else may set a flag where the command is not the whole story.
     """
@@ -123,15 +115,18 @@ def _flags(command: Command) -> Mapping[str, Value]:
     return found
 
 
-def _number(name: str, given: Given, on: bool) -> float | None:
+def _number(name: str, given: Given, on: bool) -> Value | None:
     kind, value = FLAGS[name], "".join(given.values)
     if kind == "switch":
         return float(on != (value.lower() in ("false", "0")))
-    if not on:
+    if not on or value in _OPEN:
         return None
-    if kind == "share":
-        return number(value)
-    match = _SIZE.fullmatch(value)
+    read = number(value) if kind == "share" else _size(value)
+    return SET if read is None else read
+
+
+def _size(text: str) -> float | None:
+    match = _SIZE.fullmatch(text)
     return float(match[1]) * _SUFFIX.get(match[2], 1) if match else None
 
 
@@ -143,18 +138,21 @@ def _named(name: str, given: Given) -> str | None:
 
 def _environment(command: Command) -> Mapping[str, str]:
     """The variables that matter to vLLM, NCCL and CUDA; paths, keys and addresses are only said to be set."""
-    names = sorted(each for each in command.environment if each.startswith(_VARIABLES) and not _is_secret(each))
-    return {name: _shown(command.environment[name]) for name in names}
+    names = sorted(each for each in command.environment if each.startswith(_VARIABLES) and not is_secret(each))
+    return {name: _shown(name, command.environment[name]) for name in names}
 
 
-def _shown(value: str) -> str:
-    return value if _VARIABLE_VALUE.fullmatch(value) and hidden(value) == value else "(set)"
+def _shown(name: str, value: str) -> str:
+    is_harmless = _VARIABLE_VALUE.fullmatch(value) and hidden(value) == value
+    return SET if not is_harmless or _ADDRESSED.fullmatch(name) or _ADDRESS.search(value) else value
 
 
 def word(value: object) -> str | None:
-    """A setting as a word; None where it is not set, or may be more than a harmless name."""
+    """A setting as a word; None where it is not set, SET where it may be more than a harmless name."""
     name = str(value).removeprefix("torch.")
-    return name if name != "None" and _WORD_VALUE.fullmatch(name) and hidden(name) == name else None
+    if name in ("", "None"):
+        return None
+    return name if _WORD_VALUE.fullmatch(name) and hidden(name) == name else SET
 
 
 def number(text: object) -> float | None:
@@ -167,39 +165,3 @@ def number(text: object) -> float | None:
     except ValueError:
         return None
     return value if abs(value) < float("inf") else None
-
-
-def redact(command: str) -> str:
-    """Take secrets, credentials in URLs and the names of home folders out of a command."""
-    spans = [(each.start(), each.end()) for each in _TOKEN.finditer(command)]
-    words = _redacted([command[start:end] for start, end in spans])
-    gaps = (command[end:start] for (_, end), (start, _) in pairwise([(0, 0), *spans, (len(command), 0)]))
-    return "".join(gap + word for gap, word in zip(gaps, [*words, ""], strict=True))
-
-
-def _redacted(words: Sequence[str]) -> Iterator[str]:
-    hide = False
-    for word in words:
-        hide = hide and not word.startswith("-")
-        yield REDACTED if hide else _redacted_word(word)
-        hide = hide or (word.startswith("-") and "=" not in word and _is_secret(word))
-
-
-def _redacted_word(word: str) -> str:
-    if " --" in word:  # sh -c '...'
-        return word[0] + redact(word[1:-1]) + word[-1]
-    parts = word.split("=")
-    secret = next((i for i, part in enumerate(parts[:-1], 1) if _is_secret(part.lstrip("'\""))), 0)
-    return f"{'='.join(parts[:secret])}={REDACTED}" if secret else hidden(word)
-
-
-def _is_secret(name: str) -> bool:
-    flag = name.lstrip("-").replace("-", "_").lower()
-    return flag not in FLAGS and not flag.endswith(_HARMLESS) and bool(_SECRET_NAME.match(name))
-
-
-def hidden(text: str) -> str:
-    """Replace what looks like a secret by its shape, wherever it stands."""
-    for pattern, instead in _INSIDE:
-        text = pattern.sub(instead, text)
-    return text

@@ -9,8 +9,8 @@ import numpy as np
 from diag.promql import Block, Labels, Samples
 from diag.sources import config, notes
 from diag.sources.config import Settled, Told
-from diag.sources.launch import redact
 from diag.sources.pages import Floats, Millis, Table, Target, median_interval, rounds
+from diag.vllm.secrets import redact
 
 Row = tuple[Labels, Floats]
 
@@ -107,13 +107,20 @@ def _models(table: Table, told: Told) -> str:
 
 
 def _blocks(table: Table, told: Told, settled: Mapping[str, Settled]) -> Iterator[Block]:
-    """The page's own series, and those that every source publishes unless the page has them, an exporter's for one."""
-    own = {labels["__name__"] for labels in table.labels}
-    ours = [each for each in _ours(table, told, settled[table.instance].numbers) if each[0]["__name__"] not in own]
+    """The page's own series, and those that every source publishes unless the page has them, an exporter's for one.
+
+    Of the configuration each flag is a series by itself: who started the server may know more of them.
+    """
+    own = {_key(labels) for labels in table.labels}
+    ours = [each for each in _ours(table, told, settled[table.instance].numbers) if _key(each[0]) not in own]
     if table.labels:
         yield Block(table.labels, table.times, table.values)
     if ours:
         yield Block(tuple(labels for labels, _ in ours), table.times, np.stack([values for _, values in ours]))
+
+
+def _key(labels: Labels) -> tuple[str, str]:
+    return labels["__name__"], labels.get("flag", "")
 
 
 def _ours(table: Table, told: Told, flags: config.Config) -> Iterator[Row]:

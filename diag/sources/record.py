@@ -14,12 +14,12 @@ from typing import IO
 from diag import __version__
 from diag.errors import BadRecording, BadUsage
 from diag.sources.config import Told
-from diag.sources.launch import hidden, redact
 from diag.sources.lines import CUT, is_cut
 from diag.sources.observation import Observation
 from diag.sources.recording import ABOUT, PAGES
 from diag.sources.scrape import Plan, Watch
 from diag.sources.text import printable
+from diag.vllm.secrets import hidden, redact
 
 _HOME = re.compile(rb"(?:/home|/Users)/[^/\s'\"]+")
 _HEADER = re.compile(rb"^# scrape", re.MULTILINE)

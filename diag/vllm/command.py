@@ -1,30 +1,33 @@
 """A command that starts vLLM, as people write it: with an environment, in a script, a container, with a YAML file."""
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from diag.errors import BadUsage
+from diag.vllm import config_file
+from diag.vllm.container import Image, default, elsewhere, image
 from diag.vllm.flags import Option, understood
-from diag.vllm.manifest import started
-from diag.yaml import load
+from diag.vllm.manifest import is_manifest, started
+from diag.vllm.script import Bare, statements
+from diag.yaml import documents
 
 MOST_BYTES = 2**20
-_OPERATORS = ";&|<>\n"
-_ASSIGNMENT = re.compile(r"(?:--env=|-e)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_MOST_WORDS = 2**10
+"""Of an array, since an array may be made of arrays."""
+_ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
 _SCRIPT = re.compile(r"\bserve\s|vllm\.entrypoints\.")
-_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?")
-_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only)")
-"""Options of `docker run` that take no value: what follows any other one is not the image."""
-_ARRAY = re.compile(r"(?m)^(\s*(?:\w+\s+)*\w+\+?=)\(\s*\n(.*?)^\s*\)", re.DOTALL)
-_PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
-"""Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
+_SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
+_RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
+_SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
+_SPEAKS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
+"""Commands whose words are about a server, and start none."""
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _SWITCHED = ("true", "false")
 EXPECTED = (
@@ -54,8 +57,10 @@ class Given:
 class Command:
     """What was read: all `words`, those before `arguments` are environment and program; `config` is --config's file.
 
-    `strays` are the places of words that belong to nothing, `image` is the container's. `more` counts the servers that
-    the same text starts after this one; they are not read.
+    `strays` are the places of words that belong to nothing, `image` is the container's, and `entry` the place from
+    which on words go to the image's own entry point (None: to a program that is named). `elsewhere` says where its
+    folders are when they are not here. `dropped` are keys of the config file whose `false` vLLM passes over. `more`
+    counts the servers that the same text starts after this one; they are not read.
     """
 
     words: tuple[str, ...]
@@ -66,6 +71,9 @@ class Command:
     strays: tuple[int, ...] = ()
     config: str = ""
     image: str = ""
+    entry: int | None = None
+    elsewhere: str = ""
+    dropped: tuple[str, ...] = ()
     more: int = 0
 
     @property
@@ -106,37 +114,72 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
-    statements = list(_statements(text))
+    commands = [words for words in _commands(text) if not (words and _SPEAKS.fullmatch(words[0]))]
     environment: dict[str, str] = {}
-    for at, words in enumerate(statements):
-        found = _started(words, environment, folder, version)
+    for at, words in enumerate(commands):
+        filled = _split(words, environment)
+        found = _started(filled, environment, folder, version)
         if found:
-            later = sum(_arguments(each) is not None and not each[0].startswith("-") for each in statements[at + 1 :])
+            later = sum(_arguments(each) is not None for each in commands[at + 1 :])
             return replace(found, more=later)
-        environment |= _assigned(words)
+        environment |= _assigned(filled)
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The words of each command, with the arrays of the same text in them; an array that is a command itself is one."""
+    arrays: dict[str, list[str]] = {}
+    for name, words in statements(text):
+        filled = [word for each in words for word in arrays.get(each, [each])]
+        if not name or _explicit(words) is not None:
+            yield filled
+            continue
+        use = f"${{{name.removesuffix('+')}[@]}}"
+        arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
+
+
+def _split(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """With the words that a shell makes of a variable that no quotation marks hold: ARGS="--a 1"; ... $ARGS."""
+    filled = (_expanded(each, environment) if isinstance(each, Bare) else "" for each in words)
+    pairs = zip(words, filled, strict=True)
+    return [word for each, text in pairs for word in (text.split() if " " in text and "$" not in text else [each])]
 
 
 def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str) -> Command | None:
     """The server that one command of a script starts, itself or by a script in a word of its: sh -c '...'."""
     start = _explicit(words)
-    inner = (
-        next((each for each in words if re.search(r"\s", each) and _SCRIPT.search(each)), "") if start is None else ""
-    )
-    if inner and "vllm" in inner.lower():
-        found = parse(inner, version, folder)
+    inner = _inner(words) if start is None else ""
+    contained = _contained(words, environment)
+    if inner:
+        try:
+            found = parse(inner, version, folder)
+        except BadUsage:
+            return None
         known = {**environment, **_assigned(words), **found.environment}
-        return replace(found, environment=known, image=found.image or _image(words)[1])
-    start = _arguments(words) if start is None else start
+        place = found.elsewhere or elsewhere(words)
+        return replace(found, environment=known, image=found.image or contained.name, elsewhere=place)
+    start = _plain(words) if start is None else start
+    start = contained.arguments if start is None else start
     if start is None:
         return None
     return _command(words, start, {**environment, **_assigned(words[:start])}, folder, version)
 
 
+def _inner(words: Sequence[str]) -> str:
+    """The script that another shell, perhaps on another host, is given to run; "" where none of it is about vLLM."""
+    runs = any(Path(each).name in _RUNNERS for each in words)
+    for before, word in pairwise(["", *words]):
+        said = _SUBSTITUTED.fullmatch(word)
+        script = said[1] if said else word if runs or _SHELL.fullmatch(before) else ""
+        if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
+            return script
+    return ""
+
+
 def _assigned(words: Sequence[str]) -> dict[str, str]:
-    """The variables that these words set: NAME=value, export NAME=value, -e NAME=value."""
+    """The variables that these words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
     found = (_ASSIGNMENT.fullmatch(each) for each in words)
-    return {each[1]: each[2] for each in found if each}
+    return {each[1]: each[2] for each in found if each and each[1] != "ExecStart"}
 
 
 def _content(text: str) -> str:
@@ -154,44 +197,33 @@ def _content(text: str) -> str:
     if len(content) > MOST_BYTES or b"\0" in content:
         raise BadUsage(f"{text} is no text with a command in it")
     if file.suffix in (".yaml", ".yml"):
-        return "\n".join(started(file)) or f"vllm serve --config {shlex.quote(str(file.absolute()))}"
+        return "\n".join(started(file)) or _configured(file)
     return content.decode("utf-8", "replace")
-
-
-def _statements(text: str) -> Iterator[list[str]]:
-    """The words of each command of a shell script, without comments and redirections."""
-    joined = re.sub(r"(?<=\s)\d(?=>)", "", re.sub(r"\\\r?\n", " ", text))
-    quoted = re.sub(r"\$\([^()\n]*\)|`[^`\n]*`", lambda found: shlex.quote(found[0]), joined)
-    quoted = _PIPED.sub(r"\1'\2'", quoted)
-    whole = _ARRAY.sub(lambda found: re.sub(r"(?m)(?:^|\s)#.*$|\n", " ", found[2]) + "\n", quoted)
-    lexer = shlex.shlex(whole, posix=True, punctuation_chars=_OPERATORS)
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    words: list[str] = []
-    skip = comment = False
-    try:
-        for word in lexer:
-            operator = not set(word) - set(_OPERATORS)
-            comment = (comment or word.startswith("#")) and "\n" not in word
-            if operator and ("<" in word or ">" in word):
-                skip = True
-            elif operator:
-                yield words
-                words, skip = [], False
-            elif not comment and not skip:
-                words.append(word)
-            else:
-                skip = False
-    except ValueError as error:
-        raise BadUsage("the command has a quotation that is not closed") from error
-    yield words
 
 
 def _arguments(words: Sequence[str]) -> int | None:
     """Where vLLM's own arguments begin; None where this starts no server."""
-    if words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
-        return 0
     start = _explicit(words)
-    return start if start is not None else _image(words)[0]
+    return start if start is not None else image(words).arguments
+
+
+def _configured(file: Path) -> str:
+    """The command that a file for --config stands for; BadUsage where it is another kind of YAML."""
+    flags = [understood(f"--{key}") for each in documents(file) if isinstance(each, dict) for key in each]
+    if is_manifest(file) or (flags and flags.count(None) > len(flags) / 2):
+        raise BadUsage(
+            f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
+        )
+    return f"vllm serve --config {shlex.quote(str(file.absolute()))}"
+
+
+def _plain(words: Sequence[str]) -> int | None:
+    """0 where there are nothing but vLLM's own flags."""
+    return 0 if words and words[0].startswith("-") and understood(words[0].partition("=")[0]) else None
+
+
+def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
+    return image(_told(words, {name: default(value) for name, value in environment.items()}))
 
 
 def _explicit(words: Sequence[str]) -> int | None:
@@ -209,36 +241,35 @@ def _is_server(word: str) -> bool:
     return bool(_SERVER.fullmatch(word)) or word.endswith("openai/api_server.py")
 
 
-def _image(words: Sequence[str]) -> tuple[int | None, str]:
-    """Past the image of `docker run IMAGE ...`, whose entry point may be repeated, and the image."""
-    run = words.index("run") if "run" in words else len(words)
-    for at in range(run + 1, len(words)):
-        before = words[at - 1]
-        is_value = before.startswith("-") and "=" not in before and not _ALONE.fullmatch(before)
-        if not is_value and _IMAGE.fullmatch(words[at]):
-            return at + 1 + (list(words[at + 1 : at + 2]) == ["serve"]), words[at]
-    return None, ""
-
-
 def _command(
     words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
 ) -> Command:
-    told = [_expanded(each, environment) for each in words]
+    told = _told(words, environment)
     given, loose = _options(told, start, version)
+    contained, place = _contained(words, environment), elsewhere(words[:start])
     config = next((each.values[0] for each in given if each.name == "--config" and each.values), "")
-    from_file = _from_file(folder / config, version) if folder is not None and config and "$" not in config else ()
+    is_here = folder is not None and config and "$" not in config and not place
+    content = config_file.read(folder / config) if folder is not None and is_here else {}
     command = Command(
         words=tuple(words),
         arguments=start,
         environment=environment,
         model="",
-        given=(*from_file, *given),  # what the command line says counts more
+        given=(*_from_file(content, version), *given),  # what the command line says counts more
         config=config,
-        image=_image(words)[1],
+        image=contained.name,
+        entry=contained.entry,
+        elsewhere=place,
+        dropped=tuple(key for key, value in content.items() if config_file.is_dropped(key, value, version)),
     )
     takes_one = bool(loose) and not any(each.words for each in command.all("--model"))
     named = told[loose[0]] if takes_one else command.get("--model") or ""
     return replace(command, model=named, strays=tuple(loose[takes_one:]))
+
+
+def _told(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The words with what the text itself says of their variables."""
+    return [_expanded(each, environment) for each in words]
 
 
 def _expanded(word: str, environment: Mapping[str, str]) -> str:
@@ -285,20 +316,10 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and word not in ("-", "--") and not spaced and not _NUMBER.fullmatch(word)
 
 
-def _from_file(file: Path, version: str) -> tuple[Given, ...]:
-    """What a YAML file of --config gives, as vLLM reads it: true is a switch, lists and mappings are values."""
-    try:
-        content = load(file)
-    except OSError as error:
-        raise BadUsage(f"--config {file} cannot be read: {error.strerror}") from error
-    if not isinstance(content, dict):
-        raise BadUsage(f"--config {file} holds no flags: expected lines such as `max-num-seqs: 64`")
-    return tuple(_entry(str(key), value, version) for key, value in content.items())
-
-
-def _entry(key: str, value: Any, version: str) -> Given:
-    name = f"--no-{key}" if value is False else f"--{key}"
-    if isinstance(value, bool):
-        return Given(name, (), understood(name, version))
-    values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-    return Given(name, tuple(map(str, values)), understood(name, version))
+def _from_file(content: Mapping[str, Any], version: str) -> tuple[Given, ...]:
+    kept = (
+        config_file.words(key, value)
+        for key, value in content.items()
+        if not config_file.is_dropped(key, value, version)
+    )
+    return tuple(Given(name, values, understood(name, version)) for name, values in kept)

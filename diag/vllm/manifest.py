@@ -7,28 +7,40 @@ from typing import Any
 
 from diag.yaml import documents
 
+_PODS = ("containers", "initContainers")
+_TELLING = {"apiVersion", "kind", "services"}
+
+
+def is_manifest(file: Path) -> bool:
+    """Whether a document of it says that it is one."""
+    return any(isinstance(each, dict) and not _TELLING.isdisjoint(each) for each in documents(file))
+
 
 def started(file: Path) -> Iterator[str]:
     """A `docker run` for every container that has to do with vLLM; none where the file is no manifest."""
     for each in documents(file):
-        yield from _within(each)
+        yield from _within(each, "")
 
 
-def _within(node: Any) -> Iterator[str]:
+def _within(node: Any, under: str) -> Iterator[str]:
     if isinstance(node, dict):
-        yield from _container(node)
-    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _within(each)
+        yield from _container(node, under in _PODS)
+        for key, each in node.items():
+            yield from _within(each, str(key))
+    for each in node if isinstance(node, list) else ():
+        yield from _within(each, under)
 
 
-def _container(node: Mapping[Any, Any]) -> Iterator[str]:
+def _container(node: Mapping[Any, Any], of_pod: bool) -> Iterator[str]:
     """Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`."""
-    words = [word for name in ("entrypoint", "command", "args") for word in _words(node.get(name))]
+    program, *more = _words(node.get("command" if of_pod else "entrypoint")) or [""]
+    words = [*more, *_words(node.get("args" if of_pod else "command"))]
     image = node.get("image")
-    if isinstance(image, str) and ("vllm" in image or any("vllm" in each for each in words)):
+    if isinstance(image, str) and ("vllm" in image or any("vllm" in each for each in (program, *words))):
         named = image if "vllm" in image else "vllm"
-        pairs = [word for pair in _environment(node) for word in ("-e", pair)]
-        yield shlex.join(["docker", "run", *pairs, named, *words])
+        options = [word for pair in _environment(node) for word in ("-e", pair)]
+        options += ["--entrypoint", program] if program else []
+        yield shlex.join(["docker", "run", *options, named, *words])
 
 
 def _words(said: Any) -> list[str]:

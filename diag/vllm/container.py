@@ -1,0 +1,73 @@
+"""The container that a command starts: its image, which words go into it, and where its folders are."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_PROGRAM = re.compile(r"docker|podman|nerdctl|apptainer|singularity|kubectl|oc")
+_HOSTS = {"ssh", "pdsh", "pssh"}
+_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
+"""Options of `docker run` that take no value: what follows any other one is not the image."""
+_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
+
+
+@dataclass(frozen=True)
+class Image:
+    """`arguments` is where vLLM's own begin, None where the container starts something else.
+
+    `entry` is the place from which on words go to the image's own entry point, None where a program is named.
+    """
+
+    name: str = ""
+    arguments: int | None = None
+    entry: int | None = None
+
+
+def image(words: Sequence[str]) -> Image:
+    """What `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...` starts."""
+    words = [default(each) for each in words]
+    start = _run(words) + 1
+    by_option = any(each.partition("=")[0] == "--image" for each in words[start:])
+    for at in range(start, len(words)):
+        before, named = words[at - 1], words[at].removeprefix("--image=")
+        is_option = before == "--image" or named != words[at]
+        is_value = before.startswith("-") and "=" not in before and not _ALONE.fullmatch(before)
+        if (is_option if by_option else not is_value) and _IMAGE.fullmatch(named):
+            return _entered(words, _after_dashes(words) if by_option else at + 1, named)
+    return Image()
+
+
+def _after_dashes(words: Sequence[str]) -> int:
+    return words.index("--") + 1 if "--" in words else len(words)
+
+
+def _run(words: Sequence[str]) -> int:
+    """The place of `run` after a program that starts containers; the end where there is none."""
+    able = (at for at, each in enumerate(words) if _PROGRAM.fullmatch(Path(each).name) or each.startswith("$"))
+    program = next(able, len(words))
+    return words.index("run", program) if "run" in words[program:] else len(words)
+
+
+def _entered(words: Sequence[str], entry: int, name: str) -> Image:
+    """The image's own entry point is taken for vLLM's; another one is the program of the words after the image."""
+    options = [(each, after) for each, after in pairwise(words[:entry]) if each.partition("=")[0] == "--entrypoint"]
+    program = [each.partition("=")[2] or after for each, after in options]
+    serves = list(words[entry : entry + 1]) == ["serve"]
+    if program and not (Path(program[-1]).name == "vllm" and serves):
+        return Image(name)
+    return Image(name, entry + serves, None if program else entry)
+
+
+def default(text: str) -> str:
+    """What a variable is where nobody sets it: x for ${NAME:-x}."""
+    return _DEFAULT.sub(r"\1", text)
+
+
+def elsewhere(words: Sequence[str]) -> str:
+    """Where the folders of a command are when they are not here."""
+    names = {Path(each).name for each in words}
+    in_container = any(map(_PROGRAM.fullmatch, names))
+    return "in the container" if in_container else "on another host" if names & _HOSTS else ""
