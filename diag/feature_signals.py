@@ -4,7 +4,7 @@ A server without the feature has the number that says so, 0; a release that does
 """
 
 from diag.incident import Signal
-from diag.signals import FINISHED, ITL, RUNNING, WAITING, counted, gauge
+from diag.signals import FINISHED, ITL, RUNNING, WAITING, configured, counted, gauge
 
 # -- speculative decoding ---------------------------------------------------------------------------------------------
 
@@ -83,6 +83,13 @@ adapters = Signal(
     "LoRA adapters asked for",
     f"count by ($by) (count by ($by, adapter) ({ADAPTERS}))",
     "{value} adapters ran within the last five minutes",
+    "adapters",
+)
+adapters_kept = Signal(
+    "LoRA adapters kept in memory, or asked for",
+    # vLLM refuses fewer than run together; the larger of both
+    f"({adapters.promql} > {configured('max_cpu_loras')}) or ({configured('max_cpu_loras')} and {adapters.promql})",
+    "the memory of the host has to keep {value} adapters",
     "adapters",
 )
 adapters_per_slot = Signal(

@@ -3,9 +3,11 @@
 Nothing here changes a server: what comes out is a proposal to read.
 """
 
+import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +23,11 @@ from diag.vllm.defaults import UNSET, default
 from diag.vllm.flags import release, releases
 
 Value = float | str | None
+OLDEST = (0, 8, 0)
+"""The first release that is judged: a flag that all since have is accepted, whatever runs."""
+_WORD = re.compile(r"[\w.-]{0,40}")
+"""What is shown of a launch command as it is: a plain word."""
+_UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,9 @@ def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:
     if any(held is False for _, held in met) or not available(fix, running.version):
         return None
     needs = [each.signal.name for each, held in met if held is None]
-    before, assumed = _before(fix.flag, bench, running)
-    after, lacking = _after(fix, bench)
+    needs += [] if _in_all(fix) or release(running.version) else ["the version of vLLM"]
+    before, assumed = _before(fix, bench, running)
+    after, lacking = _after(fix, bench, running)
     if not _moves(fix, before, after):
         return None
     if fix.direction and before is None and fix.flag and not assumed:
@@ -123,30 +131,74 @@ def _filled(text: str, after: Value, subject: Subject) -> str:
 
 
 def _met(condition: Condition, bench: _Bench, running: Running) -> bool | None:
-    value = bench.value(condition.signal)
-    if value is None and condition.signal.name.startswith("--"):
-        value = _not_given(condition.signal.name, bench, running)
+    value = _value(condition.signal, bench, running)
     if value is None:
         return None
     return bool(holds(np.array([value]), condition.op, bench.asked.contract.limit(condition.limit))[0] == 1)
 
 
-def _not_given(flag: str, bench: _Bench, running: Running) -> float | None:
-    """What runs where all that was set is known, and the flag is not; 0 where there is no such bound then."""
+def _value(signal: Signal, bench: _Bench, running: Running) -> float | None:
+    """What a signal says; of a flag that no source publishes, what the command gives: 1 where that is no number.
+
+    Where all that was set is known, and the flag is not, its default; 0 where there is no such bound then.
+    """
+    value, flag = bench.value(signal), signal.name
+    if value is not None or not flag.startswith("--"):
+        return value
+    given = said(running.launch).get(flag)
+    if given is not None:
+        return given if isinstance(given, float) else 1.0
     if not running.whole:
         return None
-    return 0.0 if flag in UNSET else default(flag, running.version, bench.value(gpu_memory_total))
+    if flag in _UNSET or not _within(releases(flag), running.version):
+        return 0.0
+    return default(flag, running.version, bench.value(gpu_memory_total))
 
 
-def _before(flag: str, bench: _Bench, running: Running) -> tuple[float | None, bool]:
-    """The running value of a flag, and whether it is only the release's default."""
-    if not flag:
+def _before(fix: Fix, bench: _Bench, running: Running) -> tuple[Value, bool]:
+    """The running value of a flag or a variable, and whether it is only the release's default."""
+    name = fix.flag or fix.environment
+    if not name:
         return None, False
-    value = bench.value(running_value(flag.removeprefix("--").replace("-", "_")))
-    if value is not None:
-        return value, False
-    value = default(flag, running.version, bench.value(gpu_memory_total))
-    return value, value is not None or flag in UNSET
+    value = bench.value(running_value(name.removeprefix("--").replace("-", "_"))) if fix.flag else None
+    given = said(running.launch).get(name) if value is None else value
+    if isinstance(given, float) or (given is not None and _WORD.fullmatch(given)):
+        return given, False
+    value = default(name, running.version, bench.value(gpu_memory_total))
+    return value, value is not None or name in UNSET or (running.whole and name in _UNSET)
+
+
+@lru_cache(maxsize=64)
+def said(launch: str) -> Mapping[str, float | str]:
+    """What a launch command gives by --flag, --flag.key (behind a dot, or in JSON) and NAME; "" is a switch."""
+    command = command_in(launch)
+    if command is None:
+        return {}
+    found = {name: _number(value) for name, value in command.environment.items()}
+    for each in (each for each in command.given if each.option and each.option.on):
+        text, key = " ".join(each.values), each.option.key if each.option else ""
+        found |= {each.name: "" if key else _number(text)}
+        keys = {key: text} if key else json_object(text)
+        found |= {f"{each.name}.{key}": _number(str(value)) for key, value in keys.items()}
+    return found
+
+
+def json_object(text: str) -> dict[str, object]:
+    """A JSON object; empty where the text is none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _number(text: str) -> float | str:
+    """A number where the text is one; a size with a suffix (8k) is none here, sources publish those."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if math.isfinite(value) else text
 
 
 def _also(fix: Fix, bench: _Bench, running: Running) -> tuple[list[Change], list[str]]:
@@ -155,18 +207,20 @@ def _also(fix: Fix, bench: _Bench, running: Running) -> tuple[list[Change], list
     for flag, signal in fix.also:
         value = bench.value(signal)
         lacking += [] if value is not None else [signal.name]
-        changes.append(Change(flag, _before(flag, bench, running)[0], None if value is None else float(round(value))))
+        before, _ = _before(replace(fix, flag=flag), bench, running)
+        after = None if value is None else float(round(value))
+        changes += [Change(flag, before, after)] if after is None or after != before else []
     return changes, lacking
 
 
-def _after(fix: Fix, bench: _Bench) -> tuple[Value, list[str]]:
+def _after(fix: Fix, bench: _Bench, running: Running) -> tuple[Value, list[str]]:
     """The value within its bounds, and the names of the signals that are lacking to compute it or to bound it."""
     if not isinstance(fix.value, Signal):
         return fix.value, []
     value = bench.value(fix.value)
     if value is None:
         return None, [fix.value.name]
-    least, most = (_bound(each, bench) for each in (fix.least, fix.most))
+    least, most = (_bound(each, bench, running) for each in (fix.least, fix.most))
     lacking = [
         each.name for each, at in ((fix.least, least), (fix.most, most)) if isinstance(each, Signal) and at is None
     ]
@@ -174,8 +228,8 @@ def _after(fix: Fix, bench: _Bench) -> tuple[Value, list[str]]:
     return float(bounded if most is None else min(bounded, most)), lacking
 
 
-def _bound(bound: float | Signal | None, bench: _Bench) -> float | None:
-    return bench.value(bound) if isinstance(bound, Signal) else bound
+def _bound(bound: float | Signal | None, bench: _Bench, running: Running) -> float | None:
+    return _value(bound, bench, running) if isinstance(bound, Signal) else bound
 
 
 def _rounded(value: float, fix: Fix) -> float:
@@ -189,7 +243,7 @@ def _rounded(value: float, fix: Fix) -> float:
 def _moves(fix: Fix, before: Value, after: Value) -> bool:
     """Whether the proposal moves the running value the way the fix means; 0 stands for "off" where lower is meant."""
     if not isinstance(before, float) or not isinstance(after, int | float):
-        return True
+        return before is None or written(before) != written(after)
     if fix.direction == "lower":
         return before == 0 or after < before
     return after > before if fix.direction == "raise" else after != before
@@ -202,6 +256,12 @@ def command_in(launch: str) -> Command | None:
         return parse(launch) if launch else None
     except BadUsage:
         return None
+
+
+def _in_all(fix: Fix) -> bool:
+    """Whether every release that is judged accepts its flags; a variable that is not read is refused by none."""
+    ends = [releases(fix.flag, fix.versions) if fix.flag else ("", ""), *(releases(flag) for flag, _ in fix.also)]
+    return all(release(first) <= OLDEST and not last for first, last in ends)
 
 
 def available(fix: Fix, version: str) -> bool:

@@ -122,7 +122,7 @@ probe_failures_allowed = Signal(
 
 
 def switched_off(flag: str) -> Condition:
-    """The switch is not on; where nobody says, it is as it comes: off."""
+    """The switch is not on, or the setting not given; where nobody says, it is as it comes: off."""
     off = f"(1 - ({configured(flag)})) or 0 * {LAST_SERVED} + 1"
     name = f"--{flag.replace('_', '-')} not set"
     return Signal(name, off, "1 where the flag is not set: {value}").at_least(1, judged("it is proposed once"))

@@ -36,6 +36,11 @@ def configured(flag: str) -> str:
     return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{flag}"}}[$window]))'
 
 
+def least_of(one: str, other: str) -> str:
+    """The smaller of two numbers, or the one that is known."""
+    return f"((({one}) < ({other})) or ({other}) or ({one}))"
+
+
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -72,9 +77,10 @@ requests_running_floor = Signal(
     "the least number of running requests is {value} of the most: 1 is a flat line, held down by a cap",
     "ratio",
 )
+SEQUENCE_CAP = least_of(configured("max_num_active_seqs"), configured("max_num_seqs"))
 running_share_of_cap = Signal(
     "running requests / --max-num-seqs",
-    f"{gauge('max_over_time(', RUNNING)} / on (instance) group_left () {configured('max_num_seqs')}",
+    f"{gauge('max_over_time(', RUNNING)} / on (instance) group_left () {SEQUENCE_CAP}",
     "at the peak {value} of the sequence cap runs",
     "ratio",
     like="peak",
@@ -239,12 +245,33 @@ PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 EVICTION_RATES = reported("0.08 in a run called healthy, 0.42 cured and 2.4 sick", PR_44594)
 evicts = preemptions_per_request.above(0.2, EVICTION_RATES)
 hardly_evicts = preemptions_per_request.at_most(0.2, EVICTION_RATES)
-TOKENS_PER_REQUEST = f"(({PROMPT_TOKENS} + {GENERATED_TOKENS}) / ({FINISHED} >= 3))"
+# What of a prompt takes room of its own: all of it, but where prompts share what they begin with, what one that runs
+# holds less half an answer, which is how far it has come on average.
+PROMPT = f"({PROMPT_TOKENS} / ({FINISHED} >= 3))"
+ANSWER = f"({GENERATED_TOKENS} / ({FINISHED} >= 3))"
+HOLDS_NOW = (
+    f"({renamed('avg_over_time(', *KV_USAGE)} * on (instance) group_left () {configured('kv_cache_size_tokens')}"
+    f" / ({gauge('avg_over_time(', RUNNING)} > 0))"
+)
+OWN_PROMPT = (
+    f"(({PROMPT} unless ({counted('vllm:prefix_cache_hits_total')} > 0.1 * {PROMPT_TOKENS}))"
+    f" or clamp_min({HOLDS_NOW} - {ANSWER} / 2, 0))"
+)
+TOKENS_PER_REQUEST = f"({OWN_PROMPT} + {ANSWER})"
 requests_the_kv_pool_holds = Signal(
     "requests the KV pool holds",
     f"$kv_pool_fill / {TOKENS_PER_REQUEST} * on (instance) group_left () {configured('kv_cache_size_tokens')}",
     "the KV pool holds {value} requests at their mean length",
     "requests",
+)
+# What ran at the peak is no more than --max-num-seqs, also where that is not known.
+HELD = f"round({requests_the_kv_pool_holds.promql})"
+kv_pool_share_of_running = Signal(
+    "requests the KV pool holds / requests running (peak)",
+    f"({HELD} / on (instance) group_left () {configured('max_num_seqs')} >= 1)"
+    f" or {HELD} / ({gauge('max_over_time(', RUNNING)} > 0)",
+    "the KV pool holds {value} of the requests that ran at the peak",
+    "ratio",
 )
 # No more than are in the server at its fullest, and no more than the pool holds; nothing where its size is not known.
 requests_worth_admitting = Signal(
@@ -263,9 +290,7 @@ most_sequences = Signal(
 )
 # The usage that the next request of mean prompt length would bring about; the usage alone where the pool's size or the
 # prompts' length is not known.
-NEXT_PROMPT = (
-    f"({PROMPT_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('kv_cache_size_tokens')}"
-)
+NEXT_PROMPT = f"{OWN_PROMPT} / on (instance) group_left () {configured('kv_cache_size_tokens')}"
 kv_cache_usage_with_next = Signal(
     "KV cache usage with one more request",
     f"({kv_cache_usage_median.promql} + {NEXT_PROMPT}) or {kv_cache_usage_median.promql}",
@@ -339,6 +364,14 @@ tokens_of_one_prompt_in_a_freeze = Signal(
     "{value} tokens of each prompt that is prefilled fit into 0.6 of the freeze limit",
     "tokens",
 )
+threshold_share_of_step = Signal(
+    "proposed threshold / --max-num-batched-tokens",
+    # 256 is the least that is proposed; where the budget is not known, it is no objection
+    f"clamp_min({tokens_of_one_prompt_in_a_freeze.promql}, 256) / on (instance) group_left ()"
+    f" {configured('max_num_batched_tokens')} or 0 * {tokens_of_one_prompt_in_a_freeze.promql}",
+    "the threshold would be {value} of a step",
+    "ratio",
+)
 
 # -- what users were promised -----------------------------------------------------------------------------------------
 
@@ -395,11 +428,6 @@ blocks_per_prompt = Signal(
 def running_value(flag: str) -> Signal:
     """The value a flag runs with, for a fix that depends on it."""
     return Signal(f"--{flag.replace('_', '-')}", configured(flag), f"{flag} is {{value}}", "")
-
-
-def least_of(one: str, other: str) -> str:
-    """The smaller of two numbers where both are known."""
-    return f"(({one}) < ({other}) or ({other}) and ({one}))"
 
 
 def page_says(label: str, pattern: str) -> str:

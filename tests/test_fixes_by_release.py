@@ -34,9 +34,10 @@ def commands(fix: Fix) -> Iterator[str]:
     own = Change(fix.name, None, value(fix, fix.value))
     also = [Change(flag, None, value(fix, of)) for flag, of in fix.also]
     proposal = Proposal(fix, None, own.after, (), True, fix.name, changes=(own, *also))
+    given = f"vllm serve m {shlex.quote(fix.flag)} 1"
     for launch in (
-        "vllm serve m",
-        *([f"vllm serve m {shlex.quote(fix.flag)} 1"] if isinstance(fix.value, Signal) else []),
+        *(["vllm serve m"] if fix.value is not None else []),
+        *([given] if fix.flag and (fix.value is None or isinstance(fix.value, Signal)) else []),
     ):
         line = relaunch(launch, [proposal])
         assert line is not None

@@ -1,10 +1,15 @@
 """Incidents that only a server's host can show, each in its scenario, and none in what looks like it."""
 
+import re
 from pathlib import Path
 
 import pytest
+import rewriting
 import scenarios
 from scenarios import config, fixes, found, gpu, judge, log, present, said, workers
+
+from diag import doctor
+from diag.judgement import Judgement
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
@@ -257,12 +262,40 @@ def test_a_context_that_does_not_fit_is_computed(tmp_path: Path) -> None:
     assert fixes(judge(tmp_path, "", failed, numbers), "gpu_out_of_memory") == {"--max-model-len": 435_584}
 
 
-def test_memory_that_ran_out_under_load_leaves_room_for_what_was_wanted(tmp_path: Path) -> None:
+def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Judgement:
+    """A server on a GPU that an allocation has ended; vLLM for CPUs orders the size of its KV pool itself."""
     numbers = said("cuda_out_of_memory", wanted_gibibytes=0.1328, free_gibibytes=0.118, total_gibibytes=79.25)
-    died = log("ready", {}, 50, start=scenarios_start(), cuda_out_of_memory=-20)
-    judgement = judge(tmp_path, HEALTHY, died, numbers, config(gpu_memory_utilization=0.98))
+    beside = (log("ready", {}, 50, start=scenarios_start(), cuda_out_of_memory=-20), numbers, *more)
+    of_a_gpu = re.compile(r'kv_cache_memory_bytes="[^"]*"')
+    pages = [(t, h, of_a_gpu.sub('kv_cache_memory_bytes="None"', page)) for t, h, page in rewriting.scrapes(HEALTHY)]
+    told = [(t, host, page + scenarios.text(t - pages[0][0], page, beside)) for t, host, page in pages]
+    return doctor.run(doctor.Settings([str(rewriting.write(folder / "recording", told))], launch=launch))
+
+
+def test_memory_that_ran_out_under_load_leaves_room_for_what_was_wanted(tmp_path: Path) -> None:
+    judgement = ran_out(tmp_path, "", config(gpu_memory_utilization=0.98))
     assert present(judgement) == {"gpu_out_of_memory"}
     assert fixes(judgement, "gpu_out_of_memory")["--gpu-memory-utilization"] == 0.97
+
+
+SHARE, SIZE = {"--gpu-memory-utilization": 0.91}, {"--max-cudagraph-capture-size": 256}
+
+
+@pytest.mark.parametrize(
+    ("launch", "proposed"),
+    [
+        ("", {**SHARE, **SIZE}),
+        ("--max-cudagraph-capture-size 64", SHARE),
+        ("--cudagraph-capture-sizes 1 512", SHARE),
+        ("""-cc '{"cudagraph_capture_sizes": [1]}'""", SHARE),
+        ("--enforce-eager", SHARE),
+        ("--kv-cache-memory-bytes 8G", SIZE),
+    ],
+)
+def test_what_does_nothing_against_a_lack_of_memory_is_not_proposed(
+    tmp_path: Path, launch: str, proposed: dict[str, object]
+) -> None:
+    assert fixes(ran_out(tmp_path, f"vllm serve m --max-num-seqs 512 {launch}"), "gpu_out_of_memory") == proposed
 
 
 def test_memory_that_ran_out_yesterday_is_no_incident(tmp_path: Path) -> None:

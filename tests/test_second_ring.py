@@ -125,6 +125,20 @@ def test_adapters_that_take_turns_get_a_slot_each(tmp_path: Path) -> None:
     assert proposed(judgement, THRASH)["--max-loras"] == 6
 
 
+def proposals_of(folder: Path, recording: str, launch: str) -> dict[str, dict[str, object]]:
+    """What the first finding proposes for the pages of a recording: the changes by flag, with this launch command."""
+    pages = re.write(folder / "recording", re.changed(re.scrapes(recording), without("diag_vllm_config")))
+    found = doctor.run(doctor.Settings([str(pages)], launch=launch)).present[0]
+    return {each.name: {one.name: one.after for one in each.changes} for each in found.proposals if each.changes}
+
+
+@pytest.mark.parametrize(("kept", "changes"), [(4, {"--max-loras": 6, "--max-cpu-loras": 6}), (8, {"--max-loras": 6})])
+def test_no_more_adapters_run_than_are_kept(tmp_path: Path, kept: int, changes: dict[str, object]) -> None:
+    """VLLM refuses fewer in the memory of the host than in a batch."""
+    launch = f"vllm serve m --enable-lora --max-loras 2 --max-cpu-loras {kept}"
+    assert proposals_of(tmp_path, THRASH, launch) == {"--max-loras": changes}
+
+
 def test_as_many_adapters_as_slots_are_fine_whatever_ran_before(tmp_path: Path) -> None:
     """Of six adapters of the last minutes two are left, in two slots: nobody is deferred."""
     judgement = judged(tmp_path, "lora_fits")
@@ -207,6 +221,13 @@ def test_an_api_server_at_a_full_core_gets_company(tmp_path: Path) -> None:
     judgement = judged(tmp_path, FRONT)
     assert (judgement.verdict, scenarios.present(judgement)) == ("warning", {FRONT})
     assert proposed(judgement, FRONT)["--api-server-count"] == 6  # one core, four times the load, 0.7 of a core each
+
+
+@pytest.mark.parametrize(("interval", "proposed"), [(12, True), (32, False)])
+def test_tokens_are_never_sent_in_smaller_groups(tmp_path: Path, interval: int, proposed: bool) -> None:
+    assert (
+        "--stream-interval" in proposals_of(tmp_path, FRONT, f"vllm serve m --stream-interval {interval}")
+    ) is proposed
 
 
 def test_an_api_server_with_time_to_spare_is_fine(tmp_path: Path) -> None:

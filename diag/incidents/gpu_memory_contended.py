@@ -1,6 +1,7 @@
 """Processes of others hold memory on a GPU that serves."""
 
 from diag.gpu_signals import serving, share_left_by_others, strangers_memory
+from diag.host_signals import switched_off
 from diag.incident import Fix, Incident, LooksLike, documented, judged
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
@@ -46,6 +47,7 @@ incident = Incident(
             rounding="hundredth_below",
             least=0.05,
             direction="lower",
+            only_if=(switched_off("kv_cache_memory_bytes"),),
             why=documented("the share is of the whole GPU, whoever else uses it", CONSERVING_MEMORY),
         ),
     ),

@@ -9,13 +9,16 @@ from diag.host_signals import (
     half_of_what_is_captured,
     happened,
     out_of_memory,
+    switched_off,
     utilization_that_fits,
     utilization_with_room,
 )
 from diag.incident import Fix, Incident, LooksLike, documented, judged, measured, reported
 from diag.remedies import CONSERVING_MEMORY, FP8_HARDWARE
+from diag.signals import running_value
 
 SAID = judged("the log's own words decide which of these it was")
+SIZED = documented("vLLM refuses a largest size beside sizes that contradict it", CONSERVING_MEMORY)
 
 incident = Incident(
     id="gpu_out_of_memory",
@@ -57,7 +60,7 @@ incident = Incident(
             direction="lower",
             change="Plan with the memory that is free, or first end the process that holds the rest.",
             effect="the engine starts; the KV pool shrinks by as much",
-            only_if=(happened(BELOW).at_least(1, SAID),),
+            only_if=(happened(BELOW).at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
             risk="fewer requests at once",
             rollback="the old share again, and restart",
             why=reported("free 67.24 of 79.25 GiB: 0.84", "https://github.com/ovg-project/kvcached/issues/110"),
@@ -70,7 +73,7 @@ incident = Incident(
             direction="lower",
             change="Leave room beside vLLM's share for what was wanted.",
             effect="the allocation that failed fits",
-            only_if=(happened(CUDA).at_least(1, SAID),),
+            only_if=(happened(CUDA).at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
             risk="fewer requests at once",
             rollback="the old share again, and restart",
             why=reported("136 MiB wanted, 120.88 free at 0.98", "https://github.com/vllm-project/vllm/issues/57475"),
@@ -78,9 +81,15 @@ incident = Incident(
         Fix(
             flag="--max-cudagraph-capture-size",
             value=half_of_what_is_captured,
+            direction="lower",
             change="Where it happened in the capture: capture graphs up to half the size, fewer of them.",
             effect="the graphs take a fraction of their memory",
-            only_if=(happened(CUDA).at_least(1, SAID),),
+            only_if=(
+                happened(CUDA).at_least(1, SAID),
+                switched_off("enforce_eager"),
+                running_value("cudagraph_capture_sizes").at_most(0, SIZED),
+                running_value("compilation_config").at_most(0, SIZED),
+            ),
             risk="batches above it run without graphs",
             rollback="remove the flag and restart",
             why=documented("graphs cost memory for each size", CONSERVING_MEMORY),

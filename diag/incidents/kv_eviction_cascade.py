@@ -11,6 +11,7 @@ from diag.signals import (
     headroom_of_one_answer,
     kv_cache_usage_median,
     kv_cache_usage_peak,
+    kv_pool_share_of_running,
     prompt_lengths_spread,
     requests_running,
     requests_the_kv_pool_holds,
@@ -28,6 +29,7 @@ CAP = Fix(
     flag="--max-num-active-seqs",
     value=requests_the_kv_pool_holds,
     direction="lower",
+    only_if=(kv_pool_share_of_running.below(1, judged("a cap that more than ran does not reach changes nothing")),),
     change="Run no more requests than the KV pool holds at their observed mean length; the CUDA graphs stay.",
     effect="preemptions per request fall below 0.2; streams become steady; requests waiting rise",
     risk=CAPPED,
@@ -70,8 +72,8 @@ incident = Incident(
     explains=("kv_pool_saturated", "queue_saturation", "replicas_unbalanced", "contract_breached"),
     fixes=(
         Fix(
-            change="Let no more than {value} requests at a time through the gateway: what the pool holds at their mean"
-            " length. Until the pool is larger.",
+            change="Let no more than {value} requests at a time through the gateway for each engine: what its pool"
+            " holds at their mean length. Until the pool is larger.",
             value=requests_the_kv_pool_holds,
             effect="preemptions end with the requests that run now; who waits, waits at the gateway",
             risk=CAPPED,

@@ -1,11 +1,28 @@
 """More LoRA adapters are asked for than have room at once: their requests take turns, whatever else is free."""
 
-from diag.feature_signals import adapters, adapters_per_slot, waits_for_a_slot
+from dataclasses import replace
+
+from diag.feature_signals import adapters, adapters_kept, adapters_per_slot, waits_for_a_slot
+from diag.host_signals import switched_off
 from diag.incident import Fix, Incident, LooksLike, documented, measured, reported
 from diag.signals import kv_cache_usage_peak, queue_time, queue_time_share, running_value
 
 LORA = "https://docs.vllm.ai/en/latest/features/lora/"
 SCHEDULING = "https://github.com/vllm-project/vllm/pull/15422"
+
+SLOTS = Fix(
+    flag="--max-loras",
+    value=adapters,
+    least=2,
+    direction="raise",
+    only_if=(switched_off("max_cpu_loras"),),
+    change="Let as many adapters run together as were asked for within five minutes.",
+    effect="no waiting request is deferred; the time spent waiting falls",
+    risk="memory for --max-lora-rank is set aside for each of them in every layer, which the KV pool loses; each step "
+    "gathers from more adapters",
+    rollback="the old number again, and restart",
+    why=documented("--max-loras is the number of adapters in one batch", LORA),
+)
 
 incident = Incident(
     id="lora_thrash",
@@ -34,28 +51,14 @@ incident = Incident(
     ),
     explains=("contract_breached",),
     fixes=(
-        Fix(
-            flag="--max-loras",
-            value=adapters,
-            least=2,
-            change="Let as many adapters run together as were asked for within five minutes.",
-            effect="no waiting request is deferred; the time spent waiting falls",
-            risk="memory for --max-lora-rank is set aside for each of them in every layer, which the KV pool loses; "
-            "each step gathers from more adapters",
-            rollback="the old number again, and restart",
-            why=documented("--max-loras is the number of adapters in one batch", LORA),
-        ),
-        Fix(
-            flag="--max-cpu-loras",
-            value=adapters,
-            least=2,
-            direction="raise",
+        SLOTS,
+        replace(
+            SLOTS,
+            also=(("--max-cpu-loras", adapters_kept),),
             only_if=(running_value("max_cpu_loras").at_least(1, documented("--max-loras unless it is set", LORA)),),
-            change="Keep all of them in the memory of the host, which must hold no fewer than --max-loras.",
-            effect="an adapter that comes back is not read from disk again",
-            risk="memory of the host",
-            rollback="the old number again, and restart",
-            why=documented("the number of adapters kept in CPU memory", LORA),
+            change="Let as many adapters run together as were asked for within five minutes, and keep no fewer in the "
+            "memory of the host.",
+            rollback="the old numbers again, and restart",
         ),
         Fix(
             change="Where the memory does not suffice: send each adapter to replicas of its own, so that none is asked "

@@ -11,6 +11,7 @@ from diag.signals import (
     prompt_lengths_spread,
     sequences_in_a_step,
     standstills,
+    threshold_share_of_step,
     tokens_of_one_prompt_in_a_freeze,
     tokens_prefilled_in_a_freeze,
 )
@@ -71,7 +72,10 @@ incident = Incident(
             rounding="power_of_two_below",
             least=256,
             direction="lower",
-            only_if=(CHUNKED,),
+            only_if=(
+                CHUNKED,
+                threshold_share_of_step.below(1, judged("a step holds no more than its budget anyway")),
+            ),
             expects=(HARDLY_FREEZES,),
             change="Cap what one long prompt may take of a step: its part of what this server prefills in 0.6 of the "
             "freeze limit.",

@@ -1,5 +1,6 @@
 """Requests wait although the KV pool has room: the sequence cap or the token budget binds."""
 
+from diag.host_signals import switched_off
 from diag.incident import Fix, Incident, LooksLike, documented, judged, measured
 from diag.signals import (
     deferred_share,
@@ -12,6 +13,7 @@ from diag.signals import (
     requests_running_floor,
     requests_worth_admitting,
     running_share_of_cap,
+    running_value,
     tokens_prefilled_in_a_freeze,
     twice_the_token_budget,
     waiting_share,
@@ -66,12 +68,24 @@ incident = Incident(
             value=requests_worth_admitting,
             most=most_sequences,
             direction="raise",
-            only_if=(AT_THE_CAP,),
+            only_if=(AT_THE_CAP, switched_off("max_num_active_seqs")),
             change="Admit the requests that came, as far as the KV pool holds them at their observed mean length.",
             effect="requests waiting fall, KV usage rises",
             risk="each stream becomes slower as more share a step; larger CUDA graphs take more memory",
             rollback="set the old value again and restart",
             why=judged("the pool is the next bound; beyond it requests evict each other"),
+        ),
+        Fix(
+            flag="--max-num-active-seqs",
+            value=requests_worth_admitting,
+            most=running_value("max_num_seqs"),
+            direction="raise",
+            only_if=(AT_THE_CAP, running_value("max_num_active_seqs").at_least(1, documented("it is set", SCHEDULER))),
+            change="Run the requests that came, as far as --max-num-seqs and the KV pool allow.",
+            effect="requests waiting fall, KV usage rises",
+            risk="each stream becomes slower as more share a step",
+            rollback="set the old value again and restart",
+            why=judged("the lower of both caps is the one that binds"),
         ),
         Fix(
             flag="--max-num-batched-tokens",

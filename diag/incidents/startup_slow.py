@@ -52,6 +52,7 @@ incident = Incident(
             environment="VLLM_ENGINE_READY_TIMEOUT_S",
             value=twice_the_startup,
             least=600,
+            direction="raise",
             change="Have vLLM wait for its own engine for twice as long.",
             effect="the API server does not give up on an engine that still loads",
             versions=("0.14.0", ""),

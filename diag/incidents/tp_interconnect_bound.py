@@ -3,7 +3,7 @@
 from diag.gpu_signals import link_lost, nvlinks, pcie_share, slowest_clock
 from diag.host_signals import half_of_the_ranks, odd_ranks, ranks, twice_the_stages
 from diag.incident import Fix, Incident, LooksLike, documented, judged
-from diag.signals import progress, requests_in_flight_peak
+from diag.signals import progress, requests_in_flight_peak, running_value
 
 PARALLELISM = "https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html"
 
@@ -46,7 +46,12 @@ incident = Incident(
             value=twice_the_stages,
             also=(("--tensor-parallel-size", half_of_the_ranks),),
             direction="raise",
-            only_if=(odd_ranks.at_most(0, documented("the ranks are divided evenly among the stages", PARALLELISM)),),
+            only_if=(
+                odd_ranks.at_most(0, documented("the ranks are divided evenly among the stages", PARALLELISM)),
+                running_value("decode_context_parallel_size").at_most(
+                    1, documented("it has to divide what is left of the ranks", PARALLELISM)
+                ),
+            ),
             change="Where the model has to be spread and NVLink is missing: pipeline over half of it, which "
             "exchanges once a stage instead of twice a layer.",
             effect="PCIe traffic falls; throughput rises, latency at low load may rise too",

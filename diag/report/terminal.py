@@ -162,7 +162,8 @@ def _actions(finding: Finding) -> list[str]:
     rest = [each for each in finding.proposals if each not in (*now, *then)]
     lines = [line for each in now for line in _action("do now", each)]
     lines += [line for each in then if each not in now for line in _action("then", each)]
-    lines += _rows("relaunch", [words.printable(finding.relaunch)]) if finding.relaunch else []
+    # in one line, however long: what is broken here is broken where it is pasted
+    lines += [f"  {'relaunch':<{LABEL}}{words.printable(finding.relaunch)}"] if finding.relaunch else []
     return [*lines, *[line for at, each in enumerate(rest) for line in _option("or" if at == 0 else "", each)]]
 
 
