@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from diag.fixes import Change, Proposal, command_in, json_object, written
 from diag.vllm.command import Command, Given
+from diag.vllm.script import statements
 from diag.vllm.shell import line, opened
 
 Span = tuple[int, int]
@@ -19,6 +20,8 @@ _QUOTED = re.compile(r"""'[^']*'|"[^"\\]*\"""")
 _PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
 _BEFORE = re.compile(r"(?:export|cd|source|set|ulimit)\s[^#<]*[^#<&|;\s]")
 """A line of a script that can stand before the command in the same line."""
+_AROUND = {"export", "cd", "source", ".", "set", "ulimit", "tee", "[", "test", "true", "fi", "done", "}", "wait"}
+"""Commands that may stand beside it: what others are given may be a secret that nothing tells from a word."""
 _CONTAINERS = {"docker", "podman", "nerdctl"}
 _ELSEWHERE = {"sudo", "kubectl", "ssh"}
 """Programs that do not hand on the environment."""
@@ -27,8 +30,8 @@ _ELSEWHERE = {"sudo", "kubectl", "ssh"}
 def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
     """The launch command with the first complete proposal of flags or a variable in it; None where there is none.
 
-    None also where the text cannot be one line, and where the change finds nothing to change. Secrets have been
-    replaced by "REDACTED" already; here each becomes the variable that may hold it.
+    None also where the text cannot be one line or has other commands in it, and where the change finds nothing to
+    change. Secrets have been replaced by "REDACTED" already; here each becomes the variable that may hold it.
     """
     chosen, command, text = relaunched(proposals), command_in(launch), _one_line(launch)
     if command is None or chosen is None or text is None:
@@ -52,6 +55,8 @@ def _one_line(launch: str) -> str | None:
 
 def _changed(text: str, command: Command, changes: Sequence[Change]) -> str | None:
     """The text with the changes where the command stands in it, itself or in the word of another shell: sh -c '...'."""
+    if sum(map(_is_other, statements(text))) > 1:
+        return None
     spans = _spans(text, command.words)
     if spans is not None:
         return _edited(text, [_edits(each, command, spans) for each in changes])
@@ -60,6 +65,12 @@ def _changed(text: str, command: Command, changes: Sequence[Change]) -> str | No
         if inner is not None:
             return None if word[0][0] in inner else f"{text[: word.start() + 1]}{inner}{text[word.end() - 1 :]}"
     return None
+
+
+def _is_other(statement: tuple[str, Sequence[str]]) -> bool:
+    """Whether it is a command that does more than to prepare another one."""
+    words = [each for each in statement[1] if not re.match(r"\w+=", each)]
+    return bool(words) and words[0] not in _AROUND
 
 
 def _spans(text: str, words: Sequence[str]) -> list[Span] | None:

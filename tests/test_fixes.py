@@ -322,6 +322,10 @@ def changed(launch: str, *changes: Change) -> str | None:
         ("#!/bin/sh\nexport A=1\nvllm serve m \\\n  --port 1\n",
          "export A=1; vllm serve m    --port 1 --max-num-seqs 6"),
         ("vllm serve m &\nwait", None),
+        # what other programs are given may be a secret that nothing tells from a word
+        ("mysql -pSECRET; vllm serve m", None),
+        ("echo SECRET | login --stdin && vllm serve m", None),
+        ("sh -c 'mysql -pSECRET; vllm serve m'", None),
         ("export VLLM_API_KEY=REDACTED; vllm serve m",
          'export VLLM_API_KEY="$VLLM_API_KEY"; vllm serve m --max-num-seqs 6'),
         ("docker run --env=HF_TOKEN=REDACTED -eA_KEY=REDACTED vllm/vllm-openai --model m",

@@ -128,6 +128,7 @@ def test_the_environment_that_matters_is_read_without_secrets_and_places() -> No
         ("vllm serve m --ssl-keyfile /etc/x.key", "vllm serve m --ssl-keyfile REDACTED"),
         ("vllm serve m --some-password x", "vllm serve m --some-password REDACTED"),
         ("HF_TOKEN=abc  VLLM_API_KEY='x y' vllm serve m", "HF_TOKEN=REDACTED  VLLM_API_KEY=REDACTED vllm serve m"),
+        ("HF_TOKEN = abc vllm serve m", "HF_TOKEN = REDACTED vllm serve m"),
         ("docker run -e HF_TOKEN=abc i", "docker run -e HF_TOKEN=REDACTED i"),
         ("docker run --env=AWS_SECRET_ACCESS_KEY=x i", "docker run --env=AWS_SECRET_ACCESS_KEY=REDACTED i"),
         ("vllm serve s3://key:p@ss@host/m", "vllm serve s3://REDACTED@host/m"),

@@ -57,7 +57,13 @@ def redact(command: str) -> str:
         shown = f"{asks}{HIDDEN}" if given and plain != asks else _word(word, plain, before)
         instead = "#" if word.startswith("#") else HIDDEN
         done += gap + (instead if due or glued else shown)
-        due = due - 1 if due else 0 if glued else int(given and plain == asks) or _values(plain)
+        due = (
+            due - 1
+            if due
+            else 0
+            if glued
+            else int((given and plain == asks) or (plain == "=" and is_secret(before))) or _values(plain)
+        )
         before, end, asks = plain, found.end(), "" if given else asks
     return done + command[end:]
 
