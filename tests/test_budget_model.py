@@ -13,7 +13,7 @@ from diag.vllm.files import on_disk
 from diag.vllm.model import Model, find, read
 
 MODELS = Path(__file__).parent / "data" / "models"
-PARAMETERS = {  # transformers 5.19 says the same: tests/test_live_budget.py
+PARAMETERS = {  # transformers 5.19 says the same: tests/test_budget_oracle.py
     "deepseek-v3": 671_026_404_352,
     "gemma-3-27b": 27_009_346_304,
     "gpt-oss-120b": 116_829_156_672,

@@ -64,7 +64,6 @@ def test_a_release_to_which_a_flag_is_not_proposed_would_have_refused_it(fix: Fi
             assert any(each.severity == "error" for each in lint(parse(line, version), version)), (version, line)
 
 
-@pytest.mark.live
 @pytest.mark.skipif(not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python")
 def test_the_installed_parser_accepts_every_proposal() -> None:
     lines = [(line, fix) for _, fix in FIXES for line in commands(fix)]

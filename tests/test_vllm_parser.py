@@ -19,10 +19,8 @@ from diag.vllm.flags import described
 
 ORACLE = Path(__file__).parent / "live" / "engine_config.py"
 MAKE_MODEL = Path(__file__).parent / "live" / "make_model.py"
-live = [
-    pytest.mark.live,
-    pytest.mark.skipif(not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names it"),
-]
+real = pytest.mark.skipif(not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names it")
+live = [pytest.mark.live, real]
 ACCEPTED = """
 --port 8000
 --max_num_seqs 8
@@ -268,31 +266,40 @@ class TestARealVllm:
         assert errors(words)
         assert answers[after(words)] == ""
 
-    def test_a_correction_that_it_refuses_is_not_printed(self) -> None:
-        good, bad = (
-            judge(f"vllm serve m --override-pooler-config '{text}'", described(), python=server.PYTHON).corrected
-            for text in ('{"pooling_type": "MEAN"}', '{"never_heard_of": 1}')
-        )
-        assert (bool(good), bad) == (True, "")
 
-    def test_its_parser_is_asked_where_the_release_is_its_own(self) -> None:
-        good, bad, unasked, other = (
-            judge("vllm serve m --port 1", python=server.PYTHON),
-            judge('vllm serve m --kv-transfer-config \'{"kv_role": "bad"}\'', python=server.PYTHON),
-            judge("vllm serve m --port $PORT", python=server.PYTHON),
-            judge("vllm serve m --port 1", "0.20.0", python=server.PYTHON),
-        )
-        assert (good.version, good.release_from, good.parser) == (described(), "installed", "")
-        assert [each.rule for each in bad.findings if each.severity == "error"] == ["refused_by_the_parser"]
-        assert "kv_role" in bad.findings[0].what
-        assert unasked.parser is None
-        assert any("variables" in each for each in unasked.not_checked)
-        assert other.parser is None
+# -- its parser, asked by diag ----------------------------------------------------------------------------------------
 
-    def test_its_words_hold_no_secret(self) -> None:
-        told = judge("vllm serve m --api-kye verysecretvalue", python=server.PYTHON)
-        assert told.parser
-        assert "verysecretvalue" not in repr(told)
+
+@real
+def test_a_correction_that_it_refuses_is_not_printed() -> None:
+    good, bad = (
+        judge(f"vllm serve m --override-pooler-config '{text}'", described(), python=server.PYTHON).corrected
+        for text in ('{"pooling_type": "MEAN"}', '{"never_heard_of": 1}')
+    )
+    assert (bool(good), bad) == (True, "")
+
+
+@real
+def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
+    good, bad, unasked, other = (
+        judge("vllm serve m --port 1", python=server.PYTHON),
+        judge('vllm serve m --kv-transfer-config \'{"kv_role": "bad"}\'', python=server.PYTHON),
+        judge("vllm serve m --port $PORT", python=server.PYTHON),
+        judge("vllm serve m --port 1", "0.20.0", python=server.PYTHON),
+    )
+    assert (good.version, good.release_from, good.parser) == (described(), "installed", "")
+    assert [each.rule for each in bad.findings if each.severity == "error"] == ["refused_by_the_parser"]
+    assert "kv_role" in bad.findings[0].what
+    assert unasked.parser is None
+    assert any("variables" in each for each in unasked.not_checked)
+    assert other.parser is None
+
+
+@real
+def test_its_words_hold_no_secret() -> None:
+    told = judge("vllm serve m --api-kye verysecretvalue", python=server.PYTHON)
+    assert told.parser
+    assert "verysecretvalue" not in repr(told)
 
 
 # -- an interpreter without a vLLM ------------------------------------------------------------------------------------

@@ -13,12 +13,9 @@ from diag.vllm import cache, weights
 from diag.vllm.model import read
 from diag.vllm.setup import Setup
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(
-        not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
+)
 LIVE = Path(__file__).parent / "live"
 MODELS = Path(__file__).parent / "data" / "models"
 
