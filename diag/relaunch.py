@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from diag.fixes import Change, Proposal, command_in, json_object, written
 from diag.vllm.command import Command, Given
-from diag.vllm.script import statements
+from diag.vllm.script import PIPED, statements
 from diag.vllm.shell import line, opened
 
 Span = tuple[int, int]
@@ -17,7 +17,6 @@ Edit = tuple[Span, str]
 """From and to which character of the text, and what stands there instead."""
 _WORD = re.compile(r"""(?:\$\([^()]*\)|[^\s'"`\\;&|<>()]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`)+""", re.DOTALL)
 _QUOTED = re.compile(r"""'[^']*'|"[^"\\]*\"""")
-_PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
 _BEFORE = re.compile(r"(?:export|cd|source|set|ulimit)\s[^#<]*[^#<&|;\s]")
 """A line of a script that can stand before the command in the same line."""
 _AROUND = {"export", "cd", "source", ".", "set", "ulimit", "tee", "[", "test", "true", "fi", "done", "}", "wait"}
@@ -50,7 +49,7 @@ def _one_line(launch: str) -> str | None:
     lines = [each.strip() for each in re.sub(r"\\\r?\n", " ", launch).splitlines()]
     *before, last = [each for each in lines if each and not each.startswith("#")] or [""]
     plain = all(map(_BEFORE.fullmatch, before))
-    return "; ".join([*before, _PIPED.sub(r"\1'\2'", last)]) if plain else None
+    return "; ".join([*before, PIPED.sub(r"\1'\2'", last)]) if plain else None
 
 
 def _changed(text: str, command: Command, changes: Sequence[Change]) -> str | None:

@@ -19,7 +19,7 @@ _INSIDE = re.compile(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
 _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
 _ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
 _ARRAY = re.compile(r"\w+\+?=")
-_PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
+PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
 """Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
 
 
@@ -42,7 +42,7 @@ def statements(text: str) -> Iterator[tuple[str, list[str]]]:
     A name with a + at its end adds to the array. BadUsage where a quotation is not closed.
     """
     name, words, skip = "", list[str](), False
-    for token in _tokens(_PIPED.sub(r"\1'\2'", text)):
+    for token in _tokens(PIPED.sub(r"\1'\2'", text)):
         if not isinstance(token, _Operator):
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
