@@ -262,14 +262,27 @@ def test_a_context_that_does_not_fit_is_computed(tmp_path: Path) -> None:
     assert fixes(judge(tmp_path, "", failed, numbers), "gpu_out_of_memory") == {"--max-model-len": 435_584}
 
 
-def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Judgement:
-    """A server on a GPU that an allocation has ended; vLLM for CPUs orders the size of its KV pool itself."""
-    numbers = said("cuda_out_of_memory", wanted_gibibytes=0.1328, free_gibibytes=0.118, total_gibibytes=79.25)
-    beside = (log("ready", {}, 50, start=scenarios_start(), cuda_out_of_memory=-20), numbers, *more)
+def on_a_gpu(folder: Path, launch: str, *beside: scenarios.Beside) -> Judgement:
+    """A server whose KV pool has the size that is left; vLLM for CPUs orders it itself."""
     of_a_gpu = re.compile(r'kv_cache_memory_bytes="[^"]*"')
     pages = [(t, h, of_a_gpu.sub('kv_cache_memory_bytes="None"', page)) for t, h, page in rewriting.scrapes(HEALTHY)]
     told = [(t, host, page + scenarios.text(t - pages[0][0], page, beside)) for t, host, page in pages]
     return doctor.run(doctor.Settings([str(rewriting.write(folder / "recording", told))], launch=launch))
+
+
+def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Judgement:
+    """A server on a GPU that an allocation has ended."""
+    numbers = said("cuda_out_of_memory", wanted_gibibytes=0.1328, free_gibibytes=0.118, total_gibibytes=79.25)
+    died = log("ready", {}, 50, start=scenarios_start(), cuda_out_of_memory=-20)
+    return on_a_gpu(folder, launch, died, numbers, *more)
+
+
+@pytest.mark.parametrize(("size", "lowered"), [("", True), ("--kv-cache-memory-bytes 8G", False)])
+def test_a_share_that_decides_nothing_is_not_lowered(tmp_path: Path, size: str, lowered: bool) -> None:
+    """A size of the KV pool is taken as it is, whatever the share and whoever else holds memory."""
+    shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
+    judgement = on_a_gpu(tmp_path, f"vllm serve m --gpu-memory-utilization 0.9 {size}", shared)
+    assert ("--gpu-memory-utilization" in fixes(judgement, "gpu_memory_contended")) is lowered
 
 
 def test_memory_that_ran_out_under_load_leaves_room_for_what_was_wanted(tmp_path: Path) -> None:

@@ -593,6 +593,13 @@ def test_what_stretches_a_context_depends_on_the_release(version: str, refused: 
     assert ("context_above_the_model" in {each.rule for each in told.findings}) is refused
 
 
+def test_a_context_that_vllm_leaves_short_is_not_at_the_maximum(folder: Path) -> None:
+    factors = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [32.0]}
+    stretched = {**CONFIG, "original_max_position_embeddings": 4096, "rope_scaling": factors}
+    (folder / "config.json").write_text(json.dumps(stretched))
+    assert linting.judge(f"vllm serve {folder}", "0.32.0").findings == ()
+
+
 def test_a_model_that_says_nothing_of_itself_has_no_limits(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"architectures": ["Other"], "n_head": 12, "n_ctx": 1024}))
     told = linting.judge(f"vllm serve {folder} --max-model-len 2048 -tp 2", "0.32.0")

@@ -102,10 +102,13 @@ def of_model(command: Command, version: str, model: Model) -> Iterator[Finding]:
 
 
 def with_length(findings: Iterable[Finding], model: Model) -> Iterator[Finding]:
-    """The finding about a context at the maximum, with the maximum."""
+    """The finding about a context at the maximum with that; without it where vLLM takes a shorter one (LongRoPE)."""
     for each in findings:
         at = each.rule == "context_at_the_maximum"
-        yield replace(each, what=f"{each.what}, {model.usual:,} tokens") if at else each
+        if not at:
+            yield each
+        elif model.usual == model.longest:
+            yield replace(each, what=f"{each.what}, {model.longest:,} tokens")
 
 
 def of_host(command: Command, version: str, found: Host) -> Iterator[Finding]:
