@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import test_alerts  # noqa: E402
 import timelines  # noqa: E402
 
-from diag.asking import seconds  # noqa: E402
+from diag.core.incident import seconds  # noqa: E402
 
 HEAD = """# How soon the alerts come
 

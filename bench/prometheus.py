@@ -24,13 +24,13 @@ import healthy_day  # noqa: E402
 import prometheus_server  # noqa: E402
 import timelines  # noqa: E402
 
-from diag import doctor  # noqa: E402
-from diag.catalog import load  # noqa: E402
-from diag.contract import Contract  # noqa: E402
-from diag.incident import Incident, fill  # noqa: E402
-from diag.judgement import Judgement  # noqa: E402
+from diag.commands import doctor  # noqa: E402
+from diag.core.contract import Contract  # noqa: E402
+from diag.core.incident import Incident, fill  # noqa: E402
+from diag.diagnosis.report import Report  # noqa: E402
+from diag.knowledge.catalog import load  # noqa: E402
 from diag.promql import Block  # noqa: E402
-from diag.sources.scope import Scope, Span  # noqa: E402
+from diag.sources.prometheus.scope import Scope, TimeSpan  # noqa: E402
 
 DIAG = str(Path(sys.executable).parent / "diag")
 END = 1_790_000_000_000
@@ -110,13 +110,13 @@ def requests(url: str) -> int:
         return really(*args, **how)
 
     with patch.object(Session, "send", counted):
-        judge(url, Span(at=f"{END / 1000}"))
+        judge(url, TimeSpan(at=f"{END / 1000}"))
     return len(sent)
 
 
-def judge(url: str, span: Span) -> Judgement:
-    """The doctor's judgement, in this process."""
-    return doctor.run(doctor.Settings([], prometheus=url, scope=Scope(span)))
+def judge(url: str, span: TimeSpan) -> Report:
+    """The doctor's report, in this process."""
+    return doctor.run(doctor.DoctorOptions([], prometheus=url, scope=Scope(span)))
 
 
 def past_row(incident: Incident, day: list[Block]) -> str:
@@ -125,9 +125,9 @@ def past_row(incident: Incident, day: list[Block]) -> str:
     blocks = healthy_day.with_fault(day, series, ONSET)
     with prometheus_server.serving(prometheus_server.program("PATH"), blocks) as server:
         start = time.perf_counter()
-        judgement = judge(server.url, Span(at=f"{END / 1000}", window="24h"))
+        report = judge(server.url, TimeSpan(at=f"{END / 1000}", window="24h"))
         took = time.perf_counter() - start
-    present = {each.diagnosis.incident.id: each.diagnosis for each in judgement.present}
+    present = {each.diagnosis.incident.id: each.diagnosis for each in report.present}
     found = present.pop(incident.id, None)
     if not found or found.since is None:
         return ""

@@ -10,10 +10,10 @@ import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
-from diag.errors import BadUsage, DiagError
+from diag.core.errors import BadUsage, DiagError
 
 if TYPE_CHECKING:
-    from diag.sources.scope import Scope
+    from diag.sources.prometheus.scope import Scope
 
 USAGE = 64
 INTERRUPTED = 130
@@ -109,7 +109,7 @@ def _scope(
     match: list[str] | None,
 ) -> "Scope":
     """Which servers and which time a Prometheus is asked about; none of it makes sense without one."""
-    from diag.sources.scope import Scope, Span
+    from diag.sources.prometheus.scope import Scope, TimeSpan
 
     if prometheus and targets:
         raise BadUsage("with --prometheus, servers are named by --instance, --model or --job")
@@ -118,7 +118,7 @@ def _scope(
     lost = [option for option, value in given.items() if value]
     if lost and not prometheus:
         raise BadUsage(f"{', '.join(lost)}: only a Prometheus can be asked that; name it with --prometheus")
-    return Scope(Span(at, window, since, until), instance or (), model or (), job or (), match or ())
+    return Scope(TimeSpan(at, window, since, until), instance or (), model or (), job or (), match or ())
 
 
 def _version(wanted: bool) -> None:
@@ -180,7 +180,8 @@ def doctor(
     Credentials come from the environment only: DIAG_BEARER_TOKEN[_FILE], DIAG_BASIC_AUTH[_FILE], DIAG_HEADERS_FILE,
     DIAG_CA_FILE, DIAG_CLIENT_CERT, DIAG_CLIENT_KEY.
     """
-    from diag import doctor as work
+    from diag.commands import doctor as work
+    from diag.commands.observe import ObserveOptions
 
     if as_json and as_markdown:
         raise BadUsage("--json and --markdown are two formats: choose one")
@@ -191,7 +192,7 @@ def doctor(
     if until_what and not keep_watching:
         raise BadUsage("--until says when a --watch ends: give both")
     scope = _scope(prometheus, targets, at, window, since, until, instance, model, job, match)
-    settings = work.Settings(
+    settings = ObserveOptions(
         targets or [HERE],
         every,
         watch,
@@ -206,15 +207,15 @@ def doctor(
         scope,
     )
     if keep_watching:  # which ends by itself only where nothing is wrong any more
-        from diag import watching
+        from diag.commands import watch as watching
 
-        judgement, status = watching.watch(settings, until_what is Until.resolved), 0
+        report, status = watching.watch(settings, until_what is Until.resolved), 0
     else:
-        judgement = work.run(settings)
-        work.show(judgement, "json" if as_json else "markdown" if as_markdown else "terminal")
-        status = work.exit_code(judgement, fail_on.value)
+        report = work.run(settings)
+        work.print_report(report, "json" if as_json else "markdown" if as_markdown else "terminal")
+        status = work.exit_code(report, fail_on.value)
     if html:
-        work.keep(judgement, html)
+        work.write_html(report, html)
     raise typer.Exit(status)
 
 
@@ -245,12 +246,12 @@ def verify(
 
     Exit status: 0 cured, 1 better or no effect, 2 worse, 3 not comparable, 64 usage, 69 unreachable.
     """
-    from diag import verifying
-    from diag.doctor import Settings
+    from diag.commands import verify as verifying
+    from diag.commands.observe import ObserveOptions
 
     if as_json and as_markdown:
         raise BadUsage("--json and --markdown are two formats: choose one")
-    settings = Settings(
+    settings = ObserveOptions(
         [after] if after else [],
         every,
         watch,
@@ -282,10 +283,13 @@ def config(
 
     Exit status: 0 shown, 64 usage, 69 unreachable.
     """
-    from diag import doctor as work
+    from diag.commands.config import run
+    from diag.commands.observe import ObserveOptions
 
-    settings = work.Settings(targets or [HERE], timeout=timeout or 0, launch=launch, log=log, log_timezone=log_timezone)
-    typer.echo(work.config(settings, as_json), nl=False)
+    settings = ObserveOptions(
+        targets or [HERE], timeout=timeout or 0, launch=launch, log=log, log_timezone=log_timezone
+    )
+    typer.echo(run(settings, as_json), nl=False)
 
 
 @app.command()
@@ -310,13 +314,14 @@ def export(
     contract: ContractFile = None,
 ) -> None:
     """Write the signals of a span as CSV: time, instance, engine, gpu, signal, unit, window, value."""
-    from diag import doctor as work
+    from diag.commands.export import run
+    from diag.commands.observe import ObserveOptions
 
     scope = _scope(prometheus, targets, at, window, since, until, instance, model, job, match)
-    settings = work.Settings(
+    settings = ObserveOptions(
         targets or [HERE], every, watch, timeout or 0, "", incidents, contract, prometheus=prometheus, scope=scope
     )
-    told = work.export(settings, csv)
+    told = run(settings, csv)
     if csv:
         typer.echo(told)
 
@@ -333,10 +338,11 @@ def record(
     launch: Launch = "",
 ) -> None:
     """Record live servers into a folder that anybody can judge later; secrets are left out."""
-    from diag import doctor as work
+    from diag.commands.observe import ObserveOptions
+    from diag.commands.record import run
 
-    settings = work.Settings(target, every, watch, timeout or 0, launch, log=log, log_timezone=log_timezone)
-    typer.echo(work.record(settings, folder))
+    settings = ObserveOptions(target, every, watch, timeout or 0, launch, log=log, log_timezone=log_timezone)
+    typer.echo(run(settings, folder))
 
 
 @app.command()
@@ -360,9 +366,13 @@ def exporter(
     ] = "",
 ) -> None:
     """Serve vLLM's page with its GPUs, log and processes on it: for Prometheus to scrape instead of vLLM."""
-    from diag.exporter.exporter import Settings, run
+    from diag.commands.exporter import ExporterOptions, run
 
-    run(Settings(vllm, listen, log, log_timezone, gpus, launch, timeout, probe, (tls_cert, tls_key, tls_client_ca)))
+    run(
+        ExporterOptions(
+            vllm, listen, log, log_timezone, gpus, launch, timeout, probe, (tls_cert, tls_key, tls_client_ca)
+        )
+    )
 
 
 @app.command()
@@ -371,9 +381,9 @@ def explain(
     incidents: Incidents = None,
 ) -> None:
     """Explain one incident: its cause, what it is recognised by and why, what looks like it, what cures it."""
-    from diag import doctor as work
+    from diag.commands.explain import run
 
-    typer.echo(work.explain(incident, incidents), nl=False)
+    typer.echo(run(incident, incidents), nl=False)
 
 
 @app.command()
@@ -386,9 +396,9 @@ def generate(
     contract: ContractFile = None,
 ) -> None:
     """Write Prometheus alerts, Grafana dashboards and runbooks from the incidents and diag.toml."""
-    from diag import doctor as work
+    from diag.commands.generate import run
 
-    text, status = work.generate(folder, check, incidents, contract)
+    text, status = run(folder, check, incidents, contract)
     typer.echo(text)
     raise typer.Exit(status)
 
@@ -406,9 +416,9 @@ def budget(
 
     Nothing is started or downloaded. Exit status: 0 it fits, 2 it does not, 3 cannot tell, 64 usage.
     """
-    from diag.budget import Asked, run
+    from diag.commands.budget import BudgetOptions, run
 
-    text, status = run(Asked(target, gpu, gpu_memory, log, version), as_json)
+    text, status = run(BudgetOptions(target, gpu, gpu_memory, log, version), as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 
@@ -433,7 +443,7 @@ def lint(
 
     Nothing is started. Exit status: 0 nothing above info, 1 warnings, 2 errors, 64 usage.
     """
-    from diag.linting import run
+    from diag.commands.lint import run
 
     text, status = run(command, version, python, as_json)
     typer.echo(text, nl=False)
@@ -443,9 +453,9 @@ def lint(
 @app.command("incidents")
 def list_incidents(incidents: Incidents = None) -> None:
     """List the incidents that are looked for."""
-    from diag import doctor as work
+    from diag.commands.incidents import run
 
-    typer.echo(work.catalogue(incidents), nl=False)
+    typer.echo(run(incidents), nl=False)
 
 
 def main() -> None:

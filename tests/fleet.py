@@ -21,7 +21,7 @@ from test_alertmanager import blocks
 from test_signals import expressions
 from timelines import CALM, HOSTS, RECORDED, TIMES, Series, timeline
 
-from diag.exporter.families import Sample
+from diag.core.metric_families import Sample
 from diag.promql import Block, is_stale, metric_names, parse
 
 PLACEHOLDER, BORN = "<instance>", "<born>"

@@ -15,10 +15,10 @@ from scenarios import GIB, PHASES, Beside, config, gpu, log, workers
 from test_signals import expressions
 from timelines import LEAD, STEP, Key, Series
 
-from diag.exporter.families import FAMILIES, Sample
+from diag.core.metric_families import FAMILIES, Sample
 from diag.promql import STALE, Block, Labels, metric_names, parse
 from diag.promql.samples import Floats, Millis
-from diag.sources.recording import read
+from diag.sources.recording.reader import read
 
 SECONDS = 86_400
 AFTER_LEAD = LEAD // STEP

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from diag.errors import QueryFailed
+from diag.core.errors import QueryFailed
 from diag.promql import Block, Samples, Vector, evaluate
 
 TOLERANCE = 1e-9  # relative

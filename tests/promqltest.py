@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diag.errors import QueryFailed, Unsupported
+from diag.core.errors import QueryFailed, Unsupported
 from diag.promql import STALE, Block, Labels, Samples, Vector, evaluate, parse
 from diag.promql.nodes import Selector
 

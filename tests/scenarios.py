@@ -5,9 +5,9 @@ from pathlib import Path
 
 import rewriting
 
-from diag import doctor
-from diag.exporter.families import FAMILIES, Sample, render
-from diag.judgement import Finding, Judgement
+from diag.commands import doctor
+from diag.core.metric_families import FAMILIES, Sample, render
+from diag.diagnosis.report import Finding, Report
 
 Beside = Callable[[float], Iterable[Sample]]
 """What stands beside vLLM so many seconds after the first scrape."""
@@ -25,12 +25,12 @@ PHASES = (
 GIB = 2.0**30
 
 
-def judge(folder: Path, vllm: str, *beside: Beside) -> Judgement:
+def judge(folder: Path, vllm: str, *beside: Beside) -> Report:
     """Judge a recording's pages with these parts beside them; "" for a vLLM that never answered."""
     scrapes = list(rewriting.scrapes(vllm)) if vllm else [(1_700_000_000.0 + t, "h:1", "") for t in range(SECONDS)]
     start = scrapes[0][0]
     pages = ((t, host, page + text(t - start, page, beside)) for t, host, page in scrapes)
-    return doctor.run(doctor.Settings([str(rewriting.write(folder / "recording", pages))]))
+    return doctor.run(doctor.DoctorOptions([str(rewriting.write(folder / "recording", pages))]))
 
 
 def everything(folder: Path) -> Path:
@@ -61,19 +61,19 @@ def text(t: float, page: str, beside: Iterable[Beside]) -> str:
     return render([*own, *(sample for each in beside for sample in each(t))]).decode()
 
 
-def present(judgement: Judgement) -> set[str]:
+def present(report: Report) -> set[str]:
     """The incidents that hold, without the infos."""
-    return {each.diagnosis.incident.id for each in judgement.present if each.diagnosis.severity != "info"}
+    return {each.diagnosis.incident.id for each in report.present if each.diagnosis.severity != "info"}
 
 
-def found(judgement: Judgement, incident: str) -> Finding:
+def found(report: Report, incident: str) -> Finding:
     """The finding of a present incident."""
-    return next(each for each in judgement.present if each.diagnosis.incident.id == incident)
+    return next(each for each in report.present if each.diagnosis.incident.id == incident)
 
 
-def fixes(judgement: Judgement, incident: str) -> dict[str, object]:
+def fixes(report: Report, incident: str) -> dict[str, object]:
     """What is proposed, by the name of what is changed."""
-    return {each.name: each.after for each in found(judgement, incident).proposals if each.name}
+    return {each.name: each.after for each in found(report, incident).proposals if each.name}
 
 
 def gpu(index: int = 0, **changes: object) -> Beside:

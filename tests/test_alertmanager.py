@@ -24,10 +24,10 @@ from prometheus_server import PLACES, Server, program, serving
 from timelines import LEAD, TIMES, timeline
 
 from diag.artefacts.generate import files
-from diag.catalog import load
-from diag.contract import Contract, Site
-from diag.contract_file import read
-from diag.limits import limited
+from diag.core.contract import Contract, Site
+from diag.core.contract_file import read
+from diag.core.site_overrides import apply_overrides
+from diag.knowledge.catalog import load
 from diag.promql import STALE, Block
 
 SITE = Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
@@ -160,4 +160,4 @@ def test_the_documented_contract_is_one(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(snippet("diag.toml"))
     contract = read(tmp_path / "diag.toml")
     assert contract.site == Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
-    assert limited(load(), contract) != load()
+    assert apply_overrides(load(), contract) != load()

@@ -25,14 +25,13 @@ from diag import promql
 from diag.artefacts import alerts
 from diag.artefacts.alerts import groups
 from diag.artefacts.generate import files
-from diag.asking import seconds
-from diag.catalog import load
-from diag.contract import Contract, Site
-from diag.exporter.families import FAMILIES
-from diag.incident import Incident
-from diag.limits import limited
-from diag.sources.recording import read
-from diag.yaml import dump
+from diag.core.contract import Contract, Site
+from diag.core.incident import Incident, seconds
+from diag.core.metric_families import FAMILIES
+from diag.core.site_overrides import apply_overrides
+from diag.core.yaml import dump
+from diag.knowledge.catalog import load
+from diag.sources.recording.reader import read
 
 INCIDENTS = {each.id: each for each in load()}
 RULES = ROOT / "alerts" / "diag.rules.yaml"
@@ -215,7 +214,7 @@ def test_servers_told_apart_by_other_labels_alert_under_these(tmp_path: Path) ->
 def test_a_limit_of_ones_own_is_the_alerts(tmp_path: Path) -> None:
     cascade = "kv_eviction_cascade"
     contract = Contract(limits={cascade: {"preemptions / finished request": 0.35}})
-    text = files(limited(load(), contract), contract)["alerts/diag.rules.yaml"]
+    text = files(apply_overrides(load(), contract), contract)["alerts/diag.rules.yaml"]
     assert "instance_engine:preemptions_per_finished_request:5m > 0.35" in text
 
 

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from conftest import RECORDINGS
 
-from diag.asking import Asked, Filed, Floats, Instants, Rows, Subject
-from diag.catalog import load
-from diag.contract import Contract
-from diag.diagnose import diagnose
-from diag.errors import BadUsage
-from diag.sources.answers import SampleAnswers
-from diag.sources.recording import read
-from diag.sources.scope import Span
+from diag.core.contract import Contract
+from diag.core.errors import BadUsage
+from diag.core.subjects import Floats, Instants, Rows, Subject, SubjectIndex
+from diag.diagnosis.diagnose import diagnose
+from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.catalog import load
+from diag.sources.prometheus.scope import TimeSpan
+from diag.sources.recording.reader import read
+from diag.sources.samples import SampleSource
 
 INCIDENTS = {each.id: each for each in load()}
 NOW = 1_790_000_000_000
@@ -53,14 +54,14 @@ class Scraped:
 def test_the_alerts_window_is_taken_where_scrapes_are_rare_and_many(
     incident: str, interval: float, span: float, window: str
 ) -> None:
-    assert Asked(Scraped(interval, span), Contract()).window(INCIDENTS[incident]).text == window
+    assert QueryCache(Scraped(interval, span), Contract()).window(INCIDENTS[incident]).text == window
 
 
 A, B = ("instance", "a"), ("instance", "b")
 
 
 def test_what_agrees_with_a_subject_is_found() -> None:
-    filed = Filed([((A,), 1), ((("engine", "0"), A), 2), ((("engine", "1"), A), 3), ((B,), 4), ((), 5)])
+    filed = SubjectIndex([((A,), 1), ((("engine", "0"), A), 2), ((("engine", "1"), A), 3), ((B,), 4), ((), 5)])
     assert [thing for _, thing in filed.like((("engine", "0"), A))] == [1, 2, 5]
     assert [thing for _, thing in filed.like((A,))] == [1, 2, 3, 5]
     assert [thing for _, thing in filed.like((("engine", "1"),))] == [1, 3, 4, 5]
@@ -77,7 +78,7 @@ def test_a_subjects_own_row_goes_before_one_that_agrees() -> None:
 
 def test_nothing_goes_on_where_nobody_is_left() -> None:
     seen = read(RECORDINGS / "kv_cascade")
-    asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
+    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
     asked.gone = frozenset(seen.instances)
     cascade = diagnose([INCIDENTS["kv_eviction_cascade"]], asked)[0]
     assert (cascade.state, cascade.ongoing) == ("present", False)
@@ -86,22 +87,22 @@ def test_nothing_goes_on_where_nobody_is_left() -> None:
 @pytest.mark.parametrize(
     ("span", "start", "end"),
     [
-        (Span(), NOW - 900_000, NOW),
-        (Span(window="1h30m"), NOW - 5_400_000, NOW),
-        (Span(at="-2h", window="90s"), NOW - 7_290_000, NOW - 7_200_000),
-        (Span(since="1789999000"), 1_789_999_000_000, NOW),
-        (Span(since="-1d", until="-23h"), NOW - 86_400_000, NOW - 82_800_000),
-        (Span(since="-1h", until="2099-01-01"), NOW - 3_600_000, NOW),
-        (Span(at="2026-09-21T12:00:00+02:00"), 1_789_984_800_000 - 900_000, 1_789_984_800_000),
+        (TimeSpan(), NOW - 900_000, NOW),
+        (TimeSpan(window="1h30m"), NOW - 5_400_000, NOW),
+        (TimeSpan(at="-2h", window="90s"), NOW - 7_290_000, NOW - 7_200_000),
+        (TimeSpan(since="1789999000"), 1_789_999_000_000, NOW),
+        (TimeSpan(since="-1d", until="-23h"), NOW - 86_400_000, NOW - 82_800_000),
+        (TimeSpan(since="-1h", until="2099-01-01"), NOW - 3_600_000, NOW),
+        (TimeSpan(at="2026-09-21T12:00:00+02:00"), 1_789_984_800_000 - 900_000, 1_789_984_800_000),
     ],
 )
-def test_a_span_ends_no_later_than_now(span: Span, start: int, end: int) -> None:
+def test_a_span_ends_no_later_than_now(span: TimeSpan, start: int, end: int) -> None:
     assert span.resolved(NOW) == (start, end)
 
 
 @pytest.mark.parametrize(
-    "span", [Span(at="-1h", since="-2h"), Span(since="-1h", until="-2h"), Span(since="2099-01-01")]
+    "span", [TimeSpan(at="-1h", since="-2h"), TimeSpan(since="-1h", until="-2h"), TimeSpan(since="2099-01-01")]
 )
-def test_a_span_without_time_in_it_is_refused(span: Span) -> None:
+def test_a_span_without_time_in_it_is_refused(span: TimeSpan) -> None:
     with pytest.raises(BadUsage):
         span.resolved(NOW)

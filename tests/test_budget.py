@@ -12,8 +12,8 @@ import scripted_nvml
 from test_budget_model import changed
 
 from diag import report
-from diag.budget import Asked, reckon, run
-from diag.errors import BadUsage
+from diag.commands.budget import BudgetOptions, reckon, run
+from diag.core.errors import BadUsage
 
 MODELS = Path("tests/data/models")
 LOGS = Path("tests/logs")
@@ -50,7 +50,7 @@ def diag(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 def test_the_whole_page() -> None:
     log = str(LOGS / "v1_0.32.0_gpu_oom_under_load.log")
     command = f"vllm serve {MODELS}/llama-3.1-8b --max-model-len 8192"
-    assert run(Asked(command, "h100", log=log)) == (WITH_A_LOG, 0)
+    assert run(BudgetOptions(command, "h100", log=log)) == (WITH_A_LOG, 0)
 
 
 def test_a_real_cpu_server_is_reckoned_exactly(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_real_cpu_server_is_reckoned_exactly(tmp_path: Path) -> None:
     shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "num_attention_heads": 8}
     changed(tmp_path, **shape, num_key_value_heads=8, head_dim=64, vocab_size=320, max_position_embeddings=16384)
     command = f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {tmp_path} --max-model-len 8192 --enforce-eager"
-    told = reckon(Asked(command, log=str(LOGS / "v1_0.32.0_cpu_small.log")))
+    told = reckon(BudgetOptions(command, log=str(LOGS / "v1_0.32.0_cpu_small.log")))
     known = told.known
     assert known.tokens and (known.tokens.low, known.tokens.high) == (131_072, 131_072)
     assert known.concurrency == (16.0, 16.0)
@@ -107,13 +107,13 @@ def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], says: s
 @pytest.mark.parametrize("flags", ["", "-tp 2", "-pp 2 --max-model-len 4096"])
 def test_a_model_that_calls_its_fields_otherwise_cannot_be_told(tmp_path: Path, flags: str) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["WhisperForConditionalGeneration"], "d_model": 1280}')
-    text, status = run(Asked(f"vllm serve {tmp_path} {flags}", "h100"))
+    text, status = run(BudgetOptions(f"vllm serve {tmp_path} {flags}", "h100"))
     assert status == 3
     assert "the architecture 'WhisperForConditionalGeneration' is not one that diag knows" in text
 
 
 def test_json_has_whole_bytes_and_ranges() -> None:
-    text, status = run(Asked(f"vllm serve {MODELS}/qwen3-30b-a3b", "h100", version="0.32.0"), as_json=True)
+    text, status = run(BudgetOptions(f"vllm serve {MODELS}/qwen3-30b-a3b", "h100", version="0.32.0"), as_json=True)
     told = json.loads(text)
     assert (status, told["schema"], told["verdict"]) == (2, "diag.budget/1", "does not fit")
     assert told["kv_cache"]["needed_bytes"] == 24 * 2**30
@@ -132,12 +132,14 @@ def test_json_has_whole_bytes_and_ranges() -> None:
 def test_the_json_keeps_its_schema(log: str) -> None:
     for model in MODELS.iterdir():
         for gpu in ("", "h100", "cpu"):
-            told = run(Asked(str(model), gpu, log=str(LOGS / log) if log else "", version="0.32.0"), as_json=True)[0]
+            told = run(
+                BudgetOptions(str(model), gpu, log=str(LOGS / log) if log else "", version="0.32.0"), as_json=True
+            )[0]
             jsonschema.validate(json.loads(told), SCHEMA)
 
 
 def test_what_is_not_known_is_null_in_json() -> None:
-    told = json.loads(run(Asked(f"{MODELS}/llama-3-8b"), as_json=True)[0])
+    told = json.loads(run(BudgetOptions(f"{MODELS}/llama-3-8b"), as_json=True)[0])
     assert (told["gpu"]["total_bytes"], told["kv_cache"]["blocks"], told["rows"][0]["bytes"]) == (None, None, None)
 
 
@@ -145,13 +147,15 @@ def test_names_from_elsewhere_cannot_reach_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "evil\x1b[2Jmodel"
     folder.mkdir()
     changed(folder, architectures=["A\x1b[2J"])
-    text, status = run(Asked(str(folder), "h100"))
+    text, status = run(BudgetOptions(str(folder), "h100"))
     assert status == 3
     assert "\x1b" not in text
 
 
 def test_a_secret_in_the_command_is_not_printed() -> None:
-    text, _ = run(Asked(f"HF_TOKEN=hf_abcdefghijkl vllm serve {MODELS}/llama-3-8b --api-key sk-abcdefghijkl", "h100"))
+    text, _ = run(
+        BudgetOptions(f"HF_TOKEN=hf_abcdefghijkl vllm serve {MODELS}/llama-3-8b --api-key sk-abcdefghijkl", "h100")
+    )
     assert "abcdefghijkl" not in text
 
 
@@ -166,7 +170,7 @@ def test_a_secret_in_the_command_is_not_printed() -> None:
 )
 def test_a_secret_is_not_printed_by_what_refuses_it(command: str) -> None:
     with pytest.raises(BadUsage) as refused:
-        run(Asked(command.format(MODELS), "h100"))
+        run(BudgetOptions(command.format(MODELS), "h100"))
     assert "REDACTED" in str(refused.value)
     assert "hush" not in str(refused.value)
 
@@ -174,15 +178,15 @@ def test_a_secret_is_not_printed_by_what_refuses_it(command: str) -> None:
 def test_the_release_is_the_logs_own_or_is_said_to_be_assumed() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
     flags = "-tp 2 --max-model-len 8192 --gpu-memory-utilization 0.95"
-    known = reckon(Asked(f"vllm serve {MODELS}/llama-3.1-8b {flags}", log=log))
+    known = reckon(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b {flags}", log=log))
     assert (known.known.setup.version, known.notes) == ("0.11.0", ())
-    assumed = reckon(Asked(f"{MODELS}/llama-3-8b", "h100"))
+    assumed = reckon(BudgetOptions(f"{MODELS}/llama-3-8b", "h100"))
     assert "is assumed" in assumed.notes[0]
 
 
 def test_a_log_of_another_context_is_named() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
-    told = reckon(Asked(f"vllm serve {MODELS}/llama-3.1-8b -tp 2 --gpu-memory-utilization 0.95", log=log))
+    told = reckon(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b -tp 2 --gpu-memory-utilization 0.95", log=log))
     assert told.notes == ("the log is of a server with --max-model-len 8192, not 131072",)
 
 
@@ -228,7 +232,7 @@ def test_sizes_of_another_server_do_not_count(
     (tmp_path / "log").write_text("".join(lines))
     command = f"vllm serve {MODELS}/llama-3.1-8b --max-model-len 8192 {flags}"
     named = ("", gpu) if gpu.endswith("GiB") else (gpu, "")
-    told = reckon(Asked(command, *named, log=str(tmp_path / "log"), version="0.13.0"))
+    told = reckon(BudgetOptions(command, *named, log=str(tmp_path / "log"), version="0.13.0"))
     assert told.notes == ((f"the log is of another server, whose sizes do not count: {why}",) if why else ())
     assert bool(told.logged) is any(row.logged for row in told.known.rows) is not bool(why)
 
@@ -236,7 +240,7 @@ def test_sizes_of_another_server_do_not_count(
 def test_a_share_of_a_gpu_is_nothing_to_a_cpu(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("INFO 08-20 18:04:10 [a.py:1] non-default args: {'gpu_memory_utilization': 0.5}\n")
     command = f"VLLM_CPU_KVCACHE_SPACE=4 vllm serve {MODELS}/llama-3.1-8b"
-    told = reckon(Asked(command, log=str(tmp_path / "log"), version="0.32.0"))
+    told = reckon(BudgetOptions(command, log=str(tmp_path / "log"), version="0.32.0"))
     assert not any("another server" in each for each in told.notes)
 
 
@@ -246,7 +250,7 @@ def test_a_refused_start_says_its_share(tmp_path: Path) -> None:
         " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used\n"
     )
     command = f"vllm serve {MODELS}/llama-3.1-8b --gpu-memory-utilization 0.8"
-    told = reckon(Asked(command, "h100", log=str(tmp_path / "log"), version="0.9.2"))
+    told = reckon(BudgetOptions(command, "h100", log=str(tmp_path / "log"), version="0.9.2"))
     assert told.notes[0].endswith("--gpu-memory-utilization 0.9, not 0.8")
 
 
@@ -258,7 +262,7 @@ def test_a_start_that_vllm_refused_is_explained_by_its_log(tmp_path: Path) -> No
         " GiB). Based on the available memory, the estimated maximum model length is 81664. Try increasing\n"
     )
     log = str(tmp_path / "server.log")
-    text, status = run(Asked(f"{MODELS}/llama-3.1-8b", "h100", log=log, version="0.32.0"))
+    text, status = run(BudgetOptions(f"{MODELS}/llama-3.1-8b", "h100", log=log, version="0.32.0"))
     assert status == 2
     assert "of 131,072 tokens       16.00 GiB, 8,192 blocks   log: 16\n" in text
     assert "safe context            --max-model-len 77824   log: 81,664\n" in text
@@ -271,7 +275,7 @@ def test_a_start_that_found_too_little_free_gets_the_share_that_was(tmp_path: Pa
         "ERROR 09-09 10:00:00 [core.py:700] ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than"
         " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used\n"
     )
-    told = reckon(Asked(f"{MODELS}/llama-3.1-8b", log=str(tmp_path / "server.log"), version="0.9.2"))
+    told = reckon(BudgetOptions(f"{MODELS}/llama-3.1-8b", log=str(tmp_path / "server.log"), version="0.9.2"))
     assert told.known.verdict == "does not fit"
     assert told.changes == (("--gpu-memory-utilization", "0.84"),)
 
@@ -287,7 +291,7 @@ def test_where_graphs_count_the_estimate_of_them_counts(tmp_path: Path) -> None:
     )
     (tmp_path / "log").write_text("".join(f"{head}{each}\n" for each in texts))
     for version, logged in (("0.32.0", [None, 0.36]), ("0.19.0", [1.44, 0.23])):
-        told = reckon(Asked(f"{MODELS}/llama-3.1-8b", "", "", str(tmp_path / "log"), version))
+        told = reckon(BudgetOptions(f"{MODELS}/llama-3.1-8b", "", "", str(tmp_path / "log"), version))
         said = [row.logged for row in told.known.rows if row.name in ("activations", "CUDA graphs")]
         assert [each and round((each.low + each.high) / 2**31, 2) for each in said] == logged
         assert told.known.setup.total == round(79.25 * 2**30)
@@ -295,7 +299,7 @@ def test_where_graphs_count_the_estimate_of_them_counts(tmp_path: Path) -> None:
 
 def test_a_log_that_says_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.log").write_text("nothing\n")
-    told = reckon(Asked(f"{MODELS}/llama-3-8b", "h100", log=str(tmp_path / "empty.log"), version="0.32.0"))
+    told = reckon(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", log=str(tmp_path / "empty.log"), version="0.32.0"))
     assert told.notes == ("the log says nothing of memory: it is cut off before the start ended, or not vLLM's",)
 
 
@@ -321,10 +325,10 @@ def test_an_id_of_the_local_cache_is_enough(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--meta--llama" / "snapshots" / "main"
     snapshot.mkdir(parents=True)
     changed(snapshot)
-    text, _ = run(Asked(f"HF_HOME={tmp_path} vllm serve meta/llama", "h100"))
+    text, _ = run(BudgetOptions(f"HF_HOME={tmp_path} vllm serve meta/llama", "h100"))
     assert text.startswith("FITS: meta/llama on")
 
 
 def test_a_command_in_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "start.sh").write_text(f"#!/bin/sh\nexec vllm serve {MODELS}/llama-3-8b --max-model-len 4096\n")
-    assert reckon(Asked(str(tmp_path / "start.sh"), "h100")).known.setup.length == 4096
+    assert reckon(BudgetOptions(str(tmp_path / "start.sh"), "h100")).known.setup.length == 4096

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from test_budget_model import tensors
 
-from diag.errors import BadUsage
-from diag.vllm import command, fitting, gpus
-from diag.vllm.cache import cache
-from diag.vllm.ledger import BUDGET, CAPTURED, POOL, WEIGHTS, Ledger, Measured, ledger
-from diag.vllm.model import Model, read
-from diag.vllm.parts import Range, check, weights
-from diag.vllm.setup import GIB, Gpu, Setup, setup, size
+from diag.core.errors import BadUsage
+from diag.vllm.command import parse as command
+from diag.vllm.memory import fitting, gpus
+from diag.vllm.memory.cache import cache
+from diag.vllm.memory.ledger import BUDGET, CAPTURED, POOL, WEIGHTS, Ledger, Measured, ledger
+from diag.vllm.memory.model import Model, read
+from diag.vllm.memory.parts import ByteRange, check, weights
+from diag.vllm.memory.setup import GIB, GpuSpec, Setup, setup, size
 
 MODELS = Path(__file__).parent / "data" / "models"
 
@@ -23,15 +24,15 @@ def planned(
 ) -> Setup:
     model = read(MODELS / name)
     found = command.read(f"vllm serve {MODELS / name} {flags}", version=version)
-    return setup(found, model, Gpu(None if gpu is None else round(gpu * GIB), label), version)
+    return setup(found, model, GpuSpec(None if gpu is None else round(gpu * GIB), label), version)
 
 
 def reckoned(name: str, flags: str = "", measured: Measured | None = None, **gpu: object) -> Ledger:
     return ledger(read(MODELS / name), planned(name, flags, **gpu), measured)  # type: ignore[arg-type]
 
 
-def gib(low: float, high: float | None = None) -> Range:
-    return Range.gib((low, low if high is None else high))
+def gib(low: float, high: float | None = None) -> ByteRange:
+    return ByteRange.gib((low, low if high is None else high))
 
 
 def row(found: Ledger, name: str) -> tuple[float, float]:
@@ -208,7 +209,7 @@ def test_one_block_is_kept_back() -> None:
     exactly = reckoned("llama-3-8b", "--num-gpu-blocks-override 512")
     one_more = reckoned("llama-3-8b", "--num-gpu-blocks-override 513")
     assert (exactly.verdict, one_more.verdict) == ("does not fit", "fits")
-    assert exactly.longest == Range(8176, 8176)
+    assert exactly.longest == ByteRange(8176, 8176)
 
 
 def altered(folder: Path, name: str, **fields: object) -> Model:
@@ -285,7 +286,7 @@ def test_a_model_that_sees_may_take_more_than_is_counted() -> None:
 def test_what_may_save_memory_forbids_to_say_that_it_does_not_fit(variable: str, flags: str, why: str | None) -> None:
     model = read(MODELS / "llama-3-70b")
     started = command.read(f"{variable} vllm serve {MODELS / 'llama-3-70b'} {flags}")
-    found = ledger(model, setup(started, model, Gpu(40 * GIB), "0.32.0"))
+    found = ledger(model, setup(started, model, GpuSpec(40 * GIB), "0.32.0"))
     assert found.verdict == ("cannot tell" if why else "does not fit")
     assert found.why.count(f"not counted: {why}") == bool(why)
     assert found.why[0].startswith("nothing is left for the KV cache")
@@ -316,7 +317,7 @@ def test_what_may_take_more_forbids_to_say_that_it_fits(name: str, flags: str, w
 def test_an_expression_that_is_not_read_may_leave_anything(tmp_path: Path, ignored: str, flags: str) -> None:
     settings = {"quant_method": "fp8", "ignored_layers": [ignored]}
     model = altered(tmp_path, "llama-3-70b", quantization_config=settings)
-    found = ledger(model, setup(command.read(f"vllm serve x {flags}"), model, Gpu(140 * GIB), "0.32.0"))
+    found = ledger(model, setup(command.read(f"vllm serve x {flags}"), model, GpuSpec(140 * GIB), "0.32.0"))
     assert (found.verdict, found.why) == (
         "cannot tell",
         (f"not counted: what the files leave unquantised by {ignored!r}",),
@@ -400,7 +401,7 @@ def test_memory_on_the_cpu_is_taken_off_the_weights() -> None:
 def test_a_variable_says_whether_graphs_count(told: str | None, version: str, inside: bool) -> None:
     words = f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={told} " if told else ""
     found = command.read(f"{words}vllm serve {MODELS / 'llama-3-8b'}", version=version)
-    assert setup(found, read(MODELS / "llama-3-8b"), Gpu(), version).graphs_inside is inside
+    assert setup(found, read(MODELS / "llama-3-8b"), GpuSpec(), version).graphs_inside is inside
 
 
 @pytest.mark.parametrize(
@@ -413,7 +414,7 @@ def test_a_step_takes_whole_prompts_where_they_are_not_cut(flags: str, version: 
 
 def test_on_a_cpu_blocks_are_larger_and_windows_save_nothing() -> None:
     found = command.read(f"VLLM_CPU_KVCACHE_SPACE=40 vllm serve {MODELS / 'gpt-oss-120b'}")
-    told = setup(found, read(MODELS / "gpt-oss-120b"), Gpu(name="cpu"), "0.32.0")
+    told = setup(found, read(MODELS / "gpt-oss-120b"), GpuSpec(name="cpu"), "0.32.0")
     assert (told.block, told.hybrid, told.eager, told.pool) == (128, False, True, 40 * GIB)
 
 
@@ -435,7 +436,7 @@ def test_a_pool_of_a_fixed_size_must_fit_beside_the_rest() -> None:
     small = reckoned("llama-3-8b", "--kv-cache-memory-bytes 1GiB")
     assert (fits.verdict, over.verdict, small.verdict) == ("fits", "does not fit", "does not fit")
     assert over.why[0].startswith("together this takes 6.")
-    assert fits.blocks == Range(25_600, 25_600)
+    assert fits.blocks == ByteRange(25_600, 25_600)
 
 
 @pytest.mark.parametrize("flags", ["--kv-cache-memory-bytes 50GiB", "--num-gpu-blocks-override 4000"])
@@ -588,7 +589,7 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 def refusal(model: Model, flags: str, version: str = "0.32.0") -> str:
     """What is said against a command; "" where nothing is."""
     try:
-        check(model, setup(command.read(f"vllm serve x {flags}", version=version), model, Gpu(), version))
+        check(model, setup(command.read(f"vllm serve x {flags}", version=version), model, GpuSpec(), version))
     except BadUsage as error:
         return str(error)
     return ""
@@ -672,7 +673,7 @@ def test_an_fp8_cache_is_proposed_only_where_vllm_starts_with_it(
     plan = planned(name, version=version, label=gpu)
     needed = ledger(read(MODELS / name), plan).needed
     assert needed
-    measured = {POOL: Range.of(needed * 3 // 4)}
+    measured = {POOL: ByteRange.of(needed * 3 // 4)}
     found = ledger(read(MODELS / name), plan, measured)
     assert ("--kv-cache-dtype" in proposed(found, measured)) is starts
 

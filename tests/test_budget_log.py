@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from diag.errors import BadUsage
-from diag.exporter.log_memory import GIB, Memory, memory, read
+from diag.core.errors import BadUsage
+from diag.exporter.log.memory import GIB, Memory, memory, read
 
 LOGS = Path(__file__).parent / "logs"
 HEAD = "(EngineCore pid=9) INFO 10-06 17:00:41 [gpu_worker.py:955] "

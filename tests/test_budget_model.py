@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from diag.errors import BadUsage
-from diag.vllm import weights
-from diag.vllm.files import on_disk
-from diag.vllm.model import Model, find, read
+from diag.core.errors import BadUsage
+from diag.vllm.memory import weights
+from diag.vllm.memory.files import on_disk
+from diag.vllm.memory.model import Model, find, read
 
 MODELS = Path(__file__).parent / "data" / "models"
 PARAMETERS = {  # transformers 5.19 says the same: tests/test_budget_oracle.py
@@ -234,7 +234,7 @@ def test_what_mla_copies_to_every_gpu_and_keeps_twice() -> None:
     model = read(MODELS / "deepseek-v3")
     attention = weights.layer(model, 0)
     assert sum(each.elements for each in attention if each.ways == 1 and each.kind == "linear") == 7168 * (1536 + 576)
-    assert weights.absorbed(model) == weights.Part(61 * 512 * 128 * 256, weights.EVERY)
+    assert weights.absorbed(model) == weights.WeightPart(61 * 512 * 128 * 256, weights.EVERY)
     assert weights.absorbed(read(MODELS / "llama-3-8b")).elements == 0
 
 
@@ -399,8 +399,8 @@ def test_quantised_numbers_take_fewer_bits(
 @pytest.mark.parametrize("field", ["modules_to_not_convert", "ignore", "llm_int8_skip_modules"])
 def test_what_a_file_lists_is_left(tmp_path: Path, field: str, listed: object, module: str, left: bool) -> None:
     model = changed(tmp_path, quantization_config={"quant_method": "fp8", field: [listed]})
-    assert model.spared.has(f"model.layers.0.{module}") is left
-    assert bool(model.spared.unread) is (listed == "re:(a+)+$")
+    assert model.unquantized.has(f"model.layers.0.{module}") is left
+    assert bool(model.unquantized.unread) is (listed == "re:(a+)+$")
 
 
 def test_half_of_a_pair_that_is_left_is_half_of_its_numbers(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_half_of_a_pair_that_is_left_is_half_of_its_numbers(tmp_path: Path) -> N
 def test_more_patterns_than_anybody_writes_are_not_tried(tmp_path: Path) -> None:
     listed = [f"*{each}*" for each in range(1000)]
     model = changed(tmp_path, quantization_config={"quant_method": "fp8", "ignore": listed})
-    assert (len(model.spared.patterns), len(model.spared.unread)) == (256, 744)
+    assert (len(model.unquantized.patterns), len(model.unquantized.unread)) == (256, 744)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from live import server
 
-from diag.vllm import cache, weights
-from diag.vllm.model import read
-from diag.vllm.setup import Setup
+from diag.vllm.memory import cache, weights
+from diag.vllm.memory.model import read
+from diag.vllm.memory.setup import Setup
 
 pytestmark = pytest.mark.skipif(
     not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"

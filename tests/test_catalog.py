@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from diag import incidents
-from diag.catalog import load
-from diag.errors import BadIncident
+from diag.core.errors import BadIncident
+from diag.knowledge import incidents
+from diag.knowledge.catalog import load
 
 GOOD = """
-from diag.incident import Incident, LooksLike, Signal, judged
+from diag.incident import Incident, LookAlike, Signal, judged
 
 errors = Signal("errors", {promql!r}, "{{value}} errors", "errors")
 incident = Incident(
-    id={id!r}, title="Errors", severity={severity!r}, per=("instance", "engine"), cause="", harm="",
+    id={id!r}, title="Errors", severity={severity!r}, per=("instance", "engine"), cause="", impact="",
     symptoms=(errors.above({limit!r}, {why}),), looks_like=(), fixes=(), explains={explains!r}, window={window!r},
 )
 """

@@ -16,8 +16,8 @@ import typer
 from bad_servers import Answer, Reply, hang, on_metrics, serving, talking
 from conftest import ROOT
 
-from diag import doctor
 from diag.cli import app
+from diag.commands import doctor
 
 STILL = b"".join(
     b'vllm:%s{engine="0",model_name="m"} %d\n' % (name, value)
@@ -162,7 +162,7 @@ def test_a_users_incident_is_judged_too(tmp_path: Path) -> None:
     (tmp_path / "many_clients.py").write_text(
         "from diag.incident import Incident, judged\nfrom diag.signals import requests_waiting_median as waiting\n"
         "incident = Incident(id='many_clients', title='Many clients', severity='warning', per=('instance', 'engine'),\n"
-        "    cause='', harm='they wait', symptoms=(waiting.above(5, judged('a test')),), looks_like=(), fixes=())\n",
+        "    cause='', impact='they wait', symptoms=(waiting.above(5, judged('a test')),), looks_like=(), fixes=())\n",
         encoding="utf-8",
     )
     report = json.loads(diag("doctor", CASCADE, "--json", "--incidents", str(tmp_path)).stdout)
@@ -245,9 +245,9 @@ def test_a_server_that_hangs_is_unreachable_in_one_sentence() -> None:
 def test_one_lone_request_that_does_not_move_is_watched_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PATIENCE", 4.0)
     with serving(on_metrics(Reply(STILL))) as server:
-        judgement = doctor.run(doctor.Settings([server.url], every=0.2, watch=1.0))
-    assert judgement.observed.end - judgement.observed.start >= 3.5
-    assert [each.state for each in judgement.progress] == ["slow"]
+        report = doctor.run(doctor.DoctorOptions([server.url], every=0.2, watch=1.0))
+    assert report.observed.end - report.observed.start >= 3.5
+    assert [each.state for each in report.progress] == ["slow"]
 
 
 def test_ctrl_c_before_anything_was_seen_ends_quietly() -> None:

@@ -11,9 +11,10 @@ import jsonschema
 import pytest
 from bad_servers import Answer, Reply, Request, closed_port, pages, serving
 
-from diag import configuration, report
+from diag import report
+from diag.diagnosis import configuration
 from diag.report.config import render, render_json
-from diag.sources import recording
+from diag.sources.recording import reader as recording
 
 DIAG = str(Path(sys.executable).parent / "diag")
 RECORDINGS = sorted((Path(__file__).parent / "recordings").iterdir())
@@ -44,7 +45,7 @@ def write(folder: Path, page: str = VLLM, about: str = "", log: str = "") -> Pat
     return made
 
 
-def entries(made: Path, launch: str = "") -> Mapping[str, configuration.Entry]:
+def entries(made: Path, launch: str = "") -> Mapping[str, configuration.ConfigEntry]:
     """Its settings by name."""
     (one,) = configuration.of(recording.read(made, launch))
     return {each.name: each for each in one.entries}

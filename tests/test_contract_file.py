@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from diag.catalog import load
-from diag.contract import Contract, Site
-from diag.contract_file import read
-from diag.errors import BadContract
-from diag.limits import limited
+from diag.core.contract import Contract, Site
+from diag.core.contract_file import read
+from diag.core.errors import BadContract
+from diag.core.site_overrides import apply_overrides
+from diag.knowledge.catalog import load
 
 CASCADE = "kv_eviction_cascade"
 
@@ -44,7 +44,7 @@ def test_a_bucket_of_ones_own_may_be_promised(tmp_path: Path) -> None:
 
 def test_a_limit_of_ones_own_takes_the_place_of_ours_and_says_so(tmp_path: Path) -> None:
     read = contract(tmp_path, f'[limits.{CASCADE}]\n"preemptions / finished request" = 0.35\n')
-    cascade = next(each for each in limited(load(), read) if each.id == CASCADE)
+    cascade = next(each for each in apply_overrides(load(), read) if each.id == CASCADE)
     first = cascade.symptoms[0]
     assert (first.limit, first.why.kind) == (0.35, "judged")
     assert "diag.toml, instead of 0.2" in first.why.says
@@ -53,13 +53,13 @@ def test_a_limit_of_ones_own_takes_the_place_of_ours_and_says_so(tmp_path: Path)
 
 def test_a_limit_also_moves_what_a_look_alike_is_told_apart_by(tmp_path: Path) -> None:
     read = contract(tmp_path, '[limits.gpu_thermal_throttling]\n"share of time in thermal slowdown" = 0.1\n')
-    hot = next(each for each in limited(load(), read) if each.id == "gpu_thermal_throttling")
+    hot = next(each for each in apply_overrides(load(), read) if each.id == "gpu_thermal_throttling")
     assert [each.refuted_by.limit for each in hot.looks_like if each.refuted_by] == [0.1]
 
 
 def test_the_limit_that_escalates_has_a_name_of_its_own(tmp_path: Path) -> None:
     read = contract(tmp_path, '[limits.gpu_thermal_throttling]\nescalates = 0.3\n"SM clock lost" = 0.1\n')
-    hot = next(each for each in limited(load(), read) if each.id == "gpu_thermal_throttling")
+    hot = next(each for each in apply_overrides(load(), read) if each.id == "gpu_thermal_throttling")
     assert hot.escalates and hot.escalates.limit == 0.3
     assert next(each.limit for each in hot.supports if each.signal.name == "SM clock lost") == 0.1
 
@@ -103,5 +103,5 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, plac
 )
 def test_a_limit_that_sets_nothing_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(BadContract) as refused:
-        limited(load(), contract(tmp_path, text))
+        apply_overrides(load(), contract(tmp_path, text))
     assert sentence in str(refused.value)

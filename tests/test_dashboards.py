@@ -20,10 +20,10 @@ from scenarios import gpu, workers
 from test_alertmanager import blocks, hasty, until
 
 from diag.artefacts.generate import files
-from diag.catalog import load
-from diag.contract import Contract, Site
-from diag.exporter.families import FAMILIES
-from diag.peer_signals import PEERS
+from diag.core.contract import Contract, Site
+from diag.core.metric_families import FAMILIES
+from diag.knowledge.catalog import load
+from diag.knowledge.signals.peers import PEERS
 from diag.promql import metric_names, parse
 
 PAGES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "dashboards").glob("*.json"))}

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from diag.artefacts import dcgm
-from diag.exporter.families import FAMILIES
-from diag.exporter.gpu_readings import REASONS
+from diag.core.metric_families import FAMILIES
+from diag.exporter.gpu.readings import REASONS
 
 PLACES = ("PATH", "DIAG_PROMETHEUS3")
 SERVER, BY_POD = ("instance",), ("namespace", "pod")

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diag import promql
-from diag.asking import Asked
-from diag.catalog import load
-from diag.contract import Contract
-from diag.diagnose import diagnose
-from diag.incident import Incident
-from diag.sources.answers import SampleAnswers
+from diag.core.contract import Contract
+from diag.core.incident import Incident
+from diag.diagnosis.diagnose import diagnose
+from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.catalog import load
+from diag.sources.samples import SampleSource
 
 INCIDENTS = load()
 STEP, SCRAPES = 2.0, 40
@@ -83,14 +83,14 @@ def counter(random: np.random.Generator, rate: float, resets: bool) -> np.ndarra
 
 
 def doctors(incident: Incident, samples: promql.Samples, instant: int) -> Iterator[Mapping[str, str]]:
-    asked = Asked(SampleAnswers(samples, np.array([instant], np.int64), STEP), Contract())
+    asked = QueryCache(SampleSource(samples, np.array([instant], np.int64), STEP), Contract())
     for found in diagnose([incident], asked):
         if found.state == "present":
             yield dict(found.subject)
 
 
 def prometheus(incident: Incident, samples: promql.Samples, instant: int) -> Iterator[Mapping[str, str]]:
-    asked = Asked(SampleAnswers(samples, TIMES, STEP), Contract())
+    asked = QueryCache(SampleSource(samples, TIMES, STEP), Contract())
     window = asked.window(incident).text
     vector = promql.evaluate(incident.query(window, Contract().values()), samples, np.array([instant], np.int64))
     for labels, present in zip(vector.labels, vector.present, strict=True):

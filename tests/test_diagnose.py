@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from diag import promql
-from diag.asking import Asked
-from diag.contract import Contract
-from diag.diagnose import Diagnosis, diagnose
-from diag.incident import Incident, LooksLike, Signal, judged
-from diag.sources.answers import SampleAnswers
+from diag.core.contract import Contract
+from diag.core.incident import Incident, LookAlike, Signal, judged
+from diag.diagnosis.diagnose import Diagnosis, diagnose
+from diag.diagnosis.query_cache import QueryCache
+from diag.sources.samples import SampleSource
 
 WHY = judged("a test")
 START = 1_700_000_000_000
@@ -28,7 +28,7 @@ INCIDENT = Incident(
     severity="warning",
     per=("instance", "engine"),
     cause="",
-    harm="",
+    impact="",
     symptoms=(signal("heat").above(1, WHY), signal("noise").above(1, WHY)),
     looks_like=(),
     fixes=(),
@@ -47,7 +47,7 @@ def judge(incidents: Sequence[Incident], **series: Sequence[float]) -> tuple[Dia
         row = np.resize(np.array(values, float), (1, length))
         row[np.isnan(row)] = promql.STALE
         blocks.append(promql.Block((labels,), times, row))
-    return diagnose(incidents, Asked(SampleAnswers(promql.Samples(blocks), times, 1.0), Contract()))
+    return diagnose(incidents, QueryCache(SampleSource(promql.Samples(blocks), times, 1.0), Contract()))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,9 @@ def test_a_measured_loss_makes_a_warning_critical() -> None:
 
 def test_a_look_alike_is_ruled_out_by_what_it_lacks() -> None:
     other = replace(INCIDENT, id="other", symptoms=(signal("smell").above(1, WHY),))
-    one = replace(INCIDENT, looks_like=(LooksLike("other", tell=""), LooksLike("unheard_of", tell="ask somebody")))
+    one = replace(
+        INCIDENT, looks_like=(LookAlike("other", distinguish=""), LookAlike("unheard_of", distinguish="ask somebody"))
+    )
     found = judge([one, other], heat=[2] * 10, noise=[2] * 10, smell=[0.5] * 10)[0]
     assert [(each.looks_like, each.because) for each in found.refuted] == [("other", "0.5 (it takes > 1)")]
     assert [each.name for each in found.open] == ["unheard_of"]

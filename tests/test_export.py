@@ -15,11 +15,11 @@ from prometheus_server import PLACES, Server, program, serving
 from test_alertmanager import blocks
 from timelines import CALM, TIMES, timeline
 
-from diag import doctor
-from diag.diagnose import Reading
-from diag.judgement import Judgement
-from diag.report.frame import COLUMNS
-from diag.sources.scope import Scope, Span
+from diag.commands import doctor
+from diag.diagnosis.diagnose import Reading
+from diag.diagnosis.report import Report
+from diag.report.dataframe import COLUMNS
+from diag.sources.prometheus.scope import Scope, TimeSpan
 
 DIAG = str(Path(sys.executable).parent / "diag")
 RECORDING = "tests/recordings/kv_cascade"
@@ -52,8 +52,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 
 @cache
-def judged_recording() -> Judgement:
-    return doctor.run(doctor.Settings([RECORDING]))
+def judged_recording() -> Report:
+    return doctor.run(doctor.DoctorOptions([RECORDING]))
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +70,13 @@ def stored(prometheus: Server, tmp_path_factory: pytest.TempPathFactory) -> pd.D
 
 
 @pytest.fixture(params=["recording", pytest.param("prometheus", marks=pytest.mark.prometheus)])
-def both(request: pytest.FixtureRequest) -> tuple[pd.DataFrame, Judgement]:
+def both(request: pytest.FixtureRequest) -> tuple[pd.DataFrame, Report]:
     """What was exported of a source, and what the doctor says of it."""
     if request.param == "recording":
         return request.getfixturevalue("recorded"), judged_recording()
     url = request.getfixturevalue("prometheus").url
-    scope = Scope(Span(at=str(END), window="20m"))
-    return request.getfixturevalue("stored"), doctor.run(doctor.Settings([], prometheus=url, scope=scope))
+    scope = Scope(TimeSpan(at=str(END), window="20m"))
+    return request.getfixturevalue("stored"), doctor.run(doctor.DoctorOptions([], prometheus=url, scope=scope))
 
 
 def told(frame: pd.DataFrame, subject: Sequence[tuple[str, str]], reading: Reading) -> list[dict[float, float]]:
@@ -87,25 +87,25 @@ def told(frame: pd.DataFrame, subject: Sequence[tuple[str, str]], reading: Readi
     return [dict(zip(seconds[each.index], each, strict=True)) for _, each in same["value"].groupby(same["window"])]
 
 
-def test_the_columns_are_named(both: tuple[pd.DataFrame, Judgement]) -> None:
+def test_the_columns_are_named(both: tuple[pd.DataFrame, Report]) -> None:
     assert tuple(both[0].columns) == COLUMNS
 
 
-def test_times_are_utc_and_ascend(both: tuple[pd.DataFrame, Judgement]) -> None:
+def test_times_are_utc_and_ascend(both: tuple[pd.DataFrame, Report]) -> None:
     times = both[0]["time"]
     assert times.str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z").all()
     assert times.is_monotonic_increasing
     assert pd.Timestamp(times.iloc[-1]).timestamp() == both[1].observed.end
 
 
-def test_no_value_is_there_twice(both: tuple[pd.DataFrame, Judgement]) -> None:
+def test_no_value_is_there_twice(both: tuple[pd.DataFrame, Report]) -> None:
     assert not both[0].duplicated(KEY).any()
 
 
-def test_every_value_that_the_doctor_judged_by_is_there_and_no_other(both: tuple[pd.DataFrame, Judgement]) -> None:
-    frame, judgement = both
+def test_every_value_that_the_doctor_judged_by_is_there_and_no_other(both: tuple[pd.DataFrame, Report]) -> None:
+    frame, report = both
     known = set()
-    for one in (each.diagnosis for each in judgement.findings):
+    for one in (each.diagnosis for each in report.findings):
         for reading in (*one.symptoms, *one.supports):
             history = zip(one.instants, reading.history, strict=True)
             expected = {at: value for at, value in history if value is not None}
@@ -160,7 +160,7 @@ def test_a_label_of_a_users_own_incident_is_a_column_too(tmp_path: Path) -> None
         "metric = 'vllm:num_requests_waiting_by_reason'\n"
         "waits = Signal('waits', f'sum by ($by) (last_over_time({metric}[$window]))', '{value}', 'requests')\n"
         "incident = Incident(id='many_waits', title='Many wait', severity='warning', per=('instance', 'reason'),\n"
-        "    cause='', harm='they wait', symptoms=(waits.above(5, judged('a test')),), looks_like=(), fixes=())\n",
+        "    cause='', impact='they wait', symptoms=(waits.above(5, judged('a test')),), looks_like=(), fixes=())\n",
         encoding="utf-8",
     )
     frame = exported(tmp_path, RECORDING, "--incidents", str(tmp_path))

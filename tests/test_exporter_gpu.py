@@ -12,10 +12,10 @@ import pytest
 import scripted_nvml
 from scripted_nvml import GIB, H100, LOST, T4
 
-from diag.exporter import gpu as gpu_file
-from diag.exporter import nvml, xid
-from diag.exporter.gpu import Gpus
-from diag.exporter.gpu_readings import REASONS
+from diag.exporter.gpu import collector as gpu_file
+from diag.exporter.gpu import nvml, xid
+from diag.exporter.gpu.collector import GpuCollector
+from diag.exporter.gpu.readings import REASONS
 from diag.exporter.process import Owner
 
 Script = Callable[..., None]
@@ -61,11 +61,11 @@ def _loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, *defines: str) -> Ite
     yield lambda *gpus, **driver: scripted_nvml.write(place, gpus, **driver)
 
 
-def gpus(*select: str, owners: Mapping[int, Owner] | None = None, visible: str | None = None) -> Gpus:
-    return Gpus(select, lambda: owners or {}, lambda: visible)
+def gpus(*select: str, owners: Mapping[int, Owner] | None = None, visible: str | None = None) -> GpuCollector:
+    return GpuCollector(select, lambda: owners or {}, lambda: visible)
 
 
-def look(one: Gpus) -> Shown:
+def look(one: GpuCollector) -> Shown:
     found = one.collect()
     return Shown({(name, *labels): value for name, labels, value in found.samples}, found.problem)
 
@@ -346,7 +346,7 @@ def test_paths_between_gpus_are_told_in_both_directions(script: Script) -> None:
 WORKER = {os.getpid(): Owner("worker", "1")}
 
 
-def shown_gpus(one: Gpus) -> set[str]:
+def shown_gpus(one: GpuCollector) -> set[str]:
     return {key[1] for key in look(one).values if key[0] == "diag_gpu_up"}
 
 
@@ -418,7 +418,7 @@ def test_a_gpu_that_does_not_exist_is_said(script: Script) -> None:
 # -- Xid --------------------------------------------------------------------------------------------------------------
 
 
-def until(one: Gpus, true: Callable[[Shown], bool]) -> Shown:
+def until(one: GpuCollector, true: Callable[[Shown], bool]) -> Shown:
     end = time.monotonic() + 5
     while not true(shown := look(one)) and time.monotonic() < end:
         time.sleep(0.05)

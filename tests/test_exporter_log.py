@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diag.exporter import log as following
-from diag.exporter.families import FAMILIES, render
-from diag.exporter.log import MOST_LINE, Lines, LogTail
-from diag.exporter.log_facts import settings as printed_settings
-from diag.exporter.log_head import Reader, entries
-from diag.exporter.log_lines import EVENTS, PHASES
-from diag.exporter.log_state import ServerLog
-from diag.sources import config
+from diag.core.metric_families import FAMILIES, render
+from diag.exporter.log import tail as following
+from diag.exporter.log.facts import settings as printed_settings
+from diag.exporter.log.line import LineReader, entries
+from diag.exporter.log.patterns import EVENTS, PHASES
+from diag.exporter.log.state import ServerLog
+from diag.exporter.log.tail import MOST_LINE, Lines, LogTail
+from diag.vllm.server import config
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE / "recordings"
@@ -146,7 +146,7 @@ def bar(done: int, total: int, what: str = GRAPHS) -> str:
     ],
 )
 def test_a_line_is_taken_apart_whatever_stands_before_it(line: str) -> None:
-    (found,) = Reader(UTC).read(line, NOW)
+    (found,) = LineReader(UTC).read(line, NOW)
     assert found.text == "text"
     assert found.at == pytest.approx(at("02:32:18"), abs=1)
 
@@ -165,7 +165,7 @@ def test_a_line_is_taken_apart_whatever_stands_before_it(line: str) -> None:
     ],
 )
 def test_the_level_of_a_line_is_read(line: str, level: str) -> None:
-    (found,) = Reader(UTC).read(line, NOW)
+    (found,) = LineReader(UTC).read(line, NOW)
     assert (found.text, found.level) == ("text", level)
 
 
@@ -183,20 +183,22 @@ def test_the_year_is_the_latest_that_is_not_more_than_a_day_ahead(
     line: str, read_at: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     moment = datetime(*read_at, tzinfo=UTC).timestamp()  # type: ignore[arg-type, misc]
-    (found,) = Reader(UTC).read(line, moment)
+    (found,) = LineReader(UTC).read(line, moment)
     assert found.at == datetime(*expected, tzinfo=UTC).timestamp()  # type: ignore[arg-type, misc]
 
 
 def test_a_time_that_is_none_is_not_read() -> None:
     for line in ("INFO 13-41 23:59:59 [a.py:1] x", "2026-99-21T02:32:18Z x", "Foo 21 02:32:18 host vllm[1]: x"):
-        assert Reader(UTC).read(line, NOW)[0].at is None
+        assert LineReader(UTC).read(line, NOW)[0].at is None
 
 
 def test_a_time_without_a_zone_is_in_the_zone_of_the_log() -> None:
-    berlin = Reader(ZoneInfo("Europe/Berlin"))
+    berlin = LineReader(ZoneInfo("Europe/Berlin"))
     assert berlin.read("INFO 11-21 03:32:18 [a.py:1] x", NOW)[0].at == at("02:32:18")
     assert berlin.read("INFO 07-21 04:32:18 [a.py:1] x", NOW)[0].at == at("02:32:18", "07-21")
-    assert Reader().read("INFO 11-21 03:32:18 [a.py:1] x", NOW)[0].at == datetime(2026, 11, 21, 3, 32, 18).timestamp()
+    assert (
+        LineReader().read("INFO 11-21 03:32:18 [a.py:1] x", NOW)[0].at == datetime(2026, 11, 21, 3, 32, 18).timestamp()
+    )
 
 
 def last_line(state: ServerLog) -> float | None:
@@ -217,7 +219,7 @@ def test_a_line_without_a_time_before_any_other_is_of_the_moment_it_was_read() -
 def test_a_line_of_a_process_that_is_late_does_not_turn_back_the_time() -> None:
     late = head("02:00:08") + "Starting to load model /models/x..."
     assert last_line(fed(LOADS, late)) == at("02:00:10")
-    assert told(LOADS, late).moved == at("02:00:10")
+    assert told(LOADS, late).signal_deltas == at("02:00:10")
 
 
 def test_no_line_is_of_the_future_and_a_wrong_zone_shows() -> None:
@@ -278,7 +280,7 @@ def test_a_start_is_in_the_phase_of_its_last_line_and_the_present_one_takes_time
     seen = told(BANNER, LOADS, LOADED, now=at("02:00:45"))
     assert seen.phase == "compile"
     assert seen.spent == {"process_start": 10, "load_weights": 20, "compile": 15}
-    assert seen.moved == at("02:00:30")
+    assert seen.signal_deltas == at("02:00:30")
 
 
 def test_a_phase_that_was_passed_over_has_no_time() -> None:
@@ -295,7 +297,7 @@ def test_without_a_compile_memory_is_profiled_after_the_weights() -> None:
 def test_a_rank_that_is_late_does_not_move_the_start_back_but_shows_that_it_moves() -> None:
     seen = told(BANNER, LOADS, LOADED, head("02:00:50") + "Starting to load model /models/x...")
     assert seen.phase == "compile"
-    assert seen.moved == at("02:00:50")
+    assert seen.signal_deltas == at("02:00:50")
 
 
 def test_graphs_are_captured_after_kernels_were_warmed_up() -> None:
@@ -340,23 +342,23 @@ def hang(minutes: int) -> list[str]:
 
 def test_a_capture_that_hangs_does_not_move_whatever_is_repeated() -> None:
     seen = told(*hang(9), now=at("02:14:00"))
-    assert (seen.phase, seen.moved, seen.ratio) == ("cuda_graph_capture", at("02:01:10"), pytest.approx(3 / 67))
+    assert (seen.phase, seen.signal_deltas, seen.ratio) == ("cuda_graph_capture", at("02:01:10"), pytest.approx(3 / 67))
     assert seen.events == {"shm_broadcast_wait": 9}
-    assert told(*hang(9), head("02:14:10") + "x", bar(4, 67)).moved == at("02:14:10")
+    assert told(*hang(9), head("02:14:10") + "x", bar(4, 67)).signal_deltas == at("02:14:10")
 
 
 def test_warnings_and_other_lines_are_no_progress() -> None:
-    assert told(BANNER, LOADS, head("02:05:00", "WARNING") + "Triton is not installed.").moved == at("02:00:10")
-    assert told(BANNER, LOADS, head("02:05:00") + "Waiting for 1 local, 0 remote core engine proc(s)").moved == at(
-        "02:00:10"
-    )
+    assert told(BANNER, LOADS, head("02:05:00", "WARNING") + "Triton is not installed.").signal_deltas == at("02:00:10")
+    assert told(
+        BANNER, LOADS, head("02:05:00") + "Waiting for 1 local, 0 remote core engine proc(s)"
+    ).signal_deltas == at("02:00:10")
 
 
 def test_a_server_is_ready_when_it_says_so_and_its_progress_ends_there() -> None:
     seen = told(
         BANNER, LOADS, head("02:02:00") + "Supported tasks: ['generate']", READY, head("02:09:00") + LOADS, SERVED
     )
-    assert (seen.phase, seen.moved, seen.ratio) == ("ready", at("02:02:00"), None)
+    assert (seen.phase, seen.signal_deltas, seen.ratio) == ("ready", at("02:02:00"), None)
     assert seen.spent == {"process_start": 10, "load_weights": 110}
 
 
@@ -376,12 +378,12 @@ def test_a_server_that_serves_is_ready(line: str) -> None:
     assert told(BANNER, LOADS, line).phase == "ready"
     rotated = told(line)
     assert (rotated.phase, rotated.spent) == ("ready", {})
-    assert rotated.moved is not None
+    assert rotated.signal_deltas is not None
 
 
 def test_a_log_that_shows_neither_a_start_nor_a_server_at_work_says_nothing_of_the_start() -> None:
     seen = told(head("02:05:00", "WARNING") + "Triton is not installed.", "  warnings.warn(")
-    assert (seen.phase, seen.spent, seen.moved) == (None, {}, None)
+    assert (seen.phase, seen.spent, seen.signal_deltas) == (None, {}, None)
 
 
 def test_a_log_that_begins_in_the_middle_of_a_start_shows_the_rest_of_it() -> None:
@@ -418,7 +420,7 @@ def test_an_engine_that_dies_because_its_server_was_told_to_stop_is_not_dead() -
 def test_a_new_banner_begins_a_new_start_and_events_stay(again: str, before: tuple[str, ...]) -> None:
     waits = head("02:00:20") + WAITS
     seen = told(BANNER, LOADS, waits, *before, again, now=at("02:20:05"))
-    assert (seen.phase, seen.spent, seen.moved) == ("process_start", {"process_start": 5}, at("02:20:00"))
+    assert (seen.phase, seen.spent, seen.signal_deltas) == ("process_start", {"process_start": 5}, at("02:20:00"))
     assert seen.events["shm_broadcast_wait"] == 1
     assert seen.all("diag_vllm_log_value") == {"seconds": 60}
 
@@ -455,8 +457,8 @@ def test_a_start_that_failed_is_in_no_phase_and_takes_no_more_time(line: str) ->
     assert (seen.phase, seen.events) == ("", {"engine_start_failed": 1})
     assert sum(seen.spent.values()) <= 40
     failed = seen.all("diag_vllm_log_event_last_timestamp_seconds")["engine_start_failed"]
-    assert seen.moved is not None
-    assert seen.moved <= failed
+    assert seen.signal_deltas is not None
+    assert seen.signal_deltas <= failed
 
 
 @pytest.mark.parametrize(
@@ -470,7 +472,7 @@ def test_a_start_that_failed_is_in_no_phase_and_takes_no_more_time(line: str) ->
 )
 def test_a_wrong_command_line_is_a_start_that_failed(line: str) -> None:
     seen = told("usage: vllm serve [model_tag] [options]", line)
-    assert (seen.phase, seen.events, seen.moved) == ("", {"engine_start_failed": 1}, NOW)
+    assert (seen.phase, seen.events, seen.signal_deltas) == ("", {"engine_start_failed": 1}, NOW)
 
 
 def uncaught(
@@ -686,8 +688,11 @@ def test_a_real_log_ends_in_its_phase_with_its_events(name: str) -> None:
 def test_what_the_server_says_of_itself_wins_over_its_log() -> None:
     state = ServerLog(UTC)
     state.feed(head("12:00:00") + "Initializing a V1 LLM engine (v0.8.5) with config: model='old', seed=0", NOW)
-    assert (state.completes(config.Told()).version, state.completes(config.Told()).models) == ("0.8.5", ("old",))
-    told = state.completes(config.Told("0.32.0", ("new",)))
+    assert (state.completes(config.ServerFacts()).version, state.completes(config.ServerFacts()).models) == (
+        "0.8.5",
+        ("old",),
+    )
+    told = state.completes(config.ServerFacts("0.32.0", ("new",)))
     assert (told.version, told.models) == ("0.32.0", ("new",))
 
 
@@ -701,7 +706,7 @@ def test_a_real_healthy_start_passes_its_phases() -> None:
         **{"process_start": 24, "load_weights": 2, "compile": 38},
         **{"profile_memory": 2, "allocate_kv_cache": 14, "warm_up": 2},
     }
-    assert seen.moved == at("02:10:28")
+    assert seen.signal_deltas == at("02:10:28")
 
 
 def test_a_real_start_that_failed_for_its_context_length_gives_the_numbers() -> None:
@@ -742,7 +747,7 @@ def test_a_log_of_a_start_without_room_for_the_cache_is_read() -> None:
 def test_a_log_of_a_capture_that_hangs_is_read() -> None:
     state, seen = replayed(HERE / "logs/v1_0.11.0_tp2_capture_hang.log")
     assert (seen.phase, seen.events) == ("cuda_graph_capture", {"shm_broadcast_wait": 3})
-    assert seen.moved == at("09:01:24", "11-20")
+    assert seen.signal_deltas == at("09:01:24", "11-20")
     assert seen.spent["cuda_graph_capture"] == 120
     assert state.config["tensor_parallel_size"] == 2
     assert state.config["max_model_len"] == 8192

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diag.exporter.log_lines import EVENTS, PATTERNS, PHASES, STAGES, Pattern, amount, recognise, values
-from diag.sources.launch import FLAGS
+from diag.exporter.log.patterns import EVENTS, PATTERNS, PHASES, STAGES, Pattern, amount, recognise, values
+from diag.vllm.server.launch import FLAGS
 
 
 class Case(NamedTuple):

@@ -11,20 +11,20 @@ import bad_servers
 import pytest
 from bad_servers import PAGE, Reply, on_metrics, pages, serving, talking
 
-from diag.exporter.exporter import Exporter, Settings
-from diag.exporter.families import FAMILIES, Collected, render
-from diag.exporter.host import Host
-from diag.exporter.page import Beside
-from diag.exporter.part import Outcome
-from diag.exporter.vllm import Scraped
-from diag.sources.config import Told
-from diag.sources.pages import Target
+from diag.commands.exporter import Exporter, ExporterOptions
+from diag.core.metric_families import FAMILIES, Collected, render
+from diag.exporter.host import HostCollectors
+from diag.exporter.page import HostPage
+from diag.exporter.part import LookOutcome
+from diag.exporter.vllm_page import Scraped
+from diag.exposition.scrapes import Target
+from diag.vllm.server.config import ServerFacts
 
 OTHER = PAGE.replace(b"1.79522728772e+09", b"1.70000000000e+09")
 
 
 def exporter(url: str, **settings: object) -> Exporter:
-    return Exporter(Settings(url, timeout=4.0, **settings))
+    return Exporter(ExporterOptions(url, timeout=4.0, **settings))
 
 
 def values(page: bytes) -> dict[str, float]:
@@ -184,7 +184,7 @@ class Odd:
         self.collect = collect
 
 
-class Bare(Host):
+class Bare(HostCollectors):
     """A host of which nothing is known but these parts."""
 
     def __init__(self, *parts: Odd) -> None:
@@ -194,7 +194,7 @@ class Bare(Host):
     def collectors(self) -> tuple[Odd, ...]:  # type: ignore[override]
         return self.parts  # type: ignore[attr-defined,no-any-return]
 
-    def told(self, told: Told) -> Told:
+    def told(self, told: ServerFacts) -> ServerFacts:
         return told
 
 
@@ -214,8 +214,8 @@ def test_a_part_that_hangs_or_raises_costs_only_itself(hanging: threading.Event)
         Odd("log", broken),
         Odd("process", lambda: Collected([("diag_vllm_process_stopped", ("1", "worker", "0"), 1.0)])),
     )
-    beside = Beside(Bare(*parts))
-    nothing = Outcome[Scraped](None, "refused", 0.0)
+    beside = HostPage(Bare(*parts))
+    nothing = LookOutcome[Scraped](None, "refused", 0.0)
     found = values(beside.page(nothing, beside.look(), 0.3))
     success = {name: found[f'diag_scrape_success{{collector="{name}"}}'] for name in ("nvml", "log", "process")}
     assert success == {"nvml": 0, "log": 0, "process": 1}
@@ -223,8 +223,8 @@ def test_a_part_that_hangs_or_raises_costs_only_itself(hanging: threading.Event)
 
 
 def test_a_problem_leaves_the_samples_that_there_are() -> None:
-    beside = Beside(Bare(Odd("nvml", lambda: Collected([("diag_gpu_up", ("0", "u"), 0.0)], "GPU 0 is lost"))))
-    found = values(beside.page(Outcome[Scraped](None, "", 0.0), beside.look(), 1))
+    beside = HostPage(Bare(Odd("nvml", lambda: Collected([("diag_gpu_up", ("0", "u"), 0.0)], "GPU 0 is lost"))))
+    found = values(beside.page(LookOutcome[Scraped](None, "", 0.0), beside.look(), 1))
     assert found['diag_gpu_up{gpu="0",uuid="u"}'] == 0
     assert found['diag_scrape_success{collector="nvml"}'] == 0
 

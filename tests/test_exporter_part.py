@@ -4,11 +4,11 @@ import gc
 import threading
 import time
 
-from diag.exporter.part import Part, Unusable
+from diag.exporter.part import PagePart, Unusable
 
 
 def test_a_look_gives_what_it_found_and_how_long_it_took() -> None:
-    outcome = Part("p", lambda: 3).look().outcome(1)
+    outcome = PagePart("p", lambda: 3).look().outcome(1)
     assert (outcome.result, outcome.problem) == (3, "")
     assert 0 <= outcome.seconds < 1
 
@@ -21,7 +21,7 @@ def test_scrapes_at_the_same_time_share_a_look() -> None:
         going.wait(5)
         return len(looks)
 
-    part = Part("p", look)
+    part = PagePart("p", look)
     first, second = part.look(), part.look()
     going.set()
     assert first.outcome(5).result == second.outcome(5).result == 1
@@ -30,7 +30,7 @@ def test_scrapes_at_the_same_time_share_a_look() -> None:
 
 def test_a_look_that_hangs_is_said_and_holds_up_the_first_scrape_only() -> None:
     going = threading.Event()
-    part = Part("p", lambda: going.wait(5))
+    part = PagePart("p", lambda: going.wait(5))
     assert part.look().outcome(0.2).problem == "takes longer than a scrape may"
     begun = time.monotonic()
     assert part.look().outcome(0.2).result is None
@@ -40,7 +40,7 @@ def test_a_look_that_hangs_is_said_and_holds_up_the_first_scrape_only() -> None:
 
 def test_a_look_that_hung_comes_back() -> None:
     going = threading.Event()
-    part = Part("p", lambda: going.wait(5))
+    part = PagePart("p", lambda: going.wait(5))
     part.look().outcome(0.05)
     going.set()
     time.sleep(0.1)
@@ -56,7 +56,7 @@ def test_an_error_is_a_problem_and_the_next_look_is_made_all_the_same() -> None:
             raise error
         return "fine"
 
-    part = Part("p", look)
+    part = PagePart("p", look)
     assert part.look().outcome(1).problem == "ValueError: broken"
     assert part.look().outcome(1).problem == "no driver here"
     assert part.look().outcome(1).result == "fine"
@@ -64,7 +64,7 @@ def test_an_error_is_a_problem_and_the_next_look_is_made_all_the_same() -> None:
 
 def test_a_hundred_scrapes_of_a_part_that_hangs_make_no_more_threads() -> None:
     going = threading.Event()
-    part = Part("p", lambda: going.wait(5))
+    part = PagePart("p", lambda: going.wait(5))
     before = threading.active_count()
     for _ in range(100):
         part.look().outcome(0)
@@ -74,7 +74,7 @@ def test_a_hundred_scrapes_of_a_part_that_hangs_make_no_more_threads() -> None:
 
 def test_its_thread_ends_with_the_part() -> None:
     """A watch makes new ones for every look."""
-    part = Part("of-a-look", lambda: 1)
+    part = PagePart("of-a-look", lambda: 1)
     part.look().outcome(5)
     (thread,) = [each for each in threading.enumerate() if each.name == "diag-of-a-look"]
     del part

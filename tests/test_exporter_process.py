@@ -19,8 +19,8 @@ import psutil
 import pytest
 from live import server as live
 
+from diag.core.metric_families import FAMILIES, render
 from diag.exporter import process
-from diag.exporter.families import FAMILIES, render
 from diag.exporter.process import Owner, Processes, Seen
 
 FAKE = Path(__file__).parent / "fake_vllm.py"

@@ -24,8 +24,8 @@ from test_exporter_serve import listening
 from typer.testing import CliRunner
 
 from diag.cli import app
-from diag.exporter.exporter import Exporter, Settings
-from diag.exporter.families import FAMILIES
+from diag.commands.exporter import Exporter, ExporterOptions
+from diag.core.metric_families import FAMILIES
 
 DEPLOY = ROOT / "diag" / "exporter" / "deploy"
 CONFIG = """
@@ -45,7 +45,7 @@ def vllms_page() -> bytes:
 @contextmanager
 def exporting() -> Iterator[str]:
     """The exporter in front of a server with that page; host:port."""
-    with serving(pages(vllms_page())) as vllm, listening(answering=Exporter(Settings(vllm.url))) as url:
+    with serving(pages(vllms_page())) as vllm, listening(answering=Exporter(ExporterOptions(vllm.url))) as url:
         yield url.removeprefix("http://")
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from bad_servers import certificate
 
-from diag.errors import BadUsage
-from diag.exporter.serve import CONTENT_TYPE, Answering, Listen, Server, parse
+from diag.core.errors import BadUsage
+from diag.exporter.http_server import CONTENT_TYPE, Answering, Listen, PageServer, parse
 
 
 class Saying:
@@ -31,7 +31,7 @@ SAYING = Saying()
 @contextmanager
 def listening(listen: Listen = ANYWHERE, answering: Answering = SAYING) -> Iterator[str]:
     """The server while it runs; its URL."""
-    with Server(listen, answering, 8.0) as server:
+    with PageServer(listen, answering, 8.0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -128,18 +128,18 @@ def test_only_clients_with_a_certificate_are_answered(tmp_path: Path) -> None:
 )
 def test_where_nothing_can_listen_is_one_sentence(listen: Listen, reason: str) -> None:
     with pytest.raises(BadUsage, match=reason):
-        Server(listen, Saying(), 1)
+        PageServer(listen, Saying(), 1)
 
 
 def test_a_key_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "c.pem").write_text("not PEM")
     with pytest.raises(BadUsage, match="not PEM, encrypted, or not a pair"):
-        Server(Listen("127.0.0.1", 0, str(tmp_path / "c.pem")), Saying(), 1)
+        PageServer(Listen("127.0.0.1", 0, str(tmp_path / "c.pem")), Saying(), 1)
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BadUsage, match="cannot listen on"):
-        Server(Listen("127.0.0.1", taken.getsockname()[1]), Saying(), 1)
+        PageServer(Listen("127.0.0.1", taken.getsockname()[1]), Saying(), 1)
 
 
 @pytest.mark.parametrize(

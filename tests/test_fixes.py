@@ -11,23 +11,23 @@ import pytest
 import rewriting
 from rewriting import pages_alone
 
-from diag import doctor
-from diag.asking import Asked
-from diag.catalog import _check_fix, load
-from diag.contract import Contract
-from diag.diagnose import diagnose
-from diag.fixes import Change, Proposal, Running, available, propose
-from diag.incident import Fix, Signal, judged
-from diag.judgement import Finding
-from diag.relaunch import relaunch
-from diag.signals import running_value, tokens_of_one_prompt_in_a_freeze, tokens_prefilled_in_a_freeze
-from diag.sources.answers import SampleAnswers
-from diag.sources.recording import read
-from diag.vllm.shell import line as line_of
+from diag.commands import doctor
+from diag.core.contract import Contract
+from diag.core.incident import Fix, Signal, judged
+from diag.diagnosis.diagnose import diagnose
+from diag.diagnosis.proposals import FlagChange, Proposal, Running, available, propose
+from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.relaunch import relaunch
+from diag.diagnosis.report import Finding
+from diag.knowledge.catalog import _check_fix, load
+from diag.knowledge.signals.engine import running_value, tokens_of_one_prompt_in_a_freeze, tokens_prefilled_in_a_freeze
+from diag.sources.recording.reader import read
+from diag.sources.samples import SampleSource
+from diag.vllm.command.shell import line as line_of
 
 
 def primary(recording: str, launch: str = "") -> Finding:
-    return doctor.run(doctor.Settings([str(Path("tests") / "recordings" / recording)], launch=launch)).present[0]
+    return doctor.run(doctor.DoctorOptions([str(Path("tests") / "recordings" / recording)], launch=launch)).present[0]
 
 
 def proposed(finding: Finding, flag: str) -> Proposal:
@@ -88,9 +88,9 @@ LAUNCH = "vllm serve m --num-gpu-blocks-override 128 --max-num-seqs 64"
 
 
 @cache
-def asked() -> Asked:
+def asked() -> QueryCache:
     seen = read(CASCADE)
-    return Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
+    return QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
 
 
 def number(value: float) -> Signal:
@@ -156,7 +156,7 @@ def test_what_no_source_tells_runs_at_the_default_of_its_release() -> None:
     """A watermark is on no page, and not in the launch command."""
     (only,) = proposals(fix(flag="--watermark", value=0.05, direction="raise"))
     assert (only.before, only.assumed, only.needs) == (0.0, True, ())
-    assert only.changes == (Change("--watermark", 0.0, 0.05, assumed=True),)
+    assert only.changes == (FlagChange("--watermark", 0.0, 0.05, assumed=True),)
     assert not proposals(fix(flag="--watermark", value=0.0, direction="raise"))
 
 
@@ -294,7 +294,7 @@ def test_a_fix_is_proposed_to_the_releases_that_accept_it(told: dict[str, Any], 
     assert bool(proposals(fix(value=5.0, **told), version=version)) is proposed
 
 
-def changed(launch: str, *changes: Change) -> str | None:
+def changed(launch: str, *changes: FlagChange) -> str | None:
     return relaunch(launch, [Proposal(fix(), None, None, (), False, "", changes=changes)])
 
 
@@ -339,7 +339,7 @@ def changed(launch: str, *changes: Change) -> str | None:
     ],
 )  # fmt: skip
 def test_a_flag_is_replaced_in_any_of_its_spellings(launch: str, line: str | None) -> None:
-    assert changed(launch, Change("--max-num-seqs", None, 6.0)) == line
+    assert changed(launch, FlagChange("--max-num-seqs", None, 6.0)) == line
 
 
 @pytest.mark.parametrize(
@@ -376,19 +376,19 @@ def test_a_flag_is_replaced_in_any_of_its_spellings(launch: str, line: str | Non
     ],
 )  # fmt: skip
 def test_removals_switches_keys_and_variables(launch: str, change: tuple[str, Any], line: str | None) -> None:
-    assert changed(launch, Change(change[0], None, change[1])) == line
+    assert changed(launch, FlagChange(change[0], None, change[1])) == line
 
 
 def test_a_proposal_that_would_not_move_the_value_is_left_out(tmp_path: Path) -> None:
     alone = str(pages_alone(tmp_path, "queue_saturation"))
-    finding = doctor.run(doctor.Settings([alone], launch="vllm serve m --max-num-seqs 100000")).present[0]
+    finding = doctor.run(doctor.DoctorOptions([alone], launch="vllm serve m --max-num-seqs 100000")).present[0]
     assert "--max-num-seqs" not in [each.fix.flag for each in finding.proposals]
 
 
 def test_the_relaunch_line_carries_the_first_proposal_that_lacks_nothing() -> None:
-    lacking = Proposal(fix(), None, None, ("more",), False, "", changes=(Change("--port", None, 1.0),))
+    lacking = Proposal(fix(), None, None, ("more",), False, "", changes=(FlagChange("--port", None, 1.0),))
     advice = Proposal(fix(), None, None, (), False, "")
-    ready = Proposal(fix(), None, None, (), False, "", changes=(Change("--seed", None, 2.0),))
+    ready = Proposal(fix(), None, None, (), False, "", changes=(FlagChange("--seed", None, 2.0),))
     assert relaunch("vllm serve m", [lacking, advice, ready]) == "vllm serve m --seed 2"
     assert relaunch("vllm serve m", [lacking, advice]) is None
 
@@ -396,7 +396,7 @@ def test_the_relaunch_line_carries_the_first_proposal_that_lacks_nothing() -> No
 def test_prompts_that_are_prefilled_together_share_the_freeze_limit() -> None:
     """In chunks they last longer and meet: 1.7 at a time here, some of them short ones that wait for a long one."""
     seen = read(Path("tests") / "recordings" / "contention_bigbatch")
-    asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
+    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
     together = "sum by (instance) (rate(vllm:request_prefill_time_seconds_sum[$window]))"
     one, step, prefills = (
         next(iter(asked.ask(promql, ("instance",), asked.whole).values()))[-1]
@@ -418,7 +418,9 @@ def test_a_flag_that_no_release_has_is_refused_in_a_declaration(told: dict[str, 
 def flags(folder: Path, recording: str, launch: str, change: Callable[[str], str] = str) -> dict[str, Any]:
     """The flags that are proposed for the changed pages of a recording, with this launch command."""
     pages = rewriting.changed(rewriting.scrapes(recording), lambda page: change(SAID.sub("", page)))
-    found = doctor.run(doctor.Settings([str(rewriting.write(folder / "recording", pages))], launch=launch)).present[0]
+    found = doctor.run(
+        doctor.DoctorOptions([str(rewriting.write(folder / "recording", pages))], launch=launch)
+    ).present[0]
     return {each.fix.flag: each.after for each in found.proposals if each.fix.flag}
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import pytest
 from live import server
 
-from diag.catalog import load
-from diag.fixes import Change, Proposal, available
-from diag.incident import Fix, Signal
+from diag.core.incident import Fix, Signal
+from diag.diagnosis.proposals import FlagChange, Proposal, available
+from diag.diagnosis.relaunch import relaunch
+from diag.knowledge.catalog import load
 from diag.lint.rules import lint
-from diag.relaunch import relaunch
-from diag.vllm import ask
-from diag.vllm.command import parse
-from diag.vllm.flags import release, versions
+from diag.vllm.command.parse import parse
+from diag.vllm.flags import installed_parser as ask
+from diag.vllm.flags.registry import release, versions
 
 FIXES = [(incident.id, fix) for incident in load() for fix in incident.fixes if fix.flag or fix.environment]
 SUPPORTED = [each for each in versions() if release(each) >= (0, 8, 0)]
@@ -31,8 +31,8 @@ def value(fix: Fix, of: object) -> float | str | None:
 
 def commands(fix: Fix) -> Iterator[str]:
     """A plain launch command with the fix in it, and one that gives the flag already."""
-    own = Change(fix.name, None, value(fix, fix.value))
-    also = [Change(flag, None, value(fix, of)) for flag, of in fix.also]
+    own = FlagChange(fix.name, None, value(fix, fix.value))
+    also = [FlagChange(flag, None, value(fix, of)) for flag, of in fix.also]
     proposal = Proposal(fix, None, own.after, (), True, fix.name, changes=(own, *also))
     given = f"vllm serve m {shlex.quote(fix.flag)} 1"
     for launch in (

@@ -7,14 +7,14 @@ import pytest
 from prometheus_server import PLACES, program
 from timelines import SICK, STEP
 
-from diag import doctor
-from diag.catalog import load
-from diag.contract import Contract
-from diag.fleet import judge
-from diag.judgement import Judgement
-from diag.report import words
+from diag.commands import doctor
+from diag.core.contract import Contract
+from diag.diagnosis.fleet import judge
+from diag.diagnosis.report import Report
+from diag.knowledge.catalog import load
+from diag.report import sentences as words
 from diag.report.fleet import servers as lines_of
-from diag.sources.scope import Scope, Span
+from diag.sources.prometheus.scope import Scope, TimeSpan
 
 END = 1_790_000_000.5
 MEMBERS = {"gpu_thermal_throttling": 3, "healthy": 2, "kv_eviction_cascade": 2}
@@ -45,12 +45,12 @@ SIZES = {
 }
 
 
-def judged(folder: Path, size: int) -> tuple[Judgement, int]:
-    """The judgement of a whole fleet, and how many queries it took."""
+def judged(folder: Path, size: int) -> tuple[Report, int]:
+    """The report of a whole fleet, and how many queries it took."""
     folder.mkdir()
     fleet.write(folder, SIZES[size], END, scrapes=45)
     with fleet.serving(program("PATH"), folder) as server:
-        settings = doctor.Settings([], prometheus=server.url, scope=Scope(Span(at=f"{END}")))
+        settings = doctor.DoctorOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}")))
         remote = doctor.remote(settings, Contract())
         return judge(remote, load(), Contract()), remote.queries
 
@@ -59,8 +59,8 @@ def judged(folder: Path, size: int) -> tuple[Judgement, int]:
 def test_a_thousand_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
     (few, queries_of_few), (many, queries) = (judged(tmp_path / str(size), size) for size in SIZES)
     assert queries <= queries_of_few < 130
-    for size, judgement in ((10, few), (1000, many)):
-        told = {line.instance: line.verdict for line in lines_of(judgement, words.moment)}
+    for size, report in ((10, few), (1000, many)):
+        told = {line.instance: line.verdict for line in lines_of(report, words.moment)}
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
     assert [each.partition(",")[0] for each in many.observed.notes] == ["judged every 450 s"]

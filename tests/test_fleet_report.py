@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import pytest
 import rewriting
 
-from diag import doctor
-from diag.judgement import Judgement
-from diag.report import html, markdown, terminal, words
+from diag.commands import doctor
+from diag.diagnosis.report import Report
+from diag.report import html, markdown, terminal
 from diag.report import json as as_json
+from diag.report import sentences as words
 
 CASCADE, WELL, CROWDED, DOWN = "kv_cascade", "healthy", "queue_saturation", "startup_hang"
 FLEET = (WELL, CASCADE, WELL, CASCADE, WELL, CASCADE, WELL, CASCADE, WELL, WELL, CROWDED, DOWN)
@@ -24,20 +25,20 @@ LONG = "vllm-llama-3-3-70b-instruct-decode-7f9c8d6b5c-abcde.inference-production
 
 
 @cache
-def judged(servers: tuple[str, ...], name: str = "") -> Judgement:
+def judged(servers: tuple[str, ...], name: str = "") -> Report:
     """So many recordings as servers that run side by side, scraped every 2 s; each called by its number and `name`."""
     moved = rewriting.side_by_side(*(rewriting.thinned(rewriting.scrapes(each), 2) for each in servers))
     scrapes = ((time, instance.replace(":8000", name or ":8000"), page) for time, instance, page in moved)
     with TemporaryDirectory() as folder:
-        return doctor.run(doctor.Settings([str(rewriting.write(Path(folder) / "fleet", scrapes))]))
+        return doctor.run(doctor.DoctorOptions([str(rewriting.write(Path(folder) / "fleet", scrapes))]))
 
 
 def lines(servers: tuple[str, ...] = FLEET) -> list[str]:
     return terminal.render(judged(servers)).splitlines()
 
 
-def page(judgement: Judgement) -> ElementTree.Element:
-    return ElementTree.fromstring(html.render(judgement))
+def page(report: Report) -> ElementTree.Element:
+    return ElementTree.fromstring(html.render(report))
 
 
 def text(element: ElementTree.Element) -> str:
@@ -156,12 +157,12 @@ def test_a_fleet_that_is_well_is_told_in_a_line_and_a_count() -> None:
 
 def test_five_servers_are_told_one_by_one() -> None:
     five = (CASCADE, CASCADE, WELL, WELL, WELL)
-    judgement, printed = judged(five), lines(five)
-    assert not words.is_fleet(judgement)
+    report, printed = judged(five), lines(five)
+    assert not words.is_fleet(report)
     heads = [line.partition(",")[0] for line in printed if line.startswith("CRITICAL")]
     assert heads == [f"CRITICAL kv_eviction_cascade on r{number}:8000 engine 0" for number in range(2)]
     titles = [line for line in printed if line.startswith("KV-cache evictions feed on themselves (")]
     assert titles == [f"KV-cache evictions feed on themselves (r{number}:8000 engine 0)" for number in range(2)]
     assert not [line for line in printed if " servers: " in line]
-    assert "| verdict |" not in markdown.render(judgement)
-    assert not [each for each in page(judgement).iter("table") if each.get("class") == "fleet"]
+    assert "| verdict |" not in markdown.render(report)
+    assert not [each for each in page(report).iter("table") if each.get("class") == "fleet"]

@@ -12,7 +12,7 @@ from conftest import ROOT
 
 DIAG = Path(sys.executable).with_name("diag")
 OWN = """
-from diag.incident import Fix, Incident, LooksLike, judged
+from diag.incident import Fix, Incident, LookAlike, judged
 from diag.signals import queue_time, requests_waiting_median
 
 incident = Incident(
@@ -21,9 +21,9 @@ incident = Incident(
     severity="warning",
     per=("instance", "engine"),
     cause="They all came.",
-    harm="they wait",
+    impact="they wait",
     symptoms=(requests_waiting_median.above(5, judged("a test")), queue_time.above("queue_seconds", judged("a test"))),
-    looks_like=(LooksLike("an attack", tell="Ask them."),),
+    looks_like=(LookAlike("an attack", distinguish="Ask them."),),
     fixes=(Fix(change="Send some home.", effect="fewer wait", why=judged("a test"), restart=False),),
 )
 """

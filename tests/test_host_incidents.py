@@ -8,8 +8,8 @@ import rewriting
 import scenarios
 from scenarios import config, fixes, found, gpu, judge, log, present, said, workers
 
-from diag import doctor
-from diag.judgement import Judgement
+from diag.commands import doctor
+from diag.diagnosis.report import Report
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
@@ -27,10 +27,10 @@ def test_a_gpu_that_is_too_hot_is_named_with_a_power_limit_to_set(tmp_path: Path
     hot = gpu(
         throttle_seconds_total__sw_thermal=lambda t: 0.4 * t, clock_hertz__sm=1800e6, temperature_margin_celsius=1
     )
-    judgement = judge(tmp_path, HEALTHY, hot)
-    assert present(judgement) == {"gpu_thermal_throttling"}
-    assert fixes(judgement, "gpu_thermal_throttling")["nvidia-smi -i 0 -pl 380"] == 380
-    assert judgement.verdict == "warning"
+    report = judge(tmp_path, HEALTHY, hot)
+    assert present(report) == {"gpu_thermal_throttling"}
+    assert fixes(report, "gpu_thermal_throttling")["nvidia-smi -i 0 -pl 380"] == 380
+    assert report.verdict == "warning"
 
 
 def test_heat_that_costs_much_is_critical(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_power_brake_is_not_called_heat(tmp_path: Path) -> None:
     ],
 )
 def test_a_fault_is_named(tmp_path: Path, fault: dict[str, object], named: str) -> None:
-    judgement = judge(tmp_path, HEALTHY, gpu(0), gpu(1, **fault))
-    one = found(judgement, "gpu_fault").diagnosis
-    assert (present(judgement), dict(one.subject)["gpu"], one.culprits) == ({"gpu_fault"}, "1", (named,))
+    report = judge(tmp_path, HEALTHY, gpu(0), gpu(1, **fault))
+    one = found(report, "gpu_fault").diagnosis
+    assert (present(report), dict(one.subject)["gpu"], one.culprits) == ({"gpu_fault"}, "1", (named,))
 
 
 def test_an_applications_own_xid_is_no_fault_of_the_gpu(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_an_applications_own_xid_is_no_fault_of_the_gpu(tmp_path: Path) -> None:
 
 def test_memory_that_others_hold_is_named_with_their_processes(tmp_path: Path) -> None:
     shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
-    judgement = judge(tmp_path, HEALTHY, shared)
-    assert present(judgement) == {"gpu_memory_contended"}
-    assert found(judgement, "gpu_memory_contended").diagnosis.culprits == ("pid 7",)
+    report = judge(tmp_path, HEALTHY, shared)
+    assert present(report) == {"gpu_memory_contended"}
+    assert found(report, "gpu_memory_contended").diagnosis.culprits == ("pid 7",)
 
 
 @pytest.mark.parametrize(
@@ -114,25 +114,25 @@ STALLED = {"engine_stalled", "contract_breached"}
 
 
 def test_a_rank_that_stands_still_is_named_by_its_process(tmp_path: Path) -> None:
-    judgement = judge(tmp_path, FROZEN, TWO, workers(1.0, 0.0, stopped=[1]))
-    assert present(judgement) == {"tp_communication_stall", *STALLED}
-    assert found(judgement, "tp_communication_stall").diagnosis.culprits == ("rank 1",)
-    assert found(judgement, "engine_stalled").diagnosis.explained_by == "tp_communication_stall"
+    report = judge(tmp_path, FROZEN, TWO, workers(1.0, 0.0, stopped=[1]))
+    assert present(report) == {"tp_communication_stall", *STALLED}
+    assert found(report, "tp_communication_stall").diagnosis.culprits == ("rank 1",)
+    assert found(report, "engine_stalled").diagnosis.explained_by == "tp_communication_stall"
 
 
 def test_a_rank_that_stands_still_is_named_by_its_gpu(tmp_path: Path) -> None:
-    judgement = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **STANDS))
-    assert found(judgement, "tp_communication_stall").diagnosis.culprits == ("GPU 1 (rank 1)",)
+    report = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **STANDS))
+    assert found(report, "tp_communication_stall").diagnosis.culprits == ("GPU 1 (rank 1)",)
 
 
 def test_ranks_that_all_spin_at_little_power_are_a_stall_without_a_name(tmp_path: Path) -> None:
-    judgement = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **SPINS))
-    assert found(judgement, "tp_communication_stall").diagnosis.culprits == ()
+    report = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **SPINS))
+    assert found(report, "tp_communication_stall").diagnosis.culprits == ()
 
 
 def test_a_stall_with_all_ranks_idle_is_not_called_communication(tmp_path: Path) -> None:
-    judgement = judge(tmp_path, FROZEN, TWO, gpu(0, **STANDS), gpu(1, **STANDS), workers(0.0, 0.0))
-    assert present(judgement) == STALLED
+    report = judge(tmp_path, FROZEN, TWO, gpu(0, **STANDS), gpu(1, **STANDS), workers(0.0, 0.0))
+    assert present(report) == STALLED
 
 
 def test_a_compile_while_serving_is_not_called_communication(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_compile_while_serving_is_not_called_communication(tmp_path: Path) -> 
 
 
 def test_two_engines_are_no_two_ranks(tmp_path: Path) -> None:
-    judgement = judge(tmp_path, FROZEN, config(tensor_parallel_size=1), gpu(0, **SPINS), gpu(1, **STANDS))
-    assert present(judgement) == STALLED
+    report = judge(tmp_path, FROZEN, config(tensor_parallel_size=1), gpu(0, **SPINS), gpu(1, **STANDS))
+    assert present(report) == STALLED
 
 
 def test_ranks_at_work_are_healthy_at_any_power(tmp_path: Path) -> None:
@@ -149,16 +149,14 @@ def test_ranks_at_work_are_healthy_at_any_power(tmp_path: Path) -> None:
 
 
 def test_a_stall_that_began_in_an_idle_moment_shows_by_its_ranks(tmp_path: Path) -> None:
-    judgement = judge(tmp_path, "idle", TWO, workers(1.0, 0.0, stopped=[1]))
-    assert present(judgement) == {"tp_communication_stall"}
-    assert judgement.progress[0].state == "stalled"
+    report = judge(tmp_path, "idle", TWO, workers(1.0, 0.0, stopped=[1]))
+    assert present(report) == {"tp_communication_stall"}
+    assert report.progress[0].state == "stalled"
 
 
 def test_idle_ranks_are_idle(tmp_path: Path) -> None:
-    judgement = judge(
-        tmp_path, "idle", TWO, workers(0.0, 0.0), gpu(0, utilization_ratio=0), gpu(1, utilization_ratio=0)
-    )
-    assert (judgement.verdict, judgement.progress[0].state) == ("healthy", "idle")
+    report = judge(tmp_path, "idle", TWO, workers(0.0, 0.0), gpu(0, utilization_ratio=0), gpu(1, utilization_ratio=0))
+    assert (report.verdict, report.progress[0].state) == ("healthy", "idle")
 
 
 FULL = 24e9  # of 31.5 GB/s that 16 lanes of generation 4 carry
@@ -166,8 +164,8 @@ FULL = 24e9  # of 31.5 GB/s that 16 lanes of generation 4 carry
 
 def test_ranks_that_fill_their_links_are_named(tmp_path: Path) -> None:
     links = [gpu(i, pcie_bytes_total__rx=lambda t: FULL * t) for i in (0, 1)]
-    judgement = judge(tmp_path, HEALTHY, TWO, *links)
-    assert present(judgement) == {"tp_interconnect_bound"}
+    report = judge(tmp_path, HEALTHY, TWO, *links)
+    assert present(report) == {"tp_interconnect_bound"}
 
 
 @pytest.mark.parametrize(
@@ -185,22 +183,22 @@ def test_links_that_are_not_the_bottleneck(tmp_path: Path, ranks: int, nvlinks: 
 
 def test_a_capture_that_stands_still_is_named(tmp_path: Path) -> None:
     hang = log("cuda_graph_capture", CAPTURE, silent=390)
-    judgement = judge(tmp_path, "", hang, TWO, workers(1.0, 1.0), gpu(0, **SPINS), gpu(1, **SPINS))
-    assert present(judgement) == {"cuda_graph_capture_hang", "startup_slow"}
-    assert found(judgement, "startup_slow").diagnosis.explained_by == "cuda_graph_capture_hang"
-    assert "--disable-custom-all-reduce" in fixes(judgement, "cuda_graph_capture_hang")
-    assert judgement.progress[0].state == "starting"
+    report = judge(tmp_path, "", hang, TWO, workers(1.0, 1.0), gpu(0, **SPINS), gpu(1, **SPINS))
+    assert present(report) == {"cuda_graph_capture_hang", "startup_slow"}
+    assert found(report, "startup_slow").diagnosis.explained_by == "cuda_graph_capture_hang"
+    assert "--disable-custom-all-reduce" in fixes(report, "cuda_graph_capture_hang")
+    assert report.progress[0].state == "starting"
 
 
 def test_a_capture_that_moves_is_no_hang(tmp_path: Path) -> None:
     moving = log("cuda_graph_capture", {**CAPTURE, "cuda_graph_capture": 100}, silent=20)
-    judgement = judge(tmp_path, "", moving, workers(1.0))
-    assert (present(judgement), judgement.progress[0].state) == (set(), "starting")
+    report = judge(tmp_path, "", moving, workers(1.0))
+    assert (present(report), report.progress[0].state) == (set(), "starting")
 
 
 def test_a_compile_that_takes_long_is_slow_and_no_hang(tmp_path: Path) -> None:
-    judgement = judge(tmp_path, "", log("compile", {"load_weights": 100, "compile": 900}, silent=890), workers(1.0))
-    assert present(judgement) == {"startup_slow"}
+    report = judge(tmp_path, "", log("compile", {"load_weights": 100, "compile": 900}, silent=890), workers(1.0))
+    assert present(report) == {"startup_slow"}
 
 
 def test_a_capture_whose_processes_are_gone_hangs_no_more(tmp_path: Path) -> None:
@@ -209,17 +207,17 @@ def test_a_capture_whose_processes_are_gone_hangs_no_more(tmp_path: Path) -> Non
 
 def test_a_slow_start_comes_with_a_probe_that_outlasts_it(tmp_path: Path) -> None:
     slow = log("load_weights", {"process_start": 20, "load_weights": 1220})
-    judgement = judge(tmp_path, "", slow, workers(1.0))
-    assert present(judgement) == {"startup_slow"}
-    names = fixes(judgement, "startup_slow")
+    report = judge(tmp_path, "", slow, workers(1.0))
+    assert present(report) == {"startup_slow"}
+    names = fixes(report, "startup_slow")
     assert names["startupProbe: {periodSeconds: 10, failureThreshold: 195}"] == 195
     assert names["VLLM_ENGINE_READY_TIMEOUT_S"] == 2598
-    assert "load_weights 1,279 s" in found(judgement, "startup_slow").diagnosis.culprits
+    assert "load_weights 1,279 s" in found(report, "startup_slow").diagnosis.culprits
 
 
 def test_a_start_of_usual_length_is_healthy(tmp_path: Path) -> None:
-    judgement = judge(tmp_path, "", log("load_weights", {"process_start": 20, "load_weights": 100}), workers(1.0))
-    assert (judgement.verdict, judgement.progress[0].state, present(judgement)) == ("unknown", "starting", set())
+    report = judge(tmp_path, "", log("load_weights", {"process_start": 20, "load_weights": 100}), workers(1.0))
+    assert (report.verdict, report.progress[0].state, present(report)) == ("unknown", "starting", set())
 
 
 def test_a_start_that_is_over_is_no_longer_slow(tmp_path: Path) -> None:
@@ -228,15 +226,15 @@ def test_a_start_that_is_over_is_no_longer_slow(tmp_path: Path) -> None:
 
 def test_a_start_that_failed_is_named_with_its_reason(tmp_path: Path) -> None:
     failed = log("load_weights", {"load_weights": 3}, silent=50, engine_start_failed=49)
-    judgement = judge(tmp_path, "", failed)
-    assert present(judgement) == {"startup_failed"}
-    assert judgement.progress[0].state == "dead"
+    report = judge(tmp_path, "", failed)
+    assert present(report) == {"startup_failed"}
+    assert report.progress[0].state == "dead"
 
 
 def test_a_start_after_one_that_failed_is_a_start(tmp_path: Path) -> None:
     again = log("load_weights", {"load_weights": 3}, silent=5, engine_start_failed=49)
-    judgement = judge(tmp_path, "", again, workers(1.0))
-    assert (present(judgement), judgement.progress[0].state) == (set(), "starting")
+    report = judge(tmp_path, "", again, workers(1.0))
+    assert (present(report), report.progress[0].state) == (set(), "starting")
 
 
 def test_memory_that_did_not_suffice_is_computed(tmp_path: Path) -> None:
@@ -248,10 +246,10 @@ def test_memory_that_did_not_suffice_is_computed(tmp_path: Path) -> None:
         utilization=0.9,
         requested_gibibytes=71.33,
     )
-    judgement = judge(tmp_path, "", failed, numbers, config(gpu_memory_utilization=0.9))
-    assert present(judgement) == {"gpu_out_of_memory", "startup_failed"}
-    assert fixes(judgement, "gpu_out_of_memory") == {"--gpu-memory-utilization": 0.84}
-    assert found(judgement, "startup_failed").diagnosis.explained_by == "gpu_out_of_memory"
+    report = judge(tmp_path, "", failed, numbers, config(gpu_memory_utilization=0.9))
+    assert present(report) == {"gpu_out_of_memory", "startup_failed"}
+    assert fixes(report, "gpu_out_of_memory") == {"--gpu-memory-utilization": 0.84}
+    assert found(report, "startup_failed").diagnosis.explained_by == "gpu_out_of_memory"
 
 
 def test_a_context_that_does_not_fit_is_computed(tmp_path: Path) -> None:
@@ -262,15 +260,15 @@ def test_a_context_that_does_not_fit_is_computed(tmp_path: Path) -> None:
     assert fixes(judge(tmp_path, "", failed, numbers), "gpu_out_of_memory") == {"--max-model-len": 435_584}
 
 
-def on_a_gpu(folder: Path, launch: str, *beside: scenarios.Beside) -> Judgement:
+def on_a_gpu(folder: Path, launch: str, *beside: scenarios.Beside) -> Report:
     """A server whose KV pool has the size that is left; vLLM for CPUs orders it itself."""
     of_a_gpu = re.compile(r'kv_cache_memory_bytes="[^"]*"')
     pages = [(t, h, of_a_gpu.sub('kv_cache_memory_bytes="None"', page)) for t, h, page in rewriting.scrapes(HEALTHY)]
     told = [(t, host, page + scenarios.text(t - pages[0][0], page, beside)) for t, host, page in pages]
-    return doctor.run(doctor.Settings([str(rewriting.write(folder / "recording", told))], launch=launch))
+    return doctor.run(doctor.DoctorOptions([str(rewriting.write(folder / "recording", told))], launch=launch))
 
 
-def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Judgement:
+def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Report:
     """A server on a GPU that an allocation has ended."""
     numbers = said("cuda_out_of_memory", wanted_gibibytes=0.1328, free_gibibytes=0.118, total_gibibytes=79.25)
     died = log("ready", {}, 50, start=scenarios_start(), cuda_out_of_memory=-20)
@@ -281,14 +279,14 @@ def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Judgement:
 def test_a_share_that_decides_nothing_is_not_lowered(tmp_path: Path, size: str, lowered: bool) -> None:
     """A size of the KV pool is taken as it is, whatever the share and whoever else holds memory."""
     shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
-    judgement = on_a_gpu(tmp_path, f"vllm serve m --gpu-memory-utilization 0.9 {size}", shared)
-    assert ("--gpu-memory-utilization" in fixes(judgement, "gpu_memory_contended")) is lowered
+    report = on_a_gpu(tmp_path, f"vllm serve m --gpu-memory-utilization 0.9 {size}", shared)
+    assert ("--gpu-memory-utilization" in fixes(report, "gpu_memory_contended")) is lowered
 
 
 def test_memory_that_ran_out_under_load_leaves_room_for_what_was_wanted(tmp_path: Path) -> None:
-    judgement = ran_out(tmp_path, "", config(gpu_memory_utilization=0.98))
-    assert present(judgement) == {"gpu_out_of_memory"}
-    assert fixes(judgement, "gpu_out_of_memory")["--gpu-memory-utilization"] == 0.97
+    report = ran_out(tmp_path, "", config(gpu_memory_utilization=0.98))
+    assert present(report) == {"gpu_out_of_memory"}
+    assert fixes(report, "gpu_out_of_memory")["--gpu-memory-utilization"] == 0.97
 
 
 SHARE, SIZE = {"--gpu-memory-utilization": 0.91}, {"--max-cudagraph-capture-size": 256}

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from scripted_nvml import GIB, H100, T4
 
-from diag import cli, linting
-from diag.lint.finding import Edit, Finding
+from diag import cli
+from diag.commands import lint as linting
+from diag.lint.finding import Edit, LintFinding
 from diag.lint.replaced import IDLE, INTO, REPLACED, TASKS, VARIABLES
 from diag.lint.rules import corrected, lint
 from diag.report.lint import render, text
-from diag.vllm.command import read
-from diag.vllm.flags import known, release, versions
+from diag.vllm.command.parse import read
+from diag.vllm.flags.registry import known, release, versions
 
 NEWEST = versions()[-1]
 VERSIONS = st.sampled_from(versions())
@@ -28,7 +29,7 @@ MODEL = str(Path(__file__).parent / "data" / "models" / "llama-3-8b")
 SCHEMA = json.loads((Path(cli.__file__).parent / "report" / "diag.lint.schema.json").read_text(encoding="utf-8"))
 
 
-def found(command: str, version: str = "0.32.0") -> dict[str, Finding]:
+def found(command: str, version: str = "0.32.0") -> dict[str, LintFinding]:
     return {each.rule: each for each in lint(read(command, version=version), version)}
 
 
@@ -457,9 +458,9 @@ def test_of_two_edits_of_a_word_the_one_that_removes_it_counts_otherwise_the_fir
     assert after("vllm serve m --swap-space 4 --disable-log-stats true") == "vllm serve m"
     command = read("vllm serve m --port 1")
     twice = [
-        Finding("a", "error", "", "", edits=(Edit(range(3, 5), ("--port", "2")),)),
-        Finding("b", "warning", "", "", edits=(Edit(range(4, 5), ("3",)), Edit(range(5, 5), ("--headless",)))),
-        Finding("c", "info", "", "", edits=(Edit(range(0, 2)),)),
+        LintFinding("a", "error", "", "", edits=(Edit(range(3, 5), ("--port", "2")),)),
+        LintFinding("b", "warning", "", "", edits=(Edit(range(4, 5), ("3",)), Edit(range(5, 5), ("--headless",)))),
+        LintFinding("c", "info", "", "", edits=(Edit(range(0, 2)),)),
     ]
     assert corrected(command, twice) == ("vllm", "serve", "m", "--port", "2", "--headless")
 
@@ -483,7 +484,7 @@ NVLINK = {f"nvmlDeviceGetP2PStatus {peer} 2": 0 for peer in range(4)}
 PCIE = {f"nvmlDeviceGetTopologyCommonAncestor {peer}": 50 for peer in range(4)}
 
 
-def here(words: str) -> dict[str, Finding]:
+def here(words: str) -> dict[str, LintFinding]:
     told = linting.judge(f"vllm serve m --max-model-len 8k {words}", "0.32.0")
     return {each.rule: each for each in told.findings}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from live import load, server
 
-from diag.budget import Asked, reckon
+from diag.commands.budget import BudgetOptions, reckon
 
 pytestmark = [
     pytest.mark.live,
@@ -50,8 +50,8 @@ def small(folder: Path) -> Iterator[server.Server]:
 def test_the_pool_of_a_real_server_is_reckoned_to_the_token(small: server.Server) -> None:
     model = small.log.parent / "small"
     command = small.command.replace("vllm serve", f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {model}")
-    before = reckon(Asked(command, version="0.32.0")).known
-    told = reckon(Asked(command, log=str(small.log)))
+    before = reckon(BudgetOptions(command, version="0.32.0")).known
+    told = reckon(BudgetOptions(command, log=str(small.log)))
     assert before.tokens and before.concurrency
     assert (before.tokens.low, before.tokens.high) == (told.logged["tokens"],) * 2
     assert [round(each, 2) for each in before.concurrency] == [told.logged["concurrency"]] * 2

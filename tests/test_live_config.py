@@ -15,8 +15,8 @@ import pytest
 from bad_servers import Reply, Request, serving
 from live import server
 
-from diag.sources.launch import FLAGS
-from diag.vllm.defaults import default
+from diag.vllm.flags.defaults import default
+from diag.vllm.server.launch import FLAGS
 
 pytestmark = [
     pytest.mark.live,

@@ -16,9 +16,9 @@ import pytest
 from live import load, server
 from scenarios import PHASES
 
-from diag.exporter.exporter import Exporter, Settings
+from diag.commands.exporter import Exporter, ExporterOptions
 from diag.exporter.process import Processes
-from diag.sources.pages import Target
+from diag.exposition.scrapes import Target
 
 pytestmark = [
     pytest.mark.live,
@@ -68,7 +68,7 @@ def phase(page: bytes) -> str:
 def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
     """One server for all of it: two ranks on two cores take a minute to start."""
     with server.starting(tmp_path, "tiny", TWO_RANKS, **BOUND) as vllm:
-        exporter = Exporter(Settings(vllm.url, log=str(vllm.log)))
+        exporter = Exporter(ExporterOptions(vllm.url, log=str(vllm.log)))
         exporter.start()
         early = doctor(vllm.url, "--for", "4", "--log", str(vllm.log))
         phases = follow(exporter, vllm)
@@ -110,7 +110,7 @@ def the_start_was_seen(early: dict[str, object], phases: list[str], page: bytes)
 
 def the_page_is_vllms_own_byte_for_byte(vllm: server.Server) -> None:
     with overheard(vllm.url) as (url, carried):
-        page = Exporter(Settings(url)).page(8)
+        page = Exporter(ExporterOptions(url)).page(8)
     assert b"vllm:num_requests_running{" in carried[0]
     assert page.startswith(carried[0])
 

@@ -26,13 +26,15 @@ import prometheus_server
 import pytest
 from bad_servers import Answer, Reply, Request, serving, talking
 
-from diag import catalog, cli, fleet
-from diag import doctor as work
+from diag import cli
+from diag.commands import doctor as work
+from diag.diagnosis import fleet
+from diag.http import session
+from diag.http.address import parse
+from diag.http.credentials import WAYS, Credentials
+from diag.knowledge import catalog
 from diag.promql import Block
-from diag.sources import session
-from diag.sources.access import WAYS, Access
-from diag.sources.address import parse
-from diag.sources.prometheus import Prometheus
+from diag.sources.prometheus.client import Prometheus
 
 SECRET = "s3cret"
 BASIC = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -858,14 +860,14 @@ def test_an_answer_of_another_shape_in_the_middle(doctor: Diag, prometheus: str,
 )
 def test_rules_that_cannot_be_read_are_done_without(rules: Reply) -> None:
     with serving(lambda _: rules) as server:
-        assert Prometheus(parse(server.url), Access()).recorded() == {}
+        assert Prometheus(parse(server.url), Credentials()).recorded() == {}
     assert [each.path for each in server.requests] == ["/api/v1/rules?type=record"]
 
 
 def test_native_histograms_are_left_out() -> None:
     number = {"metric": {"a": "1"}, "value": [NOW, "1"]}
     with serving(lambda _: found({"metric": {}, "histogram": [NOW, {"count": "1"}]}, number)) as server:
-        assert Prometheus(parse(server.url), Access()).instant("x", 1000 * NOW) == [number]
+        assert Prometheus(parse(server.url), Credentials()).instant("x", 1000 * NOW) == [number]
 
 
 # Questions that make no sense

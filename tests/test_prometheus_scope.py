@@ -10,17 +10,17 @@ import rewriting
 from conftest import RECORDINGS
 from prometheus_server import PLACES, Server, program
 
-from diag import doctor
-from diag.asking import Asked
-from diag.catalog import load
-from diag.contract import Contract
-from diag.incident import fill
-from diag.judgement import Judgement
-from diag.promql import Block, Samples, evaluate, narrowed
-from diag.sources.answers import SampleAnswers
+from diag.commands import doctor
+from diag.core.contract import Contract
+from diag.core.incident import fill
+from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.report import Report
+from diag.knowledge.catalog import load
+from diag.promql import Block, Samples, add_matchers, evaluate
 from diag.sources.observation import Observation
-from diag.sources.recording import read
-from diag.sources.scope import Scope, Span
+from diag.sources.prometheus.scope import Scope, TimeSpan
+from diag.sources.recording.reader import read
+from diag.sources.samples import SampleSource
 
 SICK, WELL = "kv_cascade", "healthy"
 BEGIN = 1_795_000_000_000
@@ -46,20 +46,20 @@ def server() -> Iterator[Server]:
         yield held
 
 
-def judged(server: Server, contract: Path | None = None, **scope: tuple[str, ...]) -> Judgement:
-    span = Span(since=f"{BEGIN / 1000}", until=f"{BEGIN / 1000 + 60}")
-    settings = doctor.Settings([], prometheus=server.url, scope=Scope(span, **scope), contract=contract)
+def judged(server: Server, contract: Path | None = None, **scope: tuple[str, ...]) -> Report:
+    span = TimeSpan(since=f"{BEGIN / 1000}", until=f"{BEGIN / 1000 + 60}")
+    settings = doctor.DoctorOptions([], prometheus=server.url, scope=Scope(span, **scope), contract=contract)
     return doctor.run(settings)
 
 
-def instances(judgement: Judgement) -> set[str]:
-    return {dict(each.diagnosis.subject)["instance"] for each in judgement.findings}
+def instances(report: Report) -> set[str]:
+    return {dict(each.diagnosis.subject)["instance"] for each in report.findings}
 
 
 def test_every_vllm_server_is_judged_and_nothing_else(server: Server) -> None:
-    judgement = judged(server)
-    assert instances(judgement) == {"sick:8000", "well:8000"}
-    assert {dict(each.diagnosis.subject)["instance"] for each in judgement.present if each.diagnosis.primary} == {
+    report = judged(server)
+    assert instances(report) == {"sick:8000", "well:8000"}
+    assert {dict(each.diagnosis.subject)["instance"] for each in report.present if each.diagnosis.primary} == {
         "sick:8000"
     }
 
@@ -77,9 +77,9 @@ def test_every_vllm_server_is_judged_and_nothing_else(server: Server) -> None:
     ],
 )
 def test_those_that_were_named_are_judged(server: Server, scope: dict[str, tuple[str, ...]], expected: str) -> None:
-    judgement = judged(server, **scope)
-    assert instances(judgement) == {expected}
-    assert judgement.verdict == ("critical" if expected == "sick:8000" else "healthy")
+    report = judged(server, **scope)
+    assert instances(report) == {expected}
+    assert report.verdict == ("critical" if expected == "sick:8000" else "healthy")
 
 
 def test_a_site_tells_its_servers_apart_by_labels_of_its_own(tmp_path: Path) -> None:
@@ -89,21 +89,23 @@ def test_a_site_tells_its_servers_apart_by_labels_of_its_own(tmp_path: Path) -> 
     well = labelled(WELL, instance="proxy:80", cluster="eu", pod="vllm-1")
     other = Block(({"__name__": "up", "instance": "node:9100", "cluster": "eu"},), well[0].times, well[0].values[:1])
     with prometheus_server.serving(program(PLACES[0]), [*sick, *well, other]) as held:
-        judgement = judged(held, tmp_path / "diag.toml")
-    assert instances(judgement) == {"eu/vllm-0", "eu/vllm-1"}
-    there = {each.diagnosis.incident.id for each in judgement.present}
-    here = {each.diagnosis.incident.id for each in doctor.run(doctor.Settings([f"tests/recordings/{SICK}"])).present}
+        report = judged(held, tmp_path / "diag.toml")
+    assert instances(report) == {"eu/vllm-0", "eu/vllm-1"}
+    there = {each.diagnosis.incident.id for each in report.present}
+    here = {
+        each.diagnosis.incident.id for each in doctor.run(doctor.DoctorOptions([f"tests/recordings/{SICK}"])).present
+    }
     assert there == here
 
 
 def test_a_server_that_is_looked_at_alone_is_still_held_against_its_peers(tmp_path: Path) -> None:
     seen = read(side_by_side(tmp_path))
     with prometheus_server.serving(program(PLACES[0]), list(seen.samples.select([]))) as held:
-        span = Span(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
+        span = TimeSpan(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
         scope = Scope(span, instances=("r0:8000",))
-        judgement = doctor.run(doctor.Settings([], prometheus=held.url, scope=scope))
-    assert instances(judgement) == {"r0:8000"}
-    assert "replicas_unbalanced" in {each.diagnosis.incident.id for each in judgement.present}
+        report = doctor.run(doctor.DoctorOptions([], prometheus=held.url, scope=scope))
+    assert instances(report) == {"r0:8000"}
+    assert "replicas_unbalanced" in {each.diagnosis.incident.id for each in report.present}
 
 
 def side_by_side(folder: Path) -> Path:
@@ -116,7 +118,7 @@ def side_by_side(folder: Path) -> Path:
 
 
 def expressions(seen: Observation) -> set[str]:
-    asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
+    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
     return {
         fill(condition.signal.promql, incident.per, asked.window(incident).text, Contract().values())
         for incident in load()
@@ -125,7 +127,7 @@ def expressions(seen: Observation) -> set[str]:
 
 
 def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
-    """What a narrowed expression says of one server is what it says where there is no other."""
+    """What a add_matchers expression says of one server is what it says where there is no other."""
     seen = read(side_by_side(tmp_path))
     alone = [
         replace(block, labels=(labels,), values=block.values[[row]])
@@ -134,7 +136,7 @@ def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
         if labels["instance"] == "r0:8000"
     ]
     for text in expressions(seen):
-        one = evaluate(narrowed(text, 'instance="r0:8000"'), seen.samples, seen.instants[-3:])
+        one = evaluate(add_matchers(text, 'instance="r0:8000"'), seen.samples, seen.instants[-3:])
         other = evaluate(text, Samples(alone), seen.instants[-3:])
         assert one.labels == other.labels
         assert one.present.tolist() == other.present.tolist()
@@ -152,5 +154,5 @@ def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_but_selectors_is_touched(promql: str, expected: str) -> None:
-    assert narrowed(promql, 'job="v"') == expected
-    assert narrowed(promql, "") == promql
+    assert add_matchers(promql, 'job="v"') == expected
+    assert add_matchers(promql, "") == promql

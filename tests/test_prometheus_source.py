@@ -20,18 +20,18 @@ import yaml
 from conftest import RECORDINGS, ROOT
 from test_alertmanager import blocks, until
 
-from diag import doctor
-from diag.asking import Asked
-from diag.catalog import load
-from diag.contract import Contract
-from diag.incident import fill
-from diag.judgement import Judgement
+from diag.commands import doctor
+from diag.core.contract import Contract
+from diag.core.incident import fill
+from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.report import Report
+from diag.knowledge.catalog import load
 from diag.promql import Block, pretty
 from diag.report import json as as_json
-from diag.sources.answers import SampleAnswers
 from diag.sources.observation import Observation
-from diag.sources.recording import read
-from diag.sources.scope import Scope, Span
+from diag.sources.prometheus.scope import Scope, TimeSpan
+from diag.sources.recording.reader import read
+from diag.sources.samples import SampleSource
 
 pytestmark = pytest.mark.prometheus
 PLACES = (*prometheus_server.PLACES, "victoria")
@@ -57,12 +57,12 @@ def named(seen: Observation, name: str) -> list[Block]:
     return [replace(block, labels=tuple({**each, "instance": name} for each in block.labels)) for block in blocks]
 
 
-def span(seen: Observation) -> Span:
-    return Span(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
+def span(seen: Observation) -> TimeSpan:
+    return TimeSpan(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
 
 
-def asked_of(server: Server, seen: Observation, *instances: str) -> Judgement:
-    return doctor.run(doctor.Settings([], prometheus=server.url, scope=Scope(span(seen), instances)))
+def asked_of(server: Server, seen: Observation, *instances: str) -> Report:
+    return doctor.run(doctor.DoctorOptions([], prometheus=server.url, scope=Scope(span(seen), instances)))
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -73,18 +73,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield held
 
 
-def states(judgement: Judgement) -> dict[tuple[str, str], str]:
+def states(report: Report) -> dict[tuple[str, str], str]:
     """By incident, and by subject without its instance."""
     return {
         (one.incident.id, str([pair for pair in one.subject if pair[0] != "instance"])): one.state
-        for one in (each.diagnosis for each in judgement.findings)
+        for one in (each.diagnosis for each in report.findings)
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_verdict_is_that_of_the_recording(server: Server, name: str) -> None:
     there = asked_of(server, read(RECORDINGS / name), name)
-    here = doctor.run(doctor.Settings([f"tests/recordings/{name}"]))
+    here = doctor.run(doctor.DoctorOptions([f"tests/recordings/{name}"]))
     assert states(there) == states(here)
     assert [each.state for each in there.progress] == [each.state for each in here.progress]
     assert there.verdict == here.verdict
@@ -118,13 +118,13 @@ def test_exporter_pages_give_the_same_bytes_from_a_prometheus(exporter_pages: Pa
     seen = read(exporter_pages)
     with serving(PROMETHEUS3, list(seen.samples.select([]))) as held:
         there = asked_of(held, seen)
-    here = doctor.run(doctor.Settings([str(exporter_pages)]))
+    here = doctor.run(doctor.DoctorOptions([str(exporter_pages)]))
     assert len(here.present) > 1
     assert without_source(there) == without_source(here)
 
 
-def without_source(judgement: Judgement) -> str:
-    document = as_json.document(judgement)
+def without_source(report: Report) -> str:
+    document = as_json.document(report)
     document.pop("observed")
     return json.dumps(document)
 
@@ -134,14 +134,14 @@ def test_every_signal_has_the_value_of_the_recording(exporter_pages: Path, place
     """Windows of Prometheus 2 are closed on the left: it is asked where none begins at a scrape."""
     seen = read(exporter_pages)
     with serving(place, list(seen.samples.select([]))) as held:
-        settings = doctor.Settings([], prometheus=held.url, scope=Scope(span(seen)))
+        settings = doctor.DoctorOptions([], prometheus=held.url, scope=Scope(span(seen)))
         there = doctor.remote(settings, Contract())
         wrong = [text for text in signals(seen) if not same(text, seen, there, seen.instants[-20:] + shift)]
     assert wrong == []
 
 
 def signals(seen: Observation) -> list[str]:
-    asked = Asked(SampleAnswers(seen.samples, seen.instants, seen.interval), Contract())
+    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
     return sorted(
         {
             fill(condition.signal.promql, incident.per, asked.window(incident).text, Contract().values())
@@ -152,7 +152,7 @@ def signals(seen: Observation) -> list[str]:
 
 
 def same(text: str, seen: Observation, there: object, instants: object) -> bool:
-    ours = SampleAnswers(seen.samples, seen.instants, seen.interval).ask(text, instants)
+    ours = SampleSource(seen.samples, seen.instants, seen.interval).ask(text, instants)
     known = {subject: row for subject, row in ours.items() if not np.isnan(row).all()}
     theirs = there.ask(text, instants)
     return known.keys() == theirs.keys() and all(
@@ -174,22 +174,22 @@ def sick_day() -> Iterator[Server]:
 
 
 def test_a_day_later_the_onset_is_found_within_one_step(sick_day: Server) -> None:
-    judgement = past(sick_day, Span(at=f"{END / 1000}", window="24h"))
-    (found,) = [each.diagnosis for each in judgement.present if each.diagnosis.severity != "info"]
+    report = past(sick_day, TimeSpan(at=f"{END / 1000}", window="24h"))
+    (found,) = [each.diagnosis for each in report.present if each.diagnosis.severity != "info"]
     step = found.instants[1] - found.instants[0]
     assert found.incident.id == "kv_eviction_cascade"
     assert 0 <= found.since - ONSET / 1000 <= step == 60
     assert found.until - ONSET / 1000 == pytest.approx(timelines.SICK, abs=300)
-    assert (found.ongoing, judgement.progress[0].state) == (False, "busy")
+    assert (found.ongoing, report.progress[0].state) == (False, "busy")
 
 
 def test_what_was_over_before_the_span_is_not_told(sick_day: Server) -> None:
-    hours_later = Span(since=f"{ONSET / 1000 + 7200}", until=f"{END / 1000}")
+    hours_later = TimeSpan(since=f"{ONSET / 1000 + 7200}", until=f"{END / 1000}")
     assert past(sick_day, hours_later).verdict == "healthy"
 
 
-def past(server: Server, span: Span) -> Judgement:
-    return doctor.run(doctor.Settings([], prometheus=server.url, scope=Scope(span)))
+def past(server: Server, span: TimeSpan) -> Report:
+    return doctor.run(doctor.DoctorOptions([], prometheus=server.url, scope=Scope(span)))
 
 
 RECORDED = [rule for group in RULES["groups"] for rule in group["rules"] if "record" in rule]
@@ -213,7 +213,7 @@ def recording(folder: Path, rules: list[dict[str, str]], recorded: list[str], si
 def values(server: Server, promql: str) -> set[float]:
     """What the source answers for an expression, at all of its instants."""
     remote = doctor.remote(
-        doctor.Settings([], prometheus=server.url, scope=Scope(Span(at=f"{END / 1000}"))), Contract()
+        doctor.DoctorOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END / 1000}"))), Contract()
     )
     (row,) = remote.ask(promql, remote.instants).values()
     return set(row.tolist())

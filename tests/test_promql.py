@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from diag.errors import QueryFailed, Unsupported
+from diag.core.errors import QueryFailed, Unsupported
 from diag.promql import (
     STALE,
     Block,

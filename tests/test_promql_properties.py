@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_promql_differential import AT_THE_END, EXPRESSIONS, NEAR_A_BIRTH, SETTLED, blocks
 
-from diag.errors import QueryFailed
+from diag.core.errors import QueryFailed
 from diag.promql import STALE, Block, Samples, Vector, evaluate, is_stale
 
 unhurried = settings(deadline=None)  # the machine may be busy

@@ -19,20 +19,20 @@ from bad_servers import PAGE, Reply, Request, Server, closed_port, cut_off, on_m
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diag.errors import BadRecording, BadUsage, Unreachable
+from diag.core.errors import BadRecording, BadUsage, Unreachable
+from diag.exposition.scrapes import Target
+from diag.http.credentials import Credentials
 from diag.promql import evaluate
-from diag.sources.access import Access
+from diag.sources.live.scrape import ScrapePlan, WatchProgress
 from diag.sources.observation import Observation, Origin, observation
-from diag.sources.pages import Target
-from diag.sources.record import Recorder, record
-from diag.sources.recording import read
-from diag.sources.scrape import Plan, Progress
+from diag.sources.recording.reader import read
+from diag.sources.recording.writer import Recorder, record
 
 
 def keep(server: Server | str, folder: Path, **plan: Any) -> Observation:
     """A recording of some three scrapes; a busy machine may leave one out."""
     target = server if isinstance(server, str) else server.url
-    return record([target], folder, Plan(**{"every": 0.2, "duration": 0.4, "access": Access(), **plan}))
+    return record([target], folder, ScrapePlan(**{"every": 0.2, "duration": 0.4, "access": Credentials(), **plan}))
 
 
 def everything(observed: Observation) -> list[tuple[dict[str, str], list[float]]]:
@@ -109,7 +109,7 @@ def test_the_probe_is_recorded(tmp_path: Path) -> None:
 def test_secrets_are_not_recorded(tmp_path: Path) -> None:
     launch = "HF_TOKEN=secret vllm serve /home/alice/m --api-key secret --max-num-seqs 64"
     with serving(answers) as server:
-        access = Access(headers={"Authorization": "Bearer secret"})
+        access = Credentials(headers={"Authorization": "Bearer secret"})
         keep(f"http://me:secret@127.0.0.1:{server.port}/?token=secret", tmp_path / "r", access=access, launch=launch)
     everything_written = text(tmp_path / "r") + (tmp_path / "r" / "recording.toml").read_text()
     assert "secret" not in everything_written
@@ -224,7 +224,7 @@ def test_a_full_disk_is_said_and_what_fits_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_recording_can_be_judged(tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: WatchProgress) -> None:
         if progress.scrapes == 2:
             raise KeyboardInterrupt
 
@@ -241,8 +241,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from diag.sources.record import Recorder, record
-from diag.sources.scrape import Plan
-record(sys.argv[1:2], Path(sys.argv[2]), Plan(every=0.1, duration=60))
+from diag.sources.scrape import ScrapePlan
+record(sys.argv[1:2], Path(sys.argv[2]), ScrapePlan(every=0.1, duration=60))
 """
     with serving(answers) as server:
         command = [sys.executable, "-c", code, server.url, str(tmp_path / "r")]

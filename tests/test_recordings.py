@@ -11,8 +11,8 @@ import pytest
 import rewriting
 from conftest import RECORDINGS, ROOT
 
-from diag import doctor
-from diag.judgement import Judgement
+from diag.commands import doctor
+from diag.diagnosis.report import Report
 from diag.report import json as as_json
 from diag.report import markdown, terminal
 
@@ -30,16 +30,16 @@ DETAILED = (
 )
 
 
-def judged(name: str) -> Judgement:
-    return doctor.run(doctor.Settings([str(Path("tests") / "recordings" / name)]))
+def judged(name: str) -> Report:
+    return doctor.run(doctor.DoctorOptions([str(Path("tests") / "recordings" / name)]))
 
 
 def truth(name: str) -> dict[str, list[str]]:
     return tomllib.loads((RECORDINGS / name / "recording.toml").read_text(encoding="utf-8"))["truth"]
 
 
-def present(judgement: Judgement) -> set[str]:
-    return {each.diagnosis.incident.id for each in judgement.present}
+def present(report: Report) -> set[str]:
+    return {each.diagnosis.incident.id for each in report.present}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -62,15 +62,15 @@ def test_an_ill_server_is_not_called_healthy(name: str) -> None:
     assert judged(name).verdict in ("warning", "critical", "unknown")
 
 
-def without_log(folder: Path, name: str) -> Judgement:
-    return doctor.run(doctor.Settings([str(rewriting.pages_alone(folder, name))]))
+def without_log(folder: Path, name: str) -> Report:
+    return doctor.run(doctor.DoctorOptions([str(rewriting.pages_alone(folder, name))]))
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "startup" in name or name.startswith("fail")])
 def test_a_start_that_only_the_log_shows_is_not_guessed(tmp_path: Path, name: str) -> None:
-    judgement = without_log(tmp_path, name)
-    assert judgement.verdict == "unknown"
-    assert "its log would tell" in judgement.blind[0]
+    report = without_log(tmp_path, name)
+    assert report.verdict == "unknown"
+    assert "its log would tell" in report.blind[0]
 
 
 def test_a_tensor_parallel_stall_is_a_stall_whose_kind_the_page_cannot_tell(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_log_changes_nothing_about_what_the_pages_show(tmp_path: Path, name: s
 
 
 def test_a_start_in_its_log_is_starting() -> None:
-    judgement = judged("startup_hang")
-    assert [each.state for each in judgement.progress] == ["starting"]
-    assert (judgement.verdict, present(judgement)) == ("unknown", set())
+    report = judged("startup_hang")
+    assert [each.state for each in report.progress] == ["starting"]
+    assert (report.verdict, present(report)) == ("unknown", set())
 
 
 def test_a_context_that_does_not_fit_comes_with_one_that_does() -> None:
@@ -101,7 +101,7 @@ def test_the_zone_of_the_log_is_that_of_the_recording(tmp_path: Path) -> None:
     shutil.copy(RECORDINGS / "startup_crash_blocksize16" / "server.log", tmp_path)
     about = tmp_path / "recording.toml"
     about.write_text("log_utc_offset = -3\n" + about.read_text(encoding="utf-8"), encoding="utf-8")
-    assert "startup_failed" not in present(doctor.run(doctor.Settings([str(tmp_path)])))
+    assert "startup_failed" not in present(doctor.run(doctor.DoctorOptions([str(tmp_path)])))
 
 
 @pytest.mark.parametrize("name", ALL)

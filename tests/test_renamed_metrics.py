@@ -16,7 +16,7 @@ from test_alerts import answer
 from timelines import LEAD, SICK, timeline
 
 from diag.artefacts.guards import GUARDS, asked
-from diag.contract import Contract
+from diag.core.contract import Contract
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"
 END = 1_790_000_000_000

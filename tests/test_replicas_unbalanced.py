@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import rewriting as re
 
-from diag import doctor
-from diag.diagnose import Diagnosis
-from diag.judgement import Judgement
+from diag.commands import doctor
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.report import Report
 
 ID = "replicas_unbalanced"
 HOT, EVEN, IDLE, OTHER = "queue_saturation", "healthy", "idle", "healthy under another name"
@@ -37,48 +37,48 @@ def server(name: str) -> Iterable[re.Scrape]:
     return re.changed(pages, lambda page: re.of_model(page, "other")) if name == OTHER else pages
 
 
-def judged(folder: Path, scrapes: Iterable[re.Scrape]) -> Judgement:
-    return doctor.run(doctor.Settings([str(re.write(folder, scrapes))]))
+def judged(folder: Path, scrapes: Iterable[re.Scrape]) -> Report:
+    return doctor.run(doctor.DoctorOptions([str(re.write(folder, scrapes))]))
 
 
-def found(judgement: Judgement, incident: str = ID) -> list[Diagnosis]:
+def found(report: Report, incident: str = ID) -> list[Diagnosis]:
     """What was found of an incident, replica by replica, engine by engine."""
-    every = (each.diagnosis for each in judgement.findings if each.diagnosis.incident.id == incident)
+    every = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
     return sorted(every, key=lambda each: each.subject[::-1])
 
 
-def named(judgement: Judgement, label: str = "instance") -> list[str]:
-    return [dict(each.subject)[label] for each in found(judgement) if each.state == "present"]
+def named(report: Report, label: str = "instance") -> list[str]:
+    return [dict(each.subject)[label] for each in found(report) if each.state == "present"]
 
 
 @pytest.mark.parametrize("names", FLEETS, ids=" ".join)
 def test_the_one_that_differs_is_named_and_nobody_else(tmp_path: Path, names: tuple[str, ...]) -> None:
-    judgement = judged(tmp_path, re.side_by_side(*map(server, names)))
-    assert named(judgement) == FLEETS[names]
-    assert [each.state for each in found(judgement)].count("absent") == len(names) - len(FLEETS[names])
+    report = judged(tmp_path, re.side_by_side(*map(server, names)))
+    assert named(report) == FLEETS[names]
+    assert [each.state for each in found(report)].count("absent") == len(names) - len(FLEETS[names])
 
 
 def test_data_parallel_ranks_are_peers(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, re.as_ranks(server(EVEN), server(HOT), server(EVEN)))
-    assert named(judgement, "engine") == ["1"]
+    report = judged(tmp_path, re.as_ranks(server(EVEN), server(HOT), server(EVEN)))
+    assert named(report, "engine") == ["1"]
 
 
 @pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3], ids=lambda each: each.__name__)
 def test_an_older_release_is_judged_the_same(tmp_path: Path, change: Callable[[str], str]) -> None:
-    judgement = judged(tmp_path, re.changed(re.side_by_side(*map(server, (HOT, EVEN, EVEN))), change))
-    assert named(judgement) == ["r0:8000"]
+    report = judged(tmp_path, re.changed(re.side_by_side(*map(server, (HOT, EVEN, EVEN))), change))
+    assert named(report) == ["r0:8000"]
 
 
 def test_a_replica_that_shows_nothing_is_unknown_and_no_peer(tmp_path: Path) -> None:
     blind = re.changed(server(EVEN), lambda _: "process_cpu_seconds_total 1\n")
-    judgement = judged(tmp_path, re.side_by_side(server(HOT), server(EVEN), blind))
-    assert [each.state for each in found(judgement)] == ["absent", "absent", "unknown"]
+    report = judged(tmp_path, re.side_by_side(server(HOT), server(EVEN), blind))
+    assert [each.state for each in found(report)] == ["absent", "absent", "unknown"]
 
 
 def test_what_waits_there_follows_from_it(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, re.side_by_side(*map(server, (HOT, EVEN, EVEN))))
-    assert [each.explained_by for each in found(judgement, "queue_saturation")] == [ID, None, None]
-    assert found(judgement)[0].primary
+    report = judged(tmp_path, re.side_by_side(*map(server, (HOT, EVEN, EVEN))))
+    assert [each.explained_by for each in found(report, "queue_saturation")] == [ID, None, None]
+    assert found(report)[0].primary
 
 
 def stuck() -> Iterable[re.Scrape]:
@@ -89,14 +89,14 @@ def stuck() -> Iterable[re.Scrape]:
 
 def test_it_follows_from_what_makes_one_replica_slow(tmp_path: Path) -> None:
     evicting, *well = map(server, ("kv_cascade", EVEN, EVEN, EVEN))
-    judgement = judged(tmp_path, re.side_by_side(stuck(), evicting, *well))
-    causes = [each.explained_by for each in found(judgement) if each.state == "present"]
+    report = judged(tmp_path, re.side_by_side(stuck(), evicting, *well))
+    causes = [each.explained_by for each in found(report) if each.state == "present"]
     assert causes == ["engine_stalled", "kv_eviction_cascade"]
-    assert found(judgement, "engine_stalled")[0].primary and found(judgement, "kv_eviction_cascade")[1].primary
+    assert found(report, "engine_stalled")[0].primary and found(report, "kv_eviction_cascade")[1].primary
 
 
 def test_who_writes_less_than_its_peers_may_be_slow_and_who_writes_more_is_not(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, re.side_by_side(stuck(), server(HOT), server(EVEN), server(EVEN), server(EVEN)))
-    slow, hot, *_ = found(judgement)
+    report = judged(tmp_path, re.side_by_side(stuck(), server(HOT), server(EVEN), server(EVEN), server(EVEN)))
+    slow, hot, *_ = found(report)
     assert "a slow replica" in {each.name for each in slow.open}
     assert "a slow replica" in {each.looks_like for each in hot.refuted}

@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 import pytest
 from conftest import RECORDINGS
 
-from diag import doctor
-from diag.diagnose import Diagnosis, Reading, against
-from diag.judgement import Finding, Judgement
-from diag.report import html, svg, words
+from diag.commands import doctor
+from diag.diagnosis.diagnose import Diagnosis, Reading, against
+from diag.diagnosis.report import Finding, Report
+from diag.report import html, svg
+from diag.report import sentences as words
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31mred\u202e"
 SHOWN = "<script>alert(1)</script>\"'&\\x1b[31mred\\u202e"
@@ -22,12 +23,12 @@ DAY = 10_800
 
 
 @cache
-def judged(name: str) -> Judgement:
-    return doctor.run(doctor.Settings([str(RECORDINGS / name)]))
+def judged(name: str) -> Report:
+    return doctor.run(doctor.DoctorOptions([str(RECORDINGS / name)]))
 
 
-def page(judgement: Judgement) -> ElementTree.Element:
-    return ElementTree.fromstring(html.render(judgement))
+def page(report: Report) -> ElementTree.Element:
+    return ElementTree.fromstring(html.render(report))
 
 
 def text(element: ElementTree.Element) -> str:
@@ -42,10 +43,10 @@ def section(root: ElementTree.Element, one: Diagnosis) -> ElementTree.Element:
     return next(each for each in root.iter("section") if f"{one.incident.id}-" in each.get("id", ""))
 
 
-def rewritten(judgement: Judgement, one: Diagnosis) -> Judgement:
-    """The same judgement with another first diagnosis."""
-    first, *rest = judgement.findings
-    return replace(judgement, findings=(replace(first, diagnosis=one), *rest))
+def rewritten(report: Report, one: Diagnosis) -> Report:
+    """The same report with another first diagnosis."""
+    first, *rest = report.findings
+    return replace(report, findings=(replace(first, diagnosis=one), *rest))
 
 
 def with_history(one: Diagnosis, instants: tuple[float, ...], history: tuple[float | None, ...]) -> Diagnosis:
@@ -116,18 +117,18 @@ def test_an_unknown_verdict_says_what_is_missing() -> None:
 # -- what it may not do -----------------------------------------------------------------------------------------------
 
 
-def hostile(judgement: Judgement) -> Judgement:
-    """The judgement with the same harm in every place that telemetry fills."""
-    first, *rest = judgement.findings
+def hostile(report: Report) -> Report:
+    """The report with the same harm in every place that telemetry fills."""
+    first, *rest = report.findings
     one = first.diagnosis
     subject = (("engine", "0"), ("instance", HOSTILE))
     symptoms = tuple(replace(each, which=(HOSTILE,)) for each in one.symptoms)
     proposals = tuple(replace(each, name=HOSTILE) for each in first.proposals)
     bad = replace(first, diagnosis=replace(one, subject=subject, symptoms=symptoms), proposals=proposals)
     return replace(
-        judgement,
-        observed=replace(judgement.observed, target=HOSTILE, notes=(HOSTILE,), servers=(HOSTILE,)),
-        progress=tuple(replace(each, subject=subject) for each in judgement.progress),
+        report,
+        observed=replace(report.observed, target=HOSTILE, notes=(HOSTILE,), servers=(HOSTILE,)),
+        progress=tuple(replace(each, subject=subject) for each in report.progress),
         findings=(replace(bad, relaunch=HOSTILE), *rest),
         blind=(HOSTILE,),
     )
@@ -201,11 +202,11 @@ def test_only_a_hole_within_one_column_of_pixels_is_drawn_over() -> None:
 
 
 def test_a_page_over_a_day_stays_small() -> None:
-    judgement = judged("kv_cascade")
-    one = judgement.present[0].diagnosis
+    report = judged("kv_cascade")
+    one = report.present[0].diagnosis
     instants = tuple(one.instants[0] + 8 * i for i in range(DAY))
     day = with_history(one, instants, tuple(30 + 20 * math.sin(i) for i in range(DAY)))
-    rendered = html.render(rewritten(judgement, day))
+    rendered = html.render(rewritten(report, day))
     assert "2026-11-22" in rendered
     assert len(rendered.encode()) < 250_000
 
@@ -224,9 +225,9 @@ def test_a_plot_shows_what_is_around_the_incident() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 0.9, 1e300])
 def test_a_single_look_is_a_point_within_the_plot(value: float) -> None:
-    judgement = judged("kv_cascade")
-    one = judgement.present[0].diagnosis
-    root = page(rewritten(judgement, with_history(one, one.instants[-1:], (value,))))
+    report = judged("kv_cascade")
+    one = report.present[0].diagnosis
+    root = page(rewritten(report, with_history(one, one.instants[-1:], (value,))))
     for plot in with_class(section(root, one), "svg", "plot"):
         (point,) = with_class(plot, "circle", "reported")
         assert svg.PLOT.left < float(point.attrib["cx"]) < svg.PLOT.width - svg.PLOT.right

@@ -7,12 +7,12 @@ import pytest
 from conftest import ROOT
 from typer.testing import CliRunner
 
-from diag.catalog import load
 from diag.cli import app
-from diag.contract import Contract
-from diag.incident import Incident
+from diag.core.contract import Contract
+from diag.core.incident import Incident
+from diag.knowledge.catalog import load
 from diag.promql import parse
-from diag.vllm.flags import releases
+from diag.vllm.flags.registry import releases
 
 RUNBOOKS = sorted((ROOT / "runbooks").glob("*.md"))
 SECTIONS = (

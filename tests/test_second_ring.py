@@ -9,34 +9,34 @@ import rewriting as re
 import scenarios
 from scenarios import GIB, gpu
 
-from diag import doctor
-from diag.diagnose import Diagnosis
-from diag.judgement import Finding, Judgement
+from diag.commands import doctor
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.report import Finding, Report
 
 Change = Callable[[str], str]
 
 
-def judged(folder: Path, recording: str, *changes: Change) -> Judgement:
+def judged(folder: Path, recording: str, *changes: Change) -> Report:
     """A recording with every page changed."""
     pages = re.scrapes(recording)
     for change in changes:
         pages = re.changed(pages, change)
-    return doctor.run(doctor.Settings([str(re.write(folder / "recording", pages))]))
+    return doctor.run(doctor.DoctorOptions([str(re.write(folder / "recording", pages))]))
 
 
-def about(judgement: Judgement, incident: str) -> Finding:
-    (found,) = (each for each in judgement.findings if each.diagnosis.incident.id == incident)
+def about(report: Report, incident: str) -> Finding:
+    (found,) = (each for each in report.findings if each.diagnosis.incident.id == incident)
     return found
 
 
-def state(judgement: Judgement, incident: str) -> str:
-    diagnosis: Diagnosis = about(judgement, incident).diagnosis
+def state(report: Report, incident: str) -> str:
+    diagnosis: Diagnosis = about(report, incident).diagnosis
     return diagnosis.state
 
 
-def proposed(judgement: Judgement, incident: str) -> dict[str, object]:
+def proposed(report: Report, incident: str) -> dict[str, object]:
     """What is proposed, by flag or the first words of advice."""
-    proposals = about(judgement, incident).proposals
+    proposals = about(report, incident).proposals
     return {each.name or " ".join(each.text.split()[:3]): each.after for each in proposals}
 
 
@@ -65,19 +65,19 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
 def test_drafts_whose_very_first_token_fails_are_given_up(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, SPECULATION)
-    assert (judgement.verdict, state(judgement, SPECULATION)) == ("healthy", "present")
-    assert "--speculative-config" in proposed(judgement, SPECULATION)
-    assert "Draft no more" not in proposed(judgement, SPECULATION)
+    report = judged(tmp_path, SPECULATION)
+    assert (report.verdict, state(report, SPECULATION)) == ("healthy", "present")
+    assert "--speculative-config" in proposed(report, SPECULATION)
+    assert "Draft no more" not in proposed(report, SPECULATION)
 
 
 @pytest.mark.parametrize(("factor", "tokens"), [(5, 1), (30, 2)])
 def test_drafts_of_which_the_beginning_is_accepted_become_shorter(tmp_path: Path, factor: float, tokens: int) -> None:
     better = [scaled(f"{ACCEPTED}_per_pos_total", factor), scaled(f"{ACCEPTED}_total", 5)]
-    judgement = judged(tmp_path, SPECULATION, *better)
-    assert state(judgement, SPECULATION) == "present"
-    assert proposed(judgement, SPECULATION)["Draft no more"] == tokens
-    assert "--speculative-config" not in proposed(judgement, SPECULATION)
+    report = judged(tmp_path, SPECULATION, *better)
+    assert state(report, SPECULATION) == "present"
+    assert proposed(report, SPECULATION)["Draft no more"] == tokens
+    assert "--speculative-config" not in proposed(report, SPECULATION)
 
 
 def test_drafts_that_are_accepted_are_fine(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_long_draft_pays_although_most_of_it_is_thrown_away(tmp_path: Path) ->
 
 def test_a_release_that_counts_no_drafts_cannot_tell(tmp_path: Path) -> None:
     """The V0 engine counted tokens only."""
-    judgement = judged(tmp_path, SPECULATION, without(DRAFTS), without(f"{ACCEPTED}_per_pos"))
-    assert state(judgement, SPECULATION) == "unknown"
+    report = judged(tmp_path, SPECULATION, without(DRAFTS), without(f"{ACCEPTED}_per_pos"))
+    assert state(report, SPECULATION) == "unknown"
 
 
 # -- LoRA adapters ----------------------------------------------------------------------------------------------------
@@ -120,15 +120,15 @@ def aged(seconds: float) -> Change:
 
 
 def test_adapters_that_take_turns_get_a_slot_each(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, THRASH)
-    assert (judgement.verdict, scenarios.present(judgement)) == ("warning", {THRASH})
-    assert proposed(judgement, THRASH)["--max-loras"] == 6
+    report = judged(tmp_path, THRASH)
+    assert (report.verdict, scenarios.present(report)) == ("warning", {THRASH})
+    assert proposed(report, THRASH)["--max-loras"] == 6
 
 
 def proposals_of(folder: Path, recording: str, launch: str) -> dict[str, dict[str, object]]:
     """What the first finding proposes for the pages of a recording: the changes by flag, with this launch command."""
     pages = re.write(folder / "recording", re.changed(re.scrapes(recording), without("diag_vllm_config")))
-    found = doctor.run(doctor.Settings([str(pages)], launch=launch)).present[0]
+    found = doctor.run(doctor.DoctorOptions([str(pages)], launch=launch)).present[0]
     return {each.name: {one.name: one.after for one in each.changes} for each in found.proposals if each.changes}
 
 
@@ -141,8 +141,8 @@ def test_no_more_adapters_run_than_are_kept(tmp_path: Path, kept: int, changes: 
 
 def test_as_many_adapters_as_slots_are_fine_whatever_ran_before(tmp_path: Path) -> None:
     """Of six adapters of the last minutes two are left, in two slots: nobody is deferred."""
-    judgement = judged(tmp_path, "lora_fits")
-    assert (judgement.verdict, state(judgement, THRASH)) == ("healthy", "absent")
+    report = judged(tmp_path, "lora_fits")
+    assert (report.verdict, state(report, THRASH)) == ("healthy", "absent")
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def queued(share: float) -> Change:
 
 
 def test_an_api_server_at_a_full_core_gets_company(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, FRONT)
-    assert (judgement.verdict, scenarios.present(judgement)) == ("warning", {FRONT})
-    assert proposed(judgement, FRONT)["--api-server-count"] == 6  # one core, four times the load, 0.7 of a core each
+    report = judged(tmp_path, FRONT)
+    assert (report.verdict, scenarios.present(report)) == ("warning", {FRONT})
+    assert proposed(report, FRONT)["--api-server-count"] == 6  # one core, four times the load, 0.7 of a core each
 
 
 @pytest.mark.parametrize(("interval", "proposed"), [(12, True), (32, False)])
@@ -231,8 +231,8 @@ def test_tokens_are_never_sent_in_smaller_groups(tmp_path: Path, interval: int, 
 
 
 def test_an_api_server_with_time_to_spare_is_fine(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, "api_server_busy")
-    assert (judgement.verdict, state(judgement, FRONT)) == ("healthy", "absent")
+    report = judged(tmp_path, "api_server_busy")
+    assert (report.verdict, state(report, FRONT)) == ("healthy", "absent")
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ def test_what_looks_like_a_bound_api_server_and_is_none(tmp_path: Path, changes:
 
 
 def test_several_api_servers_are_told_by_the_process_table_alone(tmp_path: Path) -> None:
-    judgement = judged(tmp_path, FRONT, without(TABLE), beside(1.0, 0.9, 0.0), without(OWN_CPU))
-    assert state(judgement, FRONT) == "present"
-    assert proposed(judgement, FRONT)["--api-server-count"] == 11
+    report = judged(tmp_path, FRONT, without(TABLE), beside(1.0, 0.9, 0.0), without(OWN_CPU))
+    assert state(report, FRONT) == "present"
+    assert proposed(report, FRONT)["--api-server-count"] == 11
 
 
 def test_without_either_nobody_can_tell_what_the_api_server_uses(tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ def test_without_either_nobody_can_tell_what_the_api_server_uses(tmp_path: Path)
 
 def test_an_idle_one_among_many_still_gets_company(tmp_path: Path) -> None:
     """One of four is full, and the load of all of them would need fewer: one more is proposed."""
-    judgement = judged(tmp_path, FRONT, without(TABLE), beside(1.0, 0.1, 0.1, 0.1), scaled(ENGINE, 40))
-    assert proposed(judgement, FRONT)["--api-server-count"] == 5
+    report = judged(tmp_path, FRONT, without(TABLE), beside(1.0, 0.1, 0.1, 0.1), scaled(ENGINE, 40))
+    assert proposed(report, FRONT)["--api-server-count"] == 5
 
 
 def test_the_process_table_is_believed_before_the_page(tmp_path: Path) -> None:
@@ -297,24 +297,24 @@ def hosted(
 
 def on_host(
     folder: Path, *beside: scenarios.Beside, recording: str = "healthy", changes: tuple[Change, ...] = HALF
-) -> Judgement:
+) -> Report:
     scrapes = list(re.scrapes(recording))
     start = scrapes[0][0]
     for change in changes:
         scrapes = list(re.changed(scrapes, change))
     pages = ((t, host, page + scenarios.text(t - start, page, beside)) for t, host, page in scrapes)
-    return doctor.run(doctor.Settings([str(re.write(folder / "recording", pages))]))
+    return doctor.run(doctor.DoctorOptions([str(re.write(folder / "recording", pages))]))
 
 
 def test_memory_that_nobody_uses_is_told_with_the_share_that_uses_it(tmp_path: Path) -> None:
-    judgement = on_host(tmp_path, gpu(memory_free_bytes=28 * GIB))
-    assert (judgement.verdict, state(judgement, BUDGET)) == ("healthy", "present")
-    assert proposed(judgement, BUDGET)["--gpu-memory-utilization"] == 0.8  # 0.5, and 28 of 80 GiB less 0.05
+    report = on_host(tmp_path, gpu(memory_free_bytes=28 * GIB))
+    assert (report.verdict, state(report, BUDGET)) == ("healthy", "present")
+    assert proposed(report, BUDGET)["--gpu-memory-utilization"] == 0.8  # 0.5, and 28 of 80 GiB less 0.05
 
 
 def test_no_share_beyond_what_starts_is_proposed(tmp_path: Path) -> None:
-    judgement = on_host(tmp_path, gpu(memory_free_bytes=48 * GIB))
-    assert proposed(judgement, BUDGET)["--gpu-memory-utilization"] == 0.95
+    report = on_host(tmp_path, gpu(memory_free_bytes=48 * GIB))
+    assert proposed(report, BUDGET)["--gpu-memory-utilization"] == 0.95
 
 
 @pytest.mark.parametrize(

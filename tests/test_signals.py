@@ -12,13 +12,14 @@ from conftest import RECORDINGS
 from prometheus_server import PLACES, assert_same, program, serving
 from scenarios import everything
 
-from diag import promql, signals
-from diag.asking import ENGINES, GPUS, INSTANCES
-from diag.catalog import load
-from diag.contract import Contract
-from diag.incident import Incident, Signal, fill
+from diag import promql
+from diag.core.contract import Contract
+from diag.core.incident import Incident, Signal, fill
+from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
+from diag.knowledge.catalog import load
+from diag.knowledge.signals import engine as signals
 from diag.sources.observation import Observation
-from diag.sources.recording import read
+from diag.sources.recording.reader import read
 
 INCIDENTS = load()
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)

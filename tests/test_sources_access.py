@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from diag.errors import BadUsage
-from diag.sources.access import Access, from_environment, tls
-from diag.sources.address import parse, parse_all
+from diag.core.errors import BadUsage
+from diag.http.address import parse, parse_all
+from diag.http.credentials import Credentials, from_environment, tls
 
 
 def test_a_bearer_token_is_a_header() -> None:
@@ -35,7 +35,7 @@ def test_more_headers_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_without_settings_nothing_is_sent() -> None:
-    assert from_environment({}) == Access()
+    assert from_environment({}) == Credentials()
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_secrets_are_not_in_the_representation() -> None:
 @pytest.mark.parametrize(
     ("access", "reason"),
     [
-        (Access(client_key="k.pem"), "DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT"),
-        (Access(ca_file="/no/file"), "DIAG_CA_FILE /no/file cannot be used: No such file"),
-        (Access(ca_file=__file__), "cannot be used: not in PEM format"),
-        (Access(client_cert="/no/file"), "DIAG_CLIENT_CERT /no/file cannot be used: No such file"),
-        (Access(client_cert=__file__), "cannot be used: not in PEM format"),
+        (Credentials(client_key="k.pem"), "DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT"),
+        (Credentials(ca_file="/no/file"), "DIAG_CA_FILE /no/file cannot be used: No such file"),
+        (Credentials(ca_file=__file__), "cannot be used: not in PEM format"),
+        (Credentials(client_cert="/no/file"), "DIAG_CLIENT_CERT /no/file cannot be used: No such file"),
+        (Credentials(client_cert=__file__), "cannot be used: not in PEM format"),
     ],
 )
-def test_a_tls_file_that_cannot_be_used_is_refused(access: Access, reason: str) -> None:
+def test_a_tls_file_that_cannot_be_used_is_refused(access: Credentials, reason: str) -> None:
     with pytest.raises(BadUsage, match=reason):
         tls(access)
 

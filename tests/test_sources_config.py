@@ -2,10 +2,10 @@
 
 import pytest
 
-from diag.sources import config
-from diag.sources.config import Told, from_server_info
-from diag.sources.launch import SET
-from diag.sources.pages import Table, Target
+from diag.exposition.scrapes import ScrapeTable, Target
+from diag.vllm.server import config
+from diag.vllm.server.config import ServerFacts, from_server_info
+from diag.vllm.server.launch import SET
 
 INFO = {
     "block_size": "16",
@@ -17,7 +17,7 @@ INFO = {
 }
 
 
-def table(*infos: dict[str, str]) -> Table:
+def table(*infos: dict[str, str]) -> ScrapeTable:
     """One page with a `cache_config_info` for each of these."""
     target = Target("h:1")
     lines = (",".join(f'{name}="{value}"' for name, value in info.items()) for info in infos)
@@ -25,12 +25,12 @@ def table(*infos: dict[str, str]) -> Table:
     return target.table()
 
 
-def from_page(table: Table) -> config.Config:
+def from_page(table: ScrapeTable) -> config.Config:
     infos = table.last("vllm:cache_config_info")
     return config.from_page(infos, table.pages[-1].layout.engines)
 
 
-def settle(table: Table, told: Told) -> tuple[config.Config, list[str]]:
+def settle(table: ScrapeTable, told: ServerFacts) -> tuple[config.Config, list[str]]:
     settled = config.settle(from_page(table), told)
     return settled.numbers, settled.notes("h:1")
 
@@ -98,7 +98,7 @@ def test_another_server_info_says_nothing(answer: object) -> None:
 
 
 def test_the_better_source_is_believed_and_the_other_is_said() -> None:
-    told = Told(
+    told = ServerFacts(
         max_model_len=4096,
         server_info={"max_num_seqs": 64},
         launch="vllm serve m --max-num-seqs 32 --block-size 32 --max-model-len 2k",
@@ -113,16 +113,16 @@ def test_the_better_source_is_believed_and_the_other_is_said() -> None:
 
 
 def test_sources_that_agree_are_not_noted() -> None:
-    assert settle(table(INFO), Told(launch="vllm serve m --block-size 16"))[1] == []
+    assert settle(table(INFO), ServerFacts(launch="vllm serve m --block-size 16"))[1] == []
 
 
 def test_asking_again_says_the_same() -> None:
-    told = Told(launch="vllm serve m --block-size 64", server_info={"block_size": 16})
+    told = ServerFacts(launch="vllm serve m --block-size 64", server_info={"block_size": 16})
     assert [len(settle(table(), told)[1]) for _ in range(3)] == [1, 1, 1]
 
 
 def test_a_launch_command_that_cannot_be_read_is_said() -> None:
-    assert settle(table(), Told(launch="vllm serve 'm")) == (
+    assert settle(table(), ServerFacts(launch="vllm serve 'm")) == (
         {},
         ["the launch command could not be read: the command has a quotation that is not closed"],
     )
@@ -132,12 +132,12 @@ NAMES = (config.SERVER_INFO, config.PROCESS, config.LOG, config.PAGE, config.EXP
 """In the order of the issue that asked for it: the server's own word, its process, its log, its page, and so on."""
 
 
-def everybody(name: str, flag: str, without: tuple[str, ...]) -> config.Settled:
+def everybody(name: str, flag: str, without: tuple[str, ...]) -> config.RunningConfig:
     """Every source says another number, but for those that are silent."""
     value = {source: float(16 * number) for number, source in enumerate(NAMES, 1) if source not in without}
     said = {source: {name: number} for source, number in value.items()}
     commands = {source: f"vllm serve m {flag} {number:.0f}" for source, number in value.items()}
-    told = Told(
+    told = ServerFacts(
         max_model_len=value.get(config.MODELS) if name == "max_model_len" else None,
         server_info=said.get(config.SERVER_INFO, {}),
         log=said.get(config.LOG, {}),
@@ -164,14 +164,18 @@ def test_a_value_is_that_of_the_most_trusted_source(name: str, order: tuple[int,
 
 
 def test_an_exporter_that_says_what_another_source_says_is_no_source_of_it() -> None:
-    settled = config.settle({}, Told(launch="vllm serve m --max-num-seqs 4"), {"max_num_seqs": 4.0, "block_size": 16.0})
+    settled = config.settle(
+        {}, ServerFacts(launch="vllm serve m --max-num-seqs 4"), {"max_num_seqs": 4.0, "block_size": 16.0}
+    )
     assert settled.settings["max_num_seqs"].source == config.LAUNCH
     assert settled.settings["max_num_seqs"].others == ()
     assert settled.settings["block_size"].source == config.EXPORTER
 
 
 def test_the_words_are_no_numbers_and_no_notes() -> None:
-    settled = config.settle({"kv_cache_dtype": "auto"}, Told(process="vllm serve m --kv-cache-dtype fp8 --dtype half"))
+    settled = config.settle(
+        {"kv_cache_dtype": "auto"}, ServerFacts(process="vllm serve m --kv-cache-dtype fp8 --dtype half")
+    )
     assert settled.settings["kv_cache_dtype"].value == "fp8"
     assert (settled.numbers, settled.notes("h:1")) == ({}, [])
 
@@ -199,20 +203,20 @@ def test_server_info_is_read_wherever_a_release_keeps_it() -> None:
 @pytest.mark.parametrize(
     ("told", "unread"),
     [
-        (Told(), "it is not known"),
-        (Told(launch="vllm serve m"), ""),
-        (Told(process="vllm serve m"), ""),
+        (ServerFacts(), "it is not known"),
+        (ServerFacts(launch="vllm serve m"), ""),
+        (ServerFacts(process="vllm serve m"), ""),
         (
-            Told(process="vllm serve m --config c.yaml", launch="vllm serve m"),
+            ServerFacts(process="vllm serve m --config c.yaml", launch="vllm serve m"),
             "it reads more flags from a file (--config)",
         ),
-        (Told(launch="vllm serve 'm"), "it could not be read"),
-        (Told(server_info={"max_num_seqs": 4}), ""),
-        (Told(log={"max_num_seqs": 4}), "it is not known"),
-        (Told(log={"max_num_seqs": 4}, log_whole=True), ""),
+        (ServerFacts(launch="vllm serve 'm"), "it could not be read"),
+        (ServerFacts(server_info={"max_num_seqs": 4}), ""),
+        (ServerFacts(log={"max_num_seqs": 4}), "it is not known"),
+        (ServerFacts(log={"max_num_seqs": 4}, log_whole=True), ""),
     ],
 )
-def test_it_is_known_whether_everything_that_was_set_is_here(told: Told, unread: str) -> None:
+def test_it_is_known_whether_everything_that_was_set_is_here(told: ServerFacts, unread: str) -> None:
     assert config.settle({}, told).unread == unread
 
 
@@ -230,13 +234,13 @@ def test_it_is_known_whether_everything_that_was_set_is_here(told: Told, unread:
 def test_auto_is_open_where_a_command_or_a_file_of_the_model_may_say_more(
     flag: str, asked: str, seen: str, differ: tuple[str, ...]
 ) -> None:
-    told = Told(launch=f"vllm serve m --{flag.replace('_', '-')} {asked}", log={flag: seen})
+    told = ServerFacts(launch=f"vllm serve m --{flag.replace('_', '-')} {asked}", log={flag: seen})
     setting = config.settle({}, told).settings[flag]
     assert (setting.value, tuple(each.value for each in setting.contradicted)) == (seen, differ)
 
 
 def test_who_says_no_more_than_that_it_is_set_is_trusted_least() -> None:
-    told = Told(process="vllm serve m --max-num-seqs $SEQS --block-size x", log={"max_num_seqs": 7.0})
+    told = ServerFacts(process="vllm serve m --max-num-seqs $SEQS --block-size x", log={"max_num_seqs": 7.0})
     settled = config.settle({}, told)
     assert (settled.settings["max_num_seqs"].value, settled.settings["max_num_seqs"].contradicted) == (7, ())
     assert (settled.settings["block_size"].value, settled.numbers) == (SET, {"max_num_seqs": 7})

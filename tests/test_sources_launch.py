@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diag.errors import BadUsage
-from diag.sources.launch import SET, read
-from diag.vllm.script import statements
-from diag.vllm.secrets import redact
+from diag.core.errors import BadUsage
+from diag.vllm.command.script import statements
+from diag.vllm.command.secrets import redact
+from diag.vllm.server.launch import SET, read
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from diag.sources import notes
-from diag.sources.pages import Target
+from diag.exposition.scrapes import Target
+from diag.sources import scrape_notes as notes
 
 NOON = 1_795_262_400_000
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from diag.sources.lines import CUT, NotMetrics
-from diag.sources.page import Parser
+from diag.exposition.lines import CUT, NotMetrics
+from diag.exposition.page import Parser
 
 KV_CASCADE = Path(__file__).parent / "recordings" / "kv_cascade" / "metrics.prom.gz"
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from diag.exposition.scrapes import Target
 from diag.promql import evaluate, is_stale
-from diag.sources.config import Told
 from diag.sources.observation import Observation, Origin, observation
-from diag.sources.pages import Target
+from diag.vllm.server.config import ServerFacts
 
 ORIGIN = Origin("recording", "somewhere")
 VLLM = b'vllm:num_requests_running{engine="0",model_name="tiny"} 3\n'
@@ -25,7 +25,7 @@ def target(*pages: bytes | str, instance: str = "h:1", start: int = 1_000_000, s
     return made
 
 
-def seen(*targets: Target, **told: Told) -> Observation:
+def seen(*targets: Target, **told: ServerFacts) -> Observation:
     return observation(ORIGIN, targets, {name.replace("_", ":"): each for name, each in told.items()})
 
 
@@ -73,7 +73,7 @@ def test_the_configuration_is_published_as_numbers() -> None:
 
 
 def test_version_and_model_are_published() -> None:
-    observed = seen(target(VLLM), h_1=Told(version="0.32.0"))
+    observed = seen(target(VLLM), h_1=ServerFacts(version="0.32.0"))
     assert value(observed, 'diag_vllm_info{version="0.32.0",model="tiny",instance="h:1"}') == 1
     assert (observed.versions, observed.models) == ({"h:1": "0.32.0"}, {"h:1": "tiny"})
 
@@ -83,7 +83,9 @@ def test_an_exporters_page_keeps_its_own() -> None:
         b'diag_vllm_up 0\ndiag_vllm_info{version="0.9.1",model="big"} 1\n'
         b'diag_vllm_config{flag="max_num_seqs"} 7\n' + VLLM.replace(b"3", b"1")
     )
-    observed = seen(target(page), h_1=Told(version="0.32.0", launch="vllm serve m --max-num-seqs 9 --block-size 8"))
+    observed = seen(
+        target(page), h_1=ServerFacts(version="0.32.0", launch="vllm serve m --max-num-seqs 9 --block-size 8")
+    )
     assert value(observed, "diag_vllm_up") == 0
     assert value(observed, 'diag_vllm_config{flag="max_num_seqs"}') == 7
     assert value(observed, 'diag_vllm_config{flag="block_size"}') == 8, "what it does not know is filled in"
@@ -101,7 +103,7 @@ def test_nothing_is_said_of_a_version_that_is_not_known() -> None:
 
 
 def test_the_launch_command_is_kept_without_its_secrets() -> None:
-    observed = seen(target(VLLM), h_1=Told(launch="vllm serve m --api-key abc"))
+    observed = seen(target(VLLM), h_1=ServerFacts(launch="vllm serve m --api-key abc"))
     assert observed.launch == {"h:1": "vllm serve m --api-key REDACTED"}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diag.sources.published import MOST_VALUES, completed, flags
+from diag.sources.prometheus.labelled_config import MOST_VALUES, completed, flags
 
 INFO = {"num_gpu_blocks": "100", "block_size": "16", "sliding_window": "None", "mamba_block_size": "None"}
 ASKS = 'max by (instance) (last_over_time(diag_vllm_config{flag="kv_cache_size_tokens"}[5m])) > 0'

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diag.errors import BadRecording
+from diag.core.errors import BadRecording
 from diag.promql import evaluate
 from diag.sources.observation import Observation
-from diag.sources.recording import read
+from diag.sources.recording.reader import read
 
 RECORDINGS = Path(__file__).parent / "recordings"
 PAGE = 'vllm:num_requests_running{engine="0",model_name="tiny"} 3\n'

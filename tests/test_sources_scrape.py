@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from bad_servers import PAGE, Reply, Request, Server, on_metrics, pages, serving, talking
 
-from diag.errors import BadUsage, Unreachable
+from diag.core.errors import BadUsage, Unreachable
+from diag.http.credentials import Credentials
 from diag.promql import evaluate
-from diag.sources.access import Access
+from diag.sources.live.clock import WatchClock
+from diag.sources.live.scrape import ScrapePlan, WatchProgress, watch
 from diag.sources.observation import Observation
-from diag.sources.scrape import Plan, Progress, watch
-from diag.sources.wall import Wall
 
 HTML = Reply(b"<!DOCTYPE html><html><body>Welcome</body></html>\n", headers={"Content-Type": "text/html"})
 ONCE = {"every": 0.1, "duration": 0.0}
@@ -31,7 +31,7 @@ ONCE = {"every": 0.1, "duration": 0.0}
 def look(*servers: Server | str, **plan: Any) -> Observation:
     """A watch of some three scrapes; a busy machine may leave one out."""
     targets = [each if isinstance(each, str) else each.url for each in servers]
-    return watch(targets, Plan(**{"every": 0.1, "duration": 0.2, "access": Access(), **plan}))
+    return watch(targets, ScrapePlan(**{"every": 0.1, "duration": 0.2, "access": Credentials(), **plan}))
 
 
 def three(server: Server) -> Callable[[Observation], bool]:
@@ -328,7 +328,7 @@ def test_odd_values_and_texts_are_kept_as_data() -> None:
 # Credentials
 
 
-SECRET = Access(headers={"Authorization": "Bearer abc", "X-Scope": "me"})
+SECRET = Credentials(headers={"Authorization": "Bearer abc", "X-Scope": "me"})
 
 
 def guarded(request: Request) -> Reply:
@@ -406,18 +406,18 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(certificates: dict[str
 
 def test_an_authority_of_ones_own_is_trusted(certificates: dict[str, tuple[Path, Path]]) -> None:
     with serving(pages(PAGE), bad.server_context(*certificates["server"])) as server:
-        assert look(server, access=Access(ca_file=str(certificates["server"][0]))).failed_scrapes == 0
+        assert look(server, access=Credentials(ca_file=str(certificates["server"][0]))).failed_scrapes == 0
 
 
 def test_a_client_certificate_is_shown(certificates: dict[str, tuple[Path, Path]]) -> None:
     cert, key = certificates["client"]
-    access = Access(ca_file=str(certificates["server"][0]), client_cert=str(cert), client_key=str(key))
+    access = Credentials(ca_file=str(certificates["server"][0]), client_cert=str(cert), client_key=str(key))
     with serving(pages(PAGE), bad.server_context(*certificates["server"], clients=cert)) as server:
         assert look(server, access=access, **ONCE).failed_scrapes == 0
 
 
 def test_a_client_certificate_that_is_missing_is_said(certificates: dict[str, tuple[Path, Path]]) -> None:
-    access = Access(ca_file=str(certificates["server"][0]))
+    access = Credentials(ca_file=str(certificates["server"][0]))
     context = bad.server_context(*certificates["server"], clients=certificates["client"][0])
     with serving(pages(PAGE), context) as server:
         said = refusal(server, access=access)
@@ -438,14 +438,14 @@ def test_https_to_a_server_of_http_is_said() -> None:
 
 def test_a_tls_file_that_cannot_be_used_is_a_matter_of_usage() -> None:
     with pytest.raises(BadUsage):
-        look("https://127.0.0.1:1", access=Access(ca_file="/no/file"))
+        look("https://127.0.0.1:1", access=Credentials(ca_file="/no/file"))
 
 
 # The reader's say
 
 
 def test_progress_is_told_after_every_scrape() -> None:
-    told: list[Progress] = []
+    told: list[WatchProgress] = []
     with serving(on_metrics(Reply(), Reply(b"", 500))) as server:
         look(server, on_progress=told.append, should_go_on=three(server))
     assert [(each.scrapes, each.failed, each.of_seconds) for each in told[:3]] == [
@@ -468,8 +468,8 @@ def test_the_watch_goes_on_as_long_as_it_is_asked_to() -> None:
     assert seen[0] < seen[1] < seen[2] == observed.scrapes
 
 
-def interrupt(after: int) -> Callable[[Progress], None]:
-    def stop(progress: Progress) -> None:
+def interrupt(after: int) -> Callable[[WatchProgress], None]:
+    def stop(progress: WatchProgress) -> None:
         if progress.scrapes == after:
             raise KeyboardInterrupt
 
@@ -491,8 +491,8 @@ def test_a_watch_that_is_interrupted_before_anything_was_seen_is_interrupted() -
 def test_control_c_ends_a_watch_without_a_word_on_standard_error() -> None:
     code = """
 import sys
-from diag.sources.scrape import Plan, watch
-seen = watch(sys.argv[1:], Plan(every=0.1, duration=60))
+from diag.sources.scrape import ScrapePlan, watch
+seen = watch(sys.argv[1:], ScrapePlan(every=0.1, duration=60))
 print(seen.scrapes > 2, seen.notes)
 """
     with serving(pages(PAGE)) as server:
@@ -587,7 +587,7 @@ class Clock:
 
 def stamps(*moments: tuple[float, float]) -> tuple[list[int], list[str]]:
     clock = Clock(*moments)
-    wall = Wall(clock.wall, clock.steady)
+    wall = WatchClock(clock.wall, clock.steady)
     times = []
     while clock.moments:
         times.append(wall.now())

@@ -15,10 +15,10 @@ from prometheus_server import PLACES, Server, program, serving
 from test_alertmanager import blocks
 from timelines import CALM, STEP, TIMES, Key, Series, timeline
 
-from diag import doctor
-from diag.judgement import Judgement
+from diag.commands import doctor
+from diag.diagnosis.report import Report
 from diag.promql import STALE, Block
-from diag.sources.scope import Scope, Span
+from diag.sources.prometheus.scope import Scope, TimeSpan
 
 pytestmark = pytest.mark.prometheus
 
@@ -137,12 +137,12 @@ def prometheus() -> Iterator[Server]:
         yield running
 
 
-def judged(prometheus: Server, scene: str) -> Judgement:
+def judged(prometheus: Server, scene: str) -> Report:
     """Look at a scene's servers; the one without statistics is not known to be a server, but by its job."""
     at = AFTERWARDS if scene == "dcgm" else END
     servers, jobs = ((), ("silent",)) if scene == "silent" else ((rf"{scene}-.*",), ())
-    scope = Scope(Span(at=str(at), window=f"{WINDOW}s"), servers, jobs=jobs)
-    return doctor.run(doctor.Settings([], prometheus=prometheus.url, scope=scope))
+    scope = Scope(TimeSpan(at=str(at), window=f"{WINDOW}s"), servers, jobs=jobs)
+    return doctor.run(doctor.DoctorOptions([], prometheus=prometheus.url, scope=scope))
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ def test_who_went_before_the_span_is_no_server_of_it(prometheus: Server) -> None
 
 
 def test_servers_that_replaced_others_are_judged_up_to_the_end(prometheus: Server) -> None:
-    judgement = judged(prometheus, "rolled")
-    assert judgement.observed.end == END
-    assert (judgement.verdict, judgement.gone) == ("healthy", tuple(f"rolled-old{n}:1" for n in range(3)))
-    assert {dict(each.subject)["instance"] for each in judgement.progress} == {f"rolled-new{n}:1" for n in range(3)}
+    report = judged(prometheus, "rolled")
+    assert report.observed.end == END
+    assert (report.verdict, report.gone) == ("healthy", tuple(f"rolled-old{n}:1" for n in range(3)))
+    assert {dict(each.subject)["instance"] for each in report.progress} == {f"rolled-new{n}:1" for n in range(3)}
 
 
 def test_what_was_well_when_it_was_last_scraped_is_not_called_healthy_now(prometheus: Server) -> None:
-    judgement = judged(prometheus, "over")
-    assert judgement.verdict == "unknown"
-    assert "nothing was scraped in the last 405 s" in judgement.blind[0]
+    report = judged(prometheus, "over")
+    assert report.verdict == "unknown"
+    assert "nothing was scraped in the last 405 s" in report.blind[0]

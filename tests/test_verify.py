@@ -19,21 +19,22 @@ from scenarios import Beside, gpu
 from test_cli import diag
 from timelines import hot
 
-from diag import doctor, verifying
-from diag.catalog import load
-from diag.diagnose import Diagnosis
-from diag.errors import BadUsage
-from diag.incident import Incident, Severity, judged
+from diag.commands import doctor
+from diag.commands import verify as verifying
+from diag.core.errors import BadUsage
+from diag.core.incident import Incident, Severity, judged
+from diag.diagnosis.diagnose import Diagnosis
+from diag.knowledge.catalog import load
+from diag.knowledge.signals.engine import long_prefills, requests_running, requests_waiting_median
 from diag.report import verify as person
 from diag.report import verify_json
-from diag.signals import long_prefills, requests_running, requests_waiting_median
 from diag.verify.changes import Tried, options
 from diag.verify.compare import Verification, compare
-from diag.verify.felt import Span, bucket
 from diag.verify.load import Lengths, Load, differences
-from diag.verify.moved import WORK, Moved, expected, moved
-from diag.verify.side import Side
-from diag.vllm.command import parse
+from diag.verify.signal_deltas import WORK, SignalDelta, expected, signal_deltas
+from diag.verify.snapshot import Snapshot
+from diag.verify.user_metrics import Bounds, bucket
+from diag.vllm.command.parse import parse
 
 SCHEMA = json.loads((ROOT / "diag" / "report" / "diag.verify.schema.json").read_text(encoding="utf-8"))
 PAIRS = [
@@ -89,8 +90,8 @@ PAIRS = [
 
 
 @functools.cache
-def look(path: Path) -> Side:
-    return doctor.look(doctor.Settings([str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)]))
+def look(path: Path) -> Snapshot:
+    return doctor.look(doctor.DoctorOptions([str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)]))
 
 
 def verified(before: str | Path, after: str | Path) -> Verification:
@@ -137,15 +138,15 @@ def test_a_run_is_no_worse_by_what_runs_of_one_load_differ() -> None:
 
 def test_no_price_is_told_of_looks_that_cannot_be_compared() -> None:
     (server,) = verified("healthy", "queue_saturation").servers
-    assert any(each.change == "worse" for each in server.felt)
+    assert any(each.change == "worse" for each in server.user_metrics)
     assert not server.price
 
 
 def test_gaps_are_judged_by_the_longest_of_them() -> None:
     (server,) = verified("contention_bigbatch", "contention_smallbatch").servers
-    felt = {each.name: (each.after, each.change) for each in server.felt}
-    assert felt["longest gap between tokens"] == (Span(0.3, 0.4), "better")
-    assert felt["gap between tokens p99.9"] == (Span(0.3, 0.4), "better")
+    felt = {each.name: (each.after, each.change) for each in server.user_metrics}
+    assert felt["longest gap between tokens"] == (Bounds(0.3, 0.4), "better")
+    assert felt["gap between tokens p99.9"] == (Bounds(0.3, 0.4), "better")
 
 
 @pytest.mark.parametrize(
@@ -341,13 +342,13 @@ def test_the_same_picture_under_another_name_is_no_cure(tmp_path: Path) -> None:
     assert (found.verdict, "under another name" in line_1(found)) == ("no effect", True)
 
 
-def told(side: Side, incident: str, change: Callable[[Diagnosis], Diagnosis]) -> Side:
+def told(side: Snapshot, incident: str, change: Callable[[Diagnosis], Diagnosis]) -> Snapshot:
     """A look in which one incident was judged otherwise."""
     findings = (
         replace(each, diagnosis=change(each.diagnosis)) if each.diagnosis.incident.id == incident else each
-        for each in side.judgement.findings
+        for each in side.report.findings
     )
-    return replace(side, judgement=replace(side.judgement, findings=tuple(findings)))
+    return replace(side, report=replace(side.report, findings=tuple(findings)))
 
 
 def test_what_comes_and_goes_is_cured_though_it_was_away_at_the_end() -> None:
@@ -395,7 +396,7 @@ def test_a_shorter_look_at_the_same_is_no_change(tmp_path: Path, name: str, end:
 
 def test_the_longest_of_all_is_not_compared_with_that_of_a_longer_look(tmp_path: Path) -> None:
     (server,) = verified(part(tmp_path, "cure_max_num_seqs_mean", 0, 14), "cure_max_num_seqs_mean").servers
-    assert {each.name: each.change for each in server.felt}["longest gap between tokens"] == "unknown"
+    assert {each.name: each.change for each in server.user_metrics}["longest gap between tokens"] == "unknown"
 
 
 def test_another_half_with_its_adapters_is_the_same_model(tmp_path: Path) -> None:
@@ -513,9 +514,9 @@ def test_what_is_named_after_and_is_older_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("share", "span"),
-    [(0.5, Span(1.0, 2.0)), (0.75, Span(1.0, 2.0)), (0.76, Span(2.0, math.inf)), (1.0, Span(2.0, math.inf))],
+    [(0.5, Bounds(1.0, 2.0)), (0.75, Bounds(1.0, 2.0)), (0.76, Bounds(2.0, math.inf)), (1.0, Bounds(2.0, math.inf))],
 )
-def test_a_quantile_is_known_up_to_its_bucket(share: float, span: Span) -> None:
+def test_a_quantile_is_known_up_to_its_bucket(share: float, span: Bounds) -> None:
     assert bucket(share, [(math.inf, 8), (1.0, 2), (2.0, 6)]) == span
 
 
@@ -525,7 +526,7 @@ def test_a_histogram_without_counts_has_no_quantile() -> None:
 
 
 def test_what_a_tried_fix_promises_comes_first() -> None:
-    incident = look(RECORDINGS / "kv_cascade_base").judgement.present[0].diagnosis.incident
+    incident = look(RECORDINGS / "kv_cascade_base").report.present[0].diagnosis.incident
     promise = requests_running.at_least(6, judged("for the test"))
     waits = requests_waiting_median.at_most(3, judged("for the test"))
     fix = replace(incident.fixes[0], expects=(promise, waits))
@@ -547,10 +548,10 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
     pages = list(rewriting.scrapes("contention_bigbatch"))
     slow = [(pages[0][0] + 10 * (time - pages[0][0]), at, page) for time, at, page in pages]
     sides = look(RECORDINGS / "contention_bigbatch"), look(rewriting.write(tmp_path / "slow", slow))
-    one = sides[0].judgement.present[0].diagnosis
+    one = sides[0].report.present[0].diagnosis
     named = [(side, side.instances[0]) for side in sides]
     (events,) = (
-        each for each in moved(one, expected(one.incident, ()), named) if each.condition.signal == long_prefills
+        each for each in signal_deltas(one, expected(one.incident, ()), named) if each.condition.signal == long_prefills
     )
     assert events.before
     assert events.after is not None
@@ -560,9 +561,9 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("before", "after", "way"), [(1.2, 0.6, 0.5), (0.6, 1.2, -0.5), (0.0, 0.0, 0.0)])
 def test_how_far_a_signal_went(before: float, after: float, way: float) -> None:
     condition = requests_running.at_most(0.2, judged("for the test"))
-    assert Moved(condition, 0.2, before, after).way == pytest.approx(way)
+    assert SignalDelta(condition, 0.2, before, after).way == pytest.approx(way)
     opposite = requests_running.at_least(0.2, judged("for the test"))
-    assert Moved(opposite, 0.2, before, after).way == pytest.approx(-way)
+    assert SignalDelta(opposite, 0.2, before, after).way == pytest.approx(-way)
 
 
 # -- as a user types it -----------------------------------------------------------------------------------------------
@@ -629,11 +630,11 @@ def test_without_after_the_servers_of_before_are_looked_at_as_they_are_now(tmp_p
     with serving(on_metrics(*replies)) as server:
         pages = ((time, server.instance, page) for time, _, page in rewriting.scrapes("kv_cascade_base"))
         before = rewriting.write(tmp_path / "before", pages)
-        found = verifying.verify(str(before), doctor.Settings([], every=0.25, watch=0.25 * len(replies)))
+        found = verifying.verify(str(before), doctor.DoctorOptions([], every=0.25, watch=0.25 * len(replies)))
     assert (found.after.observed.source, found.after.observed.target) == ("scrape", server.url)
     assert found.verdict == "better"
 
 
 def test_one_live_server_is_not_before_and_after() -> None:
     with pytest.raises(BadUsage, match="record it before the change"):
-        verifying.verify("http://localhost:1/metrics", doctor.Settings(["localhost:1"]))
+        verifying.verify("http://localhost:1/metrics", doctor.DoctorOptions(["localhost:1"]))

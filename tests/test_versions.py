@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import rewriting as re
 
-from diag import doctor
-from diag.judgement import Judgement
+from diag.commands import doctor
+from diag.diagnosis.report import Report
 
 LONG_PREFILLS = "prefill_decode_contention"
 SICK = {
@@ -20,26 +20,26 @@ SICK = {
 }
 
 
-def judged(folder: Path) -> Judgement:
-    return doctor.run(doctor.Settings([str(folder)]))
+def judged(folder: Path) -> Report:
+    return doctor.run(doctor.DoctorOptions([str(folder)]))
 
 
-def primary(judgement: Judgement) -> list[str]:
-    return [each.diagnosis.incident.id for each in judgement.present if each.diagnosis.primary]
+def primary(report: Report) -> list[str]:
+    return [each.diagnosis.incident.id for each in report.present if each.diagnosis.primary]
 
 
 @pytest.mark.parametrize("recording", SICK)
 @pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3, re.both_names], ids=lambda each: each.__name__)
 def test_an_older_release_is_judged_the_same(tmp_path: Path, recording: str, change: Callable[[str], str]) -> None:
-    judgement = judged(re.write(tmp_path, re.changed(re.scrapes(recording), change)))
-    assert primary(judgement) == [SICK[recording]]
+    report = judged(re.write(tmp_path, re.changed(re.scrapes(recording), change)))
+    assert primary(report) == [SICK[recording]]
 
 
 @pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3, re.both_names], ids=lambda each: each.__name__)
 def test_a_healthy_older_release_is_healthy(tmp_path: Path, change: Callable[[str], str]) -> None:
-    judgement = judged(re.write(tmp_path, re.changed(re.scrapes("healthy"), change)))
-    assert judgement.verdict == "healthy"
-    assert [each.state for each in judgement.progress] == ["busy"]
+    report = judged(re.write(tmp_path, re.changed(re.scrapes("healthy"), change)))
+    assert report.verdict == "healthy"
+    assert [each.state for each in report.progress] == ["busy"]
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 10])
@@ -55,35 +55,35 @@ def test_no_cadence_makes_a_healthy_server_ill(tmp_path: Path, recording: str, e
 
 
 def test_a_sick_engine_is_not_averaged_away_by_a_healthy_one(tmp_path: Path) -> None:
-    judgement = judged(re.write(tmp_path, re.as_ranks(re.scrapes("kv_cascade"), re.scrapes("healthy"))))
-    found = [each.diagnosis for each in judgement.present if each.diagnosis.primary]
+    report = judged(re.write(tmp_path, re.as_ranks(re.scrapes("kv_cascade"), re.scrapes("healthy"))))
+    found = [each.diagnosis for each in report.present if each.diagnosis.primary]
     assert [(each.incident.id, dict(each.subject)["engine"]) for each in found] == [("kv_eviction_cascade", "0")]
-    assert [each.state for each in judgement.progress] == ["busy", "busy"]
+    assert [each.state for each in report.progress] == ["busy", "busy"]
 
 
 def test_two_servers_are_two_scopes(tmp_path: Path) -> None:
     first, well = list(re.scrapes("kv_cascade")), list(re.scrapes("healthy"))
     later = first[0][0] - well[0][0]
     moved = [(time + later, "other:8000", page) for time, _, page in well]
-    judgement = judged(re.write(tmp_path, sorted([*first, *moved])))
-    assert primary(judgement) == ["kv_eviction_cascade"]
-    assert len(judgement.progress) == 2
+    report = judged(re.write(tmp_path, sorted([*first, *moved])))
+    assert primary(report) == ["kv_eviction_cascade"]
+    assert len(report.progress) == 2
 
 
 def test_a_replica_that_shows_no_vllm_metrics_does_not_vanish(tmp_path: Path) -> None:
     first = list(re.scrapes("healthy"))
     blind = [(time, "blind:8000", "process_cpu_seconds_total 1\n") for time, _, _ in first]
-    judgement = judged(re.write(tmp_path, sorted([*first, *blind])))
-    assert judgement.verdict == "unknown"
-    assert [each.partition(":")[0] for each in judgement.blind] == ["blind"]
-    unknown = {each.diagnosis.incident.id for each in judgement.findings if each.diagnosis.state == "unknown"}
+    report = judged(re.write(tmp_path, sorted([*first, *blind])))
+    assert report.verdict == "unknown"
+    assert [each.partition(":")[0] for each in report.blind] == ["blind"]
+    unknown = {each.diagnosis.incident.id for each in report.findings if each.diagnosis.state == "unknown"}
     assert "kv_eviction_cascade" in unknown
 
 
 def test_one_scrape_cannot_tell(tmp_path: Path) -> None:
-    judgement = judged(re.write(tmp_path, list(re.scrapes("kv_cascade"))[30:31]))
-    assert judgement.verdict == "unknown"
-    assert "too few scrapes" in judgement.blind[0]
+    report = judged(re.write(tmp_path, list(re.scrapes("kv_cascade"))[30:31]))
+    assert report.verdict == "unknown"
+    assert "too few scrapes" in report.blind[0]
 
 
 def test_scrapes_a_minute_apart_are_judged(tmp_path: Path) -> None:
@@ -96,16 +96,16 @@ def test_buckets_that_users_chose_leave_contention_undecided(tmp_path: Path) -> 
     def other_edges(page: str) -> str:
         return page.replace('le="1.0"', 'le="1.7"')
 
-    judgement = judged(re.write(tmp_path, re.changed(re.scrapes("contention_bigbatch"), other_edges)))
-    states = {each.diagnosis.incident.id: each.diagnosis.state for each in judgement.findings}
+    report = judged(re.write(tmp_path, re.changed(re.scrapes("contention_bigbatch"), other_edges)))
+    states = {each.diagnosis.incident.id: each.diagnosis.state for each in report.findings}
     assert states["prefill_decode_contention"] == "unknown"
 
 
 def test_a_standstill_shorter_than_half_a_minute_is_no_stall(tmp_path: Path) -> None:
     """The first 20 s of a real stall: so far it may be one large prefill."""
     all_scrapes = list(re.scrapes("engine_stalled"))
-    judgement = judged(re.write(tmp_path, all_scrapes[10:21]))
-    assert "engine_stalled" not in primary(judgement)
+    report = judged(re.write(tmp_path, all_scrapes[10:21]))
+    assert "engine_stalled" not in primary(report)
 
 
 def test_a_server_that_died_and_came_back_was_dead_and_is_not(tmp_path: Path) -> None:
@@ -113,19 +113,19 @@ def test_a_server_that_died_and_came_back_was_dead_and_is_not(tmp_path: Path) ->
     later = first[-1][0] + 2 - well[0][0]
     anew = ("process_start_time_seconds 1.7952", "process_start_time_seconds 1.7953")
     back = [(time + later, first[0][1], page.replace(*anew)) for time, _, page in well]
-    judgement = judged(re.write(tmp_path, [*first, *back]))
-    found = judgement.present[0].diagnosis
+    report = judged(re.write(tmp_path, [*first, *back]))
+    found = report.present[0].diagnosis
     assert (found.incident.id, found.ongoing) == ("engine_dead", False)
-    assert [each.state for each in judgement.progress] == ["busy"]
-    assert any("restarted" in note for note in judgement.observed.notes)
-    assert {each.diagnosis.incident.id for each in judgement.present} <= {"engine_dead", "prefix_cache_ineffective"}
+    assert [each.state for each in report.progress] == ["busy"]
+    assert any("restarted" in note for note in report.observed.notes)
+    assert {each.diagnosis.incident.id for each in report.present} <= {"engine_dead", "prefix_cache_ineffective"}
 
 
 def test_a_server_that_is_still_starting_when_the_watch_begins_is_not_dead(tmp_path: Path) -> None:
     well = list(re.scrapes("healthy"))
     before = [(well[0][0] - 40 + 2 * at, well[0][1], "") for at in range(20)]
-    judgement = judged(re.write(tmp_path, [*before, *well]))
-    assert judgement.verdict == "healthy"
+    report = judged(re.write(tmp_path, [*before, *well]))
+    assert report.verdict == "healthy"
 
 
 def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) 
     for at, (time, name, page) in enumerate(re.scrapes("engine_stalled")):
         before, _, rest = page.partition(gauge)
         grown.append((time, name, f"{before}{gauge}{at / 100}\n{rest.partition(chr(10))[2]}"))
-    judgement = judged(re.write(tmp_path, grown[:31]))
-    assert "engine_stalled" not in primary(judgement)
-    assert [each.state for each in judgement.progress] == ["slow"]
+    report = judged(re.write(tmp_path, grown[:31]))
+    assert "engine_stalled" not in primary(report)
+    assert [each.state for each in report.progress] == ["slow"]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) 
 )
 def test_each_guard_is_enough_by_itself(tmp_path: Path, recording: str, series: str, value: str, absent: str) -> None:
     pages = re.changed(re.scrapes(recording), lambda page: re.with_value(page, series, value))
-    judgement = judged(re.write(tmp_path, pages))
-    assert absent not in {each.diagnosis.incident.id for each in judgement.present}
+    report = judged(re.write(tmp_path, pages))
+    assert absent not in {each.diagnosis.incident.id for each in report.present}
 
 
 def test_short_prompts_are_enough_to_rule_contention_out_after_a_stall(tmp_path: Path) -> None:
@@ -164,5 +164,5 @@ def test_short_prompts_are_enough_to_rule_contention_out_after_a_stall(tmp_path:
     def shorter(page: str) -> str:
         return page.replace(edge % "40.0", edge % "39.0").replace(edge % "80.0", edge % "40.0")
 
-    judgement = judged(re.write(tmp_path, re.changed(re.scrapes("engine_stalled"), shorter)))
-    assert LONG_PREFILLS not in {each.diagnosis.incident.id for each in judgement.present}
+    report = judged(re.write(tmp_path, re.changed(re.scrapes("engine_stalled"), shorter)))
+    assert LONG_PREFILLS not in {each.diagnosis.incident.id for each in report.present}

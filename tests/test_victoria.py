@@ -12,9 +12,9 @@ from conftest import ROOT
 from test_alertmanager import blocks
 from test_dashboards import PAGES, queries
 
-from diag.catalog import load
-from diag.contract import Contract
-from diag.incident import Incident
+from diag.core.contract import Contract
+from diag.core.incident import Incident
+from diag.knowledge.catalog import load
 from diag.promql import Block, Labels
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"

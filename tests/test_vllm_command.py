@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diag.errors import BadUsage
-from diag.vllm.command import MOST_BYTES, Command, read
-from diag.vllm.flags import known
-from diag.vllm.script import Bare
+from diag.core.errors import BadUsage
+from diag.vllm.command.parse import MOST_BYTES, Command, read
+from diag.vllm.command.script import Bare
+from diag.vllm.flags.registry import known
 
 
 def flags(command: Command) -> dict[str, tuple[str, ...]]:

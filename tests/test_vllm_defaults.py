@@ -2,8 +2,8 @@
 
 import pytest
 
-from diag.vllm.defaults import UNSET, default
-from diag.vllm.flags import known, versions
+from diag.vllm.flags.defaults import UNSET, default
+from diag.vllm.flags.registry import known, versions
 
 GIB = 2**30
 A100, H100, H200, B200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"

@@ -9,10 +9,10 @@ import pytest
 from live import server
 
 from diag.lint.rules import lint
-from diag.vllm import update
-from diag.vllm.ask import describe
-from diag.vllm.command import read
-from diag.vllm.flags import FILE, Flag, described, environment, known, release, understood, versions
+from diag.vllm.command.parse import read
+from diag.vllm.flags import update
+from diag.vllm.flags.installed_parser import describe
+from diag.vllm.flags.registry import FILE, Flag, described, environment, known, release, understood, versions
 
 VALUES = {"integer": "1", "size": "1", "number": "0.5", "json": "{}", "object": "{}", "text": "x"}
 SPELLING = {

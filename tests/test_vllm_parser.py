@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from live import server
 
-from diag.errors import BadUsage
+from diag.commands.lint import judge
+from diag.core.errors import BadUsage
 from diag.lint.rules import corrected, lint
-from diag.linting import judge
-from diag.vllm import ask
-from diag.vllm.command import read
-from diag.vllm.flags import described
+from diag.vllm.command.parse import read
+from diag.vllm.flags import installed_parser as ask
+from diag.vllm.flags.registry import described
 
 ORACLE = Path(__file__).parent / "live" / "engine_config.py"
 MAKE_MODEL = Path(__file__).parent / "live" / "make_model.py"

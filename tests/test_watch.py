@@ -25,12 +25,12 @@ from prometheus_server import PLACES, Server, program, serving
 from test_alertmanager import blocks
 from timelines import BEFORE, TIMES, timeline
 
-from diag import doctor
-from diag.incident import Severity
-from diag.judgement import Finding, Judgement
+from diag.commands import doctor
+from diag.core.incident import Severity
+from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.transitions import Transition, Transitions
 from diag.promql import Block
-from diag.report import changes
-from diag.transitions import Change, Transitions
+from diag.report import watch as changes
 
 HARM = "kv_eviction_cascade"
 
@@ -40,8 +40,8 @@ Held = Literal["present", "over", "absent", "unknown"]
 
 
 @cache
-def sick() -> Judgement:
-    return doctor.run(doctor.Settings([str(RECORDINGS / "kv_cascade")]))
+def sick() -> Report:
+    return doctor.run(doctor.DoctorOptions([str(RECORDINGS / "kv_cascade")]))
 
 
 def finding(held: Held, severity: Severity = "critical", instance: str = "a:1") -> Finding:
@@ -55,26 +55,26 @@ def finding(held: Held, severity: Severity = "critical", instance: str = "a:1") 
     return replace(first, diagnosis=one)
 
 
-def look(*findings: Finding, gone: tuple[str, ...] = ()) -> Judgement:
+def look(*findings: Finding, gone: tuple[str, ...] = ()) -> Report:
     return replace(sick(), findings=findings, gone=gone)
 
 
-def told(*looks: Judgement) -> list[list[Change]]:
+def told(*looks: Report) -> list[list[Transition]]:
     """The changes that each look confirms, after a first one at which nothing held."""
     transitions = Transitions()
     transitions.look(look(finding("absent")))
     return [transitions.look(each) for each in looks]
 
 
-def kinds(*looks: Judgement) -> list[list[str]]:
+def kinds(*looks: Report) -> list[list[str]]:
     return [[each.what for each in changed] for changed in told(*looks)]
 
 
-def in_turn(*held: Held) -> list[Judgement]:
+def in_turn(*held: Held) -> list[Report]:
     return [seen(one) for one in held]
 
 
-def seen(held: Held, severity: Severity = "critical") -> Judgement:
+def seen(held: Held, severity: Severity = "critical") -> Report:
     return look(finding(held, severity))
 
 
@@ -297,7 +297,7 @@ def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
         return [each.name for each in set(threading.enumerate()) - before if each.name.startswith("diag-")]
 
     with vllm_serving(replayed("healthy")) as server:
-        settings = doctor.Settings([server.url], every=0.1, watch=0.3, log=str(tmp_path / "server.log"))
+        settings = doctor.DoctorOptions([server.url], every=0.1, watch=0.3, log=str(tmp_path / "server.log"))
         for _ in range(3):
             doctor.run(settings)
     until = time.monotonic() + 10

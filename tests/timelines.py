@@ -17,9 +17,9 @@ import numpy.typing as npt
 from conftest import RECORDINGS
 from scenarios import GIB, PHASES, Beside, config, gpu, log, workers
 
-from diag.exporter.families import FAMILIES
+from diag.core.metric_families import FAMILIES
 from diag.promql import is_stale
-from diag.sources.recording import read
+from diag.sources.recording.reader import read
 
 STEP, LEAD, SICK = 15, 600, 900
 TIMES = np.arange(0, LEAD + SICK + STEP, STEP)

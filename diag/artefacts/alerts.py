@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from diag.artefacts.names import alert_name, comparison, expression, per, recorded, runbook_url, uid
-from diag.contract import Contract, Site
-from diag.diagnose import RANK
-from diag.incident import Condition, Incident
+from diag.core.contract import Contract, Site
+from diag.core.incident import Condition, Incident
+from diag.diagnosis.diagnose import RANK
 from diag.promql import pretty
 
 INTERVAL = "15s"
@@ -107,14 +107,14 @@ def _condition(window: str, condition: Condition, alert: Alert, contract: Contra
 
 def _annotations(alert: Alert, contract: Contract) -> dict[str, str]:
     incident, site = alert.incident, contract.site
-    told = alert.first.signal.says.format(value="{{ $value | humanize }}")
+    told = alert.first.signal.sentence.format(value="{{ $value | humanize }}")
     others = [each for _, each in alert.conditions() if each != alert.first]
     limits = "; ".join(f"{each.signal.name} {comparison(each, contract)}" for each in dict.fromkeys(others))
     return {
         "summary": f"{incident.title} on {subject(incident, site)}",
         "description": f"{told} (limit {comparison(alert.first, contract)}, over {' and '.join(alert.windows)})"
         + (f"; also: {limits}" if limits else ""),
-        "impact": incident.harm,
+        "impact": incident.impact,
         "runbook_url": runbook_url(site, incident.id),
         "dashboard_url": dashboard_url(incident, site),
         "doctor": doctor(site),

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from diag.artefacts import grafana
-from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, Head, Limit, Page, Query
+from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, DashboardPage, Head, Limit, Query
 from diag.artefacts.names import MARK, comparison, expression, opposite, per, runbook_url, uid
-from diag.contract import Contract, Site
-from diag.host_signals import RANK_OF_GPU
-from diag.incident import Condition, Incident, fill, regroup
-from diag.peer_signals import PEERS
+from diag.core.contract import Contract, Site
+from diag.core.incident import Condition, Incident, fill, regroup
+from diag.knowledge.signals.engine import KV_USAGE, budget_burn, itl
+from diag.knowledge.signals.host import RANK_OF_GPU
+from diag.knowledge.signals.peers import PEERS
 from diag.promql import metric_names, parse
-from diag.signals import KV_USAGE, budget_burn, itl
 
 UNITS = {"seconds": "s", "1/s": "ops", "W": "watt", "C": "celsius"}
 """Grafana's name for a unit; every other number is shown as the doctor prints it."""
@@ -32,7 +32,7 @@ SHORT, INTERVAL = "1m", "$__rate_interval"
 
 
 @dataclass(frozen=True)
-class Scope:
+class DashboardScope:
     """Which servers a page is about: by its variables, and grouped by these labels."""
 
     contract: Contract
@@ -103,9 +103,9 @@ def dashboards(incidents: Sequence[Incident], contract: Contract) -> dict[str, s
 # -- a page per incident ----------------------------------------------------------------------------------------------
 
 
-def _incident(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> Page:
+def _incident(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> DashboardPage:
     site = contract.site
-    scope = Scope(contract, ("model", "engine", "gpu"))
+    scope = DashboardScope(contract, ("model", "engine", "gpu"))
     worse = (*incident.supports, *((incident.escalates,) if incident.escalates else ()))
     rows = {
         incident.title: [_intro(incident, site), _state(incident, scope)],
@@ -114,7 +114,7 @@ def _incident(incident: Incident, known: Mapping[str, Incident], contract: Contr
         "What looks like it": _look_alikes(incident, known, scope),
         "The server and its GPUs on one time axis": _vitals(scope),
     }
-    return Page(
+    return DashboardPage(
         uid=uid(incident.id),
         title=f"vLLM / {incident.title}",
         description=f"{MARK}. {' '.join(incident.cause.split())}",
@@ -128,12 +128,12 @@ def _incident(incident: Incident, known: Mapping[str, Incident], contract: Contr
 def _intro(incident: Incident, site: Site) -> Any:
     address = "http://${instance}" if "instance" in site.labels else "URL"
     return grafana.text(
-        f"**{incident.severity}**: {incident.harm}.\n\n{' '.join(incident.cause.split())}\n\n"
+        f"**{incident.severity}**: {incident.impact}.\n\n{' '.join(incident.cause.split())}\n\n"
         f"Judge it now: `diag doctor {address}`; read on: `diag explain {incident.id}`"
     )
 
 
-def _state(incident: Incident, scope: Scope) -> Any:
+def _state(incident: Incident, scope: DashboardScope) -> Any:
     """The alert at every subject that is judged, also where it is silent."""
     by = per(incident, scope.site)
     first = expression(incident.conditions[0].signal, incident, incident.window, scope.contract)
@@ -152,7 +152,7 @@ def _severity(matchers: str, by: Sequence[str]) -> str:
     return f"max by ({', '.join(by)}) ({' or '.join(every)})"
 
 
-def _condition(condition: Condition, incident: Incident, scope: Scope) -> Any:
+def _condition(condition: Condition, incident: Incident, scope: DashboardScope) -> Any:
     """A signal with its limit: what is on the wrong side of the line holds."""
     limit = scope.contract.limit(condition.limit)
     good = f"Good, that is not this incident: {opposite(condition, scope.contract)}. The limit: {condition.why.says}."
@@ -160,27 +160,30 @@ def _condition(condition: Condition, incident: Incident, scope: Scope) -> Any:
     return _signal(condition, incident, ("", good), line, scope)
 
 
-def _look_alikes(incident: Incident, known: Mapping[str, Incident], scope: Scope) -> list[Any]:
+def _look_alikes(incident: Incident, known: Mapping[str, Incident], scope: DashboardScope) -> list[Any]:
     """What must hold for it to be this incident; for another incident, what that one is recognised by first."""
     panels = []
     for look in incident.looks_like:
         if look.requires:
             limit = comparison(look.requires, scope.contract)
-            said = (f"not {look.name}: ", f"It is {incident.id} where this is {limit}, else {look.name}. {look.tell}")
+            said = (
+                f"not {look.name}: ",
+                f"It is {incident.id} where this is {limit}, else {look.name}. {look.distinguish}",
+            )
             panels.append(_neutral(look.requires, incident, said, scope))
         elif look.name in known:
             first = known[look.name].symptoms[0]
             limit = comparison(first, scope.contract)
-            said = (f"{look.name}: ", f"Where this is {limit}, it may be {look.name} as well. {look.tell}")
+            said = (f"{look.name}: ", f"Where this is {limit}, it may be {look.name} as well. {look.distinguish}")
             panels.append(_neutral(first, known[look.name], said, scope))
     return panels
 
 
-def _neutral(condition: Condition, incident: Incident, said: tuple[str, str], scope: Scope) -> Any:
+def _neutral(condition: Condition, incident: Incident, said: tuple[str, str], scope: DashboardScope) -> Any:
     return _signal(condition, incident, said, Limit(scope.contract.limit(condition.limit), NEUTRAL, NEUTRAL), scope)
 
 
-def _signal(condition: Condition, incident: Incident, said: tuple[str, str], line: Limit, scope: Scope) -> Any:
+def _signal(condition: Condition, incident: Incident, said: tuple[str, str], line: Limit, scope: DashboardScope) -> Any:
     """A condition's signal as the alert asks it; `said` is what stands before its name, and what good looks like."""
     asked = scope.chosen(expression(condition.signal, incident, incident.window, scope.contract))
     title = f"{said[0]}{condition.signal.name} {comparison(condition, scope.contract)}"
@@ -191,9 +194,9 @@ def _signal(condition: Condition, incident: Incident, said: tuple[str, str], lin
 # -- the overview -----------------------------------------------------------------------------------------------------
 
 
-def _overview(contract: Contract) -> Page:
-    scope = Scope(contract, ("model",))
-    return Page(
+def _overview(contract: Contract) -> DashboardPage:
+    scope = DashboardScope(contract, ("model",))
+    return DashboardPage(
         uid=uid("overview"),
         title="vLLM / Overview",
         description=f"{MARK}. What is wrong where, whom it harms, every server in a row.",
@@ -210,7 +213,7 @@ def _overview(contract: Contract) -> Page:
     )
 
 
-def _verdict(scope: Scope) -> list[Any]:
+def _verdict(scope: DashboardScope) -> list[Any]:
     def one(title: str, good: str, promql: str, limit: Limit | None = None) -> Any:
         return grafana.number(Head(title, good, width=4), promql, limit)
 
@@ -231,18 +234,18 @@ def _verdict(scope: Scope) -> list[Any]:
     ]
 
 
-def _burn(scope: Scope) -> str:
+def _burn(scope: DashboardScope) -> str:
     asked = fill(budget_burn.promql, ("instance", "engine"), "5m", scope.contract.values())
     return scope.chosen(regroup(asked, scope.site.labels))
 
 
-def _timeline(scope: Scope) -> Any:
+def _timeline(scope: DashboardScope) -> Any:
     by = scope.by("incident")
     head = Head("Incidents", "Good: empty. A bar is an incident at one server, from pending to critical.", width=24)
     return grafana.states(head, [Query(scope.chosen(_severity('incident=~".+"', by)), _legend(by))], STATES)
 
 
-def _servers(scope: Scope) -> Any:
+def _servers(scope: DashboardScope) -> Any:
     by = scope.by()
     there = scope.ask("0 * max by ($by) (vllm:num_requests_running or diag_vllm_up)", by)
     worst = scope.chosen(_severity('incident=~".+"', by))
@@ -264,7 +267,7 @@ def _servers(scope: Scope) -> Any:
     return grafana.table(Head("Servers", good, width=24), queries, STATES, address)
 
 
-def _served(scope: Scope) -> list[Any]:
+def _served(scope: DashboardScope) -> list[Any]:
     by = scope.by("engine")
     ended = "sum by ($by, finished_reason) (rate(vllm:request_success_total[$window]))"
     gaps = f"{itl('sum')} / ({itl('count')} > 0)"
@@ -294,7 +297,7 @@ Told = tuple[Head, tuple[str, ...], dict[str, str]]
 """A panel: the labels beside the server's, and its expressions by what they are called."""
 
 
-def _panels(told: Sequence[Told], scope: Scope) -> list[Any]:
+def _panels(told: Sequence[Told], scope: DashboardScope) -> list[Any]:
     panels = []
     for head, labels, promql in told:
         by = scope.by(*labels)
@@ -304,7 +307,7 @@ def _panels(told: Sequence[Told], scope: Scope) -> list[Any]:
     return panels
 
 
-def _vitals(scope: Scope, width: int = 24) -> list[Any]:
+def _vitals(scope: DashboardScope, width: int = 24) -> list[Any]:
     """What vLLM does over what its GPUs do."""
     share, engine, gpu = "percentunit", ("engine",), ("gpu",)
     requests = {each: f"sum by ($by) (vllm:num_requests_{each})" for each in ("running", "waiting")}
@@ -328,9 +331,9 @@ def _vitals(scope: Scope, width: int = 24) -> list[Any]:
 # -- GPUs and ranks ---------------------------------------------------------------------------------------------------
 
 
-def _gpus(incidents: Sequence[Incident], contract: Contract) -> Page:
-    scope = Scope(contract, ("gpu",))
-    return Page(
+def _gpus(incidents: Sequence[Incident], contract: Contract) -> DashboardPage:
+    scope = DashboardScope(contract, ("gpu",))
+    return DashboardPage(
         uid=uid("gpus"),
         title="vLLM / GPUs and ranks",
         description=f"{MARK}. Which rank, which GPU: the one that differs from its peers.",
@@ -349,7 +352,7 @@ def _of_a_gpu(incidents: Sequence[Incident]) -> list[tuple[Condition, Incident]]
     return [(condition, each) for each in incidents if "gpu" in each.per for condition in each.symptoms]
 
 
-def _by_rank(scope: Scope) -> list[Any]:
+def _by_rank(scope: DashboardScope) -> list[Any]:
     """GPUs by the rank that runs on them, where that is known; processes by their rank."""
 
     def ranked(promql: str) -> str:
@@ -393,7 +396,7 @@ GPU_PANELS: tuple[Told, ...] = (
 # -- what all pages have ----------------------------------------------------------------------------------------------
 
 
-def _annotations(scope: Scope) -> dict[str, tuple[str, str, str]]:
+def _annotations(scope: DashboardScope) -> dict[str, tuple[str, str, str]]:
     """Alerts, restarts, throttling and Xid errors: expression, title and colour."""
     name = _legend(scope.by())
     heat = 'sum by ($by) (increase(diag_gpu_throttle_seconds_total{reason=~"sw_thermal|hw_thermal"}[$window])) > 1'

@@ -6,10 +6,10 @@ from typing import Any
 
 from diag.artefacts import alerts, dashboards, dcgm, guards, runbooks
 from diag.artefacts.names import MARK
-from diag.contract import Contract
-from diag.errors import BadUsage
-from diag.incident import Incident
-from diag.yaml import dump
+from diag.core.contract import Contract
+from diag.core.errors import BadUsage
+from diag.core.incident import Incident
+from diag.core.yaml import dump
 
 FOLDERS = ("alerts", "dashboards", "runbooks")
 RELABEL = {

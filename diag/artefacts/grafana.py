@@ -58,7 +58,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Page:
+class DashboardPage:
     """One dashboard: titled rows of panels, variables by name, annotations as expression, title and colour."""
 
     uid: str
@@ -182,7 +182,7 @@ def fit(panels: Sequence[Any]) -> Sequence[Any]:
     return panels
 
 
-def render(page: Page) -> str:
+def render(page: DashboardPage) -> str:
     """The dashboard as a JSON file."""
     dashboard = core.Dashboard(
         title=page.title,

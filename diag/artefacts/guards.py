@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from diag.artefacts.names import runbook_url
-from diag.contract import Contract
-from diag.incident import fill, regroup
+from diag.core.contract import Contract
+from diag.core.incident import fill, regroup
+from diag.knowledge.signals.engine import edge
 from diag.promql import pretty
-from diag.signals import edge
 
 PAGE = "telemetry"
 """The runbook of all of them."""

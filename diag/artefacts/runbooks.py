@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from diag.artefacts.guards import GUARDS, PAGE, SERVER, asked
 from diag.artefacts.names import MARK, alert_name, comparison, expression, opposite, per
-from diag.contract import Contract
-from diag.incident import Condition, Fix, Incident, LooksLike, Signal, Source, regroup
+from diag.core.contract import Contract
+from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Source, regroup
 from diag.promql import metric_names, parse, pretty
-from diag.report.words import released, why
+from diag.report.sentences import released, why
 
 EXIT = {"info": 0, "warning": 1, "critical": 2}
 
@@ -26,7 +26,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
     """One incident: is it real, how to tell, what to do, how to see that it worked, and what not to do."""
     sections = {
         "Meaning": _meaning(incident, incidents),
-        "Impact": [f"{_sentence(incident.harm)}"],
+        "Impact": [f"{_sentence(incident.impact)}"],
         "Is it real? (two minutes)": _is_it_real(incident, contract),
         "Diagnose": _diagnose(incident, contract),
         "What looks like it": _look_alikes(incident, {each.id: each for each in incidents}, contract),
@@ -74,7 +74,7 @@ def _is_it_real(incident: Incident, contract: Contract) -> list[str]:
     ]
     return [
         *_where(incident, contract),
-        f"{incident.severity.upper()} {incident.id} on {subject}, now, since <time>: {incident.harm}",
+        f"{incident.severity.upper()} {incident.id} on {subject}, now, since <time>: {incident.impact}",
         "",
         *rows,
         "```",
@@ -118,7 +118,7 @@ def _diagnose(incident: Incident, contract: Contract) -> list[str]:
 
 def _symptom(condition: Condition, incident: Incident, contract: Contract) -> list[str]:
     asked = expression(condition.signal, incident, incident.window, contract)
-    says = condition.signal.says.format(value="<value>")
+    says = condition.signal.sentence.format(value="<value>")
     return [
         f"**{_claim(condition, contract)}**. Ask Prometheus; it is the case where the answer is"
         f' {comparison(condition, contract)} ("{says}"):',
@@ -156,14 +156,14 @@ def _pages(incident: Incident, contract: Contract) -> list[str]:
 
 def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
     rows = [
-        f"| {_linked([each.name]) if each.name in known else each.name} | {_cell(each.tell)}"
+        f"| {_linked([each.name]) if each.name in known else each.name} | {_cell(each.distinguish)}"
         f" | {_cell(_decides(each, known, contract))} |"
         for each in incident.looks_like
     ]
     return ["| it may be | how to tell | by which number |", "|---|---|---|", *rows] if rows else []
 
 
-def _decides(look: LooksLike, known: Mapping[str, Incident], contract: Contract) -> str:
+def _decides(look: LookAlike, known: Mapping[str, Incident], contract: Contract) -> str:
     """What rules a look-alike out; else what it would take to be it."""
     against = look.requires or look.refuted_by
     if against:

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 
-from diag.exporter.families import Collector
-from diag.exporter.gpu import Gpus
-from diag.exporter.log import LogTail
+from diag.core.metric_families import Collector
+from diag.exporter.gpu.collector import GpuCollector
+from diag.exporter.log.tail import LogTail
 from diag.exporter.process import Processes
-from diag.sources.address import Address
-from diag.sources.config import Told
-from diag.sources.here import is_here
+from diag.http.address import Address
+from diag.http.locality import is_here
+from diag.vllm.server.config import ServerFacts
 
 
 @dataclass(frozen=True)
-class Host:
+class HostCollectors:
     """The collectors of one server; None for what is on another host, and for a log that was not named."""
 
-    gpus: Gpus | None
+    gpus: GpuCollector | None
     log: LogTail | None
     processes: Processes | None
 
@@ -37,16 +37,16 @@ class Host:
             if each:
                 each.start()
 
-    def told(self, told: Told) -> Told:
+    def told(self, told: ServerFacts) -> ServerFacts:
         """What a server says of itself, with what its log and its processes add."""
         process = self.processes.launch() if self.processes else ""
         return replace(self.log.state.completes(told) if self.log else told, process=process)
 
 
-def host(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> Host:
+def host(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> HostCollectors:
     """What there is here of that server; `log` is a path, "-" for standard input, "" for none."""
     tail = LogTail(log, zone) if log else None
     if not is_here(address):
-        return Host(None, tail, None)
+        return HostCollectors(None, tail, None)
     processes = Processes(address.port)
-    return Host(Gpus(gpus, processes.owners, processes.visible), tail, processes)
+    return HostCollectors(GpuCollector(gpus, processes.owners, processes.visible), tail, processes)

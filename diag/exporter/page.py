@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from diag import __version__
-from diag.exporter.families import Collector, Sample, render
-from diag.exporter.host import Host
-from diag.exporter.part import Look, Outcome, Part
-from diag.exporter.vllm import Scraped
-from diag.sources.config import Told, settle
-from diag.sources.text import printable
+from diag.core.formatting import printable
+from diag.core.metric_families import Collector, Sample, render
+from diag.exporter.host import HostCollectors
+from diag.exporter.part import Look, LookOutcome, PagePart
+from diag.exporter.vllm_page import Scraped
+from diag.vllm.server.config import ServerFacts, settle
 
 log = logging.getLogger("diag.exporter")
 Write = Callable[[Iterable[Sample]], bytes]
@@ -25,24 +25,26 @@ class Rendered:
     problem: str
 
 
-class Beside:
+class HostPage:
     """Everything on the page but vLLM's own part."""
 
-    def __init__(self, host: Host, more: Callable[[], Iterable[Sample]] = tuple, write: Write = render) -> None:
+    def __init__(
+        self, host: HostCollectors, more: Callable[[], Iterable[Sample]] = tuple, write: Write = render
+    ) -> None:
         self._host = host
         self._more = more
         self._write = write
-        self._parts = [Part(each.name, _rendering(each, write)) for each in host.collectors]
+        self._parts = [PagePart(each.name, _rendering(each, write)) for each in host.collectors]
         self._said: dict[str, str] = {}
 
     def look(self) -> list[Look[Rendered]]:
         """Begin to look at every part, while vLLM works on its page."""
         return [part.look() for part in self._parts]
 
-    def page(self, scraped: Outcome[Scraped], looks: Sequence[Look[Rendered]], seconds: float) -> bytes:
+    def page(self, scraped: LookOutcome[Scraped], looks: Sequence[Look[Rendered]], seconds: float) -> bytes:
         """The whole page; a part may take so many seconds from the beginning of its look on."""
         found = {part.name: look.outcome(seconds) for part, look in zip(self._parts, looks, strict=True)}
-        outcomes: dict[str, Outcome[Scraped] | Outcome[Rendered]] = {"vllm": scraped, **found}
+        outcomes: dict[str, LookOutcome[Scraped] | LookOutcome[Rendered]] = {"vllm": scraped, **found}
         problems = {name: _problem(each) for name, each in outcomes.items()}
         self._say(problems)
         durations = {name: each.seconds for name, each in outcomes.items()}
@@ -53,7 +55,7 @@ class Beside:
     def _server(self, scraped: Scraped | None) -> Iterator[Sample]:
         yield "diag_build_info", (__version__,), 1
         yield "diag_vllm_up", (), float(bool(scraped and scraped.up))
-        told = self._host.told(scraped.told if scraped else Told())
+        told = self._host.told(scraped.told if scraped else ServerFacts())
         if told.version or told.models:
             yield "diag_vllm_info", (told.version, ", ".join(told.models)), 1
         settled = settle(scraped.config if scraped else {}, told)
@@ -76,7 +78,7 @@ def _rendering(collector: Collector, write: Write) -> Callable[[], Rendered]:
     return look
 
 
-def _problem(outcome: Outcome[Scraped] | Outcome[Rendered]) -> str:
+def _problem(outcome: LookOutcome[Scraped] | LookOutcome[Rendered]) -> str:
     return outcome.problem or (outcome.result.problem if outcome.result else "")
 
 

@@ -20,7 +20,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
+class LookOutcome(Generic[T]):
     """What a look gave: its result, or None and the problem; seconds that it took."""
 
     result: T | None
@@ -33,18 +33,18 @@ class Look(Generic[T]):
 
     def __init__(self) -> None:
         self.start = time.monotonic()
-        self.future: Future[Outcome[T]] = Future()
+        self.future: Future[LookOutcome[T]] = Future()
 
-    def outcome(self, seconds: float) -> Outcome[T]:
+    def outcome(self, seconds: float) -> LookOutcome[T]:
         """Wait until so many seconds after its start: a look that hangs holds up the first scrape only."""
         left = self.start + seconds - time.monotonic()
         try:
             return self.future.result(max(left, 0.0))
         except StillRunning:
-            return Outcome(None, "takes longer than a scrape may", time.monotonic() - self.start)
+            return LookOutcome(None, "takes longer than a scrape may", time.monotonic() - self.start)
 
 
-class Part(Generic[T]):
+class PagePart(Generic[T]):
     """Looks when asked, in a thread of its own that ends with the part or the process, whatever hangs in it."""
 
     def __init__(self, name: str, look: Callable[[], T]) -> None:
@@ -70,7 +70,7 @@ def _work(name: str, look: Callable[[], T], wanted: "SimpleQueue[Look[T] | None]
         each.future.set_result(_outcome(name, look, each.start))
 
 
-def _outcome(name: str, look: Callable[[], T], start: float) -> Outcome[T]:
+def _outcome(name: str, look: Callable[[], T], start: float) -> LookOutcome[T]:
     result, problem = None, ""
     try:
         result = look()
@@ -79,4 +79,4 @@ def _outcome(name: str, look: Callable[[], T], start: float) -> Outcome[T]:
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         log.debug("%s failed", name, exc_info=True)
-    return Outcome(result, problem, time.monotonic() - start)
+    return LookOutcome(result, problem, time.monotonic() - start)

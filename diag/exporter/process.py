@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import psutil
 
-from diag.exporter.families import Collected, Sample
-from diag.vllm.secrets import redact
+from diag.core.metric_families import Collected, Sample
+from diag.vllm.command.secrets import redact
 
 YOUNG = 600.0
 """Seconds in which a process may still get its title: a worker has its own when it has found its peers."""
@@ -90,7 +90,7 @@ Table = Mapping[int, Seen]
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProcess:
     """The topmost process of a vLLM server; `listens` when it was seen to, else its command line names the port."""
 
     pid: int
@@ -111,7 +111,7 @@ class View:
     owners: Mapping[int, Owner] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Of every axis; kept, for a worker that ends must not change the ranks of the others."""
-    server: Server | None = None
+    server: ServerProcess | None = None
     problem: str = ""
     search_at: float = 0.0
 
@@ -185,7 +185,7 @@ class Processes:
         return replace(view, problem=problem, search_at=ended + wait if search else last.search_at)
 
 
-def _view(table: Table, alive: Table, server: Server | None, last: View) -> View:
+def _view(table: Table, alive: Table, server: ServerProcess | None, last: View) -> View:
     members = {**alive, **({server.pid: table[server.pid]} if server else {})}
     while born := _children(table, members):
         members |= born
@@ -280,7 +280,9 @@ def _listening(port: int | None) -> Collection[int]:
     return {each.pid for each in listeners if each.pid and each.laddr and each.laddr.port == port}
 
 
-def _find(table: Table, port: int | None, outlived: Table, listening: Collection[int]) -> tuple[Server | None, str]:
+def _find(
+    table: Table, port: int | None, outlived: Table, listening: Collection[int]
+) -> tuple[ServerProcess | None, str]:
     """The server, or what to say when there is none."""
     tops = [top for pid in listening if (top := _top(table, pid))]
     if tops:
@@ -315,14 +317,14 @@ def _port(argv: tuple[str, ...]) -> str:
     return port
 
 
-def _server(table: Table, pid: int, listens: bool) -> Server:
+def _server(table: Table, pid: int, listens: bool) -> ServerProcess:
     """Its command is that of the process on top: those below have a title in its place, and over their environment."""
     chain = _chain(table, pid)
     top = table[[each for each in chain if table[each].serves or each == pid][-1]]
     environment = _environment(top.process)
     settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items() if _SHOWN.fullmatch(name)]
     launch = "" if top.role else redact(" ".join([*settings, shlex.join(top.argv)]))
-    return Server(pid, listens, table[pid].born, launch, environment.get("CUDA_VISIBLE_DEVICES"))
+    return ServerProcess(pid, listens, table[pid].born, launch, environment.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _environment(process: psutil.Process) -> Mapping[str, str]:

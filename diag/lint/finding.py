@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diag.vllm.command import Command, Given
-from diag.vllm.flags import release
+from diag.vllm.command.parse import Command, Given
+from diag.vllm.flags.registry import release
 
 Severity = Literal["error", "warning", "info"]
 EXIT = {"error": 2, "warning": 1}
@@ -25,7 +25,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """An error: vLLM does not start. A warning: it starts, but this hurts or does nothing. An info: worth a thought.
 
     `rule` is its name for a machine, `instead` what to write, `edits` the same as a correction of the command.
@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class LintReport:
     """A command judged for a release; `release_from` says why for this one.
 
     `corrected` is the command with what can be corrected mechanically, "" where that is nothing. `parser` is what the
@@ -50,7 +50,7 @@ class Report:
     version: str
     release_from: str
     model: str
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     not_checked: tuple[str, ...]
     corrected: str = ""
     parser: str | None = None
@@ -61,7 +61,7 @@ class Report:
         return max((EXIT.get(each.severity, 0) for each in self.findings), default=0)
 
 
-Rule = Callable[[Command, str], Iterator[Finding]]
+Rule = Callable[[Command, str], Iterator[LintFinding]]
 """Looks at a command for a release."""
 
 

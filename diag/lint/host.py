@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diag.lint.finding import Finding, at_least, number, ranks, removal
-from diag.vllm.command import Command
-from diag.vllm.defaults import default
-from diag.vllm.model import Model
+from diag.lint.finding import LintFinding, at_least, number, ranks, removal
+from diag.vllm.command.parse import Command
+from diag.vllm.flags.defaults import default
+from diag.vllm.memory.model import Model
 
 GIB = 2**30
 Sample = tuple[str, tuple[str, ...], float]
@@ -19,7 +19,7 @@ _OTHER_FILES = ("params.json", "*.gguf")
 
 
 @dataclass(frozen=True)
-class Gpu:
+class HostGpu:
     """One GPU: memory in bytes, and how many processes are on it."""
 
     index: str
@@ -30,25 +30,25 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostGpus:
     """The GPUs that the server would see, in their order; `paths` has "nvlink", "sys" ... by pairs of indices."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[HostGpu, ...]
     paths: Mapping[tuple[str, str], str]
 
 
-def host(samples: Iterable[Sample]) -> Host:
+def host(samples: Iterable[Sample]) -> HostGpus:
     """The GPUs in what the exporter's collector found."""
     by = [(family.removeprefix("diag_gpu_"), labels, value) for family, labels, value in samples]
     names = {labels[0]: labels[2] for family, labels, _ in by if family == "info"}
     bytes_ = {(family, labels[0]): value for family, labels, value in by if family.startswith("memory_")}
     users = [labels[0] for family, labels, _ in by if family == "process_memory_bytes"]
     gpus = tuple(
-        Gpu(at, name, bytes_["memory_total_bytes", at], bytes_["memory_free_bytes", at], users.count(at))
+        HostGpu(at, name, bytes_["memory_total_bytes", at], bytes_["memory_free_bytes", at], users.count(at))
         for at, name in names.items()
         if {("memory_total_bytes", at), ("memory_free_bytes", at)} <= bytes_.keys()
     )
-    return Host(gpus, {(labels[0], labels[1]): labels[2] for family, labels, _ in by if family == "peer_info"})
+    return HostGpus(gpus, {(labels[0], labels[1]): labels[2] for family, labels, _ in by if family == "peer_info"})
 
 
 def is_without_config(folder: Path) -> bool:
@@ -57,9 +57,9 @@ def is_without_config(folder: Path) -> bool:
     return folder.is_dir() and not any(True for pattern in files for _ in folder.glob(pattern))
 
 
-def without_config(folder: str) -> Finding:
+def without_config(folder: str) -> LintFinding:
     """The finding for such a folder."""
-    return Finding(
+    return LintFinding(
         "no_config",
         "error",
         f"the folder {folder} has no config.json",
@@ -68,12 +68,12 @@ def without_config(folder: str) -> Finding:
     )
 
 
-def of_model(command: Command, version: str, model: Model) -> Iterator[Finding]:
+def of_model(command: Command, version: str, model: Model) -> Iterator[LintFinding]:
     """What the model's own numbers refuse."""
     tensor = ranks(command, "--tensor-parallel-size")
     if model.heads % tensor:
         able = [each for each in range(1, min(tensor, model.heads + 1)) if model.heads % each == 0]
-        yield Finding(
+        yield LintFinding(
             "heads_do_not_divide",
             "error",
             f"--tensor-parallel-size {tensor} does not divide the model's {model.heads} attention heads",
@@ -81,7 +81,7 @@ def of_model(command: Command, version: str, model: Model) -> Iterator[Finding]:
             f"--tensor-parallel-size {able[-1]}",
         )
     if command.switched("--enable-expert-parallel") and model.family and not model.family.experts:
-        yield Finding(
+        yield LintFinding(
             "experts_of_a_dense_model",
             "error",
             "--enable-expert-parallel, and the model has no experts",
@@ -92,7 +92,7 @@ def of_model(command: Command, version: str, model: Model) -> Iterator[Finding]:
     length = number(command.get("--max-model-len")) or 0
     changed = command.get("--hf-overrides") or command.get("--rope-scaling") or command.environment.get(_LONG) == "1"
     if length > model.longest and not changed:
-        yield Finding(
+        yield LintFinding(
             "context_above_the_model",
             "error" if model.family else "warning",
             f"--max-model-len {length:g} is above the model's maximum, {model.longest:,} tokens",
@@ -101,7 +101,7 @@ def of_model(command: Command, version: str, model: Model) -> Iterator[Finding]:
         )
 
 
-def with_length(findings: Iterable[Finding], model: Model) -> Iterator[Finding]:
+def with_length(findings: Iterable[LintFinding], model: Model) -> Iterator[LintFinding]:
     """The finding about a context at the maximum with that; without it where vLLM takes a shorter one (LongRoPE)."""
     for each in findings:
         at = each.rule == "context_at_the_maximum"
@@ -111,7 +111,7 @@ def with_length(findings: Iterable[Finding], model: Model) -> Iterator[Finding]:
             yield replace(each, what=f"{each.what}, {model.longest:,} tokens")
 
 
-def of_host(command: Command, version: str, found: Host) -> Iterator[Finding]:
+def of_host(command: Command, version: str, found: HostGpus) -> Iterator[LintFinding]:
     """What the GPUs of this host make of it: warnings, since the server may be meant for another one."""
     tensor, pipeline, data = (ranks(command, f"--{each}-parallel-size") for each in ("tensor", "pipeline", "data"))
     local = number(command.get("--data-parallel-size-local"))
@@ -121,7 +121,7 @@ def of_host(command: Command, version: str, found: Host) -> Iterator[Finding]:
         command.get("--data-parallel-backend"),
     )
     if needed > len(found.gpus) and not elsewhere:
-        yield Finding(
+        yield LintFinding(
             "fewer_gpus_than_ranks",
             "warning",
             f"it needs {needed} GPUs, and this host shows {len(found.gpus)}",
@@ -134,10 +134,10 @@ def of_host(command: Command, version: str, found: Host) -> Iterator[Finding]:
     yield from _shared(command, version, used)
 
 
-def _unequal(used: tuple[Gpu, ...]) -> Iterator[Finding]:
+def _unequal(used: tuple[HostGpu, ...]) -> Iterator[LintFinding]:
     kinds = sorted({(each.name, round(each.total / GIB)) for each in used})
     if len(kinds) > 1:
-        yield Finding(
+        yield LintFinding(
             "unequal_gpus",
             "warning",
             "the GPUs are not alike: " + ", ".join(f"{name} with {total} GiB" for name, total in kinds),
@@ -146,13 +146,13 @@ def _unequal(used: tuple[Gpu, ...]) -> Iterator[Finding]:
         )
 
 
-def _links(used: tuple[Gpu, ...], found: Host, tensor: int) -> Iterator[Finding]:
+def _links(used: tuple[HostGpu, ...], found: HostGpus, tensor: int) -> Iterator[LintFinding]:
     pairs = [(one.index, other.index) for one in used for other in used if one.index < other.index]
     slow = [(pair, found.paths[pair]) for pair in pairs if found.paths.get(pair, "nvlink") != "nvlink"]
     if slow:
         (one, other), path = slow[0]
         more = f", and {len(slow) - 1} more pairs" if len(slow) > 1 else ""
-        yield Finding(
+        yield LintFinding(
             "tensor_parallel_over_pcie",
             "warning",
             f"--tensor-parallel-size {tensor} without NVLink: GPU {one} and GPU {other} meet over PCIe ({path}){more}",
@@ -161,7 +161,7 @@ def _links(used: tuple[Gpu, ...], found: Host, tensor: int) -> Iterator[Finding]
         )
 
 
-def _shared(command: Command, version: str, used: tuple[Gpu, ...]) -> Iterator[Finding]:
+def _shared(command: Command, version: str, used: tuple[HostGpu, ...]) -> Iterator[LintFinding]:
     """VLLM measures what is free at the start: `Free memory on device ... is less than desired` since 0.9.1."""
     if command.get("--kv-cache-memory-bytes") is not None:
         return
@@ -172,7 +172,7 @@ def _shared(command: Command, version: str, used: tuple[Gpu, ...]) -> Iterator[F
         return
     able = math.floor(tight.free / tight.total * 100) / 100
     others = f"{tight.users} other process{'es' * (tight.users != 1)}" if tight.users else "something else"
-    yield Finding(
+    yield LintFinding(
         "gpu_is_shared",
         "warning",
         f"GPU {tight.index} has {tight.free / GIB:.1f} of {tight.total / GIB:.1f} GiB free,"

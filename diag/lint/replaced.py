@@ -12,7 +12,7 @@ V1_ONLY = "0.11.0"
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ReplacedFlag:
     """`flags` are written instead ("" in them: the old value); none where the flag is only taken away.
 
     `words` say what to write where that cannot be done mechanically.
@@ -63,61 +63,63 @@ _ROPE_WORDS = (
     "--hf-overrides with rope_parameters, the whole of them (rope_type, factor, rope_theta ...), and with"
     " max_position_embeddings where the context grows"
 )
-REPLACED: Mapping[str, Replaced] = {
-    "--num-scheduler-steps": Replaced("V1 has no multi-step scheduling; it schedules asynchronously instead"),
-    "--multi-step-stream-outputs": Replaced("V1 has no multi-step scheduling"),
-    "--swap-space": Replaced("V1 never swaps the KV cache to the CPU: it recomputes"),
-    "--preemption-mode": Replaced("V1 preempts by recomputation only"),
-    "--max-num-partial-prefills": Replaced(
+REPLACED: Mapping[str, ReplacedFlag] = {
+    "--num-scheduler-steps": ReplacedFlag("V1 has no multi-step scheduling; it schedules asynchronously instead"),
+    "--multi-step-stream-outputs": ReplacedFlag("V1 has no multi-step scheduling"),
+    "--swap-space": ReplacedFlag("V1 never swaps the KV cache to the CPU: it recomputes"),
+    "--preemption-mode": ReplacedFlag("V1 preempts by recomputation only"),
+    "--max-num-partial-prefills": ReplacedFlag(
         "V1 never supported more than one; --long-prefill-token-threshold keeps long prompts from taking a whole step"
     ),
-    "--max-long-partial-prefills": Replaced("V1 never supported partial prefills side by side"),
-    "--scheduler-delay-factor": Replaced(_V0),
-    "--num-lookahead-slots": Replaced(_V0),
-    "--use-v2-block-manager": Replaced(_V0),
-    "--disable-async-output-proc": Replaced(_V0),
-    "--disable-frontend-multiprocessing": Replaced(_V0),
-    "--max-seq-len-to-capture": Replaced(
+    "--max-long-partial-prefills": ReplacedFlag("V1 never supported partial prefills side by side"),
+    "--scheduler-delay-factor": ReplacedFlag(_V0),
+    "--num-lookahead-slots": ReplacedFlag(_V0),
+    "--use-v2-block-manager": ReplacedFlag(_V0),
+    "--disable-async-output-proc": ReplacedFlag(_V0),
+    "--disable-frontend-multiprocessing": ReplacedFlag(_V0),
+    "--max-seq-len-to-capture": ReplacedFlag(
         "V1 captures CUDA graphs by batch size, not by length: --max-cudagraph-capture-size bounds them"
     ),
-    "--max-context-len-to-capture": Replaced("V1 captures CUDA graphs by batch size, not by length"),
-    "--disable-log-requests": Replaced(
+    "--max-context-len-to-capture": ReplacedFlag("V1 captures CUDA graphs by batch size, not by length"),
+    "--disable-log-requests": ReplacedFlag(
         "requests are not logged unless --enable-log-requests asks for it, since 0.10.1"
     ),
-    "--enable-reasoning": Replaced("--reasoning-parser alone switches it on"),
-    "--device": Replaced("the platform is detected"),
-    "--calculate-kv-scales": Replaced("the scales come with the checkpoint"),
-    "--rope-scaling": Replaced(_ROPE, words=_ROPE_WORDS),
-    "--rope-theta": Replaced(_ROPE, words=_ROPE_WORDS),
-    "--cuda-graph-sizes": Replaced("it was renamed", ("--cudagraph-capture-sizes", "")),
-    "--chat-template-text-format": Replaced("it was renamed", ("--chat-template-content-format", "")),
-    "--override-pooler-config": Replaced("it was renamed", ("--pooler-config", "")),
-    "--disable-mm-preprocessor-cache": Replaced("a cache of no size does the same", ("--mm-processor-cache-gb", "0")),
-    "--enable-multimodal-encoder-data-parallel": Replaced(
+    "--enable-reasoning": ReplacedFlag("--reasoning-parser alone switches it on"),
+    "--device": ReplacedFlag("the platform is detected"),
+    "--calculate-kv-scales": ReplacedFlag("the scales come with the checkpoint"),
+    "--rope-scaling": ReplacedFlag(_ROPE, words=_ROPE_WORDS),
+    "--rope-theta": ReplacedFlag(_ROPE, words=_ROPE_WORDS),
+    "--cuda-graph-sizes": ReplacedFlag("it was renamed", ("--cudagraph-capture-sizes", "")),
+    "--chat-template-text-format": ReplacedFlag("it was renamed", ("--chat-template-content-format", "")),
+    "--override-pooler-config": ReplacedFlag("it was renamed", ("--pooler-config", "")),
+    "--disable-mm-preprocessor-cache": ReplacedFlag(
+        "a cache of no size does the same", ("--mm-processor-cache-gb", "0")
+    ),
+    "--enable-multimodal-encoder-data-parallel": ReplacedFlag(
         "it became one of several modes", ("--mm-encoder-tp-mode", "data")
     ),
 }
 _POOLING = "--task was divided into --runner and --convert"
-TASKS: Mapping[str, Replaced] = {
-    "generate": Replaced(_POOLING, ("--runner", "generate")),
-    "auto": Replaced("vLLM finds out by itself"),
-    "embed": Replaced(_POOLING, ("--runner", "pooling", "--convert", "embed")),
-    "embedding": Replaced(_POOLING, ("--runner", "pooling", "--convert", "embed")),
-    "classify": Replaced(_POOLING, ("--runner", "pooling", "--convert", "classify")),
-    "score": Replaced(_POOLING, ("--runner", "pooling", "--convert", "classify")),
-    "reward": Replaced(_POOLING, ("--runner", "pooling")),
+TASKS: Mapping[str, ReplacedFlag] = {
+    "generate": ReplacedFlag(_POOLING, ("--runner", "generate")),
+    "auto": ReplacedFlag("vLLM finds out by itself"),
+    "embed": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "embed")),
+    "embedding": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "embed")),
+    "classify": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "classify")),
+    "score": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "classify")),
+    "reward": ReplacedFlag(_POOLING, ("--runner", "pooling")),
 }
 """By the value of --task."""
-LARGEST_SIZE = Replaced("one number was the largest size", ("--max-cudagraph-capture-size", ""))
+LARGEST_SIZE = ReplacedFlag("one number was the largest size", ("--max-cudagraph-capture-size", ""))
 """What --cuda-graph-sizes with a single value became."""
-POOLER = Replaced(
+POOLER = ReplacedFlag(
     "it was renamed, and lost keys", words="--pooler-config with use_activation in the place of normalize or softmax"
 )
 """What --override-pooler-config with one of those keys became."""
 
 
 @dataclass(frozen=True)
-class Idle:
+class IneffectiveFlag:
     """A flag that the parser accepts and that does nothing from one release to another ("": as far as is known)."""
 
     first: str
@@ -125,21 +127,21 @@ class Idle:
     why: str
 
 
-IDLE: Mapping[str, Idle] = {
-    "--swap-space": Idle(V1, "", REPLACED["--swap-space"].why),
-    "--preemption-mode": Idle(V1, "", REPLACED["--preemption-mode"].why),
-    "--max-seq-len-to-capture": Idle(V1, "", REPLACED["--max-seq-len-to-capture"].why),
-    "--num-lookahead-slots": Idle(V1, "", _V0),
-    "--use-v2-block-manager": Idle(V1, "", _V0),
-    "--disable-log-requests": Idle("0.10.1", "", REPLACED["--disable-log-requests"].why),
-    "--show-hidden-metrics-for-version": Idle("0.15.0", "", "there is no hidden metric left to show"),
-    "--max-parallel-loading-workers": Idle("0.32.0", "", "vLLM says at the start that it is ignored"),
-    "--disable-cascade-attn": Idle("0.32.0", "", "cascade attention has been removed"),
+IDLE: Mapping[str, IneffectiveFlag] = {
+    "--swap-space": IneffectiveFlag(V1, "", REPLACED["--swap-space"].why),
+    "--preemption-mode": IneffectiveFlag(V1, "", REPLACED["--preemption-mode"].why),
+    "--max-seq-len-to-capture": IneffectiveFlag(V1, "", REPLACED["--max-seq-len-to-capture"].why),
+    "--num-lookahead-slots": IneffectiveFlag(V1, "", _V0),
+    "--use-v2-block-manager": IneffectiveFlag(V1, "", _V0),
+    "--disable-log-requests": IneffectiveFlag("0.10.1", "", REPLACED["--disable-log-requests"].why),
+    "--show-hidden-metrics-for-version": IneffectiveFlag("0.15.0", "", "there is no hidden metric left to show"),
+    "--max-parallel-loading-workers": IneffectiveFlag("0.32.0", "", "vLLM says at the start that it is ignored"),
+    "--disable-cascade-attn": IneffectiveFlag("0.32.0", "", "cascade attention has been removed"),
 }
 
 
 @dataclass(frozen=True)
-class Variable:
+class EnvironmentVariable:
     """The releases that read an environment variable ("": from the first, to the last), and what there is instead.
 
     `flag` takes its value, `variable` is another name of it.
@@ -158,18 +160,20 @@ ATTENTION_BACKENDS = {
     *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
 }
 """Names that --attention-backend takes from 0.16.0 to 0.32.0 at least; FLASH_ATTN_VLLM_V1 became FLASH_ATTN."""
-VARIABLES: Mapping[str, Variable] = {
-    "VLLM_USE_V1": Variable("", "0.11.0", "there is only the V1 engine"),
-    "VLLM_ATTENTION_BACKEND": Variable("", "0.14.1", "--attention-backend says it", "--attention-backend"),
-    "VLLM_EXECUTE_MODEL_TIMEOUT": Variable(
+VARIABLES: Mapping[str, EnvironmentVariable] = {
+    "VLLM_USE_V1": EnvironmentVariable("", "0.11.0", "there is only the V1 engine"),
+    "VLLM_ATTENTION_BACKEND": EnvironmentVariable("", "0.14.1", "--attention-backend says it", "--attention-backend"),
+    "VLLM_EXECUTE_MODEL_TIMEOUT": EnvironmentVariable(
         NEVER, "", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is its name", variable="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
     ),
-    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": Variable("0.9.2", "", "the time is fixed"),
-    "VLLM_ENGINE_ITERATION_TIMEOUT_S": Variable("", "0.31.0", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is what V1 reads"),
-    "VLLM_RPC_TIMEOUT": Variable("", "0.22.1", "nothing replaces it"),
-    "VLLM_ENGINE_READY_TIMEOUT_S": Variable("0.14.0", "", "the time is fixed"),
-    "VLLM_LOG_STATS_INTERVAL": Variable("0.10.1", "", "the interval is 10 s"),
-    "VLLM_DISABLE_PYNCCL": Variable("0.11.1", "", "NCCL cannot be switched off by it"),
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": Variable("0.10.2", "", "there is no such all-reduce yet"),
-    "VLLM_ALLREDUCE_USE_FLASHINFER": Variable("0.17.0", "", "there is no such all-reduce yet"),
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": EnvironmentVariable("0.9.2", "", "the time is fixed"),
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": EnvironmentVariable(
+        "", "0.31.0", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is what V1 reads"
+    ),
+    "VLLM_RPC_TIMEOUT": EnvironmentVariable("", "0.22.1", "nothing replaces it"),
+    "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable("0.14.0", "", "the time is fixed"),
+    "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable("0.10.1", "", "the interval is 10 s"),
+    "VLLM_DISABLE_PYNCCL": EnvironmentVariable("0.11.1", "", "NCCL cannot be switched off by it"),
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": EnvironmentVariable("0.10.2", "", "there is no such all-reduce yet"),
+    "VLLM_ALLREDUCE_USE_FLASHINFER": EnvironmentVariable("0.17.0", "", "there is no such all-reduce yet"),
 }

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from diag.lint import advice, contradictions, spelling, values
-from diag.lint.finding import Edit, Finding, Rule
-from diag.vllm.command import Command
-from diag.vllm.flags import release, versions
+from diag.lint import advice, spelling, values
+from diag.lint import conflicts as contradictions
+from diag.lint.finding import Edit, LintFinding, Rule
+from diag.vllm.command.parse import Command
+from diag.vllm.flags.registry import release, versions
 
 RULES: tuple[Rule, ...] = (
     spelling.unknown,
@@ -37,17 +38,17 @@ RULES: tuple[Rule, ...] = (
 _ORDER = ("error", "warning", "info")
 
 
-def lint(command: Command, version: str) -> tuple[Finding, ...]:
+def lint(command: Command, version: str) -> tuple[LintFinding, ...]:
     """Every finding of a command for a release such as 0.32.0, errors first."""
     return ordered(finding for rule in RULES for finding in rule(command, version))
 
 
-def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def ordered(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
     """Errors first, then warnings, then infos; otherwise as they were found."""
     return tuple(sorted(findings, key=lambda each: _ORDER.index(each.severity)))
 
 
-def corrected(command: Command, findings: Sequence[Finding]) -> tuple[str, ...]:
+def corrected(command: Command, findings: Sequence[LintFinding]) -> tuple[str, ...]:
     """The command's words with every mechanical correction in them, those of errors and warnings.
 
     Of two edits of the same words the one that takes them away counts, otherwise the first.
@@ -65,7 +66,7 @@ def corrected(command: Command, findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(word for at, each in enumerate([*words, ()]) for word in (*added.get(at, ()), *each))
 
 
-def _edits(findings: Sequence[Finding]) -> list[Edit]:
+def _edits(findings: Sequence[LintFinding]) -> list[Edit]:
     edits = [edit for each in findings if each.severity != "info" for edit in each.edits]
     return sorted(edits, key=lambda edit: bool(edit.new))
 

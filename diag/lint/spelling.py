@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from diag.lint.finding import HELP, Edit, Finding, at_least, is_open, removal, shown
+from diag.lint.finding import HELP, Edit, LintFinding, at_least, is_open, removal, shown
 from diag.lint.replaced import (
     ATTENTION_BACKENDS,
     BACKENDS_OF,
@@ -19,31 +19,31 @@ from diag.lint.replaced import (
     TASKS,
     V1_ONLY,
     VARIABLES,
-    Replaced,
-    Variable,
+    EnvironmentVariable,
+    ReplacedFlag,
 )
-from diag.vllm.command import Command, Given
-from diag.vllm.flags import Flag, described, environment, known
+from diag.vllm.command.parse import Command, Given
+from diag.vllm.flags.registry import Flag, described, environment, known
 
 _CLOSE, _VERY_CLOSE = 0.8, 0.93
 _SWITCHES_TOOK_WORDS = "0.9.0"
 """Up to 0.8 some switches took true or false as a word of its own."""
 
 
-def unknown(command: Command, version: str) -> Iterator[Finding]:
+def unknown(command: Command, version: str) -> Iterator[LintFinding]:
     """Flags that no release knows."""
     for given in command.given:
         if given.option is None and not is_open(given.spelled) and given.spelled not in HELP:
             yield _unknown(given, version)
 
 
-def _unknown(given: Given, version: str) -> Finding:
+def _unknown(given: Given, version: str) -> LintFinding:
     able = {name: flag for name, flag in known().items() if flag.in_release(version)}
     meant = sorted(name for name in able if name.startswith(given.spelled.replace("_", "-")))
     why = f"vLLM {version} ends with `unrecognized arguments`, unless a plugin adds the flag"
     if len(meant) > 1:
         some = ", ".join(meant[:4])
-        return Finding(
+        return LintFinding(
             "ambiguous_flag",
             "error",
             f"{shown(given)} is short for {len(meant)} flags",
@@ -52,7 +52,7 @@ def _unknown(given: Given, version: str) -> Finding:
         )
     near = get_close_matches(given.spelled.replace("_", "-").lower(), able, 1, _CLOSE)
     edits = (Edit(range(given.words.start, given.words.start + 1), (_spelled(given, near[0]),)),) if near else ()
-    return Finding(
+    return LintFinding(
         "unknown_flag",
         "error",
         f"{shown(given)}: no release of vLLM has such a flag",
@@ -67,7 +67,7 @@ def _spelled(given: Given, name: str) -> str:
     return f"{name}={given.values[0]}" if len(given.words) == 1 and given.values else name
 
 
-def absent(command: Command, version: str) -> Iterator[Finding]:
+def absent(command: Command, version: str) -> Iterator[LintFinding]:
     """Flags that other releases have."""
     missing = [each for each in command.given if each.option and not each.option.flag.in_release(version)]
     gone = [each for each in missing if at_least(version, _flag(each).first)]
@@ -84,8 +84,8 @@ def _flag(given: Given) -> Flag:
     return given.option.flag if given.option else known()[given.name]
 
 
-def _not_yet(given: Given, flag: Flag, version: str) -> Finding:
-    return Finding(
+def _not_yet(given: Given, flag: Flag, version: str) -> LintFinding:
+    return LintFinding(
         "flag_of_a_later_release",
         "error",
         f"{shown(given)} exists since {flag.first}, not in {version}",
@@ -94,12 +94,12 @@ def _not_yet(given: Given, flag: Flag, version: str) -> Finding:
     )
 
 
-def _removed(given: Given, flag: Flag, version: str) -> Finding:
+def _removed(given: Given, flag: Flag, version: str) -> LintFinding:
     new = _replacement(given, flag)
     words = tuple(word for each in new.flags for word in ([each] if each else given.values))
     able = all(known()[each].in_release(version) for each in words if each in known())
     instead = new.words or (" ".join(words) if words and able else "remove it")
-    return Finding(
+    return LintFinding(
         "removed_flag",
         "error",
         f"{shown(given)} was removed: {flag.last} is the last release with it",
@@ -109,7 +109,7 @@ def _removed(given: Given, flag: Flag, version: str) -> Finding:
     )
 
 
-def _replacement(given: Given, flag: Flag) -> Replaced:
+def _replacement(given: Given, flag: Flag) -> ReplacedFlag:
     """What took the place of a flag, which may depend on its value."""
     text = " ".join(given.values)
     if flag.name == "--task":
@@ -118,10 +118,10 @@ def _replacement(given: Given, flag: Flag) -> Replaced:
         return LARGEST_SIZE
     if flag.name == "--override-pooler-config" and re.search(r'"(?:normalize|softmax|activation)"', text):
         return POOLER
-    return REPLACED.get(flag.name, Replaced(""))
+    return REPLACED.get(flag.name, ReplacedFlag(""))
 
 
-def _merged(command: Command, parts: Sequence[Given], target: str, version: str) -> Finding:
+def _merged(command: Command, parts: Sequence[Given], target: str, version: str) -> LintFinding:
     """Several removed flags that became keys of one JSON object."""
     content = dict(_entry(each) for each in parts if at_least(KEYS_UNTIL.get(INTO[each.name][1], version), version))
     names = ", ".join(shown(each) for each in parts)
@@ -134,7 +134,7 @@ def _merged(command: Command, parts: Sequence[Given], target: str, version: str)
     given = command.get(target) is not None
     new = f"add {text} to {target}" if given else f"{target} '{text}'"
     edits = (Edit(first.words, (target, text)), *removal(others)) if first.words and able else ()
-    return Finding(
+    return LintFinding(
         "removed_flag",
         "error",
         f"{names} {are} removed: {last} is the last release with it",
@@ -163,7 +163,7 @@ def _entry(given: Given) -> tuple[str, object]:
         return key, text
 
 
-def abbreviated(command: Command, version: str) -> Iterator[Finding]:
+def abbreviated(command: Command, version: str) -> Iterator[LintFinding]:
     """The beginnings of flags, which argparse accepts; a flag that was removed may be the beginning of another one."""
     for given in command.given:
         flag = given.option.flag if given.option else None
@@ -171,7 +171,7 @@ def abbreviated(command: Command, version: str) -> Iterator[Finding]:
         if not flag or not name.startswith("--") or name == flag.name or not flag.name.startswith(name):
             continue
         if name in known():
-            yield Finding(
+            yield LintFinding(
                 "taken_for_another",
                 "error",
                 f"{name} was removed, and vLLM {version} takes it for {flag.name}",
@@ -180,7 +180,7 @@ def abbreviated(command: Command, version: str) -> Iterator[Finding]:
                 removal([given]),
             )
         else:
-            yield Finding(
+            yield LintFinding(
                 "abbreviated_flag",
                 "info",
                 f"{name} is short for {flag.name}",
@@ -189,14 +189,14 @@ def abbreviated(command: Command, version: str) -> Iterator[Finding]:
             )
 
 
-def idle(command: Command, version: str) -> Iterator[Finding]:
+def idle(command: Command, version: str) -> Iterator[LintFinding]:
     """Flags that the release accepts and that do nothing."""
     if command.environment.get("VLLM_USE_V1") == "0" and not at_least(version, V1_ONLY):
         return
     for given in command.given:
         no = IDLE.get(given.name)
         if no and given.option and given.option.flag.in_release(version) and at_least(version, no.first):
-            yield Finding(
+            yield LintFinding(
                 "no_effect",
                 "warning",
                 f"{shown(given)} does nothing in {version}",
@@ -206,7 +206,7 @@ def idle(command: Command, version: str) -> Iterator[Finding]:
             )
 
 
-def switches(command: Command, version: str) -> Iterator[Finding]:
+def switches(command: Command, version: str) -> Iterator[LintFinding]:
     """Switches with a value, and --no-x where there is none."""
     for given in command.given:
         if not given.option or not given.words or not given.option.flag.in_release(version) or given.option.key:
@@ -215,7 +215,7 @@ def switches(command: Command, version: str) -> Iterator[Finding]:
         if flag.takes == "none" and given.values and (len(given.words) == 1 or at_least(version, _SWITCHES_TOOK_WORDS)):
             off = given.values[0].lower() in ("false", "0") or not on
             name = f"--no-{flag.name[2:]}" if off else flag.name
-            yield Finding(
+            yield LintFinding(
                 "switch_with_a_value",
                 "error",
                 f"{shown(given)} takes no value",
@@ -224,7 +224,7 @@ def switches(command: Command, version: str) -> Iterator[Finding]:
                 (Edit(given.words, (name,) if flag.no or not off else ()),),
             )
         elif not on and not flag.no and at_least(version, described()):
-            yield Finding(
+            yield LintFinding(
                 "no_such_negation",
                 "error",
                 f"{given.spelled}: {flag.name} has no --no- form",
@@ -234,7 +234,7 @@ def switches(command: Command, version: str) -> Iterator[Finding]:
             )
 
 
-def strays(command: Command, version: str) -> Iterator[Finding]:
+def strays(command: Command, version: str) -> Iterator[LintFinding]:
     """Words that belong to no flag."""
     places = [at for at in command.strays if at != command.arguments]  # there it is a second model
     if not places or any(is_open(command.words[at]) for at in places):
@@ -243,8 +243,8 @@ def strays(command: Command, version: str) -> Iterator[Finding]:
     yield _joined(command, joined) if joined else _too_many(command, places, version)
 
 
-def _joined(command: Command, places: Sequence[int]) -> Finding:
-    return Finding(
+def _joined(command: Command, places: Sequence[int]) -> LintFinding:
+    return LintFinding(
         "flag_and_value_in_one_word",
         "error",
         f"{command.words[places[0]].split()[0]} and its value are one word",
@@ -254,9 +254,9 @@ def _joined(command: Command, places: Sequence[int]) -> Finding:
     )
 
 
-def _too_many(command: Command, places: Sequence[int], version: str) -> Finding:
+def _too_many(command: Command, places: Sequence[int], version: str) -> LintFinding:
     count = "a word" if len(places) == 1 else f"{len(places)} words"
-    return Finding(
+    return LintFinding(
         "word_too_many",
         "error",
         f"{count} too many, after {_before(command, places[0])}",
@@ -271,7 +271,7 @@ def _before(command: Command, at: int) -> str:
     return flags[-1] if flags else "the model"
 
 
-def variables(command: Command, version: str) -> Iterator[Finding]:
+def variables(command: Command, version: str) -> Iterator[LintFinding]:
     """Environment variables that this release does not read."""
     for name in command.environment:
         one = VARIABLES.get(name)
@@ -280,7 +280,7 @@ def variables(command: Command, version: str) -> Iterator[Finding]:
         elif one is None and name.startswith("VLLM_") and name not in environment() and at_least(version, described()):
             near = get_close_matches(name, environment(), 1, _VERY_CLOSE)
             if near:
-                yield Finding(
+                yield LintFinding(
                     "variable_not_read",
                     "warning",
                     f"{name} does nothing: vLLM {version} does not read it",
@@ -293,13 +293,13 @@ def _from(first: str, version: str) -> bool:
     return first != NEVER and (not first or at_least(version, first))
 
 
-def _not_read(name: str, one: Variable, command: Command, version: str) -> Finding:
+def _not_read(name: str, one: EnvironmentVariable, command: Command, version: str) -> LintFinding:
     value = command.environment[name]
     backend = value.removesuffix("_VLLM_V1")
     new = (one.flag, backend) if one.flag and backend in ATTENTION_BACKENDS and not command.all(one.flag) else ()
     at = _assignment(command, name)
     end = range(len(command.words), len(command.words))
-    return Finding(
+    return LintFinding(
         "variable_not_read",
         "warning",
         f"{name} does nothing: {'no release reads it' if one.first == NEVER else f'vLLM {version} does not read it'}",
@@ -317,6 +317,6 @@ def _assignment(command: Command, name: str) -> range:
     return range(0)
 
 
-def _renamed(command: Command, at: range, one: Variable, value: str) -> tuple[str, ...]:
+def _renamed(command: Command, at: range, one: EnvironmentVariable, value: str) -> tuple[str, ...]:
     before = command.words[at.start : at.stop - 1]
     return (*before, f"{one.variable}={value}") if one.variable else ()

@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from diag.lint.finding import HELP, Edit, Finding, at_least, is_open, number, removal, shown
-from diag.vllm.command import Command, Given
-from diag.vllm.flags import Flag, described, known
+from diag.lint.finding import HELP, Edit, LintFinding, at_least, is_open, number, removal, shown
+from diag.vllm.command.parse import Command, Given
+from diag.vllm.flags.registry import Flag, described, known
 
 _MOST = float("inf")
 _PORT = (1.0, 65535.0)
@@ -57,12 +57,12 @@ _ARE = {
 }
 
 
-def missing(command: Command, version: str) -> Iterator[Finding]:
+def missing(command: Command, version: str) -> Iterator[LintFinding]:
     """Flags at the end, or before another one, that need a value."""
     for given in command.given:
         takes = given.option.flag.takes if given.option else "optional"
         if given.option and takes in ("one", "many") and not given.values and given.option.flag.in_release(version):
-            yield Finding(
+            yield LintFinding(
                 "value_missing",
                 "error",
                 f"{shown(given)} has no value",
@@ -71,7 +71,7 @@ def missing(command: Command, version: str) -> Iterator[Finding]:
             )
 
 
-def wrong(command: Command, version: str) -> Iterator[Finding]:
+def wrong(command: Command, version: str) -> Iterator[LintFinding]:
     """Values of the wrong kind, out of range, or not among the choices."""
     for given in command.given:
         if given.option and given.values and not given.option.key and given.option.flag.in_release(version):
@@ -80,12 +80,12 @@ def wrong(command: Command, version: str) -> Iterator[Finding]:
             yield from _kind(given, version) or _limits(given, version) or _choice(given, version)
 
 
-def _kind(given: Given, version: str) -> tuple[Finding, ...]:
+def _kind(given: Given, version: str) -> tuple[LintFinding, ...]:
     flag = known()[given.name]
     if all(_is(flag, each, version) for each in given.values):
         return ()
     return (
-        Finding(
+        LintFinding(
             "value_of_another_kind",
             "error",
             f"{shown(given)}: {_told(given)} is not {_ARE[flag.value]}",
@@ -118,7 +118,7 @@ def _is_json(text: str, kind: type) -> bool:
         return False
 
 
-def _limits(given: Given, version: str) -> tuple[Finding, ...]:
+def _limits(given: Given, version: str) -> tuple[LintFinding, ...]:
     values = [value for value in map(number, given.values) if value is not None]
     if given.name not in LIMITS or all(_within(given.name, value) for value in values):
         return ()
@@ -126,7 +126,7 @@ def _limits(given: Given, version: str) -> tuple[Finding, ...]:
     low = f"above {least:g}" if given.name in _OPEN_BELOW else f"at least {least:g}"
     high = "" if most == _MOST else f" and {'below' if given.name in _OPEN_ABOVE else 'at most'} {most:g}"
     return (
-        Finding(
+        LintFinding(
             "value_out_of_range",
             "error",
             f"{shown(given)} is {_told(given)}: it has to be {low}{high}",
@@ -145,14 +145,14 @@ def _within(name: str, value: float) -> bool:
     )
 
 
-def _choice(given: Given, version: str) -> tuple[Finding, ...]:
+def _choice(given: Given, version: str) -> tuple[LintFinding, ...]:
     """The choices are those of one release; of any other it is only a question."""
     choices = known()[given.name].choices
     if not choices or all(each in choices for each in given.values if each != "None"):
         return ()
     same = at_least(version, described()) and at_least(described(), version)
     return (
-        Finding(
+        LintFinding(
             "not_a_choice",
             "error" if same else "info",
             f"{shown(given)}: {_told(given)} is not what vLLM {described()} accepts",
@@ -168,7 +168,7 @@ def _told(given: Given) -> str:
     return "its value" if is_object else repr(" ".join(given.values)[:60])
 
 
-def compilation(command: Command, version: str) -> Iterator[Finding]:
+def compilation(command: Command, version: str) -> Iterator[LintFinding]:
     """`-O '{...}'` and `-O.key=value`, which were --compilation-config until -O became a level."""
     if not known()["--optimization-level"].in_release(version):
         return
@@ -176,7 +176,7 @@ def compilation(command: Command, version: str) -> Iterator[Finding]:
         if re.fullmatch(r"-O(?:\..*)?", given.spelled) and ("." in given.spelled or "{" in "".join(given.values)):
             at = range(given.words.start, given.words.start + 1)
             new = f"-cc{command.words[at.start].removeprefix('-O')}"
-            yield Finding(
+            yield LintFinding(
                 "not_a_level",
                 "error",
                 f"{given.spelled} with settings of the compilation",
@@ -186,12 +186,12 @@ def compilation(command: Command, version: str) -> Iterator[Finding]:
             )
 
 
-def executor(command: Command, version: str) -> Iterator[Finding]:
+def executor(command: Command, version: str) -> Iterator[LintFinding]:
     """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""
     for given in command.all("--distributed-executor-backend"):
         value = "".join(given.values)
         if value and "." not in value and not is_open(value) and value not in _EXECUTORS:
-            yield Finding(
+            yield LintFinding(
                 "no_such_executor",
                 "error",
                 f"{shown(given)}: vLLM has no executor {value[:40]!r}",
@@ -201,13 +201,13 @@ def executor(command: Command, version: str) -> Iterator[Finding]:
             )
 
 
-def dropped(command: Command, version: str) -> Iterator[Finding]:
+def dropped(command: Command, version: str) -> Iterator[LintFinding]:
     """Keys of the config file that are false and never reach the parser, of switches that are on or may be."""
     for key in command.dropped:
         spelled = known().get("--" + key.replace("_", "-"))
         if spelled and spelled.name in _ON:
             new = key.replace("_", "-")
-            yield Finding(
+            yield LintFinding(
                 "false_is_dropped",
                 "warning",
                 f"{key}: false (in the --config file) does nothing",
@@ -217,7 +217,7 @@ def dropped(command: Command, version: str) -> Iterator[Finding]:
             )
 
 
-def repeated(command: Command, version: str) -> Iterator[Finding]:
+def repeated(command: Command, version: str) -> Iterator[LintFinding]:
     """A flag that is given more than once with different values: the last one wins."""
     for name in dict.fromkeys(each.name for each in command.given if each.option):
         said = command.all(name)
@@ -228,7 +228,7 @@ def repeated(command: Command, version: str) -> Iterator[Finding]:
         from_file = not lost[-1].words
         negated = len({on for _, on in values}) > 1
         kind = "is given both ways" if negated else f"is given {len(said)} times"
-        yield Finding(
+        yield LintFinding(
             "given_twice",
             "info" if from_file and len(said) == 2 else "warning",
             f"{name} {kind}: the last one wins",
@@ -238,7 +238,7 @@ def repeated(command: Command, version: str) -> Iterator[Finding]:
         )
 
 
-def model(command: Command, version: str) -> Iterator[Finding]:
+def model(command: Command, version: str) -> Iterator[LintFinding]:
     """The model: missing, named twice, or named where this way to start does not look for it."""
     named = [each for each in command.all("--model") if each.words]
     first = command.words[command.arguments : command.arguments + 1]
@@ -250,7 +250,7 @@ def model(command: Command, version: str) -> Iterator[Finding]:
         yield _named_twice(command, named, version)
     elif named and "serve" in command.words[: command.arguments] and not command.entry:
         refused = not at_least(version, "0.11.1") and any(len(each.words) > 1 for each in named)
-        yield Finding(
+        yield LintFinding(
             "model_by_flag",
             "error" if refused else "warning",
             "vllm serve takes the model as its first word, not by --model",
@@ -259,7 +259,7 @@ def model(command: Command, version: str) -> Iterator[Finding]:
             (*removal(named), Edit(range(command.arguments, command.arguments), named[-1].values)),
         )
     elif _is_module(command, version) and not named and first and not first[0].startswith("-"):
-        yield Finding(
+        yield LintFinding(
             "model_not_read",
             "error",
             "python -m vllm.entrypoints... takes its model from --model only"
@@ -270,11 +270,11 @@ def model(command: Command, version: str) -> Iterator[Finding]:
         )
 
 
-def repeated_entry(command: Command, version: str) -> Iterator[Finding]:
+def repeated_entry(command: Command, version: str) -> Iterator[LintFinding]:
     """`docker run vllm/vllm-openai vllm serve m`: the words are arguments of the image's own entry point."""
     if _is_own_image(command) and command.entry is not None and command.entry < command.arguments:
         again = range(command.entry, command.arguments)
-        yield Finding(
+        yield LintFinding(
             "entry_point_repeated",
             "error",
             f"`{' '.join(command.words[at] for at in again)}` after the image, whose entry point starts the server",
@@ -296,18 +296,20 @@ def _is_module(command: Command, version: str) -> bool:
     )
 
 
-def _no_model(version: str) -> Finding:
+def _no_model(version: str) -> LintFinding:
     default = "Qwen/Qwen3-0.6B" if at_least(version, "0.9.0") else "a default of its own"
-    return Finding("no_model", "warning", "no model is named", f"vLLM would serve {default}", "vllm serve MODEL ...")
+    return LintFinding(
+        "no_model", "warning", "no model is named", f"vLLM would serve {default}", "vllm serve MODEL ..."
+    )
 
 
-def _named_twice(command: Command, named: Sequence[Given], version: str) -> Finding:
+def _named_twice(command: Command, named: Sequence[Given], version: str) -> LintFinding:
     refused = f"vLLM {version} ends with `unrecognized arguments`"
     if command.by_module:
         what, instead = "a word stands before the flags that belongs to none", "remove it: --model names the model"
-        return Finding("word_too_many", "error", what, refused, instead, (Edit(_first(command)),))
+        return LintFinding("word_too_many", "error", what, refused, instead, (Edit(_first(command)),))
     what = "the model is named twice, as the first word and by --model"
-    return Finding("model_named_twice", "error", what, refused, "keep the first word", removal(named))
+    return LintFinding("model_named_twice", "error", what, refused, "keep the first word", removal(named))
 
 
 def _first(command: Command) -> range:

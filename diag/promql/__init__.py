@@ -3,9 +3,9 @@
 The semantics are those of Prometheus 3. What is not fully implemented is refused by name, never answered wrongly.
 """
 
+from diag.promql.add_matchers import add_matchers
 from diag.promql.evaluate import evaluate
 from diag.promql.facts import instant_selectors, metric_names, output_labels
-from diag.promql.narrow import narrowed
 from diag.promql.nodes import Expression
 from diag.promql.parse import parse, pretty
 from diag.promql.samples import STALE, Block, Labels, Samples, is_stale
@@ -22,7 +22,7 @@ __all__ = [
     "instant_selectors",
     "is_stale",
     "metric_names",
-    "narrowed",
+    "add_matchers",
     "output_labels",
     "parse",
     "pretty",

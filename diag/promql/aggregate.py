@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diag.errors import QueryFailed
+from diag.core.errors import QueryFailed
 from diag.promql import numeric
 from diag.promql.samples import NAME, Bools, Floats, Labels
 from diag.promql.vector import Vector, merged

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from diag.errors import QueryFailed
+from diag.core.errors import QueryFailed
 from diag.promql.nodes import Matching
 from diag.promql.samples import NAME, Bools, Floats, Labels
 from diag.promql.vector import Vector, drop_name, merged, scalar, show

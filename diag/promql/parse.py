@@ -7,7 +7,7 @@ from typing import Any
 
 import promql_parser as ast
 
-from diag.errors import Unsupported
+from diag.core.errors import Unsupported
 from diag.promql import nodes, regex
 from diag.promql.aggregate import AGGREGATIONS
 from diag.promql.binary import ARITHMETIC, COMPARISONS, SET_OPERATIONS

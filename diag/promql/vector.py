@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diag.errors import QueryFailed
+from diag.core.errors import QueryFailed
 from diag.promql.samples import NAME, Bools, Floats, Labels
 
 _METADATA = frozenset({NAME, "__type__", "__unit__"})

@@ -1,1 +1,1 @@
-"""A judgement as text: for a terminal, for a machine, for a ticket."""
+"""A report as text: for a terminal, for a machine, for a ticket."""

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any
 
 from diag import __version__
-from diag.vllm.ledger import Ledger, Row
-from diag.vllm.parts import Range
+from diag.vllm.memory.ledger import Ledger, Row
+from diag.vllm.memory.parts import ByteRange
 
 SCHEMA = "diag.budget/1"
 WIDTH = 100
@@ -147,20 +147,20 @@ def _entry(row: Row) -> dict[str, Any]:
     return {"name": row.name, "basis": row.basis, "how": row.how, **both}
 
 
-def _pair(size: Range | None) -> list[int] | None:
+def _pair(size: ByteRange | None) -> list[int] | None:
     return [size.low, size.high] if size else None
 
 
-def _gib(size: Range | None) -> str:
+def _gib(size: ByteRange | None) -> str:
     if size is None:
         return "not known"
     low, high = f"{size.low / GIB:.2f}", f"{size.high / GIB:.2f}"
     return low if low == high else f"{low} - {high}"
 
 
-def _middle(size: Range | None) -> str:
+def _middle(size: ByteRange | None) -> str:
     return f"{(size.low + size.high) / 2 / GIB:.2f}" if size else ""
 
 
-def _span(size: Range) -> str:
+def _span(size: ByteRange) -> str:
     return f"{size.low:,}" if size.low == size.high else f"{size.low:,} - {size.high:,}"

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from diag import __version__
-from diag.configuration import Configuration, Entry
-from diag.report.words import printable
-from diag.sources.config import EXPORTER, PAGE, Said
-from diag.sources.launch import FLAGS, SET, Value
+from diag.diagnosis.configuration import ConfigEntry, Configuration
+from diag.report.sentences import printable
+from diag.vllm.server.config import EXPORTER, PAGE, SourcedValue
+from diag.vllm.server.launch import FLAGS, SET, Value
 
 SCHEMA = "diag.config/1"
 WIDTH = 100
@@ -52,7 +52,7 @@ def _gpus(one: Configuration) -> str:
     return ", ".join(counted) or "no GPU seen"
 
 
-def _entry(each: Entry, name: int, value: int) -> list[str]:
+def _entry(each: ConfigEntry, name: int, value: int) -> list[str]:
     says = ["not shown, or not readable"] if each.value == SET else []
     says += [f"{_where(other.source)} says {shown(each.name, other.value)}" for other in each.differ]
     first = f"  {each.name:<{name}}  {shown(each.name, each.value):<{value}}  "
@@ -110,7 +110,7 @@ def _document(one: Configuration) -> dict[str, Any]:
     }
 
 
-def _setting(each: Entry) -> dict[str, Any]:
+def _setting(each: ConfigEntry) -> dict[str, Any]:
     return {
         "name": each.name,
         "value": _plain(each.name, each.value),
@@ -120,5 +120,5 @@ def _setting(each: Entry) -> dict[str, Any]:
     }
 
 
-def _said(name: str, other: Said) -> dict[str, Any]:
+def _said(name: str, other: SourcedValue) -> dict[str, Any]:
     return {"value": _plain(name, other.value), "from": other.source}

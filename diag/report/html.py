@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from diag import __version__
-from diag.diagnose import RANK, Diagnosis, Reading, against, says, show
-from diag.fixes import Proposal
-from diag.incident import Source
-from diag.judgement import Finding, Judgement
-from diag.report import fleet, svg, words
+from diag.core.incident import Source
+from diag.diagnosis.diagnose import RANK, Diagnosis, Reading, against, says, show
+from diag.diagnosis.proposals import Proposal
+from diag.diagnosis.report import Finding, Report
+from diag.report import fleet, svg
+from diag.report import sentences as words
 from diag.report.markup import element, escape
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -26,21 +27,21 @@ LEGEND = (
 )
 
 
-def render(judgement: Judgement) -> str:
-    """The judgement as one page, which is XML as well; one line break at its end."""
-    found = sorted(words.worth_telling(judgement), key=_weight)
+def render(report: Report) -> str:
+    """The report as one page, which is XML as well; one line break at its end."""
+    found = sorted(words.worth_telling(report), key=_weight)
     anchors = {_anchor(each.diagnosis) for each in found}
     parts = [
-        _verdict(judgement),
-        _fleet(judgement),
+        _verdict(report),
+        _fleet(report),
         element("p", LEGEND, class_="legend") if found else "",
-        *(_finding(each, judgement, anchors) for each in found),
-        _timeline(judgement, anchors),
-        *_rest(judgement),
+        *(_finding(each, report, anchors) for each in found),
+        _timeline(report, anchors),
+        *_rest(report),
         element("footer", escape(f"diag {__version__}")),
     ]
     body = element("body", element("main", "\n".join(part for part in parts if part)))
-    return f"<!DOCTYPE html>\n{element('html', _head(judgement), body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{element('html', _head(report), body, lang='en')}\n"
 
 
 def _weight(finding: Finding) -> tuple[bool, int]:
@@ -48,9 +49,9 @@ def _weight(finding: Finding) -> tuple[bool, int]:
     return not finding.diagnosis.primary, -RANK[finding.diagnosis.severity]
 
 
-def _head(judgement: Judgement) -> str:
-    seen = judgement.observed
-    title = f"{judgement.verdict}: {seen.target}, {words.moment(seen.end)}"
+def _head(report: Report) -> str:
+    seen = report.observed
+    title = f"{report.verdict}: {seen.target}, {words.moment(seen.end)}"
     return element(
         "head",
         element("meta", charset="utf-8"),
@@ -61,22 +62,22 @@ def _head(judgement: Judgement) -> str:
     )
 
 
-def _verdict(judgement: Judgement) -> str:
+def _verdict(report: Report) -> str:
     """What is wrong, and what was looked at to say so."""
-    progress = words.restless(judgement)
+    progress = words.restless(report)
     return element(
         "header",
-        *map(_headline, words.headline(judgement, words.moment)),
-        element("p", escape(f"Looked at {words.looked_at(judgement, words.moment)}")),
+        *map(_headline, words.headline(report, words.moment)),
+        element("p", escape(f"Looked at {words.looked_at(report, words.moment)}")),
         _items(map(escape, progress)),
     )
 
 
-def _fleet(judgement: Judgement) -> str:
+def _fleet(report: Report) -> str:
     """A line for each server of a fleet that is not healthy, the worst first."""
-    if not words.is_fleet(judgement):
+    if not words.is_fleet(report):
         return ""
-    lines = fleet.servers(judgement, words.moment)
+    lines = fleet.servers(report, words.moment)
     rows = [
         [_badge(each.verdict), escape(each.instance), escape(each.states), escape(each.incidents), escape(each.since)]
         for each in lines
@@ -94,14 +95,14 @@ def _headline(line: str) -> str:
 # -- one incident -----------------------------------------------------------------------------------------------------
 
 
-def _finding(finding: Finding, judgement: Judgement, anchors: Collection[str]) -> str:
+def _finding(finding: Finding, report: Report, anchors: Collection[str]) -> str:
     one = finding.diagnosis
     parts = [
         *_what(one),
         *(_evidence(each, one) for each in words.evidence(one)),
         _list("Ruled out", (_told(each.looks_like, each.because) for each in one.refuted)),
-        _list("Not ruled out", (_told(each.name, each.tell) for each in one.open)),
-        _list("What follows from it", (_consequence(each, anchors) for each in words.consequences(finding, judgement))),
+        _list("Not ruled out", (_told(each.name, each.distinguish) for each in one.open)),
+        _list("What follows from it", (_consequence(each, anchors) for each in words.consequences(finding, report))),
         *_actions(finding),
         _list("Do not", map(escape, one.incident.do_not)),
         element("p", "Runbook: ", element("code", escape(f"diag explain {one.incident.id}")), class_="runbook"),
@@ -112,7 +113,7 @@ def _finding(finding: Finding, judgement: Judgement, anchors: Collection[str]) -
 def _what(one: Diagnosis) -> list[str]:
     """Which incident where and when, and what goes on; the harm that a primary one does is in the verdict."""
     cause = f"It follows from {one.explained_by}: cure that first." if one.explained_by else ""
-    harm = "" if one.primary else f"Users notice: {one.incident.harm}."
+    harm = "" if one.primary else f"Users notice: {one.incident.impact}."
     return [
         element("h2", escape(one.incident.title)),
         element(
@@ -205,10 +206,10 @@ def _fix(proposal: Proposal, *, now: bool) -> str:
 # -- the whole --------------------------------------------------------------------------------------------------------
 
 
-def _timeline(judgement: Judgement, anchors: Collection[str]) -> str:
+def _timeline(report: Report, anchors: Collection[str]) -> str:
     """All that is present, the first mover first; nothing where there is but one."""
-    seen = judgement.observed
-    found = sorted((each.diagnosis for each in judgement.present[:MOST_ROWS]), key=lambda each: each.since or 0.0)
+    seen = report.observed
+    found = sorted((each.diagnosis for each in report.present[:MOST_ROWS]), key=lambda each: each.since or 0.0)
     rows = [
         [
             _link(each, anchors),
@@ -223,10 +224,10 @@ def _timeline(judgement: Judgement, anchors: Collection[str]) -> str:
     return element("h2", "Timeline") + table if len(found) > 1 else ""
 
 
-def _absent(judgement: Judgement) -> str:
+def _absent(report: Report) -> str:
     """Each incident that is absent somewhere, with the first number that says so."""
     where: dict[str, list[Diagnosis]] = {}
-    for each in judgement.findings:
+    for each in report.findings:
         if each.diagnosis.state == "absent":
             where.setdefault(each.diagnosis.incident.id, []).append(each.diagnosis)
     rows = [_absent_row(found) for _, found in sorted(where.items())]
@@ -247,15 +248,15 @@ def _absent_row(found: list[Diagnosis]) -> list[str]:
     ]
 
 
-def _rest(judgement: Judgement) -> list[str]:
+def _rest(report: Report) -> list[str]:
     """What was checked, what cannot be told, and on what all of this rests."""
     return [
-        _absent(judgement),
-        _list("What cannot be told", map(escape, (*judgement.blind, *words.undecided(judgement))), "h2"),
-        _list("What was not measured, and how to get it", map(escape, words.measure(judgement)), "h2"),
-        _list("The contract", map(escape, judgement.contract), "h2"),
-        _list("Notes", map(escape, judgement.observed.notes), "h2"),
-        _list("Servers", map(escape, words.folded(list(judgement.observed.servers), MOST_SERVERS)), "h2"),
+        _absent(report),
+        _list("What cannot be told", map(escape, (*report.blind, *words.undecided(report))), "h2"),
+        _list("What was not measured, and how to get it", map(escape, words.measure(report)), "h2"),
+        _list("The contract", map(escape, report.contract), "h2"),
+        _list("Notes", map(escape, report.observed.notes), "h2"),
+        _list("Servers", map(escape, words.folded(list(report.observed.servers), MOST_SERVERS)), "h2"),
     ]
 
 

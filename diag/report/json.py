@@ -9,39 +9,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from diag import __version__
-from diag.asking import Subject
-from diag.diagnose import Reading, says
-from diag.fixes import Change, Proposal, Value
-from diag.judgement import Finding, Judgement
-from diag.report import words
+from diag.core.subjects import Subject
+from diag.diagnosis.diagnose import Reading, says
+from diag.diagnosis.proposals import FlagChange, Proposal, Value
+from diag.diagnosis.report import Finding, Report
+from diag.report import sentences as words
 
 SCHEMA = "diag.doctor/1"
 
 
-def render(judgement: Judgement) -> str:
-    """The judgement as indented JSON, one line break at its end."""
-    return json.dumps(_finite(document(judgement)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+def render(report: Report) -> str:
+    """The report as indented JSON, one line break at its end."""
+    return json.dumps(_finite(document(report)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def document(judgement: Judgement) -> dict[str, Any]:
-    """The judgement as plain values, in the schema's order."""
+def document(report: Report) -> dict[str, Any]:
+    """The report as plain values, in the schema's order."""
     return {
         "schema": SCHEMA,
         "diag": __version__,
-        "observed": _observed(judgement),
-        "verdict": judgement.verdict,
+        "observed": _observed(report),
+        "verdict": report.verdict,
         "progress": [
             {"subject": _subject(each.subject), "state": each.state, "because": each.because}
-            for each in judgement.progress
+            for each in report.progress
         ],
-        "diagnoses": [_diagnosis(each) for each in judgement.findings],
-        "contract": list(judgement.contract),
+        "diagnoses": [_diagnosis(each) for each in report.findings],
+        "contract": list(report.contract),
     }
 
 
-def looked(judgement: Judgement) -> dict[str, Any]:
+def looked(report: Report) -> dict[str, Any]:
     """What was looked at, where and when."""
-    seen = judgement.observed
+    seen = report.observed
     return {
         "source": seen.source,
         "target": seen.target,
@@ -53,12 +53,12 @@ def looked(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _observed(judgement: Judgement) -> dict[str, Any]:
-    seen = judgement.observed
+def _observed(report: Report) -> dict[str, Any]:
+    seen = report.observed
     return {
-        **looked(judgement),
+        **looked(report),
         "not_measured": list(seen.not_measured),
-        "not_judgeable": list(judgement.blind),
+        "not_judgeable": list(report.blind),
         "notes": list(seen.notes),
     }
 
@@ -82,7 +82,7 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
         "symptoms": [_reading(each) for each in one.symptoms],
         "supports": [_reading(each) for each in one.supports],
         "refuted": [{"looks_like": each.looks_like, "because": each.because} for each in one.refuted],
-        "not_ruled_out": [{"looks_like": each.name, "tell": each.tell} for each in one.open],
+        "not_ruled_out": [{"looks_like": each.name, "tell": each.distinguish} for each in one.open],
         "missing": list(one.missing),
         "fixes": [_fix(each) for each in finding.proposals],
         "relaunch": finding.relaunch,
@@ -122,7 +122,7 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
     }
 
 
-def _change(change: Change) -> dict[str, Any]:
+def _change(change: FlagChange) -> dict[str, Any]:
     return {
         "name": change.name,
         "from": _whole(change.before),

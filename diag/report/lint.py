@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from diag import __version__
-from diag.lint.finding import Finding, Report
-from diag.sources.text import plural, printable
+from diag.core.formatting import plural, printable
+from diag.lint.finding import LintFinding, LintReport
 
 SCHEMA = "diag.lint/1"
 WIDTH = 100
@@ -21,7 +21,7 @@ _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 """A word of a shell with its quotation marks."""
 
 
-def text(told: Report) -> str:
+def text(told: LintReport) -> str:
     """The report for a terminal."""
     lines = [*_wrapped("", _head(told))]
     for each in told.findings:
@@ -33,14 +33,14 @@ def text(told: Report) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _head(told: Report) -> str:
+def _head(told: LintReport) -> str:
     counts = {name: sum(each.severity == name for each in told.findings) for name in ("error", "warning", "info")}
     said = ", ".join(plural(count, name) for name, count in counts.items() if count) or "nothing found"
     name = told.model or "a server"
     return f"{name} with vLLM {told.version} ({told.release_from}): {said}"
 
 
-def _finding(one: Finding) -> Iterator[str]:
+def _finding(one: LintFinding) -> Iterator[str]:
     yield from _wrapped(one.severity.upper(), one.what, "")
     yield from _wrapped("why", one.why)
     if one.instead:
@@ -68,18 +68,18 @@ def _command(label: str, command: str) -> list[str]:
     return [head + printable(line, MOST) + end for head, line, end in zip(heads, lines, ends, strict=False)]
 
 
-def _parser(told: Report) -> Iterator[tuple[str, str]]:
+def _parser(told: LintReport) -> Iterator[tuple[str, str]]:
     if told.parser is not None:
         said = f"refuses it: {told.parser}" if told.parser else "accepts the command"
         yield "parser", f"that of the installed vLLM {told.version} {said}"
 
 
-def render(told: Report) -> str:
+def render(told: LintReport) -> str:
     """The report as indented JSON, one line break at its end."""
     return json.dumps(document(told), indent=1, ensure_ascii=False) + "\n"
 
 
-def document(told: Report) -> dict[str, Any]:
+def document(told: LintReport) -> dict[str, Any]:
     """The report as plain values; `corrected` is null where nothing can be corrected mechanically."""
     return {
         "schema": SCHEMA,

@@ -1,20 +1,21 @@
 """The report for a ticket or a chat: GitHub-flavoured Markdown."""
 
-from diag.diagnose import Diagnosis, Reading, against, show
-from diag.fixes import Proposal
-from diag.judgement import Finding, Judgement
-from diag.report import fleet, words
+from diag.diagnosis.diagnose import Diagnosis, Reading, against, show
+from diag.diagnosis.proposals import Proposal
+from diag.diagnosis.report import Finding, Report
+from diag.report import fleet
+from diag.report import sentences as words
 
 SPECIAL = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#"})
 
 
-def render(judgement: Judgement) -> str:
-    """The judgement as Markdown, one line break at its end."""
-    parts = [f"**{escape(line)}**" for line in words.headline(judgement, words.told(judgement))]
-    parts += [_fleet(judgement)] if words.is_fleet(judgement) else []
-    for finding in words.worth_telling(judgement):
-        parts += _finding(finding, judgement)
-    return "\n\n".join([*parts, *_footer(judgement)]) + "\n"
+def render(report: Report) -> str:
+    """The report as Markdown, one line break at its end."""
+    parts = [f"**{escape(line)}**" for line in words.headline(report, words.told(report))]
+    parts += [_fleet(report)] if words.is_fleet(report) else []
+    for finding in words.worth_telling(report):
+        parts += _finding(finding, report)
+    return "\n\n".join([*parts, *_footer(report)]) + "\n"
 
 
 def escape(text: str) -> str:
@@ -22,8 +23,8 @@ def escape(text: str) -> str:
     return words.printable(text).translate(SPECIAL)
 
 
-def _fleet(judgement: Judgement) -> str:
-    lines = fleet.servers(judgement, words.told(judgement))
+def _fleet(report: Report) -> str:
+    lines = fleet.servers(report, words.told(report))
     ill = [each for each in lines if each.verdict != "healthy"]
     rows = [
         f"| {each.verdict} | {escape(each.instance)} | {each.incidents or each.states} | {each.since} |" for each in ill
@@ -32,15 +33,15 @@ def _fleet(judgement: Judgement) -> str:
     return "\n".join([fleet.counts(lines), "", *table])
 
 
-def _finding(finding: Finding, judgement: Judgement) -> list[str]:
+def _finding(finding: Finding, report: Report) -> list[str]:
     one = finding.diagnosis
     parts = [
         f"## {escape(one.incident.title)}",
-        f"{one.severity}, {escape(words.place(one.subject))}, {words.when(one, words.told(judgement))}",
+        f"{one.severity}, {escape(words.place(one.subject))}, {words.when(one, words.told(report))}",
         _table(one),
         _list("Ruled out", [f"{each.looks_like}: {each.because}" for each in one.refuted]),
-        _list("Not ruled out", [f"{each.name}: {each.tell}" for each in one.open]),
-        _list("Follows", [each.incident.id for each in words.consequences(finding, judgement)]),
+        _list("Not ruled out", [f"{each.name}: {each.distinguish}" for each in one.open]),
+        _list("Follows", [each.incident.id for each in words.consequences(finding, report)]),
         _list("Fixes", [_fix(each) for each in finding.proposals], raw=True),
         f"Relaunch:\n\n```\n{words.printable(finding.relaunch)}\n```" if finding.relaunch else "",
     ]
@@ -72,13 +73,13 @@ def _fix(proposal: Proposal) -> str:
     return f"`{code}` {text}" if code else text
 
 
-def _footer(judgement: Judgement) -> list[str]:
+def _footer(report: Report) -> list[str]:
     facts = {
-        "Looked at": [words.looked_at(judgement, words.told(judgement))],
-        "Checked": [words.checked(judgement)],
-        "Cannot tell": [*words.blind(judgement), *words.undecided(judgement)],
-        "Not measured": words.measure(judgement),
-        "Contract": list(judgement.contract),
-        "Notes": list(judgement.observed.notes),
+        "Looked at": [words.looked_at(report, words.told(report))],
+        "Checked": [words.checked(report)],
+        "Cannot tell": [*words.blind(report), *words.undecided(report)],
+        "Not measured": words.measure(report),
+        "Contract": list(report.contract),
+        "Notes": list(report.observed.notes),
     }
     return [_list(title, texts) for title, texts in facts.items() if texts]

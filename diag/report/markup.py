@@ -2,7 +2,7 @@
 
 import html
 
-from diag.report import words
+from diag.report import sentences as words
 
 
 def escape(text: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from diag.diagnose import Diagnosis, Reading, against, onset, show
-from diag.report import words
+from diag.diagnosis.diagnose import Diagnosis, Reading, against, onset, show
+from diag.report import sentences as words
 from diag.report.markup import element, escape
 
 Point = tuple[float, float]

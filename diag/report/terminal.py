@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from diag.diagnose import Diagnosis, Reading, against, show
-from diag.fixes import Proposal
-from diag.judgement import Finding, Judgement
-from diag.relaunch import relaunched
-from diag.report import fleet, words
+from diag.diagnosis.diagnose import Diagnosis, Reading, against, show
+from diag.diagnosis.proposals import Proposal
+from diag.diagnosis.relaunch import relaunched
+from diag.diagnosis.report import Finding, Report
+from diag.report import fleet
+from diag.report import sentences as words
 
 WIDTH = 100
 LABEL = 14
@@ -32,28 +33,28 @@ class Tick(Protocol):
         """Show it."""
 
 
-def render(judgement: Judgement) -> str:
+def render(report: Report) -> str:
     """The report as plain text, one line break at its end."""
-    lines = [*_heads(judgement), *_rows("progress", words.restless(judgement)), *_fleet(judgement)]
-    for finding, *others in words.alike(judgement):
-        lines += ["", *_primary(finding, others, judgement)]
+    lines = [*_heads(report), *_rows("progress", words.restless(report)), *_fleet(report)]
+    for finding, *others in words.alike(report):
+        lines += ["", *_primary(finding, others, report)]
     return (
         "\n".join(
             [
                 *lines,
-                *_section("also", words.also(judgement)),
-                *_section("timeline", words.timeline(judgement)),
+                *_section("also", words.also(report)),
+                *_section("timeline", words.timeline(report)),
                 "",
-                *_footer(judgement),
+                *_footer(report),
             ]
         )
         + "\n"
     )
 
 
-def write(judgement: Judgement) -> None:
+def write(report: Report) -> None:
     """Print the report, coloured where standard output is a terminal that wants it."""
-    text = Text(render(judgement))
+    text = Text(render(report))
     for word, style in STYLES.items():
         text.highlight_regex(rf"(?m)^{word}(?: TELL)?", style)
     text.highlight_regex(rf"(?m)^  [a-z][a-z ]{{0,{LABEL - 3}}}(?= )", "dim")
@@ -71,8 +72,8 @@ def bar(says: str) -> Iterator[Tick]:
         yield lambda share: progress.update(task, completed=share)
 
 
-def _heads(judgement: Judgement) -> list[str]:
-    return [line for head in words.headline(judgement, words.told(judgement)) for line in _sentence(head)]
+def _heads(report: Report) -> list[str]:
+    return [line for head in words.headline(report, words.told(report)) for line in _sentence(head)]
 
 
 def _sentence(text: str) -> list[str]:
@@ -90,11 +91,11 @@ def _rows(label: str, texts: list[str]) -> list[str]:
     return [line for at, text in enumerate(texts) for line in _row(label if at == 0 else "", text)]
 
 
-def _fleet(judgement: Judgement) -> list[str]:
+def _fleet(report: Report) -> list[str]:
     """A line for each server of a fleet that is not healthy, the worst first."""
-    if not words.is_fleet(judgement):
+    if not words.is_fleet(report):
         return []
-    lines = fleet.servers(judgement, words.told(judgement))
+    lines = fleet.servers(report, words.told(report))
     ill = [each for each in lines if each.verdict != "healthy"]
     wide = max((len(each.instance) for each in ill[:SERVERS]), default=0)
     rows = [
@@ -109,17 +110,17 @@ def _wrapped(row: str) -> list[str]:
     return textwrap.wrap(row, WIDTH, subsequent_indent=" " * 14, break_on_hyphens=False, drop_whitespace=True)
 
 
-def _primary(finding: Finding, others: list[Finding], judgement: Judgement) -> list[str]:
+def _primary(finding: Finding, others: list[Finding], report: Report) -> list[str]:
     one = finding.diagnosis
     alike = f", as on {len(others):,} more" if others else ""
     return [
         *_sentence(f"{one.incident.title} ({words.place(one.subject)}{alike})"),
         *_evidence(one),
-        *_rows("first sign", words.first_sign(one, words.told(judgement))),
+        *_rows("first sign", words.first_sign(one, words.told(report))),
         *_rows("ruled out", [f"{each.looks_like}: {each.because}" for each in one.refuted]),
-        *_rows("not ruled out", [f"{each.name}: {each.tell}" for each in one.open]),
+        *_rows("not ruled out", [f"{each.name}: {each.distinguish}" for each in one.open]),
         *_rows(
-            "follows", [f"{each.incident.id}: {each.incident.title}" for each in words.consequences(finding, judgement)]
+            "follows", [f"{each.incident.id}: {each.incident.title}" for each in words.consequences(finding, report)]
         ),
         *_actions(finding),
         *_rows("do not", list(one.incident.do_not)),
@@ -186,12 +187,12 @@ def _section(label: str, texts: list[str]) -> list[str]:
     return ["", *_rows(label, texts)] if texts else []
 
 
-def _footer(judgement: Judgement) -> list[str]:
-    seen = judgement.observed
-    lines = _row("looked at", words.looked_at(judgement, words.told(judgement)))
+def _footer(report: Report) -> list[str]:
+    seen = report.observed
+    lines = _row("looked at", words.looked_at(report, words.told(report)))
     lines += _rows("server", words.folded([words.printable(each) for each in seen.servers], ROWS))
-    lines += _row("checked", words.checked(judgement))
-    lines += _rows("cannot tell", [*words.blind(judgement), *words.undecided(judgement)])
-    lines += _rows("not measured", words.measure(judgement))
-    lines += _rows("contract", ["; ".join(judgement.contract)])
+    lines += _row("checked", words.checked(report))
+    lines += _rows("cannot tell", [*words.blind(report), *words.undecided(report)])
+    lines += _rows("not measured", words.measure(report))
+    lines += _rows("contract", ["; ".join(report.contract)])
     return [*lines, *_rows("note", [words.printable(each) for each in seen.notes])]

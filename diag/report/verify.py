@@ -4,13 +4,13 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from diag.diagnose import Diagnosis, show
-from diag.judgement import Judgement
-from diag.report import words
-from diag.verify.changes import Change, Tried
-from diag.verify.compare import Outcome, Server, Verification
-from diag.verify.felt import Felt, Span
-from diag.verify.moved import CLEAR, Moved
+from diag.diagnosis.diagnose import Diagnosis, show
+from diag.diagnosis.report import Report
+from diag.report import sentences as words
+from diag.verify.changes import SettingChange, Tried
+from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
+from diag.verify.signal_deltas import CLEAR, SignalDelta
+from diag.verify.user_metrics import Bounds, UserMetric
 
 WIDTH, LABEL, NAME = 100, 14, 32
 PRICES = 3
@@ -29,7 +29,7 @@ def headlines(found: Verification) -> list[str]:
     return [*heads, *(f"NOT COMPARABLE {words.printable(each)}" for each in found.alone)]
 
 
-def _headline(server: Server) -> str:
+def _headline(server: ServerComparison) -> str:
     first = server.first
     if first is None:
         return _nothing(server)
@@ -41,7 +41,7 @@ def _headline(server: Server) -> str:
     return f"{first.verdict.upper()} {what}: {because}"
 
 
-def _nothing(server: Server) -> str:
+def _nothing(server: ServerComparison) -> str:
     """Where nothing was found before."""
     name, came = words.printable(server.before), ", ".join(map(_named, server.came))
     if server.blind:
@@ -54,7 +54,7 @@ def _nothing(server: Server) -> str:
     return f"NOT COMPARABLE {name}: nothing was wrong before, so there was nothing to cure{rest}"
 
 
-def _price(server: Server) -> list[str]:
+def _price(server: ServerComparison) -> list[str]:
     """What got worse, the most telling first, and what came."""
     felt = [f"{each.name} {_both(each)}" for each in server.price][:PRICES]
     return [*felt, *(f"{_named(each)} came" for each in server.came)] if not server.reasons else []
@@ -64,11 +64,11 @@ def _named(one: Diagnosis) -> str:
     return f"{one.incident.id} ({one.severity})"
 
 
-def _both(felt: Felt) -> str:
+def _both(felt: UserMetric) -> str:
     return f"{_span(felt.before)} -> {_span(felt.after)}{' s' if felt.unit == 'seconds' else ''}"
 
 
-def _span(span: Span | None) -> str:
+def _span(span: Bounds | None) -> str:
     """A number; of a histogram the upper edge of its bucket, or the last edge that it is beyond."""
     if span is None:
         return "-"
@@ -77,57 +77,57 @@ def _span(span: Span | None) -> str:
     return f"> {show(span.least)}" if math.isinf(span.most) else f"<= {show(span.most)}"
 
 
-def _felt(server: Server) -> list[Row]:
+def _felt(server: ServerComparison) -> list[Row]:
     marks = {"worse": "WORSE", "better": "better", "same": "", "unknown": ""}
-    rows = [each for each in server.felt if each.before or each.after]
+    rows = [each for each in server.user_metrics if each.before or each.after]
     return [(each.name, _both(each), "" if server.reasons else marks[each.change]) for each in rows]
 
 
-def _signals(server: Server) -> list[Row]:
+def _signals(server: ServerComparison) -> list[Row]:
     return _moved(server.first) if server.first else []
 
 
-def _moved(outcome: Outcome) -> list[Row]:
+def _moved(outcome: IncidentOutcome) -> list[Row]:
     """What was promised, and which signals of the incident moved; the first of them where none did."""
     promised = {each for one in outcome.tried for each in one.fix.expects}
-    rows = [each for each in outcome.moved if each.condition in promised or each.met or abs(each.way) >= CLEAR]
-    return [_condition(each) for each in rows or outcome.moved[:1]]
+    rows = [each for each in outcome.signal_deltas if each.condition in promised or each.met or abs(each.way) >= CLEAR]
+    return [_condition(each) for each in rows or outcome.signal_deltas[:1]]
 
 
-def _condition(each: Moved) -> Row:
+def _condition(each: SignalDelta) -> Row:
     values = " -> ".join("-" if value is None else show(value) for value in (each.before, each.after))
     held = {True: "as it should be", False: "not yet", None: "not measured after"}[each.met]
     return each.condition.signal.name, values, f"{each.condition.op} {show(each.limit)}: {held}"
 
 
-def _changed(server: Server) -> list[str]:
+def _changed(server: ServerComparison) -> list[str]:
     known = [_change(each) for each in server.changes if each.known]
     return known or ["nothing that diag can see: flags, launch command, version and GPUs are the same as far as known"]
 
 
-def _change(each: Change) -> str:
+def _change(each: SettingChange) -> str:
     sides = (words.printable("not set" if value is None else value or "set") for value in (each.before, each.after))
     return f"{words.printable(each.name)} {' -> '.join(sides)}{' (follows)' if each.follows else ''}"
 
 
-def _unknown(server: Server) -> list[str]:
+def _unknown(server: ServerComparison) -> list[str]:
     names = [words.printable(each.name) for each in server.changes if not each.known]
     told = f"whether these changed, which one side does not publish: {words.listed(names, 8)}"
     return [f"{told}; --launch names the command"] if names else []
 
 
-def _fixes(outcome: Outcome) -> list[str]:
+def _fixes(outcome: IncidentOutcome) -> list[str]:
     """Which of the incident's fixes it was."""
     told = [_fix(each, outcome) for each in outcome.tried]
     return told or [f"none of the fixes that diag knows for {outcome.before.incident.id}"]
 
 
-def _fix(each: Tried, outcome: Outcome) -> str:
+def _fix(each: Tried, outcome: IncidentOutcome) -> str:
     proposed = f"; {each.proposed} was proposed" if each.proposed else ""
     return f"{each.fix.name}, a fix of {outcome.before.incident.id}: {each.fix.effect}{proposed}"
 
 
-def _loads(server: Server) -> str:
+def _loads(server: ServerComparison) -> str:
     one, two = server.load
     if not one.served or not two.served:
         return "not measured on both sides"
@@ -146,7 +146,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else show(value)
 
 
-def _others(server: Server) -> list[str]:
+def _others(server: ServerComparison) -> list[str]:
     """The verdicts beyond that of line 1."""
     rest = (
         f"{each.before.incident.id} on {words.place(each.before.subject)}: {each.verdict}: {each.because}"
@@ -156,16 +156,16 @@ def _others(server: Server) -> list[str]:
     return [words.printable(each) for each in rest]
 
 
-def _came(server: Server) -> list[str]:
-    return [f"{_named(each)} on {words.place(each.subject)}: {each.incident.harm}" for each in server.came]
+def _came(server: ServerComparison) -> list[str]:
+    return [f"{_named(each)} on {words.place(each.subject)}: {each.incident.impact}" for each in server.came]
 
 
-def _title(server: Server) -> str:
+def _title(server: ServerComparison) -> str:
     names = dict.fromkeys(words.printable(each) for each in (server.before, server.after))
     return " -> ".join(names)
 
 
-def _facts(server: Server) -> Iterator[tuple[str, list[str]]]:
+def _facts(server: ServerComparison) -> Iterator[tuple[str, list[str]]]:
     """Label and lines, for every form that a person reads."""
     first = server.first
     if first:
@@ -196,7 +196,7 @@ def terminal(found: Verification) -> str:
     return "\n".join([*lines, "", *_labelled("looked at", looks)]) + "\n"
 
 
-def _sides(found: Verification) -> tuple[tuple[str, Judgement], tuple[str, Judgement]]:
+def _sides(found: Verification) -> tuple[tuple[str, Report], tuple[str, Report]]:
     return ("before:", found.before), ("after:", found.after)
 
 

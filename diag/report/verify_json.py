@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from diag import __version__
-from diag.diagnose import Diagnosis
+from diag.diagnosis.diagnose import Diagnosis
 from diag.report.json import looked
 from diag.report.verify import headlines
-from diag.verify.compare import Outcome, Server, Verification
-from diag.verify.felt import Felt, Span
+from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
 from diag.verify.load import Load
-from diag.verify.moved import Moved
+from diag.verify.signal_deltas import SignalDelta
+from diag.verify.user_metrics import Bounds, UserMetric
 
 SCHEMA = "diag.verify/1"
 
@@ -37,7 +37,7 @@ def document(found: Verification) -> dict[str, Any]:
     }
 
 
-def _server(server: Server) -> Mapping[str, Any]:
+def _server(server: ServerComparison) -> Mapping[str, Any]:
     return {
         "before": server.before,
         "after": server.after,
@@ -56,7 +56,7 @@ def _server(server: Server) -> Mapping[str, Any]:
         ],
         "incidents": [_outcome(each) for each in server.outcomes],
         "came": [_diagnosis(each) for each in server.came],
-        "users_feel": [_line(each) for each in server.felt],
+        "users_feel": [_line(each) for each in server.user_metrics],
         "notes": list(server.notes),
     }
 
@@ -70,14 +70,14 @@ def _diagnosis(one: Diagnosis) -> dict[str, Any]:
     return {"incident": one.incident.id, "severity": one.severity, "subject": dict(one.subject)}
 
 
-def _outcome(outcome: Outcome) -> Mapping[str, Any]:
+def _outcome(outcome: IncidentOutcome) -> Mapping[str, Any]:
     return {
         **_diagnosis(outcome.before),
         "primary": outcome.before.primary,
         "verdict": outcome.verdict,
         "because": outcome.because,
         "after": outcome.after.state if outcome.after else None,
-        "signals": [_signal(each) for each in outcome.moved],
+        "signals": [_signal(each) for each in outcome.signal_deltas],
         "fixes": [
             {"name": each.fix.name, "effect": each.fix.effect, "proposed": each.proposed or None}
             for each in outcome.tried
@@ -85,18 +85,18 @@ def _outcome(outcome: Outcome) -> Mapping[str, Any]:
     }
 
 
-def _signal(each: Moved) -> Mapping[str, Any]:
+def _signal(each: SignalDelta) -> Mapping[str, Any]:
     condition = each.condition
     told = {"signal": condition.signal.name, "unit": condition.signal.unit, "op": condition.op, "limit": each.limit}
     return {**told, "before": each.before, "after": each.after, "met": each.met}
 
 
-def _line(each: Felt) -> Mapping[str, Any]:
+def _line(each: UserMetric) -> Mapping[str, Any]:
     sides = {"before": _edges(each.before), "after": _edges(each.after)}
     return {"name": each.name, "unit": each.unit, **sides, "change": each.change}
 
 
-def _edges(span: Span | None) -> Mapping[str, Any] | None:
+def _edges(span: Bounds | None) -> Mapping[str, Any] | None:
     if span is None:
         return None
     return {"from": span.least, "to": None if math.isinf(span.most) else span.most}

@@ -6,11 +6,12 @@ from typing import Literal
 
 import numpy as np
 
+from diag.exposition.scrapes import Floats, Millis, ScrapeTable, Target, median_interval, rounds
 from diag.promql import Block, Labels, Samples
-from diag.sources import config, notes
-from diag.sources.config import Settled, Told
-from diag.sources.pages import Floats, Millis, Table, Target, median_interval, rounds
-from diag.vllm.secrets import redact
+from diag.sources import scrape_notes as notes
+from diag.vllm.command.secrets import redact
+from diag.vllm.server import config
+from diag.vllm.server.config import RunningConfig, ServerFacts
 
 Row = tuple[Labels, Floats]
 
@@ -38,7 +39,7 @@ class Observation:
     models: Mapping[str, str]
     launch: Mapping[str, str]
     truth: Mapping[str, object]
-    settled: Mapping[str, Settled]
+    settled: Mapping[str, RunningConfig]
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Origin:
     truth: Mapping[str, object] | None = None
 
 
-def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, Told]) -> Observation:
+def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, ServerFacts]) -> Observation:
     """Lay out what was gathered of the targets; each has at least one scrape."""
     tables = [each.table() for each in targets]
-    facts = {each.instance: told.get(each.instance, Told()) for each in tables}
+    facts = {each.instance: told.get(each.instance, ServerFacts()) for each in tables}
     settled = {each.instance: _settled(each, facts[each.instance]) for each in tables}
     interval = median_interval(tables, origin.every)
     said = [note for each in tables for note in (*notes.of(each), *settled[each.instance].notes(each.instance))]
@@ -77,13 +78,13 @@ def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, To
     )
 
 
-def _settled(table: Table, told: Told) -> Settled:
+def _settled(table: ScrapeTable, told: ServerFacts) -> RunningConfig:
     infos = table.last("vllm:cache_config_info")
     by_page = config.from_page(infos, table.pages[-1].layout.engines if infos else 0)
     return config.settle({**by_page, **config.words_of_page(infos)}, told, _exported(table))
 
 
-def _exported(table: Table) -> dict[str, float]:
+def _exported(table: ScrapeTable) -> dict[str, float]:
     """What an exporter of ours has settled, on its last page."""
     page = next((each for each in reversed(table.pages)), None)
     values = zip(page.layout.rows.tolist(), page.values.tolist(), strict=True) if page else ()
@@ -95,18 +96,18 @@ def _known(texts: Mapping[str, str]) -> Mapping[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
-def _version(table: Table, told: Told) -> str:
+def _version(table: ScrapeTable, told: ServerFacts) -> str:
     return told.version or next((each.get("version", "") for each in table.last("diag_vllm_info")), "")
 
 
-def _models(table: Table, told: Told) -> str:
+def _models(table: ScrapeTable, told: ServerFacts) -> str:
     """By the last page that names a model, else by /v1/models."""
     by_page = next((page.layout.models for page in reversed(table.pages) if page.layout.models), ())
     by_exporter = next((each.get("model", "") for each in table.last("diag_vllm_info")), "")
     return ", ".join(by_page) or by_exporter or ", ".join(told.models)
 
 
-def _blocks(table: Table, told: Told, settled: Mapping[str, Settled]) -> Iterator[Block]:
+def _blocks(table: ScrapeTable, told: ServerFacts, settled: Mapping[str, RunningConfig]) -> Iterator[Block]:
     """The page's own series, and those that every source publishes unless the page has them, an exporter's for one.
 
     Of the configuration each flag is a series by itself: who started the server may know more of them.
@@ -123,7 +124,7 @@ def _key(labels: Labels) -> tuple[str, str]:
     return labels["__name__"], labels.get("flag", "")
 
 
-def _ours(table: Table, told: Told, flags: config.Config) -> Iterator[Row]:
+def _ours(table: ScrapeTable, told: ServerFacts, flags: config.Config) -> Iterator[Row]:
     def row(name: str, values: object, **labels: str) -> Row:
         row = np.broadcast_to(np.asarray(values, np.float64), table.times.shape)
         return {"__name__": name, "instance": table.instance, **labels}, row

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from diag.fixes import Proposal, command_in, written
-from diag.incident import Fix, Incident
-from diag.judgement import Finding
-from diag.signals import RUNNING
-from diag.verify.side import Side
-from diag.vllm.command import Command
+from diag.core.incident import Fix, Incident
+from diag.diagnosis.proposals import Proposal, command_in, written
+from diag.diagnosis.report import Finding
+from diag.knowledge.signals.engine import RUNNING
+from diag.verify.snapshot import Snapshot
+from diag.vllm.command.parse import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"
 INFO = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
@@ -22,7 +22,7 @@ WHERE = ("--host", "--port")
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """A setting by the name that one gives it, and its values; None where that side does not have it set.
 
     `follows` marks what vLLM derived. `known` is false where one side does not tell whether it is set at all.
@@ -43,7 +43,7 @@ class Tried:
     proposed: str
 
 
-def changes(before: Side, old: str, after: Side, new: str) -> tuple[Change, ...]:
+def changes(before: Snapshot, old: str, after: Snapshot, new: str) -> tuple[SettingChange, ...]:
     """Everything known to differ between a server before (`old`) and after (`new`); what follows from it last."""
     launched = {each.name: each for each in _launched(before, old, after, new)}
     found = launched | {each.name: each for each in _configured(before, old, after, new)}
@@ -51,12 +51,12 @@ def changes(before: Side, old: str, after: Side, new: str) -> tuple[Change, ...]
     return tuple(sorted(everything, key=lambda each: each.follows))
 
 
-def models(side: Side, instance: str) -> str:
+def models(side: Snapshot, instance: str) -> str:
     """The names under which models are served, "" where nothing tells."""
     return _fact(side, MODELS, "model_name", instance)
 
 
-def tried(finding: Finding, found: tuple[Change, ...]) -> tuple[Tried, ...]:
+def tried(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[Tried, ...]:
     """Which of the incident's fixes the changes are."""
     incident: Incident = finding.diagnosis.incident
     by_name = {each.name: each for each in found if each.known and not each.follows}
@@ -64,7 +64,7 @@ def tried(finding: Finding, found: tuple[Change, ...]) -> tuple[Tried, ...]:
     return tuple(Tried(fix, _proposed(fix, finding.proposals)) for fix in matches)
 
 
-def _is(fix: Fix, change: Change) -> bool:
+def _is(fix: Fix, change: SettingChange) -> bool:
     """Whether a setting moved the way the fix means."""
     if fix.value is None:
         return change.after is None
@@ -90,7 +90,7 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _configured(before: Side, old: str, after: Side, new: str) -> Iterator[Change]:
+def _configured(before: Snapshot, old: str, after: Snapshot, new: str) -> Iterator[SettingChange]:
     """The settings that are numbers, as every source publishes them.
 
     What only one side publishes may be a default of the other: it counts where no launch commands tell.
@@ -100,17 +100,17 @@ def _configured(before: Side, old: str, after: Side, new: str) -> Iterator[Chang
     for flag in sorted(one.keys() | two.keys()):
         both, follows = flag in one and flag in two, flag in FOLLOWS
         if one.get(flag) != two.get(flag) and (both or not (told or follows)):
-            yield Change(
+            yield SettingChange(
                 flag if follows else f"--{flag.replace('_', '-')}", one.get(flag), two.get(flag), follows, both
             )
 
 
-def _config(side: Side, instance: str) -> dict[str, str]:
+def _config(side: Snapshot, instance: str) -> dict[str, str]:
     found = ((labels.get("flag"), value) for labels, value in side.series(CONFIG, instance))
     return {flag: f"{value:.12g}" for flag, value in found if flag}
 
 
-def _described(before: Side, old: str, after: Side, new: str) -> Iterator[Change]:
+def _described(before: Snapshot, old: str, after: Snapshot, new: str) -> Iterator[SettingChange]:
     for name, query, label in (
         ("vLLM", INFO, "version"),
         ("models served", MODELS, "model_name"),
@@ -118,16 +118,16 @@ def _described(before: Side, old: str, after: Side, new: str) -> Iterator[Change
     ):
         one, two = _fact(before, query, label, old), _fact(after, query, label, new)
         if one and two and one != two:
-            yield Change(name, one, two)
+            yield SettingChange(name, one, two)
 
 
-def _fact(side: Side, query: str, label: str, instance: str) -> str:
+def _fact(side: Snapshot, query: str, label: str, instance: str) -> str:
     found = ((labels.get(label, ""), count) for labels, count in side.series(query, instance))
     times = f"{'{:.0f} x '}" if query == GPUS else ""
     return ", ".join(sorted(times.format(count) + text for text, count in found if text))
 
 
-def _launched(before: Side, old: str, after: Side, new: str) -> Iterator[Change]:
+def _launched(before: Snapshot, old: str, after: Snapshot, new: str) -> Iterator[SettingChange]:
     """What two launch commands say differently, where both are known; a process' own has no variables in it."""
     one, two = _command(before, old), _command(after, new)
     if not one or not two:
@@ -135,10 +135,10 @@ def _launched(before: Side, old: str, after: Side, new: str) -> Iterator[Change]
     variables = all(any(not name.startswith("-") for name in each) for each in (one, two))
     for name in sorted(one.keys() | two.keys()):
         if name not in WHERE and one.get(name) != two.get(name):
-            yield Change(name, one.get(name), two.get(name), known=name.startswith("-") or variables)
+            yield SettingChange(name, one.get(name), two.get(name), known=name.startswith("-") or variables)
 
 
-def _command(side: Side, instance: str) -> Mapping[str, str]:
+def _command(side: Snapshot, instance: str) -> Mapping[str, str]:
     """The options and variables of a launch command; empty where there is none to read."""
     known = side.running.get(instance)
     command = command_in(known.launch) if known else None

@@ -12,15 +12,16 @@ from typing import Literal
 
 import numpy as np
 
-from diag.asking import Subject, seconds
-from diag.diagnose import RANK, Diagnosis, Reading
-from diag.judgement import Finding, Judgement
-from diag.table import holds
-from diag.verify.changes import Change, Tried, changes, models, tried
-from diag.verify.felt import Felt, felt
+from diag.core.incident import seconds
+from diag.core.subjects import Subject
+from diag.diagnosis.decision_table import holds
+from diag.diagnosis.diagnose import RANK, Diagnosis, Reading
+from diag.diagnosis.report import Finding, Report
+from diag.verify.changes import SettingChange, Tried, changes, models, tried
 from diag.verify.load import Load, differences, load
-from diag.verify.moved import CLEAR, Moved, expected, moved
-from diag.verify.side import Side, renamed
+from diag.verify.signal_deltas import CLEAR, SignalDelta, expected, signal_deltas
+from diag.verify.snapshot import Snapshot, renamed
+from diag.verify.user_metrics import UserMetric, user_metrics
 
 Verdict = Literal["cured", "better", "no effect", "worse", "not comparable"]
 WORST: tuple[Verdict, ...] = ("worse", "not comparable", "no effect", "better", "cured")
@@ -35,19 +36,19 @@ FRESH = 60.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class IncidentOutcome:
     """What became of one incident; `because` is the sentence that gives the reason."""
 
     before: Diagnosis
     after: Diagnosis | None
     verdict: Verdict
     because: str
-    moved: tuple[Moved, ...]
+    signal_deltas: tuple[SignalDelta, ...]
     tried: tuple[Tried, ...]
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerComparison:
     """One server before and after, by its names; `came` is what is wrong only now.
 
     down: why it does not serve after, "" where it does. unlike: what else makes the two looks incomparable. blind: why
@@ -59,9 +60,9 @@ class Server:
     load: tuple[Load, Load]
     down: str
     unlike: tuple[str, ...]
-    changes: tuple[Change, ...]
-    felt: tuple[Felt, ...]
-    outcomes: tuple[Outcome, ...]
+    changes: tuple[SettingChange, ...]
+    user_metrics: tuple[UserMetric, ...]
+    outcomes: tuple[IncidentOutcome, ...]
     came: tuple[Diagnosis, ...]
     blind: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -72,7 +73,7 @@ class Server:
         return (*((self.down,) if self.down else ()), *self.unlike)
 
     @property
-    def first(self) -> Outcome | None:
+    def first(self) -> IncidentOutcome | None:
         """The worst outcome of the gravest incidents, without those that only followed from another one."""
         own = [each for each in self.outcomes if each.before.explained_by is None] or self.outcomes
         gravest = max((RANK[each.before.severity] for each in own), default=0)
@@ -98,23 +99,23 @@ class Server:
         return not (self.outcomes or self.came or self.down or self.blind)
 
     @property
-    def price(self) -> tuple[Felt, ...]:
+    def price(self) -> tuple[UserMetric, ...]:
         """What got worse for users; nothing where it cannot be compared."""
-        return () if self.reasons else tuple(each for each in self.felt if each.change == "worse")
+        return () if self.reasons else tuple(each for each in self.user_metrics if each.change == "worse")
 
 
 @dataclass(frozen=True)
 class Verification:
     """The whole comparison, the worst server first; `alone` are servers that only one side has."""
 
-    before: Judgement
-    after: Judgement
+    before: Report
+    after: Report
     verdict: Verdict
-    servers: tuple[Server, ...]
+    servers: tuple[ServerComparison, ...]
     alone: tuple[str, ...]
 
 
-def compare(before: Side, after: Side) -> Verification:
+def compare(before: Snapshot, after: Snapshot) -> Verification:
     """Compare two looks, server by server: by name, or whatever they are called where each side has only one."""
     pairs = list(_pairs(before.instances, after.instances))
     servers = [_server((before, old), (after, new)) for old, new in pairs]
@@ -126,8 +127,8 @@ def compare(before: Side, after: Side) -> Verification:
     if gone or not pairs:
         verdicts.append("not comparable")
     return Verification(
-        before.judgement,
-        after.judgement,
+        before.report,
+        after.report,
         min(verdicts, key=WORST.index),
         tuple(sorted(servers, key=lambda each: (each.is_bystander, WORST.index(each.verdict)))),
         tuple(sorted(alone)),
@@ -141,47 +142,47 @@ def _pairs(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, s
     yield from ((each, each) for each in before if each in after)
 
 
-def _server(one: tuple[Side, str], other: tuple[Side, str]) -> Server:
+def _server(one: tuple[Snapshot, str], other: tuple[Snapshot, str]) -> ServerComparison:
     (before, old), (after, new) = one, other
     loads = load(before, old), load(after, new)
     down = _down(after, new, loads[0])
-    compared = Server(
+    compared = ServerComparison(
         before=old,
         after=new,
         load=loads,
         down=down,
         unlike=tuple(_unlike(one, other, () if down else loads)),
         changes=changes(before, old, after, new),
-        felt=felt((before, old, loads[0]), (after, new, loads[1])),
+        user_metrics=user_metrics((before, old, loads[0]), (after, new, loads[1])),
         outcomes=(),
         came=tuple(_came(before, old, after, new)),
-        blind=_blind(before.judgement, old),
+        blind=_blind(before.report, old),
         notes=tuple(_notes(before, after, new)),
     )
-    ill = [each for each in before.judgement.present if dict(each.diagnosis.subject).get("instance") == old]
+    ill = [each for each in before.report.present if dict(each.diagnosis.subject).get("instance") == old]
     harmful = [each for each in ill if each.diagnosis.severity != "info"]
     return replace(compared, outcomes=tuple(_outcome(each, before, after, compared) for each in harmful or ill))
 
 
-def _blind(judgement: Judgement, instance: str) -> tuple[str, ...]:
+def _blind(report: Report, instance: str) -> tuple[str, ...]:
     """Why nobody can tell what is wrong with a server, where nothing is known of its progress."""
-    if any(dict(each.subject).get("instance") == instance for each in judgement.progress):
+    if any(dict(each.subject).get("instance") == instance for each in report.progress):
         return ()
-    return tuple(each for each in judgement.blind if each.startswith((f"{instance}:", f"{instance} ")))
+    return tuple(each for each in report.blind if each.startswith((f"{instance}:", f"{instance} ")))
 
 
-def _down(after: Side, new: str, earlier: Load) -> str:
+def _down(after: Snapshot, new: str, earlier: Load) -> str:
     """Why a server does no work after; that it has none to do matters only where it had some before."""
-    states = [each for each in after.judgement.progress if dict(each.subject).get("instance") == new]
+    states = [each for each in after.report.progress if dict(each.subject).get("instance") == new]
     if not states:
-        return "what the server does after cannot be told: " + "; ".join(_blind(after.judgement, new))
+        return "what the server does after cannot be told: " + "; ".join(_blind(after.report, new))
     ill = [each for each in states if each.state in ("dead", "starting", "stalled")]
     if not ill and earlier.served and all(each.state == "idle" for each in states):
         ill = states
     return f"the server is {ill[0].state} after: {ill[0].because}" if ill else ""
 
 
-def _unlike(one: tuple[Side, str], other: tuple[Side, str], loads: Sequence[Load]) -> Iterator[str]:
+def _unlike(one: tuple[Snapshot, str], other: tuple[Snapshot, str], loads: Sequence[Load]) -> Iterator[str]:
     """What makes two looks at a server two different things."""
     served = [models(*each) for each in (one, other)]
     if all(served) and served[0] != served[1]:
@@ -193,38 +194,40 @@ def _unlike(one: tuple[Side, str], other: tuple[Side, str], loads: Sequence[Load
         yield from differences(*loads)
 
 
-def _notes(before: Side, after: Side, new: str) -> Iterator[str]:
-    began, start = after.judgement.observed.start, after.value(STARTED, new)
-    if began < before.judgement.observed.start:
+def _notes(before: Snapshot, after: Snapshot, new: str) -> Iterator[str]:
+    began, start = after.report.observed.start, after.value(STARTED, new)
+    if began < before.report.observed.start:
         yield "what was named as after is older than what was named as before: is that their order?"
     if start and began - start < FRESH:
         yield f"it had started {max(began - start, 0):.0f} s before the look after: cold caches are in those numbers"
 
 
-def _came(before: Side, old: str, after: Side, new: str) -> Iterator[Diagnosis]:
+def _came(before: Snapshot, old: str, after: Snapshot, new: str) -> Iterator[Diagnosis]:
     """What is wrong now and certainly was not before, without what only follows from something else."""
-    for each in (found.diagnosis for found in after.judgement.present):
+    for each in (found.diagnosis for found in after.report.present):
         mine = dict(each.subject).get("instance") == new
         if mine and each.severity != "info" and each.explained_by is None:
-            earlier = _same(each.incident.id, renamed(each.subject, old), before.judgement)
+            earlier = _same(each.incident.id, renamed(each.subject, old), before.report)
             if earlier is None or earlier.state == "absent":
                 yield each
 
 
-def _same(incident: str, subject: Subject, judgement: Judgement) -> Diagnosis | None:
-    found = (each.diagnosis for each in judgement.findings)
+def _same(incident: str, subject: Subject, report: Report) -> Diagnosis | None:
+    found = (each.diagnosis for each in report.findings)
     return next((each for each in found if each.incident.id == incident and each.subject == subject), None)
 
 
-def _outcome(finding: Finding, before: Side, after: Side, server: Server) -> Outcome:
+def _outcome(finding: Finding, before: Snapshot, after: Snapshot, server: ServerComparison) -> IncidentOutcome:
     one = finding.diagnosis
-    later = _same(one.incident.id, renamed(one.subject, server.after), after.judgement)
+    later = _same(one.incident.id, renamed(one.subject, server.after), after.report)
     fixes = tried(finding, server.changes)
-    signals = moved(one, expected(one.incident, fixes), ((before, server.before), (after, server.after)))
-    return Outcome(one, later, *_decided(one, later, signals, server), signals, fixes)
+    signals = signal_deltas(one, expected(one.incident, fixes), ((before, server.before), (after, server.after)))
+    return IncidentOutcome(one, later, *_decided(one, later, signals, server), signals, fixes)
 
 
-def _decided(one: Diagnosis, later: Diagnosis | None, signals: Sequence[Moved], server: Server) -> tuple[Verdict, str]:
+def _decided(
+    one: Diagnosis, later: Diagnosis | None, signals: Sequence[SignalDelta], server: ServerComparison
+) -> tuple[Verdict, str]:
     """The verdict, and why."""
     if server.down and not server.unlike and later and later.state == "present":
         return "no effect", "it is still there"
@@ -240,7 +243,9 @@ def _decided(one: Diagnosis, later: Diagnosis | None, signals: Sequence[Moved], 
     return _judged(one, later, signals, server)
 
 
-def _judged(one: Diagnosis, later: Diagnosis, signals: Sequence[Moved], server: Server) -> tuple[Verdict, str]:
+def _judged(
+    one: Diagnosis, later: Diagnosis, signals: Sequence[SignalDelta], server: ServerComparison
+) -> tuple[Verdict, str]:
     """The verdict on two looks that can be compared."""
     worst = max(server.came, key=lambda each: RANK[each.severity], default=None)
     gone = later.state == "absent" and not any(_held([each for each in later.symptoms if _is_own(each, later)]))
@@ -255,7 +260,7 @@ def _judged(one: Diagnosis, later: Diagnosis, signals: Sequence[Moved], server: 
     return "cured", f"none of {len(later.instants)} windows after shows it"
 
 
-def _left(later: Diagnosis, signals: Sequence[Moved]) -> tuple[Verdict, str]:
+def _left(later: Diagnosis, signals: Sequence[SignalDelta]) -> tuple[Verdict, str]:
     """The verdict where it is still there: by the first signal that moved clearly."""
     clear = next((each for each in signals if abs(each.way) >= CLEAR), None)
     still = "it is still there" if later.state == "present" else "its symptoms are still there, under another name"

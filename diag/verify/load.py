@@ -11,9 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diag.diagnose import show
-from diag.signals import FINISHED, GENERATED_TOKENS, PROMPT_TOKENS, RUNNING, WAITING, other_page, serves
-from diag.verify.side import Side
+from diag.diagnosis.diagnose import show
+from diag.knowledge.signals.engine import (
+    FINISHED,
+    GENERATED_TOKENS,
+    PROMPT_TOKENS,
+    RUNNING,
+    WAITING,
+    other_page,
+    serves,
+)
+from diag.verify.snapshot import Snapshot
 
 SAME_LOAD = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
@@ -63,7 +71,7 @@ class Load:
         return self.in_flight is not None
 
 
-def load(side: Side, instance: str) -> Load:
+def load(side: Snapshot, instance: str) -> Load:
     """The load on one server."""
     row = side.scraped(IN_FLIGHT, instance)
     seen = np.flatnonzero(np.abs(row) < ABSURD)
@@ -85,7 +93,7 @@ def load(side: Side, instance: str) -> Load:
     )
 
 
-def _lengths(side: Side, instance: str, kind: str, seconds: float) -> Lengths:
+def _lengths(side: Snapshot, instance: str, kind: str, seconds: float) -> Lengths:
     buckets = f"sum by ($by, le) (increase(vllm:request_{kind}_tokens_bucket[$window]))"
     tokens = side.value(TOKENS[kind], instance)
     return Lengths(

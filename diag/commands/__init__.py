@@ -1,0 +1,1 @@
+"""What each command does: one file per command, from its options to what is printed and the exit status."""

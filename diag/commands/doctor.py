@@ -1,0 +1,50 @@
+"""`diag doctor`: from what was observed to a report, its text and an exit status."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from diag.commands.observe import ObserveOptions, declared, prometheus_source, take_snapshot
+from diag.core.errors import BadUsage
+from diag.diagnosis.report import Report
+
+EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
+Format = Literal["terminal", "json", "markdown"]
+
+
+def run(settings: ObserveOptions) -> Report:
+    """Judge what the settings name: one recording, live servers, or those that a Prometheus knows."""
+    if settings.prometheus:
+        from diag.diagnosis import fleet
+
+        contract, incidents = declared(settings)
+        return fleet.judge(prometheus_source(settings, contract), incidents, contract, settings.launch)
+    return take_snapshot(settings).report
+
+
+def print_report(report: Report, form: Format) -> None:
+    """Print a report on standard output."""
+    if form == "terminal":
+        from diag.report import terminal
+
+        return terminal.write(report)
+    from diag.report import json, markdown
+
+    sys.stdout.write((json if form == "json" else markdown).render(report))
+
+
+def write_html(report: Report, file: Path) -> None:
+    """Write the report as an HTML page."""
+    from diag.report import html
+
+    try:
+        file.write_text(html.render(report), encoding="utf-8")
+    except OSError as error:
+        raise BadUsage(f"{file} cannot be written: {error.strerror}") from error
+
+
+def exit_code(report: Report, fail_on: str) -> int:
+    """0 healthy, 1 warning, 2 critical, 3 cannot tell; 0 below what `fail_on` asks for."""
+    code = EXIT[report.verdict]
+    least = {"warning": 1, "critical": 2, "never": max(EXIT.values()) + 1}[fail_on]
+    return code if code >= least else 0

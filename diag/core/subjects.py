@@ -1,0 +1,56 @@
+"""Subjects of a report, and what is known of each: rows of values, filed by instance."""
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Subject = tuple[tuple[str, str], ...]
+"""Sorted pairs of label and value, for example (("engine", "0"), ("instance", "host:8000"))."""
+Floats = NDArray[np.float64]
+Instants = NDArray[np.int64]
+T = TypeVar("T")
+
+
+class SubjectIndex(Generic[T]):
+    """Things filed by the instance of their subject, so that in a fleet the few that may agree are found at once."""
+
+    def __init__(self, pairs: Iterable[tuple[Subject, T]] = ()) -> None:
+        self._by_instance: dict[str | None, list[tuple[Subject, T]]] = {}
+        for subject, thing in pairs:
+            self.add(subject, thing)
+
+    def add(self, subject: Subject, thing: T) -> None:
+        """File one more."""
+        self._by_instance.setdefault(dict(subject).get("instance"), []).append((subject, thing))
+
+    def like(self, subject: Subject) -> Iterator[tuple[Subject, T]]:
+        """Those whose subject agrees with this one, in their order."""
+        instance = dict(subject).get("instance")
+        near = [instance, None] if instance is not None else self._by_instance
+        return (pair for name in near for pair in self._by_instance.get(name, ()) if agree(pair[0], subject))
+
+
+class Rows(dict[Subject, Floats]):
+    """One row of values per subject."""
+
+    @cached_property
+    def _filed(self) -> SubjectIndex[Floats]:
+        return SubjectIndex(self.items())
+
+    def like(self, subject: Subject) -> Iterator[tuple[Subject, Floats]]:
+        """The rows whose subject is the same on the labels that both have."""
+        return self._filed.like(subject)
+
+    def of(self, subject: Subject) -> Floats | None:
+        """The subject's own row, else the first that agrees with it."""
+        row = self.get(subject)
+        return row if row is not None else next((row for _, row in self.like(subject)), None)
+
+
+def agree(one: Subject, other: Subject) -> bool:
+    """Whether two subjects are the same on the labels that both have."""
+    left, right = dict(one), dict(other)
+    return all(left[name] == right[name] for name in left.keys() & right.keys())

@@ -1,0 +1,1 @@
+"""From telemetry to a report's data: decisions per subject, onsets, forward progress, proposals, fleets."""

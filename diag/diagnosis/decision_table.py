@@ -1,0 +1,76 @@
+"""One incident's conditions for every subject at every instant, decided for all of a fleet at once.
+
+Three-valued: 1 holds, 0 does not, -1 cannot be told.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diag.core.incident import Comparison, Condition, Incident
+from diag.core.subjects import Floats, Instants, Subject
+from diag.diagnosis.query_cache import QueryCache
+
+COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal, "==": np.equal}
+Trits = NDArray[np.int8]
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DecisionTable:
+    """Shapes: `values` and `held` (conditions, subjects, instants), the others (subjects,).
+
+    decided: whether the incident was present at some instant, else absent at some. first, last: the places of the first
+    and last instants that show what was decided. ongoing: whether it is present at the last instant that can be told.
+    """
+
+    conditions: tuple[Condition, ...]
+    limits: tuple[float, ...]
+    subjects: tuple[Subject, ...]
+    instants: Instants
+    values: Floats
+    held: Trits
+    decided: Trits
+    first: Places
+    last: Places
+    ongoing: NDArray[np.bool_]
+
+
+def decision_table(incident: Incident, asked: QueryCache) -> DecisionTable:
+    """Ask for everything that the incident is made of, and decide."""
+    conditions, window = tuple(dict.fromkeys(incident.every_condition)), asked.window(incident)
+    limits = tuple(asked.contract.limit(each.limit) for each in conditions)
+    subjects, instants = tuple(asked.subjects(incident.per)), asked.instants(window)
+    values = np.full((len(conditions), len(subjects), len(instants)), np.nan)
+    for each, into in zip(conditions, values, strict=True):
+        rows = asked.ask(each.signal.promql, incident.per, window)
+        for subject, row in zip(subjects, into, strict=True):
+            row[:] = rows.get(subject, np.nan)
+    held = np.array([holds(rows, each.op, limit) for rows, each, limit in zip(values, conditions, limits, strict=True)])
+    required = [conditions.index(each) for each in incident.conditions]
+    return DecisionTable(conditions, limits, subjects, instants, values, held, *_decided(_states(held[required])))
+
+
+def holds(values: Floats, op: Comparison, limit: float) -> Trits:
+    """Whether the comparison holds, value by value."""
+    return np.where(np.isnan(values), -1, COMPARE[op](values, limit)).astype(np.int8)
+
+
+def _states(held: Trits) -> Trits:
+    """The conjunction of the conditions, per subject and instant: false beats missing, missing beats true."""
+    return np.where((held == 0).any(axis=0), 0, np.where((held < 0).any(axis=0), -1, 1)).astype(np.int8)
+
+
+def _decided(states: Trits) -> tuple[Trits, Places, Places, NDArray[np.bool_]]:
+    present, absent = (states == 1).any(axis=1), (states == 0).any(axis=1)
+    decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
+    shows = states == decided[:, None]
+    now = np.take_along_axis(states, _last(states >= 0)[:, None], axis=1)[:, 0]
+    return decided, shows.argmax(axis=1), _last(shows), present & (now == 1)
+
+
+def _last(where: NDArray[np.bool_]) -> Places:
+    """The place of the last true one in each row."""
+    last: Places = where.shape[1] - 1 - where[:, ::-1].argmax(axis=1)
+    return last

@@ -1,0 +1,292 @@
+"""Fix + readings + running configuration -> concrete changes with their numbers.
+
+Nothing here changes a server: what comes out is a proposal to read.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from diag.core.errors import BadUsage
+from diag.core.incident import Condition, Fix, Signal
+from diag.core.subjects import Subject
+from diag.diagnosis.decision_table import holds
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.signals.engine import gpu_memory_total, running_value
+from diag.vllm.command.parse import Command, parse
+from diag.vllm.flags.defaults import UNSET, default
+from diag.vllm.flags.registry import release, releases
+
+Value = float | str | None
+OLDEST = (0, 8, 0)
+"""The first release that is judged: a flag that all since have is accepted, whatever runs."""
+_WORD = re.compile(r"[\w.-]{0,40}")
+"""What is shown of a launch command as it is: a plain word."""
+_UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
+
+
+@dataclass(frozen=True)
+class FlagChange:
+    """One flag or variable from one value to another; None: not set, or not known.
+
+    `assumed` is whether `before` is the release's own default, which nobody has contradicted.
+    """
+
+    name: str
+    before: Value
+    after: Value
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A fix made concrete: `before` and `after` are the running and the proposed value (None: not set, not known).
+
+    `needs` says what has to be measured before the proposal can be trusted; `computed` is whether `after` came from
+    this server's numbers; `name` is what is changed, a command with everything filled in, and `text` the fix's own
+    sentence, likewise. `changes` are the flags or the variable that it sets, its own first.
+    """
+
+    fix: Fix
+    before: Value
+    after: Value
+    needs: tuple[str, ...]
+    computed: bool
+    name: str
+    text: str = ""
+    assumed: bool = False
+    changes: tuple[FlagChange, ...] = ()
+
+
+@dataclass(frozen=True)
+class Running:
+    """What is known of a server beyond its samples: vLLM's version ("" unknown) and the command that started it.
+
+    `whole` is whether all that was set is known, so that what nobody set runs at its release's default.
+    """
+
+    version: str = ""
+    launch: str = ""
+    whole: bool = False
+
+
+def propose(diagnosis: Diagnosis, asked: QueryCache, running: Running) -> tuple[Proposal, ...]:
+    """The applicable fixes of a present incident, in their order: the safest first."""
+    bench = _Bench(diagnosis, asked)
+    found = (_propose_one(fix, bench, running) for fix in diagnosis.incident.fixes)
+    return tuple(each for each in found if each is not None)
+
+
+class _Bench:
+    """Asks a signal for one subject at the instant that the diagnosis reports."""
+
+    def __init__(self, diagnosis: Diagnosis, asked: QueryCache) -> None:
+        self.diagnosis = diagnosis
+        self.asked = asked
+
+    def value(self, signal: Signal) -> float | None:
+        one = self.diagnosis
+        row = self.asked.ask(signal.promql, one.incident.per, self.asked.window(one.incident)).of(one.subject)
+        value = math.nan if row is None else float(row[one.reported])
+        return None if math.isnan(value) else value
+
+
+def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:
+    """The proposal, or None where the fix does not apply here."""
+    met = [(each, _met(each, bench, running)) for each in fix.only_if]
+    if any(held is False for _, held in met) or not available(fix, running.version):
+        return None
+    needs = [each.signal.name for each, held in met if held is None]
+    needs += [] if _in_all(fix) or release(running.version) else ["the version of vLLM"]
+    before, assumed = _before(fix, bench, running)
+    after, lacking = _after(fix, bench, running)
+    if not _moves(fix, before, after):
+        return None
+    if fix.direction and before is None and fix.flag and not assumed:
+        lacking.append(f"the running {fix.flag}")
+    also, lost = _also(fix, bench, running)
+    own = (FlagChange(fix.name, before, after, assumed),) if fix.flag or fix.environment else ()
+    return Proposal(
+        fix=fix,
+        before=before,
+        after=after,
+        needs=tuple(dict.fromkeys((*needs, *lacking, *lost))),
+        computed=isinstance(fix.value, Signal) and after is not None,
+        name=_filled(fix.name, after, bench.diagnosis.subject),
+        text=_filled(fix.change, after, bench.diagnosis.subject),
+        assumed=assumed,
+        changes=(*own, *also),
+    )
+
+
+def _filled(text: str, after: Value, subject: Subject) -> str:
+    for label, value in (*subject, ("value", "?" if after is None else written(after))):
+        text = text.replace(f"{{{label}}}", value)
+    return text
+
+
+def _met(condition: Condition, bench: _Bench, running: Running) -> bool | None:
+    value = _value(condition.signal, bench, running)
+    if value is None:
+        return None
+    return bool(holds(np.array([value]), condition.op, bench.asked.contract.limit(condition.limit))[0] == 1)
+
+
+def _value(signal: Signal, bench: _Bench, running: Running) -> float | None:
+    """What a signal says; of a flag that no source publishes, what the command gives: 1 where that is no number.
+
+    Where all that was set is known, and the flag is not, its default; 0 where there is no such bound then.
+    """
+    value, flag = bench.value(signal), signal.name
+    if value is not None or not flag.startswith("--"):
+        return value
+    given = said(running.launch).get(flag)
+    if given is not None:
+        return given if isinstance(given, float) else 1.0
+    if not running.whole:
+        return None
+    if flag in _UNSET or not _within(releases(flag), running.version):
+        return 0.0
+    return default(flag, running.version, bench.value(gpu_memory_total))
+
+
+def _before(fix: Fix, bench: _Bench, running: Running) -> tuple[Value, bool]:
+    """The running value of a flag or a variable, and whether it is only the release's default."""
+    name = fix.flag or fix.environment
+    if not name:
+        return None, False
+    value = bench.value(running_value(name.removeprefix("--").replace("-", "_"))) if fix.flag else None
+    given = said(running.launch).get(name) if value is None else value
+    if isinstance(given, float) or (given is not None and _WORD.fullmatch(given)):
+        return given, False
+    value = default(name, running.version, bench.value(gpu_memory_total))
+    return value, value is not None or name in UNSET or (running.whole and name in _UNSET)
+
+
+@lru_cache(maxsize=64)
+def said(launch: str) -> Mapping[str, float | str]:
+    """What a launch command gives by --flag, --flag.key (behind a dot, or in JSON) and NAME; "" is a switch."""
+    command = command_in(launch)
+    if command is None:
+        return {}
+    found = {name: _number(value) for name, value in command.environment.items()}
+    for each in (each for each in command.given if each.option and each.option.on):
+        text, key = " ".join(each.values), each.option.key if each.option else ""
+        found |= {each.name: "" if key else _number(text)}
+        keys = {key: text} if key else json_object(text)
+        found |= {f"{each.name}.{key}": _number(str(value)) for key, value in keys.items()}
+    return found
+
+
+def json_object(text: str) -> dict[str, object]:
+    """A JSON object; empty where the text is none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _number(text: str) -> float | str:
+    """A number where the text is one; a size with a suffix (8k) is none here, sources publish those."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if math.isfinite(value) else text
+
+
+def _also(fix: Fix, bench: _Bench, running: Running) -> tuple[list[FlagChange], list[str]]:
+    """The flags that change along with the fix, and what is lacking to compute them."""
+    changes, lacking = [], []
+    for flag, signal in fix.also:
+        value = bench.value(signal)
+        lacking += [] if value is not None else [signal.name]
+        before, _ = _before(replace(fix, flag=flag), bench, running)
+        after = None if value is None else float(round(value))
+        changes += [FlagChange(flag, before, after)] if after is None or after != before else []
+    return changes, lacking
+
+
+def _after(fix: Fix, bench: _Bench, running: Running) -> tuple[Value, list[str]]:
+    """The value within its bounds, and the names of the signals that are lacking to compute it or to bound it."""
+    if not isinstance(fix.value, Signal):
+        return fix.value, []
+    value = bench.value(fix.value)
+    if value is None:
+        return None, [fix.value.name]
+    least, most = (_bound(each, bench, running) for each in (fix.least, fix.most))
+    lacking = [
+        each.name for each, at in ((fix.least, least), (fix.most, most)) if isinstance(each, Signal) and at is None
+    ]
+    bounded = max(_rounded(value, fix), 0.0 if least is None else least)
+    return float(bounded if most is None else min(bounded, most)), lacking
+
+
+def _bound(bound: float | Signal | None, bench: _Bench, running: Running) -> float | None:
+    return _value(bound, bench, running) if isinstance(bound, Signal) else bound
+
+
+def _rounded(value: float, fix: Fix) -> float:
+    if fix.rounding == "power_of_two_below":
+        return float(2 ** math.floor(math.log2(value))) if value >= 1 else 1.0
+    if fix.rounding == "hundredth_below":
+        return math.floor(value * 100 + 1e-9) / 100
+    return float(math.ceil(value - 1e-9) if fix.rounding == "up" else round(value))
+
+
+def _moves(fix: Fix, before: Value, after: Value) -> bool:
+    """Whether the proposal moves the running value the way the fix means; 0 stands for "off" where lower is meant."""
+    if not isinstance(before, float) or not isinstance(after, int | float):
+        return before is None or written(before) != written(after)
+    if fix.direction == "lower":
+        return before == 0 or after < before
+    return after > before if fix.direction == "raise" else after != before
+
+
+@lru_cache(maxsize=256)  # every fix asks
+def command_in(launch: str) -> Command | None:
+    """The launch command; None where none is known, or none can be read (a note has said so)."""
+    try:
+        return parse(launch) if launch else None
+    except BadUsage:
+        return None
+
+
+def _in_all(fix: Fix) -> bool:
+    """Whether every release that is judged accepts its flags; a variable that is not read is refused by none."""
+    ends = [releases(fix.flag, fix.versions) if fix.flag else ("", ""), *(releases(flag) for flag, _ in fix.also)]
+    return all(release(first) <= OLDEST and not last for first, last in ends)
+
+
+def available(fix: Fix, version: str) -> bool:
+    """Whether a release accepts the fix's flags or reads its variable; a release that is not known counts as yes."""
+    if not all(_within(releases(flag), version) for flag in (fix.flag, *(flag for flag, _ in fix.also)) if flag):
+        return False
+    if fix.instead_of and release(version) and _within(releases(fix.instead_of), version):
+        return False
+    return _within(fix.versions, version)
+
+
+def _within(ends: tuple[str, str], version: str) -> bool:
+    first, last = map(release, ends)
+    at = release(version)
+    return not at or ((not first or first <= at) and (not last or at <= last))
+
+
+def written(value: Value) -> str:
+    """A value as it stands on a command line: counts whole, shares as they are."""
+    if isinstance(value, float):
+        return f"{value:g}" if value < 1 else f"{value:.0f}"
+    return str(value)
+
+
+def by_subject(running: Mapping[str, Running], subject: Subject) -> Running:
+    """What is known of a subject's instance."""
+    return running.get(dict(subject).get("instance", ""), Running())

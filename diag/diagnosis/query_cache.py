@@ -1,0 +1,139 @@
+"""Asking a source of telemetry: the protocol it keeps, the window that fits its samples, each expression once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Protocol
+
+from diag.core.contract import Contract
+from diag.core.incident import Incident, fill, seconds
+from diag.core.subjects import Floats, Instants, Rows, Subject
+
+FEWEST_INTERVALS = 3
+"""A window holds one scrape more than it has intervals: four."""
+FEW_INTERVALS = 5
+"""A live window of fewer gives way to the alert's, where the samples span at least two of that."""
+ENGINES = (
+    "count by (instance, engine) (last_over_time("
+    '{__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[$window]))'
+)
+GPUS = 'count by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[$window]))'
+INSTANCES = "count by (instance) (count_over_time(up[$window]))"
+PARTS = {"engine": ENGINES, "gpu": GPUS}
+"""What an instance has several of, by the label that tells them apart. dcgm-exporter's users have no diag_gpu_up."""
+
+
+class TelemetrySource(Protocol):
+    """What a source of telemetry can do. `instants` are unix milliseconds, `interval` is in seconds."""
+
+    @property
+    def instants(self) -> Instants:
+        """The instants to judge, ascending."""
+
+    @property
+    def interval(self) -> float:
+        """The usual time between two samples of one target."""
+
+    def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
+        """One row per subject, NaN where there is no (finite) sample."""
+
+
+@dataclass
+class _Answer:
+    """Rows once they are there; who asks the same meanwhile, in another thread, waits for them."""
+
+    lock: Lock = field(default_factory=Lock)
+    rows: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """What `$window` stands for: `seconds` of samples, and its text in PromQL."""
+
+    seconds: float
+    text: str
+
+
+class QueryCache:
+    """A source under one contract; each distinct expression is asked once.
+
+    `gone` are the instances that are no longer there at the last instant, and whose state then nobody asks for.
+    """
+
+    def __init__(self, answers: TelemetrySource, contract: Contract) -> None:
+        self.answers = answers
+        self.contract = contract
+        self.gone: frozenset[str] = frozenset()
+        self._cache: dict[tuple[str, tuple[str, ...], str, int, int], _Answer] = {}
+        self._subjects: dict[tuple[str, ...], list[Subject]] = {}
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first instant to the last."""
+        times = self.answers.instants
+        return float(times[-1] - times[0]) / 1000
+
+    @property
+    def whole(self) -> Window:
+        """A window that holds everything."""
+        return self.holding(max(self.span, self.live("30s").seconds))
+
+    def holding(self, wanted: float) -> Window:
+        """A window of so many seconds; being open on the left, it holds all of them with one interval more."""
+        return Window(wanted, _written(round((wanted + self.answers.interval) * 1000)))
+
+    def live(self, window: str) -> Window:
+        """This window, or a longer one where too few scrapes fall into it; never longer than the span."""
+        wanted = max(seconds(window), FEWEST_INTERVALS * self.answers.interval)
+        return self.holding(min(wanted, self.span) if self.span > 0 else wanted)
+
+    def window(self, incident: Incident) -> Window:
+        """The window to judge an incident over: the live one, or its alert's where scrapes are rare and many."""
+        alert = seconds(incident.window)
+        rare = seconds(incident.live_window) < FEW_INTERVALS * self.answers.interval
+        if rare and self.span >= 2 * alert >= 2 * FEWEST_INTERVALS * self.answers.interval:
+            return Window(alert, incident.window)
+        return self.live(incident.live_window)
+
+    def instants(self, window: Window) -> Instants:
+        """Every instant from the first full window on; the last one alone where none is full."""
+        times = self.answers.instants
+        full = times[times - times[0] >= window.seconds * 1000 - 1]
+        return full if len(full) else times[-1:]
+
+    def ask(self, promql: str, per: tuple[str, ...], window: Window, instants: Instants | None = None) -> Rows:
+        """Ask at every judged instant, or at those given."""
+        at = self.instants(window) if instants is None else instants
+        key = (promql, per if "$by" in promql else (), window.text, int(at[0]), len(at))
+        answer = self._cache.setdefault(key, _Answer())
+        with answer.lock:
+            if answer.rows is None:
+                text = fill(promql, per, window.text, self.contract.values())
+                answer.rows = Rows(self.answers.ask(text, at))
+        return answer.rows
+
+    def is_gone(self, subject: Subject) -> bool:
+        """Whether a subject's instance is among those that are gone."""
+        return dict(subject).get("instance") in self.gone
+
+    def subjects(self, per: tuple[str, ...]) -> list[Subject]:
+        """The universe: every instance that was scraped and every engine or GPU that was seen on one.
+
+        An instance without any stays as a subject of its own, so that a blind replica does not vanish.
+        """
+        if per not in self._subjects:
+            self._subjects[per] = self._universe(per)
+        return self._subjects[per]
+
+    def _universe(self, per: tuple[str, ...]) -> list[Subject]:
+        instances = self.ask(INSTANCES, per, self.whole)
+        parts = [self.ask(query, per, self.whole) for label, query in PARTS.items() if label in per]
+        inside = [subject for part in parts for subject in part]
+        seen = {dict(subject).get("instance") for subject in inside}
+        return sorted([*inside, *(each for each in instances if dict(each).get("instance") not in seen)])
+
+
+def _written(millis: int) -> str:
+    """A PromQL duration as people write it: what an incident's own window is too is asked only once."""
+    unit, name = next((each for each in ((60_000, "m"), (1000, "s")) if millis % each[0] == 0), (1, "ms"))
+    return f"{millis // unit}{name}"

@@ -1,0 +1,149 @@
+"""The command that started a server, with one proposal in it: a line to paste, in which no secret stands.
+
+It stays as it was written, with its quotation marks and all that stands around it; only what changes is replaced.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+from diag.diagnosis.proposals import FlagChange, Proposal, command_in, json_object, written
+from diag.vllm.command.parse import Command, Given
+from diag.vllm.command.script import PIPED, statements
+from diag.vllm.command.shell import line, opened
+
+Span = tuple[int, int]
+Edit = tuple[Span, str]
+"""From and to which character of the text, and what stands there instead."""
+_WORD = re.compile(r"""(?:\$\([^()]*\)|[^\s'"`\\;&|<>()]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`)+""", re.DOTALL)
+_QUOTED = re.compile(r"""'[^']*'|"[^"\\]*\"""")
+_BEFORE = re.compile(r"(?:export|cd|source|set|ulimit)\s[^#<]*[^#<&|;\s]")
+"""A line of a script that can stand before the command in the same line."""
+_AROUND = {"export", "cd", "source", ".", "set", "ulimit", "tee", "[", "test", "true", "fi", "done", "}", "wait"}
+"""Commands that may stand beside it: what others are given may be a secret that nothing tells from a word."""
+_CONTAINERS = {"docker", "podman", "nerdctl"}
+_ELSEWHERE = {"sudo", "kubectl", "ssh"}
+"""Programs that do not hand on the environment."""
+
+
+def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
+    """The launch command with the first complete proposal of flags or a variable in it; None where there is none.
+
+    None also where the text cannot be one line or has other commands in it, and where the change finds nothing to
+    change. Secrets have been replaced by "REDACTED" already; here each becomes the variable that may hold it.
+    """
+    chosen, command, text = relaunched(proposals), command_in(launch), _one_line(launch)
+    if command is None or chosen is None or text is None:
+        return None
+    changed = _changed(text, command, chosen.changes)
+    return None if changed is None else opened(changed)
+
+
+def relaunched(proposals: Iterable[Proposal]) -> Proposal | None:
+    """The first complete proposal that a launch command can carry."""
+    return next((each for each in proposals if each.changes and not each.needs), None)
+
+
+def _one_line(launch: str) -> str | None:
+    """The text in one line, the exports of a script before its command; None where it has more lines than these."""
+    lines = [each.strip() for each in re.sub(r"\\\r?\n", " ", launch).splitlines()]
+    *before, last = [each for each in lines if each and not each.startswith("#")] or [""]
+    plain = all(map(_BEFORE.fullmatch, before))
+    return "; ".join([*before, PIPED.sub(r"\1'\2'", last)]) if plain else None
+
+
+def _changed(text: str, command: Command, changes: Sequence[FlagChange]) -> str | None:
+    """The text with the changes where the command stands in it, itself or in the word of another shell: sh -c '...'."""
+    if sum(map(_is_other, statements(text))) > 1:
+        return None
+    spans = _spans(text, command.words)
+    if spans is not None:
+        return _edited(text, [_edits(each, command, spans) for each in changes])
+    for word in _QUOTED.finditer(text):
+        inner = _changed(word[0][1:-1], command, changes)
+        if inner is not None:
+            return None if word[0][0] in inner else f"{text[: word.start() + 1]}{inner}{text[word.end() - 1 :]}"
+    return None
+
+
+def _is_other(statement: tuple[str, Sequence[str]]) -> bool:
+    """Whether it is a command that does more than to prepare another one."""
+    words = [each for each in statement[1] if not re.match(r"\w+=", each)]
+    return bool(words) and words[0] not in _AROUND
+
+
+def _spans(text: str, words: Sequence[str]) -> list[Span] | None:
+    """Where the words stand in the text; None unless they stand there in a row, and once."""
+    found = [(each.span(), _bare(each[0])) for each in _WORD.finditer(text)]
+    wanted = [_bare(each) for each in words]
+    starts = [at for at in range(len(found)) if [bare for _, bare in found[at : at + len(wanted)]] == wanted]
+    return [span for span, _ in found[starts[0] : starts[0] + len(wanted)]] if len(starts) == 1 else None
+
+
+def _bare(word: str) -> str:
+    """Without what quotes, to compare."""
+    return re.sub(r"""['"\\\s]""", "", word)
+
+
+def _edited(text: str, edits: Sequence[Sequence[Edit]]) -> str | None:
+    """The text with all edits in it, the last first; None where one change has no place."""
+    if not all(edits):
+        return None
+    for (start, end), new in sorted((edit for each in edits for edit in each), reverse=True):
+        text = f"{text[:start]}{new}{text[end:]}"
+    return text
+
+
+def _edits(change: FlagChange, command: Command, spans: Sequence[Span]) -> list[Edit]:
+    """A flag where it stood, or last; none where one that goes stands nowhere, or what is given has no room for it."""
+    if not change.name.startswith("-"):
+        return _variable(change, command, spans)
+    flag, _, key = change.name.partition(".")
+    whole = [each for each in _given(command, flag) if key and each.option and not each.option.key]
+    stood, words = whole or _stood(command, change), _words(change)
+    if whole:  # vLLM takes dotted keys beside it for all that is given
+        content = json_object(" ".join(whole[-1].values))
+        stood, words = whole if content else [], [flag, json.dumps({**content, key: change.after})] if content else []
+    end = spans[-1][1]
+    if not stood:
+        return [((end, end), f" {line(words)}")] if words else []
+    starts = [spans[each.words.start - 1][1] if each.words.start else 0 for each in stood]
+    places = [(start, spans[each.words.stop - 1][1]) for start, each in zip(starts, stood, strict=True)]
+    return [(place, f" {line(words)}" if words and at == 0 else "") for at, place in enumerate(places)]
+
+
+def _given(command: Command, flag: str) -> list[Given]:
+    """Each mention of a flag in the command itself, with its dotted keys."""
+    return [each for each in command.given if each.name == flag and each.words]
+
+
+def _stood(command: Command, change: FlagChange) -> list[Given]:
+    """What gives a flag; of one that goes, all that gives a part of it."""
+    flag, _, key = change.name.partition(".")
+    if change.after is None and flag == "--speculative-config":
+        return [each for each in command.given if each.name.startswith("--spec") and each.words]
+    gone = change.after is None
+    return [each for each in _given(command, flag) if gone or (each.option.key if each.option else "") == key]
+
+
+def _words(change: FlagChange) -> list[str]:
+    """A flag at its value, or a switch; nothing for a flag that goes."""
+    if change.after is None:
+        return []
+    return [change.name, *([written(change.after)] if change.after != "" else [])]
+
+
+def _variable(change: FlagChange, command: Command, spans: Sequence[Span]) -> list[Edit]:
+    """A variable where it stood, or first; of a container before its image; none where it would not arrive."""
+    given = re.compile(rf"(--env=|-e|){change.name}=.*", re.DOTALL)
+    stood = [(at, found[1]) for at, found in enumerate(map(given.fullmatch, command.words)) if found]
+    new = f"{change.name}={written(change.after)}"
+    if stood:
+        return [(spans[at], f"{prefix}{new}") for at, prefix in stood]
+    programs = {each.rpartition("/")[2] for each in command.words[: command.arguments]}
+    if programs & _CONTAINERS:
+        places = [spans[at][0] for at, word in enumerate(command.words) if word == command.image]
+        return [((places[0], places[0]), f"-e {new} ")] if places else []
+    if programs & _ELSEWHERE or not command.arguments:
+        return []
+    return [((spans[0][0], spans[0][0]), f"{new} ")]

@@ -1,0 +1,309 @@
+"""NVML, as far as this driver and this GPU answer (the only importer of pynvml).
+
+Functions are asked for by name: an older nvidia-ml-py or an older driver may not have them. What a GPU refuses is
+remembered, since some refusals are as slow as an answer; `Device.forget` asks anew.
+"""
+
+import ctypes
+import struct
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pynvml
+
+MEMORY_V2 = 0x02000028
+"""nvmlMemory_v2: its `used` leaves out what the driver keeps for itself, which is `used` in the first version."""
+WAIT = 500
+"""Milliseconds to wait for an event: for so long NVML cannot be shut down."""
+
+_LOST = {15, 16, 28}  # GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
+_AWAY = {1, 9}  # UNINITIALIZED, DRIVER_NOT_LOADED
+_REFUSED = {2, 3, 4, 13, 25, 26}
+"""INVALID_ARGUMENT (a field or link it does not know), NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND,
+ARGUMENT_VERSION_MISMATCH, DEPRECATED."""
+_TIMEOUT = 10
+_NO_PIDS = {0, 0xFFFFFFFF}
+_XID = 0x8
+_SENTENCES = {
+    1: "NVML was shut down",
+    4: "no permission to open the NVIDIA driver (/dev/nvidia*)",
+    9: "the NVIDIA driver is not loaded",
+    12: "libnvidia-ml.so.1 not found: no NVIDIA driver here",
+    18: "NVML and the loaded NVIDIA driver differ in version: the driver was updated, reboot or reload its modules",
+}
+_VALUES = struct.Struct("=24xii8s")
+"""nvmlFieldValue_t: field, scope, timestamp and latency, then valueType, nvmlReturn and the value."""
+_TYPES = {0: "=d", 1: "=I4x", 2: "=Q", 3: "=Q", 4: "=q", 5: "=i4x", 6: "=H6x"}
+_DECODE = {kind: struct.Struct(form).unpack for kind, form in _TYPES.items()}
+
+
+class NvmlUnavailable(Exception):
+    """There is no NVML to ask; the message is a sentence."""
+
+
+class GpuLost(Exception):
+    """This GPU does not answer, the others may."""
+
+
+class Field(NamedTuple):
+    """A field value, batched; `scope` is the link where NVML counts by link. The answer is value * times / per."""
+
+    id: int
+    scope: int = 0
+    times: int = 1
+    per: int = 1
+
+
+class NvmlCall(NamedTuple):
+    """A function of the device; `pick` is the attribute or index where it answers more than a number."""
+
+    name: str
+    args: tuple[int, ...] = ()
+    pick: str | int = ""
+    times: int = 1
+    per: int = 1
+
+
+Source = Field | NvmlCall
+Request = tuple[Any, ...]
+"""What tells one source's question from another's: its first two items."""
+
+
+class NvmlReading(NamedTuple):
+    """A family and its labels but those of the GPU; of its sources the first one that is not refused counts."""
+
+    family: str
+    labels: tuple[str, ...]
+    sources: tuple[Source, ...]
+    part: int | None = None
+    """The link, where the sample is a sum over all links."""
+
+
+class ReadPlan(NamedTuple):
+    """What to ask for some readings, as long as no more than so many requests have been refused."""
+
+    readings: Sequence[NvmlReading]
+    refused: int
+    sources: Sequence[tuple[NvmlReading, Source]]
+    fields: Sequence[Request]
+    calls: Sequence[Request]
+
+
+class Device:
+    """One GPU or MIG instance."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self._refused: set[Request] = set()
+        self._plans: dict[int, ReadPlan] = {}
+        self._answers = 0
+        self._failures = 0
+
+    def forget(self) -> None:
+        """Ask again for what was refused."""
+        self._refused.clear()
+        self._plans.clear()
+
+    def fell_silent(self) -> bool:
+        """Whether it answered nothing since this was last asked: some lost GPUs only say "unknown error"."""
+        silent = self._failures > 0 and self._answers == 0
+        self._answers = self._failures = 0
+        return silent
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """The answer, or None where there is none."""
+        request = (name, args)
+        if request in self._refused:
+            return None
+        try:
+            answer = _function(name)(self.handle, *args)
+        except pynvml.NVMLError as error:
+            self._failed(error.value, (request,))
+            return None
+        self._answers += 1
+        return answer
+
+    def read(self, readings: Sequence[NvmlReading]) -> list[tuple[NvmlReading, float]]:
+        """What could be read of these; a tuple of readings that is kept is planned once."""
+        while True:
+            plan, refused = self._plan(readings), len(self._refused)
+            answers = dict(self._fields(plan.fields)) if plan.fields else {}
+            for name, args in plan.calls:
+                answer = self.ask(name, *args)
+                if answer is not None:
+                    answers[name, args] = answer
+            if len(self._refused) == refused:
+                break
+        known = ((each, source, answers.get(source[:2])) for each, source in plan.sources)
+        return [(each, _number(source, answer)) for each, source, answer in known if answer is not None]
+
+    def _plan(self, readings: Sequence[NvmlReading]) -> "ReadPlan":
+        """Of each reading the first source that has not been refused."""
+        plan = self._plans.get(id(readings))
+        if plan is None or plan.readings is not readings or plan.refused != len(self._refused):
+            left = [(each, [source for source in each.sources if source[:2] not in self._refused]) for each in readings]
+            sources = [(each, some[0]) for each, some in left if some]
+            requests = dict.fromkeys((source[:2], type(source)) for _, source in sources)
+            fields = [request for request, kind in requests if kind is Field]
+            calls = [request for request, kind in requests if kind is NvmlCall]
+            plan = self._plans[id(readings)] = ReadPlan(readings, len(self._refused), sources, fields, calls)
+        return plan
+
+    def processes(self) -> dict[int, int | None]:
+        """PID -> bytes, None where they are not known. Asked at each look, whatever was refused: it shows a loss."""
+        answer = None
+        for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+            self._refused.discard((name, ()))
+            if (answer := self.ask(name)) is not None:
+                break
+        found: dict[int, int | None] = {}
+        for each in answer or ():
+            if each.pid not in _NO_PIDS:  # a process may be listed once per MIG instance
+                both = [value for value in (found.get(each.pid), each.usedGpuMemory) if value is not None]
+                found[each.pid] = sum(both) if both else None
+        return found
+
+    def instances(self) -> list["Device"]:
+        """Its MIG instances."""
+        mode = self.ask("nvmlDeviceGetMigMode")
+        if not mode or mode[0] != 1:
+            return []
+        slots = range(self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
+        handles = (self.ask("nvmlDeviceGetMigDeviceHandleByIndex", slot) for slot in slots)
+        return [Device(each) for each in handles if each is not None]
+
+    def _fields(self, wanted: Sequence[Request]) -> Iterator[tuple[Request, float]]:
+        try:
+            values = _function("nvmlDeviceGetFieldValues")(self.handle, wanted)
+        except pynvml.NVMLError as error:
+            self._failed(error.value, wanted)
+            return
+        for request, (kind, code, value) in zip(wanted, _VALUES.iter_unpack(values), strict=True):
+            if code:
+                self._failed(code, (request,))
+            elif kind in _DECODE:
+                self._answers += 1
+                yield request, _DECODE[kind](value)[0]
+
+    def _failed(self, code: int, requests: Collection[Request]) -> None:
+        if code in _AWAY:
+            raise NvmlUnavailable(_SENTENCES[code])
+        if code in _LOST:
+            raise GpuLost
+        if code in _REFUSED:
+            self._refused.update(requests)
+            self._answers += 1
+        else:
+            self._failures += 1
+
+
+class Events:
+    """The Xid errors of these GPUs from now on; NVML keeps no history. Raises NvmlUnavailable where there are no events."""
+
+    def __init__(self, devices: Iterable[Device]) -> None:
+        self._set = _or_away("nvmlEventSetCreate")
+        self._uuids: dict[int | None, str] = {}
+        for device in devices:
+            with suppress(pynvml.NVMLError):
+                _function("nvmlDeviceRegisterEvents")(device.handle, _XID, self._set)
+                self._uuids[_address(device.handle)] = _function("nvmlDeviceGetUUID")(device.handle)
+
+    @property
+    def watched(self) -> Collection[str]:
+        """The GPUs that tell of their Xid errors."""
+        return self._uuids.values()
+
+    def wait(self) -> tuple[str, int] | None:
+        """UUID and Xid of the next one, or None when there is none for a while. GpuLost when it fails for some GPU."""
+        try:
+            event = _function("nvmlEventSetWait_v2")(self._set, WAIT)
+        except pynvml.NVMLError as error:
+            if error.value == _TIMEOUT:
+                return None
+            raise (GpuLost if error.value in _LOST else NvmlUnavailable(_sentence(error))) from error
+        uuid = self._uuids.get(_address(event.device))
+        return (uuid, int(event.eventData)) if uuid is not None else None
+
+    def close(self) -> None:
+        """Free the event set."""
+        with suppress(pynvml.NVMLError):
+            _function("nvmlEventSetFree")(self._set)
+
+
+def start() -> None:
+    """Each start needs a stop: NVML counts its users. Raises NvmlUnavailable."""
+    _or_away("nvmlInit")
+
+
+def stop() -> None:
+    """One user less."""
+    with suppress(pynvml.NVMLError):
+        _function("nvmlShutdown")()
+
+
+def count() -> int:
+    """How many GPUs the driver lists; it may list a lost one. Raises NvmlUnavailable."""
+    return int(_or_away("nvmlDeviceGetCount"))
+
+
+def devices() -> list[Device | None]:
+    """By index, which goes by the PCI bus; None for one that does not answer. Raises NvmlUnavailable."""
+    return [_device(index) for index in range(count())]
+
+
+def driver_version() -> str:
+    """Such as "580.95.05", "" if unknown."""
+    with suppress(pynvml.NVMLError):
+        return str(_function("nvmlSystemGetDriverVersion")())
+    return ""
+
+
+def uuid_of_instance(uuid: str) -> str:
+    """The UUID of the GPU that this MIG instance is on, "" if there is none."""
+    with suppress(pynvml.NVMLError):
+        instance = _function("nvmlDeviceGetHandleByUUID")(uuid)
+        return str(_function("nvmlDeviceGetUUID")(_function("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")(instance)))
+    return ""
+
+
+def between(name: str, one: Device, other: Device, *args: int) -> Any:
+    """What is said of a pair of GPUs, None where nothing is."""
+    with suppress(pynvml.NVMLError):
+        return _function(name)(one.handle, other.handle, *args)
+    return None
+
+
+def _device(index: int) -> Device | None:
+    with suppress(pynvml.NVMLError):
+        return Device(_function("nvmlDeviceGetHandleByIndex")(index))
+    return None
+
+
+def _function(name: str) -> Any:
+    return getattr(pynvml, name, _missing)
+
+
+def _missing(*_: object) -> None:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+def _or_away(name: str) -> Any:
+    try:
+        return _function(name)()
+    except pynvml.NVMLError as error:
+        raise NvmlUnavailable(_sentence(error)) from error
+
+
+def _sentence(error: Any) -> str:
+    return _SENTENCES.get(error.value, f"NVML does not start: {error}")
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _number(source: Source, answer: Any) -> float:
+    if isinstance(source, NvmlCall) and source.pick != "":
+        answer = answer[source.pick] if isinstance(source.pick, int) else getattr(answer, source.pick)
+    return float(answer * source.times / source.per)

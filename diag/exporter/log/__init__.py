@@ -1,0 +1,1 @@
+"""vLLM's log, line by line, as samples."""

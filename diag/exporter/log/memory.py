@@ -1,0 +1,154 @@
+"""What a vLLM server's log says of its memory: the parts as it measured them, of the latest start that is in it.
+
+Sizes are rounded in the log, so each is a range. Of several workers the fullest one counts: most weights, least room.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from diag.core.errors import BadUsage
+from diag.exporter.log.facts import settings
+from diag.exporter.log.line import MOST_CHARACTERS, LineReader
+from diag.exporter.log.patterns import Pattern, amount, recognise, values
+
+GIB = 2**30
+MOST_LINES = 20_000_000
+Size = tuple[int, int]
+"""Bytes, at least and at most."""
+
+_G = r" ?Gi?B"
+_N = r"(-?[\d.]+)"
+_TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (rf"(?:Model loading|Loading model weights) took {_N}{_G}", ("weights",)),
+    (rf"Available KV cache memory: {_N} GiB", ("pool",)),
+    (rf"Graph capturing finished in [\d.]+ secs?, took {_N} GiB", ("graphs",)),
+    (rf"Estimated CUDA graph memory: {_N} GiB total", ("estimated graphs",)),
+    (rf"(?:Explicitly|Auto) set \({_N}/[\d.]+\) GiB for KV cache", ("pool",)),
+    (
+        rf"Free memory on device (?:\S+ )?\({_N}/{_N} GiB\) on startup\. Desired GPU memory utilization is "
+        rf"\([\d.]+, {_N} GiB\)\.",
+        ("free", "total", "budget"),
+    ),
+    (rf"Free memory on device .*? {_N} GiB for peak activation", ("activations",)),
+    (rf"Free memory on device .*? {_N} GiB for non-torch memory", ("other",)),
+    (rf"the current vLLM instance can use total_gpu_memory \({_N}{_G}\)", ("total",)),
+    (rf"the current vLLM instance .*= {_N}{_G}", ("budget",)),
+    (
+        rf"(?:the current .*?)?model weights take {_N}{_G}; non_torch_memory takes {_N}{_G}; PyTorch activation peak"
+        rf" memory takes {_N}{_G}; the rest of the memory reserved for KV Cache is {_N}{_G}",
+        ("weights", "other", "activations", "pool"),
+    ),
+)
+_LOOKED_FOR = tuple((re.compile(regex), names) for regex, names in _TEXTS)
+_LEAST = frozenset({"pool", "free", "total", "budget"})
+"""Of several workers the smallest one; of everything else the largest."""
+_WORTH = re.compile(r"GiB|\dGB| GB|tokens|blocks|version|engine \(v|free memory|non-default args")
+
+
+@dataclass
+class Memory:
+    """What one start said: `sizes` by name in bytes, `numbers` without a unit, and the version.
+
+    Sizes: weights, pool, graphs, "estimated graphs", activations, other, free, total, budget, needed. Numbers: tokens,
+    length and concurrency of the pool, and the longest context that vLLM itself estimated. Settings: those of SETTINGS.
+    """
+
+    version: str = ""
+    sizes: dict[str, Size] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, float] = field(default_factory=dict)
+
+    def note(self, name: str, text: str) -> None:
+        """A size in GiB, as exact as it was printed."""
+        half = 0.5 * 10.0 ** -max(len(text.partition(".")[2]), 2)  # "1.0" is round(x, 2)
+        size = round((float(text) - half) * GIB), round((float(text) + half) * GIB)
+        known = self.sizes.get(name, size)
+        self.sizes[name] = min(known, size) if name in _LEAST else max(known, size)
+
+
+def read(path: str) -> Memory:
+    """What a log says of memory; BadUsage where it cannot be read."""
+    try:
+        with Path("/dev/stdin" if path == "-" else path).open(encoding="utf-8", errors="replace") as opened:
+            return memory(iter(lambda: opened.readline(MOST_CHARACTERS), ""))
+    except OSError as error:
+        raise BadUsage(f"the log {path[:120]!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadUsage(f"the log {path[:120]!r} cannot be read: {error}") from error
+
+
+def memory(lines: Iterable[str]) -> Memory:
+    """What the lines of a log say, of the latest start."""
+    reader, now, found = LineReader(), time.time(), Memory()
+    for raw in islice(lines, MOST_LINES):
+        if not _WORTH.search(raw):
+            continue
+        for line in reader.read(raw.rstrip("\r\n"), now):
+            pattern = recognise(line.text, line.level)
+            if pattern and pattern.kind == "banner" and found.sizes:
+                found = Memory()
+            if pattern:
+                _known(found, pattern, line.text)
+            if line.level in ("INFO", "DEBUG") or line.text.startswith(("model weights take", "the current vLLM")):
+                _sizes(found, line.text)
+    return found
+
+
+def _sizes(found: Memory, text: str) -> None:
+    for regex, names in _LOOKED_FOR:
+        match = regex.match(text)
+        for name, value in zip(names, match.groups(), strict=True) if match else ():
+            with _no_number():
+                found.note(name, value)
+
+
+_NUMBERS = {
+    "max_model_len": "length",
+    "kv_cache_max_concurrency": "concurrency",
+    "kv_cache_size_tokens": "tokens",
+    "estimated_max_model_len": "longest",
+}
+SETTINGS = ("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size")
+"""What the sizes hold for."""
+_SIZES = {
+    "free_gibibytes": "free",
+    "total_gibibytes": "total",
+    "requested_gibibytes": "budget",
+    "needed_gibibytes": "needed",
+    "available_gibibytes": "pool",
+}
+
+
+def _known(found: Memory, pattern: Pattern, text: str) -> None:
+    """What the table of lines reads out of a text; what is free when memory runs out is another matter."""
+    told = values(pattern, text)
+    said = settings(text) if pattern.name in ("args", "config") else {}
+    if "utilization" in told:
+        said["gpu_memory_utilization"] = told["utilization"]
+    for name in said.keys() & set(SETTINGS):
+        with _no_number():
+            found.settings[name] = float(said[name])
+    found.version = told.get("version", found.version)
+    if pattern.name == "no_kv_cache_memory":
+        found.sizes.setdefault("pool", (0, 0))
+    ran_out = pattern.name == "cuda_out_of_memory"
+    for name, value in told.items():
+        with _no_number():
+            if name in _NUMBERS:
+                found.numbers[_NUMBERS[name]] = amount(value)
+            elif name in _SIZES and (name == "total_gibibytes" or not ran_out):
+                found.note(_SIZES[name], f"{amount(value):.2f}")
+
+
+@contextmanager
+def _no_number() -> Iterator[None]:
+    """A line that only looks like one of vLLM's says nothing."""
+    try:
+        yield
+    except (ValueError, OverflowError):
+        return

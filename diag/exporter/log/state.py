@@ -1,0 +1,297 @@
+"""What a vLLM server's log says of it: lines in, samples out. Pure: neither files nor a clock.
+
+A line without a time of its own (uvicorn's, a traceback, a bar) takes the moment at which it was read while the log is
+followed live, and the last time seen while an old log is read from its beginning. No line is newer than the moment at
+which it was read.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import tzinfo
+
+from diag.core.metric_families import Sample
+from diag.exporter.log.facts import LogFacts
+from diag.exporter.log.line import ACCESS, BAR, MOST_CHARACTERS, Line, LineReader
+from diag.exporter.log.patterns import EVENTS, OF_THE_DEVICE, PHASES, RAW, STAGES, Pattern, amount, recognise, values
+from diag.vllm.server.config import ServerFacts
+
+MOST_BARS = 1_000
+_READY = STAGES.index("ready")
+
+# -- the start --------------------------------------------------------------------------------------------------------
+
+
+class Startup:
+    """How far one start is. Stages only go forward: a rank that is late does not move it back.
+
+    All phases are 0 once it failed or the server was shut down; the times spent stay. A server first seen at work is
+    ready, and nothing is known of its start. Progress is a line of a stage, or a bar that moved: a bar redrawn where it
+    stands, a warning, and the line that a rank waits are none. It ends with being ready.
+    """
+
+    def __init__(self, at: float | None = None) -> None:
+        self.stage = None if at is None else 0
+        self.over = False
+        self._entered = at or 0.0
+        self._moved = at
+        self._spent: dict[str, float] = {}
+        self._bars: dict[tuple[str, int], int] = {}
+        self._ratio: float | None = None
+
+    @property
+    def seen(self) -> bool:
+        """Neither failed nor shut down, and there."""
+        return self.stage is not None and not self.over
+
+    @property
+    def ready(self) -> bool:
+        """The start ended well, whatever came after."""
+        return self.stage == _READY
+
+    @property
+    def under_way(self) -> bool:
+        """The present phase still takes time."""
+        return self.seen and not self.ready
+
+    def reach(self, stage: int, at: float) -> None:
+        """A line of that stage."""
+        if self.over or self.ready:
+            return
+        if self.stage is None:
+            self.stage, self._entered = stage, at
+        self._moved = max(at, self._moved or at)
+        if stage > self.stage:
+            self._spend(at)
+            self.stage, self._ratio = stage, None
+
+    def move(self, at: float) -> None:
+        """A line that shows progress inside of a stage."""
+        if self.under_way:
+            self.reach(0, at)
+
+    def bar(self, stage: int, what: str, done: int, total: int, at: float) -> None:
+        """A bar as it was drawn: the ranks draw the same one, so the highest count is where it is."""
+        if done <= self._bars.get((what, total), -1) or len(self._bars) > MOST_BARS:
+            return
+        self._bars[what, total] = done
+        self.reach(stage, at)
+        if self.under_way and self.stage == stage and total:
+            self._ratio = min(done / total, 1.0)
+
+    def end(self, at: float) -> None:
+        """The start failed, or the server was shut down."""
+        if self.under_way:
+            self._spend(at)
+        self.over = True
+
+    def _spend(self, at: float) -> None:
+        phase = _phase(self.stage or 0)
+        self._spent[phase] = self._spent.get(phase, 0.0) + max(at - self._entered, 0.0)
+        self._entered = at
+
+    def samples(self, now: float) -> Iterator[Sample]:
+        """Nothing where neither a start nor a server at work was seen; `ready` takes no time."""
+        if self.stage is None:
+            return
+        present = "" if self.over else _phase(self.stage)
+        for phase in PHASES:
+            yield "diag_vllm_startup_phase", (phase,), float(phase == present)
+        spent = dict(self._spent)
+        if self.under_way:
+            spent[present] = spent.get(present, 0.0) + max(now - self._entered, 0.0)
+        for phase, seconds in spent.items():
+            yield "diag_vllm_startup_phase_seconds", (phase,), seconds
+        if self.under_way and self._ratio is not None:
+            yield "diag_vllm_startup_progress_ratio", (), self._ratio
+        if self._moved is not None:
+            yield "diag_vllm_startup_last_progress_timestamp_seconds", (), self._moved
+
+
+def _phase(stage: int) -> str:
+    return "warm_up" if STAGES[stage] == "kernel_warm_up" else STAGES[stage]
+
+
+# -- everything together ----------------------------------------------------------------------------------------------
+
+_ENTRY = re.compile(
+    r' +File "(?:<frozen runpy>|.{0,300}/runpy\.py|.{0,300}/bin/vllm|.{0,300}/api_server\.py", line \d+, in <module>)'
+)
+_EXCEPTION = re.compile(r"(?P<error>[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?::|$))|KeyboardInterrupt|SystemExit")
+
+
+class ServerLog:
+    """Fed with lines in their order, knows at any time what they told.
+
+    Counts and times of events outlive a restart of the server, as do the numbers of the last line of each; phases,
+    progress, configuration, version and model are those of the latest start.
+    """
+
+    def __init__(self, zone: tzinfo | None = None) -> None:
+        self.ahead = 0.0
+        """By how many seconds the last line that was read live and has a time is ahead of the clock: a wrong zone."""
+        self.latest: float | None = None
+        """Unix time of the last line of any kind."""
+        self._reader = LineReader(zone)
+        self._startup = Startup()
+        self._facts = LogFacts()
+        self._banners: set[str] = set()
+        self._pid = ""
+        self._own: float | None = None
+        self._counts = dict.fromkeys(EVENTS, 0)
+        self._times = dict.fromkeys(EVENTS, 0.0)
+        self._values: dict[str, dict[str, float]] = {}
+        self._of_a_request = False
+        self._traceback: str = ""
+
+    @property
+    def config(self) -> Mapping[str, float]:
+        """What is known of the running configuration by now, names of `launch.FLAGS`."""
+        return dict(self._facts.config)  # a copy: another thread may read it
+
+    @property
+    def version(self) -> str:
+        """Of vLLM; "" where not said."""
+        return self._facts.version
+
+    @property
+    def model(self) -> str:
+        """The name it is served under, never a path; "" where not said."""
+        return self._facts.model
+
+    def completes(self, told: ServerFacts) -> ServerFacts:
+        """With what the log says; of version and model, what the server says itself wins."""
+        models = told.models or ((self.model,) if self.model else ())
+        version = told.version or self.version
+        log: dict[str, float | str] = {**self.config, **self._facts.words}
+        return replace(told, version=version, models=models, log=log, log_whole=self._facts.whole)
+
+    def feed(self, line: str, read_at: float, live: bool = True) -> None:
+        """One line, or one redrawing of a bar, without its end; `live` says what a line without a time takes."""
+        request = ACCESS.match(line)
+        if request:
+            own = self._reader.moment(request["iso"], read_at)
+            self._startup.reach(_READY, self._at(own, read_at, live))
+            return
+        for each in self._reader.read(line[:MOST_CHARACTERS], read_at):
+            self._take(each, self._at(each.at, read_at, live))
+
+    def _at(self, own: float | None, read_at: float, live: bool) -> float:
+        if own is not None:
+            self.ahead = own - read_at if live else 0.0
+            self._own = at = min(own, read_at)
+        else:
+            at = read_at if live or self._own is None else self._own
+        self.latest = max(at, self.latest or at)
+        return at
+
+    def _take(self, line: Line, at: float) -> None:
+        pattern = recognise(line.text, line.level)
+        if line.level != RAW:
+            self._of_a_request = line.text.startswith("Exception in ASGI application")
+        elif self._uncaught(line.text) and not (pattern and pattern.name == "engine_start_failed"):
+            self._fail(at)
+        if pattern:
+            getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
+
+    def _uncaught(self, text: str) -> bool:
+        """Whether this is the last line of a traceback that ended the process: one that began at its entry point."""
+        if text.startswith("Traceback (most recent call last)"):
+            self._traceback = "begun"
+        elif self._traceback == "begun":
+            self._traceback = "uncaught" if _ENTRY.match(text) else ""
+        elif self._traceback == "uncaught" and (end := _EXCEPTION.match(text)):
+            self._traceback = ""
+            return end["error"] is not None
+        return False
+
+    def _on_banner(self, pattern: Pattern, line: Line, at: float) -> None:
+        again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
+        if not self._startup.seen or self._startup.stage or again:
+            self._begin(at)
+        self._banners.add(pattern.name)
+        self._pid = line.pid
+        self._on_setting(pattern, line, at)
+
+    def _on_hint(self, pattern: Pattern, line: Line, at: float) -> None:
+        if not self._startup.seen:
+            self._begin(at)
+        self._on_setting(pattern, line, at)
+
+    def _begin(self, at: float) -> None:
+        self._startup, self._facts, self._banners = Startup(at), LogFacts(), set()
+
+    def _on_stage(self, pattern: Pattern, line: Line, at: float) -> None:
+        name = pattern.name
+        if name == "compile" and not self._facts.compiles:
+            name = "profile_memory"
+        stage, bar = STAGES.index(name), BAR.match(line.text) if line.level == RAW else None
+        if bar:
+            done, total = (bar["done"], bar["total"]) if bar["done"] else (bar["percent"], 100)
+            self._startup.bar(stage, bar["what"], int(done), int(total), at)
+        else:
+            self._startup.reach(stage, at)
+        self._facts.read(pattern, line.text)
+
+    def _on_setting(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._facts.read(pattern, line.text)
+        self._startup.move(at)
+
+    def _on_progress(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._startup.move(at)
+
+    def _on_serves(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._startup.reach(_READY, at)
+
+    def _on_ends(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._startup.end(at)
+
+    def _on_fatal(self, pattern: Pattern, line: Line, at: float) -> None:
+        if self._of_a_request:
+            return
+        self._begin(at)
+        self._fail(at)
+
+    def _on_event(self, pattern: Pattern, line: Line, at: float) -> None:
+        if self._doubtful(pattern, line):
+            return
+        if pattern.name == "engine_start_failed":
+            self._fail(at)
+            return
+        self._count(pattern.name, at)
+        found = {name: amount(value) for name, value in values(pattern, line.text).items()}
+        if found:
+            self._values[pattern.name] = found
+
+    def _doubtful(self, pattern: Pattern, line: Line) -> bool:
+        """Text that a client may have sent; or the death of an engine whose server was told to stop."""
+        if self._startup.ready and self._startup.over and pattern.name in ("engine_dead", "worker_died"):
+            return True
+        if line.level == RAW:
+            return self._of_a_request
+        return line.process.lower().startswith("apiserver") and pattern.name in OF_THE_DEVICE
+
+    def _count(self, event: str, at: float) -> None:
+        self._counts[event] += 1
+        self._times[event] = max(at, self._times[event])
+
+    def _fail(self, at: float) -> None:
+        """What breaks after the start ended is no failure of it."""
+        if self._startup.ready:
+            return
+        self._count("engine_start_failed", at)
+        if self._startup.stage is None:
+            self._startup = Startup(at)
+        self._startup.end(at)
+
+    def samples(self, now: float) -> list[Sample]:
+        """Everything that is known, at that time."""
+        found = list(self._startup.samples(now))
+        for event, count in self._counts.items():
+            found.append(("diag_vllm_log_events_total", (event,), count))
+            found.append(("diag_vllm_log_event_last_timestamp_seconds", (event,), self._times[event]))
+        for event, fields in self._values.items():
+            found += [("diag_vllm_log_value", (event, field), value) for field, value in fields.items()]
+        if self.latest is not None:
+            found.append(("diag_vllm_log_last_line_timestamp_seconds", (), self.latest))
+        return found

@@ -1,0 +1,155 @@
+"""vLLM's own page, byte for byte, and what it says of the server."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+
+from diag.exporter.part import Unusable
+from diag.exposition.lines import NotMetrics, is_cut, refuse_other_formats, sample
+from diag.http.address import Address
+from diag.http.credentials import context, from_environment
+from diag.http.failure import Failure
+from diag.http.fetch import Fetcher
+from diag.http.keepalive import KeepAlive
+from diag.http.vllm_server import ACCEPT, VllmServer
+from diag.vllm.server.config import Config, ServerFacts, from_page
+
+MOST_BYTES = 16 * 2**20
+"""Of vLLM's page; it has some 50 kB, many adapters make it grow."""
+REMEMBERED = 300.0
+"""Seconds for which a port that answered as two servers is called that."""
+HEAD_START = 0.005
+"""Seconds, where the request is not out before."""
+_INFO = b"vllm:cache_config_info{"
+_START = b"process_start_time_seconds "
+
+
+@dataclass(frozen=True)
+class Scraped:
+    """One page; `up` where it has vLLM's metrics, a `problem` where it cannot be trusted all the same."""
+
+    page: bytes
+    up: bool
+    problem: str
+    config: Config
+    told: ServerFacts
+
+
+class PageReader:
+    """Reads the pages of one server as they come: what changes from one to the next tells something too."""
+
+    def __init__(self) -> None:
+        self.start = b""
+        self._earlier: set[bytes] = set()
+        self._several_until = 0.0
+        self._info: tuple[bytes, Config] = (b"", {})
+
+    def read(self, page: bytes, told: ServerFacts) -> Scraped:
+        """Read a page; NotMetrics for what must not be passed on."""
+        _refuse(page)
+        self._watch_start(_lines(page, _START))
+        return Scraped(page, b"vllm:" in page, self._problem(page), self._config(page), told)
+
+    def _watch_start(self, start: bytes) -> None:
+        """A start time that comes back is that of another server behind the same port."""
+        if start == self.start:
+            return
+        if start in self._earlier:
+            self._several_until = time.monotonic() + REMEMBERED
+        self._earlier.add(self.start)
+        self.start = start
+
+    def _problem(self, page: bytes) -> str:
+        if b"vllm:" not in page:
+            return "the page has none of vLLM's metrics: is it vLLM, and without --disable-log-stats?"
+        if time.monotonic() < self._several_until:
+            return "more than one server answers on this port (their start times alternate): give each its own exporter"
+        return ""
+
+    def _config(self, page: bytes) -> Config:
+        """Read off `vllm:cache_config_info` whenever it changed."""
+        lines = _lines(page, _INFO)
+        if lines != self._info[0]:
+            infos = [sample(line)[1] for line in lines.splitlines()]
+            self._info = lines, from_page(infos, len({each["engine"] for each in infos if "engine" in each}))
+        return self._info[1]
+
+
+class PageScraper:
+    """Scrapes one server for the exporter; used from one thread."""
+
+    name = "vllm"
+
+    def __init__(self, address: Address, timeout: float, launch: str = "") -> None:
+        self._runner = asyncio.Runner()
+        self.server = server(address, timeout, launch)
+        self._quick = quick(address, timeout)
+        self._reader = PageReader()
+        self._asked_of: bytes | None = None
+
+    def look(self) -> Scraped:
+        """Scrape now; Unusable with one sentence where there is no page of metrics."""
+        try:
+            page = self._as_ever() or self._runner.run(self.server.page())
+            scraped = self._reader.read(page, self.server.told)
+            return scraped if self._asked_of == self._reader.start else self._runner.run(self._ask(scraped))
+        except (Failure, NotMetrics) as error:
+            raise Unusable(f"{self.server.address.shown}: {error}") from error
+
+    def wait_until_asked(self) -> None:
+        """Wait until the request is on its way: what the host computes meanwhile must not hold it up."""
+        if self._quick:
+            self._quick.sent.wait(HEAD_START)
+
+    def _as_ever(self) -> bytes | None:
+        """The page from where it was found, None where it has not been found or is not as it was."""
+        page = self._quick.get(self.server.path, ACCEPT, MOST_BYTES) if self._quick and self.server.path else None
+        if page is not None:
+            refuse_other_formats(page)
+        return page
+
+    async def _ask(self, scraped: Scraped) -> Scraped:
+        """A server that is new or was started anew is asked what its page does not say."""
+        await self.server.ask()
+        self._asked_of = self._reader.start
+        return self._reader.read(scraped.page, self.server.told)
+
+
+def server(address: Address, timeout: float, launch: str = "") -> VllmServer:
+    """The server to ask, with the credentials of the environment."""
+    access = from_environment(os.environ)
+    fetcher = Fetcher(address, access, context(access, address.scheme == "https"), timeout)
+    return VllmServer(address, fetcher, ServerFacts(launch=launch), MOST_BYTES)
+
+
+def quick(address: Address, timeout: float) -> KeepAlive | None:
+    """The short way to a server on this host; None where a proxy may have to be asked."""
+    access = from_environment(os.environ)
+    headers = dict(access.headers) | ({"Authorization": address.authorization} if address.authorization else {})
+    tls = context(access, address.scheme == "https")
+    return KeepAlive(address, headers, tls, timeout) if address.is_loopback else None
+
+
+def _refuse(page: bytes) -> None:
+    """NotMetrics for half a page, or a page of our own."""
+    if not page.strip():
+        raise NotMetrics("answered an empty page")
+    if is_cut(page[page.rfind(b"\n") + 1 :]):
+        raise NotMetrics("answered a page that ends in the middle of a line")
+    if is_ours(page):
+        raise NotMetrics("this is a page of diag's own: give vLLM's address")
+
+
+def is_ours(page: bytes) -> bool:
+    """Whether an exporter of ours has served it."""
+    return b"\ndiag_build_info{" in page
+
+
+def _lines(page: bytes, beginning: bytes) -> bytes:
+    """The lines of a page that begin like this; they stand together."""
+    first = page.find(b"\n" + beginning) + 1
+    if not first:
+        return b""
+    last = page.rfind(b"\n" + beginning) + 1
+    return page[first : page.index(b"\n", last)]

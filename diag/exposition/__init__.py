@@ -1,0 +1,1 @@
+"""A /metrics page in the text format 0.0.4, read into samples."""

@@ -1,0 +1,120 @@
+"""The scrapes of one target, gathered page by page and laid out in columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diag.exposition.lines import NotMetrics
+from diag.exposition.page import Page, Parser
+from diag.promql import STALE, Labels
+
+Floats = NDArray[np.float64]
+Millis = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """One scrape at unix milliseconds; a failed one has a reason, and a page only of what stands beside the server."""
+
+    at: int
+    page: Page | None
+    reason: str = ""
+
+
+class Target:
+    """Gathers the scrapes of one target."""
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self.scrapes: list[Scrape] = []
+        self._parser = Parser(instance)
+
+    def add(self, at: int, page: bytes) -> str:
+        """Add an answered scrape; the reason where what was answered is no page of metrics, else ""."""
+        try:
+            scrape = Scrape(at, self._parser.parse(page))
+        except NotMetrics as error:
+            scrape = Scrape(at, None, str(error))
+        self.scrapes.append(scrape)
+        return scrape.reason
+
+    def fail(self, at: int, reason: str, beside: bytes = b"") -> None:
+        """Add a failed scrape, with what its log said meanwhile, for one."""
+        self.scrapes.append(Scrape(at, self._parser.parse(beside) if beside else None, reason))
+
+    def table(self) -> "ScrapeTable":
+        """Lay out what was gathered; a scrape that is not newer than another of this target sorts by its time."""
+        ordered = sorted(self.scrapes, key=lambda each: each.at)
+        kept = [each for i, each in enumerate(ordered) if i == 0 or each.at > ordered[i - 1].at]
+        return ScrapeTable(
+            self.instance,
+            tuple(self._parser.labels),
+            tuple(kept),
+            out_of_order=sum(b.at < a.at for a, b in zip(self.scrapes, self.scrapes[1:], strict=False)),
+            dropped=len(ordered) - len(kept),
+        )
+
+
+@dataclass(frozen=True)
+class ScrapeTable:
+    """The scrapes of one target in the order of their times, which are distinct; `labels` are all of its series."""
+
+    instance: str
+    labels: tuple[Labels, ...]
+    scrapes: tuple[Scrape, ...]
+    out_of_order: int = 0
+    dropped: int = 0
+
+    @cached_property
+    def times(self) -> Millis:
+        """Every scrape, failed ones included; shape (N,)."""
+        return np.array([each.at for each in self.scrapes], np.int64)
+
+    @cached_property
+    def values(self) -> Floats:
+        """Shape (S, N); the stale marker where a series was absent or the scrape failed."""
+        values = np.full((len(self.scrapes), len(self.labels)), STALE)
+        for row, scrape in zip(values, self.scrapes, strict=True):
+            if scrape.page is not None:
+                row[scrape.page.layout.rows] = scrape.page.values
+        return values.T
+
+    @cached_property
+    def pages(self) -> tuple[Page, ...]:
+        """The pages of the scrapes that did not fail."""
+        return tuple(each.page for each in self.scrapes if each.page is not None and not each.reason)
+
+    @property
+    def failed(self) -> tuple[Scrape, ...]:
+        """The scrapes that failed."""
+        return tuple(each for each in self.scrapes if each.reason)
+
+    def rows(self, *names: str) -> list[int]:
+        """The series of these metrics, on whichever page."""
+        return [row for row, labels in enumerate(self.labels) if labels["__name__"] in names]
+
+    def last(self, name: str) -> list[Labels]:
+        """The series of a metric on the last page that has it."""
+        rows = set(self.rows(name))
+        pages = (each.page for each in reversed(self.scrapes) if each.page is not None)
+        there = next((found for page in pages if (found := rows & set(page.layout.rows.tolist()))), set())
+        return [self.labels[row] for row in sorted(there)]
+
+
+def median_interval(tables: Sequence[ScrapeTable], otherwise: float) -> float:
+    """The usual seconds between two scrapes of one target."""
+    steps = [np.diff(each.times) for each in tables if len(each.times) > 1]
+    return float(np.median(np.concatenate(steps))) / 1000 if steps else otherwise
+
+
+def rounds(tables: Sequence[ScrapeTable], interval: float) -> Millis:
+    """One instant for each round over all targets: back from the last scrape, in steps of at least 3/4 interval."""
+    times = np.unique(np.concatenate([each.times for each in tables]))
+    apart = max(1, round(750 * interval))
+    chosen = [int(times[-1])]
+    while (before := int(np.searchsorted(times, chosen[-1] - apart, side="right"))) > 0:
+        chosen.append(int(times[before - 1]))
+    return np.array(chosen[::-1], np.int64)

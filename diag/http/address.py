@@ -1,0 +1,94 @@
+"""Addresses of targets: what was typed, made into something to ask and something to print."""
+
+import ipaddress
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from diag.core.errors import BadUsage
+from diag.core.formatting import printable
+from diag.http.credentials import basic
+
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class Address:
+    """A target's URL in parts; `authorization` and `query` may be secrets."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    query: str = field(default="", repr=False)
+    authorization: str = field(default="", repr=False)
+
+    @property
+    def instance(self) -> str:
+        """host:port, as Prometheus names a target."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def origin(self) -> str:
+        """The URL up to the path, without credentials."""
+        return f"{self.scheme}://{self.instance}"
+
+    @property
+    def shown(self) -> str:
+        """What may be printed and recorded."""
+        return self.origin + self.path
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Paths (with the query) where the page may be, the likeliest first."""
+        base = self.path.rstrip("/")
+        paths = [base] if base.endswith("/metrics") else [base, f"{base}/metrics", "/metrics"] if base else ["/metrics"]
+        return tuple(f"{path}?{self.query}" if self.query else path for path in paths)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is this very machine: no proxy may come in between."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost" or self.host.endswith(".localhost")
+
+
+def parse(text: str) -> Address:
+    """Read a URL or host:port; BadUsage, without what may be a password in it, where it is none."""
+    try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        port = url.port or _PORTS.get(url.scheme, 0)
+    except ValueError as error:
+        raise BadUsage(f"{_safe(text)} is no URL: {error}") from error
+    if url.scheme not in _PORTS:
+        raise BadUsage(f"{_safe(text)}: only http and https can be asked")
+    host = url.hostname or ""
+    if not host or not host.isprintable() or set(host) & set(" \"'<>\\^`{|}"):
+        raise BadUsage(f"{_safe(text)} names no host")
+    return Address(url.scheme, host, port, url.path, url.query, _authorization(url))
+
+
+def _authorization(url: SplitResult) -> str:
+    if url.username is None:
+        return ""
+    return basic(f"{unquote(url.username)}:{unquote(url.password or '')}")
+
+
+def _safe(text: str) -> str:
+    scheme, separator, rest = text.rpartition("://")
+    return printable(scheme + separator + rest.rpartition("@")[2].partition("?")[0], 80)
+
+
+def parse_all(texts: Sequence[str]) -> dict[str, Address]:
+    """The addresses by instance; one that is named twice is asked once."""
+    addresses = list(dict.fromkeys(parse(text) for text in texts))
+    several = Counter(each.instance for each in addresses)
+    named = {}
+    for each in addresses:
+        name = each.instance if several[each.instance] == 1 else each.instance + quote(each.path or "/")
+        while name in named:
+            name += "'"
+        named[name] = each
+    return named

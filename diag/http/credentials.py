@@ -1,0 +1,101 @@
+"""Credentials and TLS files: from the environment and from files, never from the command line, and never printed."""
+
+import base64
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from diag.core.errors import BadUsage
+
+WAYS = "DIAG_BEARER_TOKEN, DIAG_BASIC_AUTH or DIAG_HEADERS_FILE"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What every request carries; the headers are secrets."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca_file: str = ""
+    client_cert: str = ""
+    client_key: str = ""
+
+
+def from_environment(environment: Mapping[str, str]) -> Credentials:
+    """Read DIAG_*; BadUsage where a file cannot be read or two settings contradict each other."""
+    bearer = _secret("DIAG_BEARER_TOKEN", environment)
+    basic_auth = _secret("DIAG_BASIC_AUTH", environment)
+    if bearer and basic_auth:
+        raise BadUsage("both a bearer token and DIAG_BASIC_AUTH are set: choose one")
+    if basic_auth and ":" not in basic_auth:
+        raise BadUsage("DIAG_BASIC_AUTH should be user:password")
+    headers = {"Authorization": f"Bearer {bearer}" if bearer else basic(basic_auth)} if bearer or basic_auth else {}
+    return Credentials(
+        headers=headers | _headers(environment.get("DIAG_HEADERS_FILE", "")),
+        ca_file=environment.get("DIAG_CA_FILE", ""),
+        client_cert=environment.get("DIAG_CLIENT_CERT", ""),
+        client_key=environment.get("DIAG_CLIENT_KEY", ""),
+    )
+
+
+def basic(user_and_password: str) -> str:
+    """The Authorization header of "user:password"."""
+    return "Basic " + base64.b64encode(user_and_password.encode()).decode()
+
+
+def context(access: Credentials, encrypted: bool) -> ssl.SSLContext:
+    """The context for requests that may be encrypted; to load the system's authorities takes longer than a scrape."""
+    return tls(access) if encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def tls(access: Credentials) -> ssl.SSLContext:
+    """The context that checks servers against the system's authorities, or against DIAG_CA_FILE alone."""
+    if access.client_key and not access.client_cert:
+        raise BadUsage("DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT")
+    try:
+        context = ssl.create_default_context(cafile=access.ca_file or None)
+    except OSError as error:
+        raise BadUsage(f"DIAG_CA_FILE {access.ca_file} cannot be used: {_why(error)}") from error
+    if access.client_cert:
+        try:
+            # An empty password instead of a prompt: nobody may be there to answer it.
+            context.load_cert_chain(access.client_cert, access.client_key or None, password="")
+        except OSError as error:
+            raise BadUsage(f"DIAG_CLIENT_CERT {access.client_cert} cannot be used: {_why(error)}") from error
+    return context
+
+
+def _why(error: OSError) -> str:
+    return "not in PEM format, or encrypted" if isinstance(error, ssl.SSLError) else error.strerror or str(error)
+
+
+def _secret(name: str, environment: Mapping[str, str]) -> str:
+    file = environment.get(f"{name}_FILE", "")
+    text = _read(f"{name}_FILE", file) if file else environment.get(name, "")
+    return _fit_for_a_header(text.strip(), f"{name}_FILE" if file else name)
+
+
+def _headers(file: str) -> dict[str, str]:
+    headers = {}
+    for number, line in enumerate(_read("DIAG_HEADERS_FILE", file).splitlines() if file else (), 1):
+        name, colon, value = line.partition(":")
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not colon or not name.replace("-", "").isalnum():
+            raise BadUsage(f'DIAG_HEADERS_FILE line {number} is not "Name: value"')
+        headers[name] = _fit_for_a_header(value.strip(), f"DIAG_HEADERS_FILE line {number}")
+    return headers
+
+
+def _read(variable: str, file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise BadUsage(f"{variable} {file} cannot be read: {why}") from error
+
+
+def _fit_for_a_header(text: str, where: str) -> str:
+    if not (text.isascii() and text.isprintable()):
+        raise BadUsage(f"{where} holds a character that no HTTP header can hold (a line break, for one)")
+    return text

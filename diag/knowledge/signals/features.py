@@ -1,0 +1,148 @@
+"""The signals of what a server is started with beside its model: speculative decoding, LoRA adapters, API servers.
+
+A server without the feature has the number that says so, 0; a release that does not tell leaves a signal without one.
+"""
+
+from diag.core.incident import Signal
+from diag.knowledge.signals.engine import FINISHED, ITL, RUNNING, WAITING, configured, counted, gauge
+
+# -- speculative decoding ---------------------------------------------------------------------------------------------
+
+DRAFT_TOKENS = counted("vllm:spec_decode_num_draft_tokens_total")
+ACCEPTED = counted("vllm:spec_decode_num_accepted_tokens_total")
+DRAFTS = counted("vllm:spec_decode_num_drafts_total")
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+FIRST = 'position="0"'
+PAYS = 0.3
+"""The share of accepted draft tokens below which most of the drafting is in vain."""
+
+draft_tokens = Signal(
+    "draft tokens",
+    f"{DRAFT_TOKENS} or 0 * {gauge('max_over_time(', RUNNING)}",
+    "{value} tokens were drafted, 0 without speculative decoding",
+    "tokens",
+    window_scaling="peak",
+)
+accepted_share = Signal(
+    "accepted / draft tokens",
+    f"{ACCEPTED} / ({DRAFT_TOKENS} > 0)",
+    "{value} of the drafted tokens were accepted",
+    "ratio",
+)
+accepted_per_draft = Signal(
+    "accepted tokens / draft",
+    f"{ACCEPTED} / ({DRAFTS} > 0)",
+    "a draft gives {value} tokens more than the step writes without it",
+    "tokens",
+)
+first_accepted = Signal(
+    "first draft tokens accepted",
+    f"{counted(PER_POSITION, FIRST)} / ({DRAFTS} > 0)",
+    "the first token of {value} of the drafts was accepted",
+    "ratio",
+)
+draft_tokens_that_pay = Signal(
+    "draft tokens that are accepted often enough",
+    f"count by ($by) (sum by ($by, position) (increase({PER_POSITION}[$window]))"
+    f" / on ($by) group_left () ({DRAFTS} > 0) >= {PAYS})",
+    f"the first {{value}} tokens of a draft are each accepted in {PAYS} of the drafts or more",
+    "tokens",
+)
+
+# -- LoRA adapters ----------------------------------------------------------------------------------------------------
+
+LORA = "vllm:lora_requests_info"
+RECENT = "300"
+"""Seconds: a series of LORA is a set of adapters that ran together, its value when they last did; it never goes."""
+
+
+def ran_together(names: int) -> str:
+    """The sets of that many adapters or more which ran of late.
+
+    They are read off the label of those that run: in the one of those that wait vLLM 0.11 and earlier put the adapters
+    that wait, but 0.32 the same as here, for its front end hears of a request when it is first scheduled.
+    """
+    some = f'{{running_lora_adapters=~"[^,]+(,[^,]+){{{names - 1},}}"}}'
+    return f"(time() - last_over_time({LORA}{some}[$window]) < {RECENT})"
+
+
+ADAPTERS = " or ".join(
+    f'label_replace({ran_together(place)}, "adapter", "$$1", "running_lora_adapters", '
+    f'"(?:[^,]+,){{{place - 1}}}([^,]+).*")'
+    for place in range(1, 9)
+)
+"""A series for each adapter and each set in which it ran in one of the first eight places."""
+SETS = f"count_over_time({LORA}[$window])"
+# PromQL reads no number out of a label, but for the edge of a bucket: a histogram whose samples all lie below it has it
+# as its highest quantile.
+MAX_LORAS = (
+    f'histogram_quantile(1, sum by ($by, le) (label_replace({SETS}, "le", "$$1", "max_lora", "(.*)")'
+    f' or label_replace({SETS}, "le", "+Inf", "", "")))'
+)
+adapters = Signal(
+    "LoRA adapters asked for",
+    f"count by ($by) (count by ($by, adapter) ({ADAPTERS}))",
+    "{value} adapters ran within the last five minutes",
+    "adapters",
+)
+adapters_kept = Signal(
+    "LoRA adapters kept in memory, or asked for",
+    # vLLM refuses fewer than run together; the larger of both
+    f"({adapters.promql} > {configured('max_cpu_loras')}) or ({configured('max_cpu_loras')} and {adapters.promql})",
+    "the memory of the host has to keep {value} adapters",
+    "adapters",
+)
+adapters_per_slot = Signal(
+    "LoRA adapters asked for / --max-loras",
+    f"{adapters.promql} / {MAX_LORAS} or 0 * {MAX_LORAS}"
+    f" or (0 * {gauge('max_over_time(', RUNNING)} unless count by ($by) (last_over_time({LORA}[$window])))",
+    "within five minutes {value} times as many adapters ran as have room at once",
+    "ratio",
+)
+waits_for_a_slot = Signal(
+    "deferred share of waiting requests (vLLM >= 0.20)",
+    # where nobody waits, nobody is deferred; where somebody does, an older page does not say for what
+    f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
+    f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * ({gauge('max_over_time(', WAITING)} == 0)",
+    "{value} of the waiting requests are deferred although there is capacity",
+    "ratio",
+)
+
+# -- API servers ------------------------------------------------------------------------------------------------------
+
+CORES = 'rate(diag_vllm_process_cpu_seconds_total{role="api_server"}[$window])'
+OWN_CORES = "rate(process_cpu_seconds_total[$window])"
+IN_ENGINE = f"({counted('vllm:request_queue_time_seconds_sum')} + {counted('vllm:request_inference_time_seconds_sum')})"
+LATENCY = counted("vllm:e2e_request_latency_seconds_sum")
+FRONT_END = f"(1 - {IN_ENGINE} / ({LATENCY} > 0 and {FINISHED} >= 3))"
+
+api_server_cores = Signal(
+    "cores that an API server uses",
+    # its own counter goes where --api-server-count is above 1: then only the process table tells
+    f"max by ($by) ({CORES}) or max by ($by) ({OWN_CORES})",
+    "the busiest API server uses {value} of a core; Python gives it one",
+    "cores",
+)
+front_end_share = Signal(
+    "latency outside of the engine / whole latency",
+    FRONT_END,
+    "the requests that finished spent {value} of their time neither queued nor computed",
+    "ratio",
+)
+# By Little's law the same clients ask 1 / (1 - share) times as often once nothing is lost in front of the engine. What
+# they ask beyond four times as much, they would wait for the engine.
+NEEDED = f"ceil((sum by ($by) ({CORES}) or sum by ($by) ({OWN_CORES})) / clamp_min(1 - {FRONT_END}, 0.25) / 0.7)"
+ONE_MORE = f"(1 + (count by ($by) ({CORES} > 0.05) or 1 + 0 * sum by ($by) ({OWN_CORES})))"
+api_servers_needed = Signal(
+    "API servers that this load needs",
+    f"({NEEDED} > {ONE_MORE}) or ({ONE_MORE} and {NEEDED})",
+    "the same clients, kept waiting by nothing in front of the engine, need {value} API servers at 0.7 of a core each",
+    "processes",
+)
+gap = " or ".join(f"{counted(f'{name}_sum')} / ({counted(f'{name}_count')} > 0)" for name in ITL)
+tokens_in_a_blink = Signal(
+    "tokens written in 0.1 s",
+    f"0.1 / (({gap}) > 0)",
+    "a stream gets {value} tokens in 0.1 s, which nobody sees arrive one by one",
+    "tokens",
+)

@@ -1,0 +1,189 @@
+"""The signals of one GPU: throttling, faults, memory, links. Names and units: the exporter's page."""
+
+from diag.core.incident import Signal
+from diag.knowledge.signals.engine import counted, page_says
+
+
+def average(metric: str, matchers: str = "") -> str:
+    """The mean of a gauge in the window, per subject, where there are three samples of it."""
+    at = f"{metric}{{{matchers}}}[$window]"
+    return f"(max by ($by) (avg_over_time({at}) and count_over_time({at}) >= 3))"
+
+
+THERMAL = 'reason=~"sw_thermal|hw_thermal"'
+BRAKE = 'reason="hw_power_brake"'
+
+
+def throttled_share(reasons: str) -> str:
+    """The share of the window under a throttle: by NVML's counters, else by the samples that show it active."""
+    counters = f"max by ($by) (rate(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))"
+    return f"({counters} or {average('diag_gpu_throttle_active', reasons)})"
+
+
+def throttled_seconds(reasons: str) -> str:
+    """Seconds under a throttle; without counters, the least that the samples stand for in any window of 30 s."""
+    counters = f"max by ($by) (increase(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))"
+    return f"({counters} or 30 * {average('diag_gpu_throttle_active', reasons)})"
+
+
+thermal_share = Signal(
+    "share of time in thermal slowdown",
+    throttled_share(THERMAL),
+    "the GPU held its clocks down for heat in {value} of the time",
+    "ratio",
+)
+thermal_seconds = Signal(
+    "seconds in thermal slowdown",
+    throttled_seconds(THERMAL),
+    "the GPU held its clocks down for heat for {value} s",
+    "seconds",
+    window_scaling="peak",
+)
+brake_seconds = Signal(
+    "seconds in hardware power brake",
+    throttled_seconds(BRAKE),
+    "the board was told from outside to brake for {value} s",
+    "seconds",
+    window_scaling="peak",
+)
+power_cap_share = Signal(
+    "share of time at the power cap",
+    throttled_share('reason="sw_power_cap"'),
+    "the GPU ran into its power limit in {value} of the time, which is normal under load",
+    "ratio",
+)
+UTILIZATION = average("diag_gpu_utilization_ratio")
+utilization = Signal("GPU busy", UTILIZATION, "some kernel runs in {value} of the time", "ratio")
+SM = 'clock="sm"'
+clock_loss = Signal(
+    "SM clock lost",
+    # an idle GPU lowers its clock by itself: only a busy one loses something
+    f"(1 - {average('diag_gpu_clock_hertz', SM)} / ({average('diag_gpu_clock_max_hertz', SM)} > 0))"
+    f" * ({UTILIZATION} > bool 0.5)",
+    "the SM clock is {value} below its maximum while the GPU is busy",
+    "ratio",
+)
+margin = Signal(
+    "degrees to slowdown",
+    "min by ($by) (min_over_time(diag_gpu_temperature_margin_celsius[$window]))",
+    "{value} C are left to the slowdown temperature",
+    "C",
+)
+DRAWN = f"0.95 * {average('diag_gpu_power_watts')}"
+LOWEST = average("diag_gpu_power_limit_min_watts")
+sustained_power = Signal(
+    "95 % of the power drawn",
+    f"({DRAWN} >= {LOWEST}) or ({LOWEST} and {DRAWN}) or {DRAWN}",
+    "the cooling sustains {value} W",
+    "W",
+)
+
+XIDS = 'xid!~"13|31|43|45"'
+"""13, 31, 43 and 45 are an application's own doing; all others are the hardware's or the driver's."""
+SERIOUS = {
+    "GPU lost": "1 - min by ($by) (last_over_time(diag_gpu_up[$window]))",
+    "Xid": counted("diag_gpu_xid_errors_total", XIDS),
+    "uncorrectable memory error": counted("diag_gpu_ecc_errors_total", 'kind="uncorrected"'),
+    "row that could not be replaced": "max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))",
+}
+gpu_faults = Signal(
+    "faults of the GPU",
+    " + ".join(f"(({promql}) or 0 * ({SERIOUS['GPU lost']}))" for promql in SERIOUS.values()),
+    "{value} faults: lost, Xid, uncorrectable memory errors, rows that could not be replaced",
+    "faults",
+    window_scaling="peak",
+    culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]) > 0,"
+    ' "named", "Xid $$1", "xid", "(.*)")'
+    + "".join(
+        f' or label_replace(({promql}) > 0, "named", "{name}", "", "")'
+        for name, promql in SERIOUS.items()
+        if name != "Xid"
+    ),
+    culprit_label="{named}",
+)
+
+SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
+TOTAL = "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))"
+strangers_memory = Signal(
+    "share of memory that others hold",
+    '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
+    f" or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))) / ({TOTAL} > 0)",
+    "processes of others hold {value} of the GPU's memory",
+    "ratio",
+    culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])',
+    culprit_label="pid {pid}",
+)
+share_left_by_others = Signal(
+    "share of the GPU that others leave",
+    f'1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{{role="other"}}[$window])) / ({TOTAL} > 0) - 0.03',
+    "others leave {value} of the GPU's memory, less 0.03 for what they may still want",
+    "ratio",
+)
+host_memory_of_others = Signal(
+    "memory that others hold / all",
+    'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
+    " / sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "processes of others hold {value} of the memory of this host's GPUs",
+    "ratio",
+)
+memory_of_strangers = Signal(
+    "memory that others hold on GPUs that serve / all",
+    # who cannot be told may be anybody
+    '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window]) '
+    f"{SERVING}) or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window])))"
+    " / (sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window])) > 0)",
+    "processes that are not this vLLM's hold {value} of the memory of the GPUs that it uses",
+    "ratio",
+)
+pool_by_order = Signal(
+    "size of the KV pool set by hand",
+    f"{page_says('num_gpu_blocks_override', '[0-9]+')} + {page_says('kv_cache_memory_bytes', '[0-9]+')}",
+    "{value} settings fix the size of the KV pool, whatever the share of memory",
+)
+serving = Signal(
+    "serves",
+    "max by ($by) (last_over_time(diag_gpu_serving[$window]))",
+    "1 when this vLLM runs on it: {value}",
+)
+
+# -- links, per host --------------------------------------------------------------------------------------------------
+
+LINK = (
+    # bytes a second in one direction: 0.985 GB/s a lane in generation 3, twice that with each further one
+    '(0.985e9 * 2 ^ (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{which="current"}[$window]))'
+    ' - 3) * max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window])))'
+)
+PCIE = (
+    "(max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))"
+    " or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window])))"
+)
+pcie_share = Signal(
+    "PCIe traffic / what the link carries",
+    f"max by ($by) (({PCIE} / {LINK}) {SERVING})",
+    "the busiest PCIe link carries {value} of what it can",
+    "ratio",
+    culprit_promql=f"({PCIE} / {LINK}) {SERVING}",
+    culprit_label="GPU {gpu}",
+)
+nvlinks = Signal(
+    "active NVLinks (least)",
+    "min by ($by) (last_over_time(diag_gpu_nvlink_active_links[$window]))"
+    " or 0 * max by ($by) (last_over_time(diag_gpu_up[$window]))",
+    "{value} NVLinks are up on the GPU that has the fewest",
+    "links",
+)
+link_lost = Signal(
+    "PCIe lanes lost",
+    'max by ($by) ((1 - max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window]))'
+    ' / on (instance, gpu) max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
+    f" {SERVING})",
+    "a link lost {value} of its lanes",
+    "ratio",
+)
+slowest_clock = Signal(
+    "slowest SM clock / fastest",
+    'min by ($by) (avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) ' + SERVING + ")"
+    ' / (max by ($by) (avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) ' + SERVING + ") > 0)",
+    "the slowest GPU's clock is {value} of the fastest's",
+    "ratio",
+)

@@ -1,0 +1,267 @@
+"""The signals of a server's log and its processes, and of its GPUs as the ranks of one engine.
+
+Names and units: the exporter's page. A family that is not there as a whole leaves its signals without a value.
+"""
+
+from diag.core.incident import Condition, Signal, judged
+from diag.knowledge.signals.engine import configured
+
+EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
+PHASE = "diag_vllm_startup_phase"
+SPENT = "diag_vllm_startup_phase_seconds"
+STARTING = "process_start|load_weights|compile|profile_memory|allocate_kv_cache|cuda_graph_capture|warm_up"
+
+
+def last(metric: str, matchers: str = "", join: str = "max", by: str = "$by") -> str:
+    """The last sample of a gauge in the window, per subject."""
+    return f"{join} by ({by}) (last_over_time({metric}{{{matchers}}}[$window]))"
+
+
+# -- start-up ---------------------------------------------------------------------------------------------------------
+
+LAST_PROGRESS = last("diag_vllm_startup_last_progress_timestamp_seconds")
+SERVES = last("diag_vllm_up")
+LAST_SERVED = "max by (instance) (last_over_time(diag_vllm_up[$window]))"
+IN_PHASE = last(PHASE, f'phase=~"{STARTING}"')
+
+
+def event_time(events: str) -> str:
+    """When the last such line was written; 0 when never."""
+    return last(EVENT_TIME, f'event=~"{events}"')
+
+
+FAILED_SINCE = f"({event_time('engine_start_failed')} - ({LAST_PROGRESS}))"
+startup_failed = Signal(
+    "start failed",
+    # nothing of a new start has been seen since the line that says so, and no page answers
+    f"({event_time('engine_start_failed')} > bool 0) * ({FAILED_SINCE} >= bool 0) * (1 - {SERVES})",
+    "1 when the log says that the engine did not start, and nothing has started since: {value}",
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event!~"engine_start_failed|engine_dead|worker_died|rpc_timeout|'
+    f'custom_all_reduce_disabled|shm_broadcast_wait"}}[$window]) > 0) >= on (instance) group_left () '
+    f"({last('diag_vllm_startup_last_progress_timestamp_seconds', by='instance')})",
+    culprit_label="{event}",
+)
+starting = Signal(
+    "starting",
+    f"({IN_PHASE}) * (1 - {SERVES}) * (1 - ({startup_failed.promql}))",
+    "1 when the log shows a start under way and no page answers yet: {value}",
+    culprit_promql=f'last_over_time({SPENT}[$window]) and on (instance, phase) (last_over_time({PHASE}{{phase=~"{STARTING}"}}'
+    "[$window]) == 1)",
+    culprit_label="{phase} for {value} s",
+)
+processes = Signal(
+    "vLLM processes",
+    "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))",
+    "{value} processes of this vLLM are there",
+    "processes",
+)
+
+
+def elapsed(phase: str) -> str:
+    """Seconds spent in a phase so far."""
+    return last(SPENT, f'phase="{phase}"')
+
+
+USUAL = {
+    "process_start": 120,
+    "load_weights": 900,
+    "compile": 300,
+    "profile_memory": 120,
+    "allocate_kv_cache": 60,
+    "cuda_graph_capture": 180,
+    "warm_up": 300,
+}
+"""Seconds that a phase takes at most on what has been reported; judged, see startup_slow."""
+startup_overdue = Signal(
+    "present phase / its usual time",
+    "max by ($by) ("
+    + " or ".join(f'last_over_time({SPENT}{{phase="{phase}"}}[$window]) / {usual}' for phase, usual in USUAL.items())
+    + ")",
+    "the longest phase has taken {value} of its usual time",
+    "ratio",
+    culprit_promql=f"last_over_time({SPENT}[$window]) > 1",
+    culprit_label="{phase} {value} s",
+)
+startup_silence = Signal(
+    "seconds without a sign of progress",
+    f"(time() - ({LAST_PROGRESS})) * ({IN_PHASE})",
+    "no sign of progress for {value} s",
+    "seconds",
+)
+in_graph_capture = Signal(
+    "in CUDA-graph capture",
+    last(PHASE, 'phase="cuda_graph_capture"'),
+    "1 while the start is in CUDA-graph capture: {value}",
+)
+processes_there = Signal(
+    "vLLM processes still there",
+    "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))"
+    ' or 0 * max by ($by) (last_over_time(diag_scrape_success{collector="process"}[$window]))'
+    f" or 0 * {LAST_PROGRESS} + 1",
+    "{value} processes of this vLLM are there (1 where nobody looked)",
+    "processes",
+)
+startup_seconds = Signal(
+    "seconds since the start began",
+    f"sum by ($by) (last_over_time({SPENT}[$window]))",
+    "the start has taken {value} s so far",
+    "seconds",
+)
+twice_the_startup = Signal(
+    "twice the seconds that the start has taken",
+    f"2 * sum by ($by) (last_over_time({SPENT}[$window]))",
+    "twice the start so far are {value} s",
+    "seconds",
+)
+probe_failures_allowed = Signal(
+    "probes of 10 s that outlast the start by half",
+    f"ceil(1.5 * sum by ($by) (last_over_time({SPENT}[$window])) / 10)",
+    "{value} probes, 10 s apart, outlast this start by half",
+    "probes",
+)
+
+
+def switched_off(flag: str) -> Condition:
+    """The switch is not on, or the setting not given; where nobody says, it is as it comes: off."""
+    off = f"(1 - ({configured(flag)})) or 0 * {LAST_SERVED} + 1"
+    name = f"--{flag.replace('_', '-')} not set"
+    return Signal(name, off, "1 where the flag is not set: {value}").at_least(1, judged("it is proposed once"))
+
+
+# -- out of memory ----------------------------------------------------------------------------------------------------
+
+OOM = "cuda_out_of_memory|no_kv_cache_memory|max_model_len_exceeds_kv_cache|free_memory_below_requested"
+RECENT = "5m"
+
+
+def event_recently(events: str) -> str:
+    """1 where such a line came lately, or ended a start after which nothing has started; else 0."""
+    at = event_time(events)
+    return (
+        f"({at} > bool 0) * clamp_max((time() - {at} < bool 300) + ({at} >= bool {LAST_PROGRESS}) * (1 - {SERVES}), 1)"
+    )
+
+
+def log_value(event: str, field: str) -> str:
+    """A number of the last such line, per instance."""
+    return last("diag_vllm_log_value", f'event="{event}",field="{field}"')
+
+
+out_of_memory = Signal(
+    "out of memory in the log",
+    event_recently(OOM),
+    "1 when the log says that memory did not suffice: {value}",
+    culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{OOM}"}}[$window]) > 0',
+    culprit_label="{event}",
+)
+
+
+def happened(event: str) -> Signal:
+    """Whether it was this kind of line, for a fix that depends on it."""
+    return Signal(f"{event} in the log", event_recently(event), f"1 when the log says {event}: {{value}}")
+
+
+BELOW = "free_memory_below_requested"
+utilization_that_fits = Signal(
+    "share of the GPU that is free",
+    f"{log_value(BELOW, 'free_gibibytes')} / ({log_value(BELOW, 'total_gibibytes')} > 0)",
+    "{value} of the GPU's memory was free at start",
+    "ratio",
+)
+LONGER = "max_model_len_exceeds_kv_cache"
+context_that_fits = Signal(
+    "longest context that fits",
+    f"{log_value(LONGER, 'estimated_max_model_len')} or floor({log_value(LONGER, 'max_model_len')}"
+    f" * {log_value(LONGER, 'available_gibibytes')} / ({log_value(LONGER, 'needed_gibibytes')} > 0) / 16) * 16",
+    "a context of {value} tokens fits",
+    "tokens",
+)
+CUDA = "cuda_out_of_memory"
+utilization_with_room = Signal(
+    "share of the GPU with room for what was wanted",
+    f"({configured('gpu_memory_utilization')}) - clamp_min({log_value(CUDA, 'wanted_gibibytes')}"
+    f" - {log_value(CUDA, 'free_gibibytes')}, 0) / ({log_value(CUDA, 'total_gibibytes')} > 0) - 0.005",
+    "{value} of the GPU leaves room for what was wanted",
+    "ratio",
+)
+
+half_of_what_is_captured = Signal(
+    "half of the largest graph by default",
+    # vLLM captures up to the smaller of 2 x --max-num-seqs and 512
+    f"clamp_max({configured('max_num_seqs')}, 256)",
+    "half of the largest graph captured by default is {value} tokens",
+    "tokens",
+)
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+WORKERS = 'diag_vllm_process_cpu_seconds_total{role="worker"}'
+WORKER_CPU = f"rate({WORKERS}[$window])"
+STILL, SPINS = 0.05, 0.8
+"""Cores: a worker below the first stands still, one above the second waits busily or computes."""
+SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
+BUSY = f"(max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window])) {SERVING})"
+POWER_SHARE = (
+    "(max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window])) / on (instance, gpu)"
+    " (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0))"
+)
+SPINNING = f"(({BUSY} > 0.9) and on (instance, gpu) ({POWER_SHARE} < 0.4))"
+RANK_OF_GPU = (
+    "max by (instance, gpu, rank) (last_over_time("
+    'diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)'
+)
+STILL_GPUS = f"(({BUSY} and on (instance) {SPINNING}) unless on (instance, gpu) {SPINNING})"
+"""Those that do not spin while another one does."""
+STILL_WORKERS = (
+    f"(count by ($by) ({WORKER_CPU} < {STILL}) or 0 * count by ($by) ({WORKER_CPU}))"
+    f" * (max by ($by) ({WORKER_CPU}) > bool {SPINS})"
+)
+SPINNING_GPUS = f"(count by ($by) {SPINNING} or 0 * count by ($by) {BUSY})"
+WAITED = event_time("shm_broadcast_wait")
+LOG_WAITS = f"({WAITED} > bool 0) * (time() - {WAITED} < bool 120)"
+"""It is repeated every 60 s."""
+WHO_IS_APART = (
+    f"label_replace(({WORKER_CPU} < {STILL}) and on (instance) (max by (instance) ({WORKER_CPU}) > {SPINS}),"
+    ' "named", "rank $$1", "rank", "(.*)")'
+    " or label_join(label_replace(label_replace("
+    f"{STILL_GPUS} * on (instance, gpu) group_left (rank) {RANK_OF_GPU} or on (instance, gpu) {STILL_GPUS}"
+    ', "one", "GPU $$1", "gpu", "(.*)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")'
+)
+RANKS_APART = f"(({STILL_WORKERS} > 0) or ({SPINNING_GPUS} > 0) or {STILL_WORKERS} or {SPINNING_GPUS})"
+ranks_apart = Signal(
+    "ranks that spin or stand still",
+    RANKS_APART,
+    "{value} ranks stand still while a peer spins, or spin at little power",
+    "ranks",
+    culprit_promql=WHO_IS_APART,
+    culprit_label="{named}",
+)
+rank_missing = Signal(
+    "ranks that others wait for",
+    # what the log says counts where neither processes nor GPUs can be seen
+    f"{RANKS_APART} or {LOG_WAITS}",
+    "others wait for {value} ranks, by processes, GPUs or the log",
+    "ranks",
+    culprit_promql=WHO_IS_APART,
+    culprit_label="{named}",
+)
+ranks = Signal(
+    "tensor-parallel ranks",
+    f"({configured('tensor_parallel_size')}) or count by ($by) (last_over_time({WORKERS}[$window]))"
+    " or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window])) + 1",
+    "the model is spread over {value} ranks",
+    "ranks",
+)
+TP, PP = configured("tensor_parallel_size"), configured("pipeline_parallel_size")
+half_of_the_ranks = Signal("half of the ranks", f"{TP} / 2", "half of the ranks are {value}", "ranks")
+odd_ranks = Signal(
+    "ranks left over by halving", f"{TP} % 2", "{value} ranks are left over where they are halved", "ranks"
+)
+twice_the_stages = Signal(
+    "twice the pipeline's stages", f"2 * ({PP} or 1 + 0 * {TP})", "twice as many stages are {value}", "stages"
+)
+log_waits = Signal(
+    "shm_broadcast_wait in the log",
+    LOG_WAITS,
+    "1 when the log says that a rank waits for another: {value}",
+)

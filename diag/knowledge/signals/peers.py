@@ -1,0 +1,58 @@
+"""The signals that hold an engine against its peers: all engines, itself too, that serve a model under the same name.
+
+They are replicas, or the data-parallel ranks of one. A peer counts where it has three samples in the window.
+"""
+
+from diag.core.incident import Signal
+from diag.knowledge.signals.engine import RUNNING, WAITING, counted, gauge
+
+PEERS = "by (model_name)"
+"""What looks at peers has this in it."""
+MEDIAN = f"quantile {PEERS} (0.5, {{each}})"
+AT_LEAST_ONE = f"clamp_min({MEDIAN}, 1)"
+"""A multiple of nothing says nothing: peers that idle count as one."""
+
+
+def beside_peers(own: str, operator: str, of_all: str, each: str) -> str:
+    """What an engine has `own`, and what its peers have together, `of_all` of their `{each}`, with an operator between.
+
+    `own` and `each` are aggregated by ($by) and keep the name of the model until they have met.
+    """
+    one, all_of_them = (text.replace("$by", "$by, model_name") for text in (own, of_all.format(each=each)))
+    return f"max by ($by) ({one} {operator} on (model_name) group_left () {all_of_them})"
+
+
+LOAD = f"({gauge('avg_over_time(', RUNNING)} + {gauge('avg_over_time(', WAITING)})"
+WAITS = gauge("quantile_over_time(0.5, ", WAITING)
+WRITTEN = counted("vllm:generation_tokens_total")
+
+load_of_peers = Signal(
+    "requests / median of its peers",
+    beside_peers(LOAD, "/", AT_LEAST_ONE, LOAD),
+    "it holds {value} times as many requests as the median of its peers",
+    "ratio",
+)
+load_beyond_peers = Signal(
+    "requests above the median of its peers",
+    beside_peers(LOAD, "-", MEDIAN, LOAD),
+    "it holds {value} requests more than the median of its peers",
+    "requests",
+)
+peers_waiting = Signal(
+    "requests waiting (median of its peers)",
+    beside_peers(f"0 * {WAITS}", "+", MEDIAN, WAITS),
+    "{value} requests wait in the median of its peers",
+    "requests",
+)
+peers = Signal(
+    "engines that serve its model",
+    beside_peers(f"0 * {LOAD}", "+", f"count {PEERS} ({{each}})", LOAD),
+    "engines that serve its model: {value}",
+    "engines",
+)
+tokens_of_peers = Signal(
+    "tokens written / median of its peers",
+    beside_peers(WRITTEN, "/", AT_LEAST_ONE, WRITTEN),
+    "it writes {value} times as many tokens as the median of its peers",
+    "ratio",
+)

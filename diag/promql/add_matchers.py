@@ -1,0 +1,27 @@
+"""An expression restricted to some targets, by matchers in each of its selectors.
+
+The text is edited, not printed anew: promql-parser prints durations without milliseconds and strings without escapes.
+"""
+
+import re
+
+from diag.promql.facts import metric_names
+from diag.promql.parse import parse
+
+_STRING = r'"(?:\\.|[^"\\])*"|' r"'(?:\\.|[^'\\])*'|`[^`]*`"
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+
+def add_matchers(promql: str, matchers: str) -> str:
+    """The expression with `matchers`, `job="vllm",cluster="eu"` for example, in each selector."""
+    if not matchers:
+        return promql
+    names = "|".join(name for name in metric_names(parse(promql)) if _METRIC.fullmatch(name)) or "{"
+    bare = rf"(?<![\w:])(?:{names})(?![\w:]|\s*\{{)"
+
+    def put(found: re.Match[str]) -> str:
+        if found["string"]:
+            return found[0]
+        return f"{{{matchers}," if found[0] == "{" else f"{found[0]}{{{matchers}}}"
+
+    return re.sub(rf"(?P<string>{_STRING})|\{{|{bare}", put, promql)

@@ -1,0 +1,1 @@
+"""Live servers, scraped on a cadence."""

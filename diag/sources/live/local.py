@@ -1,0 +1,47 @@
+"""A server on this very host: its page with its GPUs, processes and log, as the exporter would serve it."""
+
+import asyncio
+import time
+from datetime import tzinfo
+
+from diag.core.metric_families import plain
+from diag.exporter.host import host
+from diag.exporter.page import HostPage
+from diag.exporter.part import LookOutcome
+from diag.exporter.vllm_page import PageReader, Scraped, is_ours
+from diag.exposition.lines import NotMetrics
+from diag.http.failure import Failure
+from diag.http.vllm_server import VllmServer
+from diag.vllm.server.config import ServerFacts
+
+SECONDS = 2.0
+"""What a look at GPUs, processes or log may take."""
+
+
+class LocalPages:
+    """Stands between a watch and a server; keeps the protocol `diag.sources.live.Pages`."""
+
+    def __init__(self, server: VllmServer, log: str, zone: tzinfo | None) -> None:
+        self._server = server
+        self._host = host(server.address, log, zone)
+        self._beside = HostPage(self._host, write=plain)
+        self._reader = PageReader()
+        self._host.start()
+
+    async def page(self) -> bytes:
+        """The whole page; Failure or NotMetrics where neither a page nor anything else shows a server."""
+        looks, start = self._beside.look(), time.monotonic()
+        try:
+            page = await self._server.page()
+            if is_ours(page):
+                return page
+            scraped = LookOutcome[Scraped](self._reader.read(page, self._server.told), "", 0.0)
+        except (Failure, NotMetrics) as error:
+            if not self._host.has_server:
+                raise
+            scraped = LookOutcome[Scraped](None, str(error), time.monotonic() - start)
+        return await asyncio.to_thread(self._beside.page, scraped, looks, SECONDS)
+
+    def told(self) -> ServerFacts:
+        """What the server, its log and its processes say of it."""
+        return self._host.told(self._server.told)

@@ -1,0 +1,195 @@
+"""WatchedServer servers, scraped at once, each on its own cadence."""
+
+import asyncio
+import math
+import os
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from diag.core.errors import Unreachable
+from diag.core.formatting import listed, printable
+from diag.exposition.scrapes import Target
+from diag.http.address import parse_all
+from diag.http.credentials import Credentials, context, from_environment
+from diag.http.failure import sentence
+from diag.http.fetch import Fetcher
+from diag.http.vllm_server import VllmServer
+from diag.sources.live.clock import WatchClock
+from diag.sources.live.target import Discard, Pages, Sink, WatchedServer
+from diag.sources.observation import Observation, Origin, observation
+from diag.vllm.server.config import ServerFacts
+
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class WatchProgress:
+    """How far a watch is: scrapes of all targets so far, and seconds."""
+
+    scrapes: int
+    failed: int
+    seconds: float
+    of_seconds: float
+
+
+@dataclass(frozen=True)
+class ScrapePlan:
+    """How to watch; times in seconds.
+
+    access: None reads the environment. probe: how long one request for one token may take, None to send none.
+    beside: where the pages of a server come from if not from itself. on_progress: told after every scrape.
+    should_go_on: asked when the time is over, and then every few scrapes.
+    """
+
+    every: float = 2.0
+    duration: float = 30.0
+    timeout: float = 5.0
+    access: Credentials | None = None
+    launch: str = ""
+    probe: float | None = None
+    beside: Callable[[VllmServer], Pages | None] = lambda _: None
+    on_progress: Callable[[WatchProgress], None] = lambda _: None
+    should_go_on: Callable[[Observation], bool] = lambda _: False
+
+
+class _Interrupted(Exception):
+    """Ctrl-C while a callback ran."""
+
+
+def watch(targets: Sequence[str], plan: ScrapePlan) -> Observation:
+    """Scrape live servers; Unreachable where none of them answers with metrics at first contact."""
+    return Watch(targets, plan).run()
+
+
+class Watch:
+    """A watch of live servers; `told` is what they say of themselves, by instance."""
+
+    def __init__(self, targets: Sequence[str], plan: ScrapePlan, sink: Sink | None = None) -> None:
+        self._addresses = parse_all(targets)
+        self._plan = plan
+        self._access = plan.access or from_environment(os.environ)
+        self._sink = sink or Discard()
+        self._wall = WatchClock()
+        self._lives: list[WatchedServer] = []
+        self._asks: list[asyncio.Task[None]] = []
+        self._probes: list[asyncio.Task[None]] = []
+        self._untried = len(self._addresses)
+        self._notes: list[str] = []
+        self._start = 0.0
+        self._scrapes = self._failed = 0
+
+    @property
+    def told(self) -> dict[str, ServerFacts]:
+        """What is known of each server beside its pages."""
+        return {each.target.instance: each.told for each in self._lives}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What has to be said beside what the scrapes themselves show."""
+        return (*self._notes, *self._wall.jumps, *(note for each in self._lives for note in each.server.notes))
+
+    def run(self) -> Observation:
+        """Watch to the end or until Ctrl-C and return what was seen; KeyboardInterrupt where that is nothing."""
+        try:
+            asyncio.run(self._run())
+        except (KeyboardInterrupt, _Interrupted) as error:
+            if not any(each.answered for each in self._lives):
+                raise KeyboardInterrupt from error
+            self._notes.append("interrupted: judged on what was seen until then")
+        return self._observation()
+
+    def _observation(self) -> Observation:
+        lives = [each for each in self._lives if each.target.scrapes]
+        shown = ", ".join(dict.fromkeys(each.shown for each in self._addresses.values()))
+        origin = Origin("scrape", shown, self._plan.every, self.remarks)
+        return observation(origin, [each.target for each in lives], self.told)
+
+    async def _run(self) -> None:
+        async with AsyncExitStack() as stack:
+            tls = context(self._access, any(each.scheme == "https" for each in self._addresses.values()))
+            for instance, address in self._addresses.items():
+                fetcher = Fetcher(address, self._access, tls, self._plan.timeout)
+                await stack.enter_async_context(fetcher)
+                server = VllmServer(address, fetcher, ServerFacts(launch=self._plan.launch))
+                beside = self._plan.beside(server)
+                self._lives.append(WatchedServer(Target(instance), server, beside, self._wall, self._sink))
+            self._start = _now()
+            try:
+                await self._watch()
+            finally:
+                for task in (*self._asks, *self._probes):
+                    task.cancel()
+
+    async def _watch(self) -> None:
+        until = self._plan.duration
+        await self._to(until)
+        await asyncio.gather(*self._asks)
+        while not all(each.done() for each in self._probes) or self._goes_on():
+            until = _now() - self._start + 2 * self._plan.every
+            await self._to(until)
+        await asyncio.gather(*self._probes)
+        await _together(each.scrape() for each in self._lives if each.owes_probe)
+
+    def _goes_on(self) -> bool:
+        try:
+            return self._plan.should_go_on(self._observation())
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+    async def _to(self, until: float) -> None:
+        """Scrape every target until so many seconds after the start."""
+        await _together(self._cadence(each, until) for each in self._lives)
+
+    async def _cadence(self, live: WatchedServer, until: float) -> None:
+        """Scrape one target at whole multiples of the interval; those that a slow answer covers are left out."""
+        every = self._plan.every
+        while live.tick * every <= until + _SLACK:
+            await asyncio.sleep(self._start + live.tick * every - _now())
+            await live.scrape()
+            live.tick = max(live.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
+            self._after(live)
+
+    def _after(self, live: WatchedServer) -> None:
+        if len(live.target.scrapes) == 1:
+            self._first_contact()
+        if live.server.path and not live.asked:
+            live.asked = True
+            self._asks.append(asyncio.create_task(live.server.ask()))
+            if self._plan.probe is not None:
+                self._probes.append(asyncio.create_task(live.probe(self._plan.probe)))
+        self._scrapes += 1
+        self._failed += live.failure is not None
+        try:
+            seconds = _now() - self._start
+            self._plan.on_progress(WatchProgress(self._scrapes, self._failed, seconds, self._plan.duration))
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+    def _first_contact(self) -> None:
+        self._untried -= 1
+        if not self._untried and not any(each.answered for each in self._lives):
+            raise _unreachable(self._lives)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run all; the first error ends the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in coroutines:
+                group.create_task(each)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def _unreachable(lives: Sequence[WatchedServer]) -> Unreachable:
+    failures = [(each.server.address.shown, each.failure) for each in lives if each.failure]
+    if len(failures) == 1:
+        shown, failure = failures[0]
+        return Unreachable(sentence(printable(shown), failure))
+    each = [f"{printable(shown)} ({failure})" for shown, failure in failures]
+    return Unreachable(f"none of {len(lives)} servers answers with metrics: {listed(each)}; {failures[0][1].hint}")

@@ -1,0 +1,101 @@
+"""One live server that is watched: its page scraped on a cadence and gathered, its probe on every later page."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from diag.core.formatting import printable
+from diag.exposition.lines import NotMetrics
+from diag.exposition.scrapes import Target
+from diag.http.failure import Failure
+from diag.http.vllm_server import Probe, VllmServer
+from diag.sources.live.clock import WatchClock
+from diag.vllm.server.config import ServerFacts
+
+
+class Sink(Protocol):
+    """Where scrapes go as they come in."""
+
+    def page(self, at: int, instance: str, page: bytes) -> bytes:
+        """Keep a page; what is returned is what is judged."""
+
+    def failed(self, at: int, instance: str, reason: str) -> None:
+        """Keep a failed scrape."""
+
+
+class Discard:
+    """Keeps nothing."""
+
+    def page(self, at: int, instance: str, page: bytes) -> bytes:
+        """Judge the page as it is."""
+        return page
+
+    def failed(self, at: int, instance: str, reason: str) -> None:
+        """Do nothing."""
+
+
+class Pages(Protocol):
+    """Where pages come from: the server itself, or what stands beside it too."""
+
+    async def page(self) -> bytes:
+        """The page; Failure or NotMetrics where there is none."""
+
+    def told(self) -> ServerFacts:
+        """What is known of the server beside its pages."""
+
+
+@dataclass
+class WatchedServer:
+    """A server that is watched, by its own pages or by those of `beside`; `tick` is the next point of its cadence."""
+
+    target: Target
+    server: VllmServer
+    beside: Pages | None
+    wall: WatchClock
+    sink: Sink
+    tick: int = 0
+    answered: bool = False
+    asked: bool = False
+    failure: Failure | None = None
+    probed: Probe | None = None
+    published: bool = False
+
+    async def scrape(self) -> None:
+        """Scrape once, and remember why where that fails."""
+        at = self.wall.now()
+        try:
+            page = await (self.beside or self.server).page()
+        except (Failure, NotMetrics) as error:
+            self._failed(at, error)
+            return
+        self.published = self.probed is not None
+        kept = self.sink.page(at, self.target.instance, _with(page, self.probed))
+        reason = self.target.add(at, kept)
+        self.failure = Failure(reason) if reason else None
+        self.answered = self.answered or not reason
+
+    def _failed(self, at: int, error: Failure | NotMetrics) -> None:
+        reason = printable(str(error))
+        self.failure = error if isinstance(error, Failure) else Failure(reason, "give the server's own address")
+        self.sink.failed(at, self.target.instance, reason)
+        self.target.fail(at, reason)
+
+    @property
+    def told(self) -> ServerFacts:
+        """What is known of the server beside its pages."""
+        return self.beside.told() if self.beside else self.server.told
+
+    async def probe(self, seconds: float) -> None:
+        """Send one request for one token; how it went is on every later page."""
+        self.probed = await self.server.probe(seconds)
+
+    @property
+    def owes_probe(self) -> bool:
+        """Whether a probe ended since the last scrape."""
+        return self.probed is not None and not self.published
+
+
+def _with(page: bytes, probed: Probe | None) -> bytes:
+    """The page with the probe's result, unless it is cut off or has a probe of its own."""
+    fits = probed is not None and page.endswith(b"\n") and b"\ndiag_probe_success" not in page
+    lines = [f"{name} {value:g}\n".encode() for name, _, value in probed.samples()] if probed and fits else ()
+    return page + b"".join(lines)

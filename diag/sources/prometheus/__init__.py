@@ -1,0 +1,1 @@
+"""Servers as a Prometheus knows them, or whatever speaks its HTTP API."""

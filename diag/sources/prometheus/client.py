@@ -1,0 +1,130 @@
+"""A Prometheus, or whatever speaks its HTTP API: Thanos, Mimir, VictoriaMetrics (the only importer of its client)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from prometheus_api_client import PrometheusConnect
+
+from diag.core.errors import Unreachable
+from diag.core.formatting import printable
+from diag.http import failure
+from diag.http.address import Address
+from diag.http.credentials import Credentials
+from diag.http.failure import Failure
+from diag.http.session import NO_API, WHICH, Adapter, Refused, Session
+from diag.promql import pretty
+
+T = TypeVar("T")
+Series = Mapping[str, Any]
+"""A series of an answer as the API has it: `metric`, and `value` or `values` of (unix seconds, text)."""
+_LONGEST = 3600.0
+_LATEST = 1e11
+_UNLIKE = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+"""What taking apart a document of another shape raises."""
+
+
+class Prometheus:
+    """One server; raises Unreachable where it gives no usable answer, and Refused where it answers not this query.
+
+    `seconds` is what it may take to begin an answer. Times are unix milliseconds.
+    """
+
+    def __init__(self, address: Address, access: Credentials, seconds: float = 30.0) -> None:
+        url = address.shown.rstrip("/").removesuffix("/api/v1")
+        limit = min(_LONGEST, seconds)
+        self.shown = printable(url)
+        self._session = Session(self.shown, address, access, limit)
+        self._library = PrometheusConnect(url, session=self._session, method="POST")
+        self._session.mount(url, Adapter(address, access))  # the library's own would ask again where it is of no use
+        self._limit = {"timeout": f"{round(limit * 1000)}ms"}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the server warned of, partial answers for one; each once."""
+        return [printable(each) for each in self._session.warnings]
+
+    def now(self) -> int:
+        """The server's own clock: the samples are stamped by it, or by one that it trusts."""
+        ask = self._library.custom_query
+        seconds = float(self._read(lambda: _series(ask("vector(time())"), "value")[0]["value"][1]))
+        if not 0 < seconds < _LATEST:
+            raise self._unlike("has a clock that shows no time")
+        return round(seconds * 1000)
+
+    def instant(self, promql: str, at: int) -> list[Series]:
+        """Evaluate at one instant; a range selector gives the raw samples."""
+        exact, holds = {"time": _seconds(at), **self._limit}, "values" if promql.endswith("]") else "value"
+        return self._read(lambda: _series(self._library.custom_query(promql, exact), holds))
+
+    def range(self, promql: str, start: int, end: int, step: int) -> list[Series]:
+        """Evaluate from `start` to `end`; VictoriaMetrics would move both to multiples of the step for its cache."""
+        exact = {"start": _seconds(start), "end": _seconds(end), "nocache": "1", **self._limit}
+        ask, rounded = self._library.custom_query_range, (_moment(start), _moment(end), _seconds(step))
+        return self._read(lambda: _series(ask(promql, *rounded, params=exact), "values"))
+
+    def series(self, matches: Sequence[str], start: int, end: int) -> list[Mapping[str, str]]:
+        """The labels of the series that a time may have; whole blocks count, so some may have ended before."""
+        span, these = (_moment(start), _moment(end)), {"match[]": list(matches)}
+        return self._read(lambda: [_labels(each) for each in _list(self._library.get_series(*span, these))])
+
+    def recorded(self) -> dict[str, str]:
+        """What rules record here: the name by the expression, printed prettily. Empty where there are no rules."""
+        try:
+            reply = self._session.get(f"{self._library.url}/api/v1/rules", params={"type": "record"}).json()
+            rules = [rule for group in reply["data"]["groups"] for rule in group["rules"]]
+            known = {_printed(each["query"]): str(each["name"]) for each in rules if each.get("health") == "ok"}
+            return {promql: name for promql, name in known.items() if promql}
+        except (Unreachable, Refused, *_UNLIKE):
+            return {}
+
+    def _read(self, answer: Callable[[], T]) -> T:
+        try:
+            return answer()
+        except _UNLIKE as error:
+            raise self._unlike(NO_API) from error
+
+    def _unlike(self, what: str) -> Unreachable:
+        return Unreachable(failure.sentence(self.shown, Failure(what, WHICH)))
+
+
+def _printed(promql: str) -> str:
+    """An expression in the one form that two can be compared in; "" where our parser cannot read it."""
+    try:
+        return pretty(promql)
+    except ValueError:
+        return ""
+
+
+def _series(result: Sequence[Series], holds: str) -> list[Series]:
+    """The series that have numbers: native histograms are left out."""
+    return [_checked(each) for each in _list(result) if each.get(holds)]
+
+
+def _list(given: Sequence[T]) -> Sequence[T]:
+    if not isinstance(given, list):
+        raise TypeError("no list")
+    return given
+
+
+def _checked(series: Series) -> Series:
+    _labels(series["metric"])
+    for at, text in series.get("values") or [series["value"]]:
+        float(text)
+        if not abs(float(at)) < _LATEST:
+            raise ValueError("a time that is none")
+    return series
+
+
+def _labels(given: Mapping[str, str]) -> Mapping[str, str]:
+    if not all(isinstance(value, str) for value in given.values()):
+        raise ValueError("a label that is no text")
+    return given
+
+
+def _seconds(millis: int) -> str:
+    return f"{millis / 1000:.3f}"
+
+
+def _moment(millis: int) -> datetime:
+    return datetime.fromtimestamp(millis / 1000, UTC)

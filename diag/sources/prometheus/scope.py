@@ -1,0 +1,96 @@
+"""Which servers and which time a Prometheus is asked about, as people type it."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from diag.core.errors import BadUsage
+from diag.core.formatting import clock, printable
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
+_LATEST = 1e11
+_WAYS = "2026-11-20T03:12:00Z (UTC unless it says otherwise), unix seconds, or -2h"
+
+
+@dataclass(frozen=True)
+class TimeSpan:
+    """What was asked for: the `window` up to `at` or to `until`, or from `since` on; "" for now."""
+
+    at: str = ""
+    window: str = "15m"
+    since: str = ""
+    until: str = ""
+
+    def resolved(self, now: int) -> tuple[int, int]:
+        """First and last millisecond; BadUsage where there is nothing between them."""
+        if self.at and (self.since or self.until):
+            raise BadUsage("--at looks back over --window, --from and --to name both ends: choose one")
+        end = moment(self.at or self.until, now) if self.at or self.until else now
+        start = moment(self.since, now) if self.since else max(0, end - round(duration(self.window) * 1000))
+        if start > now:
+            raise BadUsage(f"{clock(start, day=True)} is in the future: the server's clock says {clock(now, day=True)}")
+        if start >= end:
+            raise BadUsage(f"there is no time between {clock(start, day=True)} and {clock(end, day=True)}")
+        return start, min(end, now)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which servers, and when. `instances`, `models` and `jobs` are regular expressions, `matchers` are PromQL's."""
+
+    span: TimeSpan = field(default_factory=TimeSpan)
+    instances: Sequence[str] = ()
+    models: Sequence[str] = ()
+    jobs: Sequence[str] = ()
+    matchers: Sequence[str] = ()
+
+    @property
+    def everywhere(self) -> str:
+        """The matchers that every series of these servers meets."""
+        return ",".join([*self.matchers, *([any_of("instance", self.instances)] if self.instances else [])])
+
+    @property
+    def names_servers(self) -> bool:
+        """Whether a target counts as a server although nothing of vLLM's was ever seen on it."""
+        return bool(self.instances or self.jobs) and not self.models
+
+
+def moment(text: str, now: int) -> int:
+    """Unix milliseconds; a duration with a minus counts back from `now`."""
+    if text.startswith("-"):
+        return max(0, now - round(duration(text[1:]) * 1000))
+    seconds = _unix(text)
+    if not 0 <= seconds < _LATEST:
+        raise BadUsage(f"'{printable(text, 40)}' is no time: write {_WAYS}")
+    return round(seconds * 1000)
+
+
+def _unix(text: str) -> float:
+    """Seconds of a number or of an ISO 8601 time; NaN for anything else."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        return math.nan
+    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+
+
+def duration(text: str) -> float:
+    """Seconds of "90s", "15m", "1h30m" or "2d"."""
+    parts = re.findall(r"[\d.]+[smhdw]", text) if _DURATION.fullmatch(text) else []
+    seconds = sum(float(part[:-1]) * _UNITS[part[-1]] for part in parts)
+    if not parts or seconds >= _LATEST:
+        raise BadUsage(f"'{printable(text, 40)}' is no duration: write 90s, 15m, 24h or 7d")
+    return seconds
+
+
+def any_of(label: str, patterns: Sequence[str]) -> str:
+    """A matcher for one of these regular expressions."""
+    inside = "|".join(patterns).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{label}=~"{inside}"'

@@ -1,0 +1,311 @@
+"""What a Prometheus holds of vLLM servers: which there are, when they were scraped, and answers of the same queries."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+
+from diag.core.errors import BadUsage, Unreachable, Unsupported
+from diag.core.formatting import clock, listed, plural, printable
+from diag.core.incident import regroup
+from diag.core.subjects import Floats, Instants, Subject
+from diag.http.session import Refused
+from diag.promql import add_matchers, parse, pretty
+from diag.sources.prometheus.client import Prometheus, Series
+from diag.sources.prometheus.labelled_config import INFO, Flags, completed, flags
+from diag.sources.prometheus.scope import Scope, any_of
+
+SERVES = "vllm:num_requests_running|vllm:generation_tokens_total|diag_vllm_up|diag_vllm_info"
+RENAMED = "vllm_num_requests_running"
+CONFIG = "diag_vllm_config"
+MOST_INSTANTS = 1_500
+"""Instants times servers: every minute of a day of one server, two instants of a thousand."""
+_BEFORE = 86_400_000
+"""How long before the span a server may have answered last and still belong to it."""
+_SAMPLED = 3
+_FEW = 20
+_MOST_LATE = 3
+_FEW_REFUSALS = 3
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One server: the (job, instance) pairs it is scraped as, and its models."""
+
+    targets: frozenset[tuple[str, str]]
+    models: frozenset[str]
+
+
+class PrometheusSource:
+    """Keeps the protocol `diag.asking.Answers`: every query is evaluated by the server, for all of `members` at once.
+
+    `queries` counts them. Raises Unreachable where the server cannot be asked or holds nothing of such servers.
+    """
+
+    def __init__(self, prometheus: Prometheus, scope: Scope, labels: tuple[str, ...] = ("instance",)) -> None:
+        self._prometheus = prometheus
+        self._scope, self._labels = scope, labels
+        self._refused: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
+        self._late, self._lost, self._lock = 0, "", Lock()
+        for matcher in scope.matchers:
+            _check(matcher)
+        try:
+            self.now = prometheus.now()
+            self.start, self.end = scope.span.resolved(self.now)
+            self.members = self._members(scope)
+            self._matchers = self._narrowing(scope)
+            self.instants, self.interval = self._cadence()
+            self._flags = self._known_flags()
+            # the very same expressions that rules record are cheaper to ask; a record may lack a label to match
+            self._recorded = {} if scope.matchers else prometheus.recorded()
+        except Refused as error:
+            raise Unreachable(f"{prometheus.shown} refuses to be asked: {error}") from error
+        self.queries = 0
+
+    @property
+    def shown(self) -> str:
+        """The server and what was asked for, without credentials."""
+        return (
+            f"{self._prometheus.shown} {{{printable(self._scope.everywhere)}}}"
+            if self._scope.everywhere
+            else self._prometheus.shown
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What has to be said of the answers: refused queries, and the server's own warnings."""
+        refusals = self._refused.most_common(_FEW_REFUSALS)
+        refused = [f"the server refused {plural(count, 'question')}: {self._reasons[why]}" for why, count in refusals]
+        others = self._refused.total() - sum(count for _, count in refusals)
+        refused += [f"the server refused {plural(others, 'question')} for other reasons"] if others else []
+        warnings = self._prometheus.warnings
+        partial = [f"the server warns, so this may be partial: {listed(warnings)}"] if warnings else []
+        return (*self._pace(), *refused, *partial)
+
+    def _pace(self) -> list[str]:
+        step = float(self.instants[1] - self.instants[0]) / 1000 if len(self.instants) > 1 else self.interval
+        if step <= self.interval:
+            return []
+        return [f"judged every {step:g} s, not at every scrape ({self.interval:g} s), to ask less of the server"]
+
+    def _members(self, scope: Scope) -> dict[str, Member]:
+        try:
+            found = self._found(scope, self.start - _BEFORE)
+        except Refused as error:
+            if not error.unread or scope == Scope(scope.span):
+                raise
+            these = "this --instance, --model, --job or --match"
+            raise BadUsage(f"{self._prometheus.shown} cannot read {these}: {error}") from error
+        if not found:
+            raise Unreachable(self._nobody(scope))
+        return found
+
+    def _found(self, scope: Scope, start: int) -> dict[str, Member]:
+        more = [any_of(label, these) for label, these in (("job", scope.jobs), ("model_name", scope.models)) if these]
+        inside = ",".join([*([scope.everywhere] if scope.everywhere else []), *more])
+        names = [f"{SERVES}|{RENAMED}", *(["up"] if scope.names_servers else [])]
+        matches = [f'{{__name__=~"{name}"{"," if inside else ""}{inside}}}' for name in names]
+        series: dict[str, list[Mapping[str, str]]] = {}
+        for labels in self._prometheus.series(matches, start, self.end):
+            series.setdefault(self._name(labels), []).append(labels)
+        return {name: _member(each) for name, each in sorted(series.items()) if name}
+
+    def _name(self, labels: Mapping[str, str]) -> str:
+        return "/".join(labels.get(each, "") for each in self._labels).strip("/")
+
+    def _nobody(self, scope: Scope) -> str:
+        span = f"between {clock(self.start, day=True)} and {clock(self.end, day=True)}"
+        others = self._found(Scope(scope.span), self.start) if scope != Scope(scope.span) else {}
+        if others:
+            some = listed([_told(*each) for each in others.items()])
+            return f"{self._prometheus.shown} has no vLLM server that fits {span}; it has {some}"
+        hint = "are vLLM servers or `diag exporter` among its targets, and is the time right?"
+        return f"{self._prometheus.shown} has no metrics of vLLM {span}; {hint}"
+
+    def _narrowing(self, scope: Scope) -> str:
+        """Matchers for every selector; a few servers are named, many are picked from the answers."""
+        if scope.instances or len(self.members) > _FEW or self._labels != ("instance",):
+            return scope.everywhere
+        return ",".join([*scope.matchers, any_of("instance", [re.escape(each) for each in self.members])])
+
+    def _cadence(self) -> tuple[Instants, float]:
+        """The instants to judge, back from the last scrape, and the usual seconds between two scrapes of a target."""
+        span = self.end - self.start
+        counts, still = self._counted(f"count_over_time(up[{span}ms])"), self._counted("up")
+        targets = f"{any_of('instance', [*_most(counts, counts), *_most(still, counts)])},{self._matchers}"
+        raw = f"up{{{targets}}}[{span + 1}ms]"  # with the scrape at its start
+        series = [_times(each) for each in self._prometheus.instant(raw, self.end)]
+        times = [each for each in series if len(each)]
+        if not times:
+            raise Unreachable(self._not_scraped())
+        self.members = {name: each for name, each in self.members.items() if _is_among(counts, each)}
+        steps = np.concatenate([np.diff(each) for each in times])
+        interval = int(np.median(steps)) if len(steps) else 0
+        first, last = min(int(each[0]) for each in times), max(int(each[-1]) for each in times)
+        self._lag = _lag(times[0], last, interval)
+        return self._grid(first, last, interval), interval / 1000 or 15.0
+
+    def _grid(self, first: int, last: int, interval: int) -> Instants:
+        scrapes = (last - first) // interval if interval else 0
+        step = interval * max(1, math.ceil(scrapes * len(self.members) / MOST_INSTANTS))
+        back = (last - first) // step if step else 0
+        return last - step * np.arange(back, -1, -1, dtype=np.int64)
+
+    def _counted(self, promql: str) -> dict[str, float]:
+        """A number for each of our targets, by its label `instance`."""
+        found = self._prometheus.instant(add_matchers(f"sum by (instance) ({promql})", self._matchers), self.end)
+        ours = {instance for member in self.members.values() for _, instance in member.targets}
+        counts = {each["metric"].get("instance", ""): float(each["value"][1]) for each in found}
+        return {name: count for name, count in counts.items() if name in ours}
+
+    def _not_scraped(self) -> str:
+        who = f"{listed(list(map(printable, self.members)))} {'was' if len(self.members) == 1 else 'were'}"
+        span = f"between {clock(self.start, day=True)} and {clock(self.end, day=True)}"
+        return f"{self._prometheus.shown}: {who} there within a day, but not scraped {span}; is the time right?"
+
+    def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
+        """One row per subject, NaN where there is no finite sample; nothing where the server refuses the query."""
+        whole = regroup(promql, self._labels)
+        if CONFIG in promql:
+            whole = completed(whole, self._flags)
+        name = self._recorded.get(pretty(whole)) if self._recorded else None
+        rows = self._rows(name, instants) if name else {}
+        if not self._complete(rows):
+            rows = self._rows(whole, instants)
+        return rows
+
+    def exists(self, metric: str) -> bool:
+        """Whether any target at all has the metric at the end of the span."""
+        try:
+            return bool(self._prometheus.instant(f"count({metric})", self.end))
+        except Refused:
+            return False
+
+    def _known_flags(self) -> Flags:
+        """How those run whose configuration no exporter publishes; not where a site has labels of its own."""
+        if self._labels != ("instance",):
+            return {}
+        try:
+            infos, published = (self._last(promql) for promql in (INFO, f"count by (instance) ({CONFIG})"))
+        except Refused:
+            return {}
+        told = {each.get("instance") for each in published}
+        return flags(each for each in infos if each.get("instance") not in told)
+
+    def _last(self, promql: str) -> list[Mapping[str, str]]:
+        """The labels of what there is at the last instant."""
+        at = int(self.instants[-1]) + self._lag
+        return [each["metric"] for each in self._prometheus.instant(add_matchers(promql, self._matchers), at)]
+
+    def _complete(self, rows: Mapping[Subject, Floats]) -> bool:
+        """Whether what was recorded says something of every server at every instant."""
+        named = {dict(subject).get("instance") for subject in rows}
+        return named >= self.members.keys() and not any(np.isnan(row).any() for row in rows.values())
+
+    def _rows(self, promql: str, instants: Instants) -> dict[Subject, Floats]:
+        self.queries += 1
+        rows: dict[Subject, Floats] = {}
+        at = instants + self._lag
+        for each in self._answered(add_matchers(promql, self._matchers_of(promql)), at):
+            subject = self._subject(each["metric"])
+            if dict(subject).get("instance") in self.members:
+                rows[subject] = _laid_out(each, at)
+        return rows
+
+    def _matchers_of(self, promql: str) -> str:
+        """The matchers for a query; one that compares servers with the peers of their model has to see these."""
+        return ",".join(self._scope.matchers) if "model_name" in promql else self._matchers
+
+    def _answered(self, promql: str, instants: Instants) -> list[Series]:
+        if self._lost:
+            raise Unreachable(self._lost)  # some are asked at a time: those that follow need not wait in vain too
+        try:
+            if len(instants) == 1:
+                return self._prometheus.instant(promql, int(instants[0]))
+            first, second, last = (int(instants[at]) for at in (0, 1, -1))
+            return self._prometheus.range(promql, first, last, second - first)
+        except Refused as error:
+            self._note(error)
+            return []
+        except Unreachable as error:
+            self._lost = str(error)
+            raise
+
+    def _note(self, error: Refused) -> None:
+        why = _NUMBER.sub("", str(error))  # the length of the query, for one
+        with self._lock:
+            self._reasons.setdefault(why, str(error))
+            self._refused[why] += 1
+            self._late += error.late
+        if self._late >= _MOST_LATE:
+            hint = "name fewer servers or a shorter --window"
+            self._lost = f"{self._prometheus.shown} does not finish its queries: {error}; {hint}"
+            raise Unreachable(self._lost) from error
+
+    def _subject(self, labels: Mapping[str, str]) -> Subject:
+        """The labels without a metric's name, and `instance` for those by which the site tells its servers apart."""
+        named = {name: value for name, value in labels.items() if name != "__name__"}
+        if self._labels != ("instance",):
+            named = {name: value for name, value in named.items() if name not in self._labels}
+            named["instance"] = self._name(labels)
+        return tuple(sorted(named.items()))
+
+
+def _member(series: Sequence[Mapping[str, str]]) -> Member:
+    return Member(
+        targets=frozenset((each.get("job", ""), each.get("instance", "")) for each in series),
+        models=frozenset(each[name] for each in series for name in ("model_name", "model") if each.get(name)),
+    )
+
+
+def _told(name: str, member: Member) -> str:
+    """A server by what it could be named by."""
+    jobs, models = {f"job {job}" for job, _ in member.targets}, {f"model {model}" for model in member.models}
+    return printable(f"{name} ({', '.join([*sorted(jobs), *sorted(models)])})")
+
+
+def _is_among(counts: Mapping[str, float], member: Member) -> bool:
+    """Whether it was scraped at all, and not only within the day before."""
+    return any(instance in counts for _, instance in member.targets)
+
+
+def _check(matcher: str) -> None:
+    try:
+        parse(f'rate(up{{{matcher},diag=""}}[1m])')  # as it will be used: among others, in every kind of selector
+    except Unsupported as error:
+        raise BadUsage(f'--match {printable(matcher)} is no matcher: write cluster="eu" or pod=~"vllm-.*"') from error
+
+
+def _most(there: Iterable[str], counts: Mapping[str, float]) -> list[str]:
+    """A few of the targets that were scraped most of the time, as regular expressions."""
+    most = sorted(there, key=lambda name: (-counts.get(name, 0.0), name))
+    return [re.escape(name) for name in most[:_SAMPLED]]
+
+
+def _times(series: Series) -> Instants:
+    return np.array([round(float(at) * 1000) for at, _ in series["values"]], np.int64)
+
+
+def _lag(times: Instants, last: int, interval: int) -> int:
+    """By how much scrapes come late on the grid, at most: asked that much later, no instant misses its own scrape."""
+    late = (times - last + interval // 2) % interval - interval // 2 if interval else np.zeros(1, np.int64)
+    return int(late.max(initial=0))
+
+
+def _laid_out(series: Series, instants: Instants) -> Floats:
+    """The finite values at the instants; a server may round its times."""
+    if "value" in series:
+        value = float(series["value"][1])
+        return np.array([value if math.isfinite(value) else math.nan])
+    row = np.full(len(instants), np.nan)
+    times, values = np.array(series["values"], np.float64).T
+    places = np.rint((times * 1000 - instants[0]) / (instants[1] - instants[0])).astype(np.int64)
+    inside = (places >= 0) & (places < len(row)) & np.isfinite(values)
+    row[places[inside]] = values[inside]
+    return row

@@ -1,0 +1,1 @@
+"""Recordings: folders of scraped pages, read and written."""

@@ -1,0 +1,231 @@
+"""Recordings: raw /metrics pages in a folder, read page by page.
+
+`metrics.prom.gz` (or metrics.prom) holds the pages, each after a line `# scrape <unix seconds> <instance>`; a scrape
+that failed is a line `# scrape-failed <unix seconds> <instance> <reason>`. `recording.toml` may say more, and
+`server.log` is what the server wrote meanwhile.
+"""
+
+import re
+import time
+import tomllib
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from pathlib import Path
+from typing import Any, TypeVar
+
+from diag.core.errors import BadRecording
+from diag.core.formatting import clock, plural, printable
+from diag.exposition.lines import MOST_BYTES
+from diag.exposition.scrapes import Target
+from diag.http.gunzip import STEP, Gunzip
+from diag.sources.observation import Observation, Origin, observation
+from diag.sources.recording.log import LOG, RecordedLog, names_log, zone
+from diag.vllm.server.config import ServerFacts, settings
+from diag.vllm.server.launch import FLAGS
+
+PAGES = ("metrics.prom.gz", "metrics.prom")
+ABOUT = "recording.toml"
+MOST_SCRAPES = 500_000
+_MARK = re.compile(rb"\n# scrape(?:-failed)? ")
+_HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?: +(.*?))?[ \t\r]*(?:\n|$)")
+_DAY = 86_400_000
+_T = TypeVar("_T")
+
+
+def read(path: Path, launch: str = "") -> Observation:
+    """Read a recording: its folder or the file of its pages. `launch` is the server's command, if it is known better.
+
+    Raises BadRecording where there is nothing to judge.
+    """
+    file = _pages_file(path)
+    about = _about(file.parent / ABOUT)
+    try:
+        gathered = _gather(file, _log_zone(about, file))
+    except OSError as error:
+        raise BadRecording(f"cannot read {error.filename or file}: {error.strerror}") from error
+    if not gathered.targets:
+        raise BadRecording(f"{file} {gathered.why_nothing()}")
+    origin = Origin(
+        "recording",
+        str(path),
+        every=_as(float, about.get("scrape_interval_seconds", 0.0), file),
+        notes=(*_as(list, about.get("remarks", []), file), *gathered.notes()),
+        truth=_as(dict, about.get("truth", {}), file),
+    )
+    told = {instance: _told(about, instance, launch, file) for instance in gathered.targets}
+    told |= {name: log.state.completes(told[name]) for name, log in gathered.logs.items()}
+    return observation(origin, list(gathered.targets.values()), told)
+
+
+def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
+    try:
+        return zone(about.get("log_utc_offset"))
+    except (ValueError, OverflowError) as error:
+        raise BadRecording(f"{file.parent / ABOUT}: log_utc_offset should be hours from UTC") from error
+
+
+def _pages_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise BadRecording(f"there is no recording at {path}")
+    file = next((path / name for name in PAGES if (path / name).is_file()), None)
+    if file is None:
+        raise BadRecording(f"{path} holds no {PAGES[0]}: name a folder that `diag record` made")
+    return file
+
+
+@dataclass
+class _Gathered:
+    log_file: Path
+    log_zone: tzinfo
+    targets: dict[str, Target] = field(default_factory=dict)
+    logs: dict[str, RecordedLog] = field(default_factory=dict)
+    scrapes: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    damage: str = ""
+    begun: bool = False
+
+    def why_nothing(self) -> str:
+        if not self.begun:
+            return "is empty" + (f": {self.damage}" if self.damage else "")
+        if self.unreadable:
+            return f"has no scrape with a time and an instance: {self.unreadable[0]}"
+        return self.damage or "has no line '# scrape <unix seconds> <instance>': it is no recording of `diag record`"
+
+    def notes(self) -> Iterator[str]:
+        if self.damage:
+            yield f"the recording {self.damage}: what is there was judged"
+        if self.unreadable:
+            yield f"{plural(len(self.unreadable), 'scrape')} without a readable time: {self.unreadable[0]}"
+        if self.scrapes > MOST_SCRAPES:
+            yield f"only the first {MOST_SCRAPES:,} scrapes were judged"
+        last = max(scrape.at for each in self.targets.values() for scrape in each.scrapes)
+        if last > time.time() * 1000 + _DAY:
+            yield f"the last scrape is dated in the future ({clock(last, day=True)}): a clock was wrong"
+
+    def add(self, section: bytes, too_big: bool) -> None:
+        """Add one header line and the page below it."""
+        header = _HEADER.match(section)
+        at = _millis(header[2]) if header else None
+        if header is None or at is None:
+            self.unreadable.append(printable(section.lstrip(b"\n").split(b"\n")[0].decode("utf-8", "replace"), 60))
+            return
+        instance = header[3].decode("utf-8", "replace")
+        target = self.targets.setdefault(instance, Target(instance))
+        page = section[header.end() :]
+        log = self._log(instance, at, page)
+        if header[1]:
+            target.fail(at, (header[4] or b"no reason was recorded").decode("utf-8", "replace"), log)
+        elif too_big:
+            target.fail(at, f"answered a page of more than {MOST_BYTES >> 20} MiB", log)
+        else:
+            target.add(at, page + log if page.endswith(b"\n") else page)
+
+    def _log(self, instance: str, at: int, page: bytes) -> bytes:
+        """What the log told by then; it is that of the first server, and of no page that has one already."""
+        if not self.targets.keys() <= {instance} or names_log(page) or not self.log_file.is_file():
+            return b""
+        if instance not in self.logs:
+            self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
+        return self.logs[instance].until(at / 1000)
+
+
+def _gather(file: Path, log_zone: tzinfo) -> _Gathered:
+    gathered = _Gathered(file.parent / LOG, log_zone)
+    for section, too_big in _sections(_decoded(file, gathered)):
+        if _MARK.match(section):
+            gathered.scrapes += 1
+            if gathered.scrapes > MOST_SCRAPES:
+                break
+            gathered.add(section, too_big)
+    return gathered
+
+
+def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
+    """The file's content in chunks, decompressed where it is gzip; damage ends it and is noted."""
+    with file.open("rb") as stream:
+        first = stream.read(STEP)
+        gathered.begun = bool(first)
+        chunks = _chain(first, iter(lambda: stream.read(STEP), b""))
+        if not first.startswith(b"\x1f\x8b"):
+            yield from chunks
+            return
+        gunzip = Gunzip()
+        try:
+            for chunk in chunks:
+                yield from gunzip.feed(chunk)
+        except zlib.error as error:
+            gathered.damage = f"is damaged ({error})"
+            return
+        if not gunzip.complete:
+            gathered.damage = "ends in the middle (a truncated gzip file)"
+
+
+def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest
+
+
+def _sections(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """What stands from one `# scrape` line to the next, and whether it was too big to keep; a newline comes first."""
+    buffer, searched, too_big = bytearray(b"\n"), 0, False
+    for chunk in chunks:
+        buffer += chunk
+        while match := _MARK.search(buffer, searched):
+            cut = match.start()
+            del match
+            if cut:
+                yield bytes(buffer[: cut + 1]), too_big
+            del buffer[:cut]
+            searched, too_big = 1, False
+        if len(buffer) > MOST_BYTES:
+            del buffer[STEP:]
+            too_big = True
+        searched = max(searched, len(buffer) - 20)
+    yield bytes(buffer), too_big
+
+
+def _millis(text: bytes) -> int | None:
+    """Unix seconds as milliseconds; None where it is no time since 1970."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return round(seconds * 1000) if 0 <= seconds < 1e11 else None
+
+
+def _about(file: Path) -> Mapping[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadRecording(f"{file} cannot be read: {error}") from error
+
+
+def _as(kind: type[_T], value: object, file: Path) -> _T:
+    if kind is float and isinstance(value, int):
+        value = float(value)
+    if not isinstance(value, kind):
+        raise BadRecording(f"{file.parent / ABOUT}: {printable(repr(value), 60)} should be a {kind.__name__}")
+    return value
+
+
+def _told(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
+    """What `recording.toml` says of one server; [config] is about all of them, [config."host:port"] about one."""
+    config = _as(dict, about.get("config", {}), file)
+    one = _as(dict, config.get(instance, {}), file)
+    longest = one.get("max_model_len")
+    flags = {name: value for name, value in config.items() if name in FLAGS}
+    told = flags | _as(dict, one.get("server_info", {}), file)
+    return ServerFacts(
+        version=_as(str, one.get("version", about.get("vllm", "")), file),
+        models=tuple(str(each) for each in _as(list, one.get("models", []), file)),
+        max_model_len=None if longest is None else _as(float, longest, file),
+        server_info=settings(told),
+        launch=launch or _as(str, one.get("launch", about.get("launch", "")), file),
+        process=_as(str, one.get("process", ""), file),
+    )

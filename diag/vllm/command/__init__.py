@@ -1,0 +1,1 @@
+"""Launch commands as people write them: parsed, edited and shown without secrets."""

@@ -1,0 +1,325 @@
+"""A command that starts vLLM, as people write it: with an environment, in a script, a container, with a YAML file."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from diag.core.errors import BadUsage
+from diag.core.yaml import documents
+from diag.vllm.command import config_file
+from diag.vllm.command.container import Image, default, elsewhere, image
+from diag.vllm.command.manifest import is_manifest, started
+from diag.vllm.command.script import Bare, statements
+from diag.vllm.flags.registry import Option, understood
+
+MOST_BYTES = 2**20
+_MOST_WORDS = 2**10
+"""Of an array, since an array may be made of arrays."""
+_ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
+_SCRIPT = re.compile(r"\bserve\s|vllm\.entrypoints\.")
+_SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
+_RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
+_SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
+_SPEAKS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
+"""Commands whose words are about a server, and start none."""
+_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+_SWITCHED = ("true", "false")
+EXPECTED = (
+    "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...` or a file with it"
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """One option: as it was `spelled`, its `values` (none for a switch), and the words it takes in the command.
+
+    `option` is None where no release knows it; `words` is empty where a YAML file gives it.
+    """
+
+    spelled: str
+    values: tuple[str, ...]
+    option: Option | None
+    words: range = range(0)
+
+    @property
+    def name(self) -> str:
+        """The flag by its whole name, --tensor-parallel-size for -tp; as it was spelled where it is not known."""
+        return (self.option.flag.alias or self.option.flag.name) if self.option else self.spelled
+
+
+@dataclass(frozen=True)
+class Command:
+    """What was read: all `words`, those before `arguments` are environment and program; `config` is --config's file.
+
+    `strays` are the places of words that belong to nothing, `image` is the container's, and `entry` the place from
+    which on words go to the image's own entry point (None: to a program that is named). `elsewhere` says where its
+    folders are when they are not here. `dropped` are keys of the config file whose `false` vLLM passes over. `more`
+    counts the servers that the same text starts after this one; they are not read.
+    """
+
+    words: tuple[str, ...]
+    arguments: int
+    environment: Mapping[str, str]
+    model: str
+    given: tuple[Given, ...]
+    strays: tuple[int, ...] = ()
+    config: str = ""
+    image: str = ""
+    entry: int | None = None
+    elsewhere: str = ""
+    dropped: tuple[str, ...] = ()
+    more: int = 0
+
+    @property
+    def by_module(self) -> bool:
+        """Whether it is `python -m vllm.entrypoints...`, which takes its model from --model only."""
+        before = self.words[: self.arguments]
+        return any(map(_is_server, before)) and "serve" not in before
+
+    def all(self, flag: str) -> tuple[Given, ...]:
+        """Every mention of a flag, what counts last."""
+        return tuple(each for each in self.given if each.name == flag and not (each.option and each.option.key))
+
+    def get(self, flag: str) -> str | None:
+        """The value of a flag, "" for a switch that is on or off, None where it is not given."""
+        found = self.all(flag)
+        return " ".join(found[-1].values) if found else None
+
+    def switched(self, flag: str) -> bool | None:
+        """Whether a switch is on; None where it is not given."""
+        found = [
+            each.option.on and "".join(each.values).lower() not in ("false", "0")
+            for each in self.all(flag)
+            if each.option
+        ]
+        return found[-1] if found else None
+
+
+def read(text: str, folder: Path = Path(), version: str = "") -> Command:
+    """The command in a text, or in the file that the text names; BadUsage where it starts no server.
+
+    A YAML file of --config is looked for in `folder`.
+    """
+    return parse(_content(text), version, folder)
+
+
+def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
+    """The command in a text; BadUsage where it starts no server.
+
+    Without a folder no file is opened: a command from another host names files of that host.
+    """
+    commands = [words for words in _commands(text) if not (words and _SPEAKS.fullmatch(words[0]))]
+    environment: dict[str, str] = {}
+    for at, words in enumerate(commands):
+        filled = _split(words, environment)
+        found = _started(filled, environment, folder, version)
+        if found:
+            later = sum(_arguments(each) is not None for each in commands[at + 1 :])
+            return replace(found, more=later)
+        environment |= _assigned(filled)
+    raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The words of each command, with the arrays of the same text in them; an array that is a command itself is one."""
+    arrays: dict[str, list[str]] = {}
+    for name, words in statements(text):
+        filled = [word for each in words for word in arrays.get(each, [each])]
+        if not name or _explicit(words) is not None:
+            yield filled
+            continue
+        use = f"${{{name.removesuffix('+')}[@]}}"
+        arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
+
+
+def _split(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """With the words that a shell makes of a variable that no quotation marks hold: ARGS="--a 1"; ... $ARGS."""
+    filled = (_expanded(each, environment) if isinstance(each, Bare) else "" for each in words)
+    pairs = zip(words, filled, strict=True)
+    return [word for each, text in pairs for word in (text.split() if " " in text and "$" not in text else [each])]
+
+
+def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str) -> Command | None:
+    """The server that one command of a script starts, itself or by a script in a word of its: sh -c '...'."""
+    start = _explicit(words)
+    inner = _inner(words) if start is None else ""
+    contained = _contained(words, environment)
+    if inner:
+        try:
+            found = parse(inner, version, folder)
+        except BadUsage:
+            return None
+        known = {**environment, **_assigned(words), **found.environment}
+        place = found.elsewhere or elsewhere(words)
+        return replace(found, environment=known, image=found.image or contained.name, elsewhere=place)
+    start = _plain(words) if start is None else start
+    start = contained.arguments if start is None else start
+    if start is None:
+        return None
+    return _command(words, start, {**environment, **_assigned(words[:start])}, folder, version)
+
+
+def _inner(words: Sequence[str]) -> str:
+    """The script that another shell, perhaps on another host, is given to run; "" where none of it is about vLLM."""
+    runs = any(Path(each).name in _RUNNERS for each in words)
+    for before, word in pairwise(["", *words]):
+        said = _SUBSTITUTED.fullmatch(word)
+        script = said[1] if said else word if runs or _SHELL.fullmatch(before) else ""
+        if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
+            return script
+    return ""
+
+
+def _assigned(words: Sequence[str]) -> dict[str, str]:
+    """The variables that these words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
+    found = (_ASSIGNMENT.fullmatch(each) for each in words)
+    return {each[1]: each[2] for each in found if each and each[1] != "ExecStart"}
+
+
+def _content(text: str) -> str:
+    """The text itself, or what is in the file of that name; of a manifest the commands of its containers."""
+    file = Path(text)
+    try:
+        if "\n" in text or not file.is_file():
+            return text
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != 36:  # a long command is no name of a file
+            raise BadUsage(f"{text} cannot be read: {error.strerror}") from error
+        return text
+    if len(content) > MOST_BYTES or b"\0" in content:
+        raise BadUsage(f"{text} is no text with a command in it")
+    if file.suffix in (".yaml", ".yml"):
+        return "\n".join(started(file)) or _configured(file)
+    return content.decode("utf-8", "replace")
+
+
+def _arguments(words: Sequence[str]) -> int | None:
+    """Where vLLM's own arguments begin; None where this starts no server."""
+    start = _explicit(words)
+    return start if start is not None else image(words).arguments
+
+
+def _configured(file: Path) -> str:
+    """The command that a file for --config stands for; BadUsage where it is another kind of YAML."""
+    flags = [understood(f"--{key}") for each in documents(file) if isinstance(each, dict) for key in each]
+    if is_manifest(file) or (flags and flags.count(None) > len(flags) / 2):
+        raise BadUsage(
+            f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
+        )
+    return f"vllm serve --config {shlex.quote(str(file.absolute()))}"
+
+
+def _plain(words: Sequence[str]) -> int | None:
+    """0 where there are nothing but vLLM's own flags."""
+    return 0 if words and words[0].startswith("-") and understood(words[0].partition("=")[0]) else None
+
+
+def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
+    return image(_told(words, {name: default(value) for name, value in environment.items()}))
+
+
+def _explicit(words: Sequence[str]) -> int | None:
+    """Past `vllm serve` or the module, wherever they stand."""
+    for at, word in enumerate(words):
+        after = words[at + 1] if at + 1 < len(words) else ""
+        if _PROGRAM.fullmatch(Path(word).name) and after == "serve":
+            return at + 2
+        if _is_server(word):
+            return at + 2 if after == "serve" else at + 1
+    return None
+
+
+def _is_server(word: str) -> bool:
+    return bool(_SERVER.fullmatch(word)) or word.endswith("openai/api_server.py")
+
+
+def _command(
+    words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
+) -> Command:
+    told = _told(words, environment)
+    given, loose = _options(told, start, version)
+    contained, place = _contained(words, environment), elsewhere(words[:start])
+    config = next((each.values[0] for each in given if each.name == "--config" and each.values), "")
+    is_here = folder is not None and config and "$" not in config and not place
+    content = config_file.read(folder / config) if folder is not None and is_here else {}
+    command = Command(
+        words=tuple(words),
+        arguments=start,
+        environment=environment,
+        model="",
+        given=(*_from_file(content, version), *given),  # what the command line says counts more
+        config=config,
+        image=contained.name,
+        entry=contained.entry,
+        elsewhere=place,
+        dropped=tuple(key for key, value in content.items() if config_file.is_dropped(key, value, version)),
+    )
+    takes_one = bool(loose) and not any(each.words for each in command.all("--model"))
+    named = told[loose[0]] if takes_one else command.get("--model") or ""
+    return replace(command, model=named, strays=tuple(loose[takes_one:]))
+
+
+def _told(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The words with what the text itself says of their variables."""
+    return [_expanded(each, environment) for each in words]
+
+
+def _expanded(word: str, environment: Mapping[str, str]) -> str:
+    """With the variables that the text itself sets to something plain; what comes from elsewhere stays $NAME."""
+    plain = {name: value for name, value in environment.items() if "$" not in value and "`" not in value}
+    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
+
+
+def _options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Given, ...], list[int]]:
+    """The options of a command line and the places of the words that belong to none of them."""
+    given, loose, at = [], [], start
+    while at < len(words):
+        if not _is_option(words[at]):
+            loose += [at] if words[at] != "--" else []
+            at += 1
+            continue
+        end = at + 1
+        name, joined, value = words[at].partition("=")
+        option = understood(name, version)
+        if re.fullmatch(r"-O\w+", name):
+            joined, value = "=", name[2:]
+        if name == "-O":  # a level, or JSON
+            level = value if joined else "".join(words[at + 1 : at + 2])
+            option = understood(f"-O{level}" if level.isdigit() else name, version)
+        if not joined:
+            end += _taken(option, words[at + 1 :])
+        given.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
+        at = end
+    return tuple(given), loose
+
+
+def _taken(option: Option | None, rest: Sequence[str]) -> int:
+    """How many of the following words are this option's values; one, perhaps, of an option that is not known."""
+    takes = option.flag.takes if option else "optional"
+    if takes == "none" and not (option and option.key):
+        return int(bool(rest) and rest[0].lower() in _SWITCHED)  # as some releases up to 0.8 had it
+    free = next((at for at, word in enumerate(rest) if _is_option(word)), len(rest))
+    return free if takes == "many" else min(free, 1)
+
+
+def _is_option(word: str) -> bool:
+    """As argparse sees it: a number is none, nor is a word with a space in its name."""
+    spaced = re.search(r"\s", word.partition("=")[0])
+    return word.startswith("-") and word not in ("-", "--") and not spaced and not _NUMBER.fullmatch(word)
+
+
+def _from_file(content: Mapping[str, Any], version: str) -> tuple[Given, ...]:
+    kept = (
+        config_file.words(key, value)
+        for key, value in content.items()
+        if not config_file.is_dropped(key, value, version)
+    )
+    return tuple(Given(name, values, understood(name, version)) for name, values in kept)

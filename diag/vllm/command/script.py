@@ -1,0 +1,112 @@
+"""The commands of a shell script as words: what a shell makes of quotation marks, comments, arrays and redirections."""
+
+import re
+from collections.abc import Iterator
+
+from diag.core.errors import BadUsage
+
+_KEYWORDS = {"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"}
+_PIECE = re.compile(
+    r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
+      | (?P<opening>["`]|\$[({]|[<>]\()
+      | (?P<operator>[&\d]*[<>]+[&|]?|[;&|\n]+|[()])
+      | '(?P<single>[^']*)'
+      | \\(?P<escaped>.)
+      | (?P<plain>[^'"`$\\\s;&|()<>]+|\$|[^'"`\\])""",
+    re.VERBOSE | re.DOTALL,
+)
+_INSIDE = re.compile(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
+_ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
+_ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
+_ARRAY = re.compile(r"\w+\+?=")
+PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
+"""Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
+
+
+class Bare(str):
+    """A word with a variable or a substitution outside of quotation marks: a shell may make several words of it.
+
+    `raw` is the word as it was written.
+    """
+
+    raw = ""
+
+
+class _Operator(str):
+    """What stands between words."""
+
+
+def statements(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The words of each command, without redirections; those of an array ARGS=(...) with its name, otherwise "".
+
+    A name with a + at its end adds to the array. BadUsage where a quotation is not closed.
+    """
+    name, words, skip = "", list[str](), False
+    for token in _tokens(PIPED.sub(r"\1'\2'", text)):
+        if not isinstance(token, _Operator):
+            words += [] if skip or (not words and token in _KEYWORDS) else [token]
+            skip = False
+        elif name and ")" not in token:
+            continue
+        elif "<" in token or ">" in token:
+            skip = True
+        else:
+            opens = token == "(" and words and _ARRAY.fullmatch(words[-1])
+            array = words.pop().removesuffix("=") if opens else ""
+            yield name, words
+            name, words, skip = array, [], False
+    yield name, words
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """The words and the operators between them."""
+    at = 0
+    while at < len(text):
+        if text[at] == "#":
+            at = (text + "\n").index("\n", at)
+        found = _PIECE.match(text, at)
+        if found and found.lastgroup == "operator":
+            yield _Operator(found[0])
+        if found and found.lastgroup in ("gap", "operator"):
+            at = found.end()
+        elif at < len(text):
+            word, at = _word(text, at)
+            yield word
+
+
+def _word(text: str, start: int) -> tuple[str, int]:
+    """The word that begins there, without its quotation marks, and where it ends."""
+    at, parts, bare = start, list[str](), False
+    while (found := _PIECE.match(text, at)) and found.lastgroup not in ("gap", "operator"):
+        opened = found["opening"]
+        at = _past(text, at) if opened else found.end()
+        inner = text[found.start() : at]
+        bare = bare or found[0] == "$" or bool(opened and opened != '"')
+        parts.append(_unquoted(inner) if opened == '"' else inner if opened else found[found.lastgroup or 0])
+    if at < len(text) and not found:
+        raise BadUsage("the command has a quotation that is not closed")
+    word = Bare("".join(parts)) if bare else "".join(parts)
+    if isinstance(word, Bare):
+        word.raw = text[start:at]
+    return word, at
+
+
+def _unquoted(text: str) -> str:
+    return _ESCAPED.sub(lambda found: found[1] or "", text[1:-1])
+
+
+def _past(text: str, at: int) -> int:
+    """Past the quotation or the substitution that begins there, with what is nested in it."""
+    ends = list[str]()
+    while found := (_PIECE if not ends else _INSIDE).search(text, at):
+        piece, at = found[0], found.end()
+        quoted = ends[-1:] == ['"']
+        if piece in ends[-1:]:
+            ends.pop()
+        elif piece == "'" and not quoted:
+            at = (text + "'").index("'", at) + 1
+        elif piece in _ENDS and not (quoted and piece == "("):
+            ends.append(_ENDS[piece])
+        if not ends:
+            return at
+    raise BadUsage("the command has a quotation that is not closed")

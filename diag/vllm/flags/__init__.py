@@ -1,0 +1,1 @@
+"""vLLM's command-line flags and their defaults, release by release."""

@@ -1,0 +1,1 @@
+"""How much GPU memory a server needs, by vLLM's own rules."""

@@ -1,0 +1,277 @@
+"""A model as its config.json describes it: the numbers that decide how much memory vLLM needs for it.
+
+Nothing of Hugging Face is imported and nothing is downloaded: a model is a folder, or an id that a local cache has.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diag.core.errors import BadUsage
+from diag.vllm.command import secrets
+from diag.vllm.flags.registry import release
+from diag.vllm.memory.families import FAMILIES, Architecture
+from diag.vllm.memory.unquantized import Unquantized, unquantized
+
+MOST_BYTES = 4 * 2**20
+"""Of a config.json; the largest ones hold a few hundred kilobytes of quantisation rules."""
+MOST = 2**30
+MOST_LAYERS = 2048
+CACHE = "~/.cache/huggingface"
+_LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions")
+"""Where vLLM looks for the longest context of a model that has no `max_position_embeddings`."""
+_UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
+"""With these no release multiplies `max_position_embeddings` by `factor` (config/model.py)."""
+YARN_UNSCALED, LONGROPE_SHORT = (0, 30, 0), (0, 11, 1)
+"""Since when YaRN's is not multiplied either, and LongRoPE's default is the context before it: read off the wheels."""
+
+
+class Config:
+    """The fields of a config.json, read with care: what is missing, of another type or absurd is refused by name."""
+
+    def __init__(self, fields: Mapping[str, Any], place: str) -> None:
+        self.fields = fields
+        self._place = place
+
+    def size(self, name: str, default: int | None = None, most: int = MOST, least: int = 1) -> int:
+        """A whole number of `least` to `most`; the default where the field is missing or null."""
+        value = self.fields.get(name)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise BadUsage(f"{self._place} has no {name!r}: it is not the config.json of a model that diag knows")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected a whole number of {least} to {most}")
+        return value
+
+    def switch(self, name: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected true or false")
+        return default if value is None else value
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """An object inside; empty where there is none."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected an object")
+        return value or {}
+
+    def list(self, name: str) -> list[Any]:
+        """A list; empty where there is none."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, list):
+            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected a list")
+        return value or []
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's shape; `config` holds the fields of its language part.
+
+    `longest` is the most that vLLM takes for --max-model-len, `usual` the context without it, `positions` how many it
+    has angles for. `windows` has a number for each layer: the tokens it attends to, 0 for all of them. `latent` is the
+    width of what MLA keeps of a token, 0 for other attention. `unknown` says why its KV cache cannot be computed, ""
+    where it can; `family` is None for an architecture that is not known.
+    """
+
+    name: str
+    folder: Path
+    architecture: str
+    config: Config
+    family: Architecture | None
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    longest: int
+    usual: int
+    positions: int
+    windows: tuple[int, ...]
+    latent: int = 0
+    tied: bool = False
+    quantization: Mapping[str, Any] | None = None
+    unquantized: Unquantized = field(default_factory=Unquantized)
+    vision: Mapping[str, Any] | None = None
+    unknown: str = ""
+
+
+def is_folder(name: str) -> bool:
+    """Whether there is a folder of that name; what can be no name of one is none."""
+    try:
+        return Path(name).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, NUL, a home that nobody has
+        return False
+
+
+def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
+    """The folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache."""
+    if is_folder(name):
+        return Path(name).expanduser()
+    told = {**os.environ, **environment}
+    home = Path(told.get("HF_HOME") or CACHE)
+    hub = Path(told.get("HF_HUB_CACHE") or told.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+    kept = hub / f"models--{name.replace('/', '--')}"
+    wanted = revision or "main"
+    with suppress(OSError, ValueError):
+        wanted = (kept / "refs" / wanted).read_text(encoding="utf-8").strip()
+    snapshot = kept / "snapshots" / wanted
+    if is_folder(str(snapshot)):
+        return snapshot
+    raise BadUsage(
+        f"the model {_shown(name)} is neither a folder here nor in the cache {_shown(str(hub))}: nothing is"
+        " downloaded; name a folder with its config.json"
+    )
+
+
+def read(folder: Path, name: str = "", version: str = "") -> Model:
+    """The model of a folder with a config.json, as that release reads it; BadUsage where that is none, in one sentence.
+
+    Without a release `longest` is the most that any of them takes, and every field must be there; with one, what is
+    missing of an architecture that is not known is 0.
+    """
+    place = repr(str(folder / "config.json"))[1:-1]
+    outer = Config(_object(folder / "config.json", place), place)
+    inner, family = outer.part("text_config"), FAMILIES.get(_architecture(outer))
+    given = {each: value for each, value in {**outer.fields, **inner}.items() if value is not None}
+    config = Config({**family.defaults, **given} if family else given, place)
+    return _model(name or folder.name, folder, config, outer, version)
+
+
+def _architecture(outer: Config) -> str:
+    """Its name; "" where the file has none."""
+    named = [each for each in outer.list("architectures") if isinstance(each, str)]
+    return named[0] if named else str(outer.fields.get("model_type", ""))
+
+
+def _object(file: Path, place: str) -> dict[str, Any]:
+    try:
+        if file.exists() and not file.is_file():
+            raise BadUsage(f"{place} is no file: name a model's folder")
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise BadUsage(f"{place} does not exist: name a model's folder, or its id in the local cache") from error
+    except OSError as error:
+        raise BadUsage(f"{place} cannot be read: {error.strerror}") from error
+    if len(content) > MOST_BYTES:
+        raise BadUsage(f"{place} is larger than {MOST_BYTES // 2**20} MiB: it is no model's config.json")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        what = "an HTML page" if content.lstrip()[:1] == b"<" else "cut off or not JSON"
+        raise BadUsage(f"{place} is {what}: download it again") from error
+    if not isinstance(found, dict):
+        raise BadUsage(f"{place} holds no object but {_shown(found)}: it is no model's config.json")
+    return found
+
+
+def _model(name: str, folder: Path, config: Config, outer: Config, version: str) -> Model:
+    architecture = _architecture(outer)
+    family = FAMILIES.get(architecture)
+    missing = 0 if version and architecture and not family else None
+    hidden, heads = config.size("hidden_size", missing), config.size("num_attention_heads", missing, most=2**16)
+    layers = config.size("num_hidden_layers", missing, most=MOST_LAYERS)
+    latent = config.size("kv_lora_rank", 0, least=0)
+    windows, unknown = _windows(config, family or Architecture(), layers)
+    kv_heads = config.size("num_key_value_heads", heads, most=heads or 2**16)
+    if kv_heads and heads % kv_heads:
+        raise BadUsage(f"the model's {heads} attention heads are no multiple of its {kv_heads} key-value heads")
+    longest, quantization = _longest(config, version), _quantization(config, outer)
+    return Model(
+        name=name,
+        folder=folder,
+        architecture=architecture,
+        config=config,
+        family=family,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=config.size("head_dim", hidden // max(heads, 1)),
+        vocabulary=config.size("vocab_size", missing),
+        longest=longest if family or _declared(config) else MOST,
+        usual=_usual(config, version, longest),
+        positions=max(_longest(config), config.size("max_position_embeddings", 2048)),
+        windows=windows,
+        latent=latent + config.size("qk_rope_head_dim", missing) if latent else 0,
+        tied=outer.switch("tie_word_embeddings", config.switch("tie_word_embeddings", bool(family and family.tied))),
+        quantization=quantization,
+        unquantized=unquantized(quantization or {}),
+        vision=outer.part("vision_config") or None,
+        unknown=unknown if family else f"the architecture {_shown(architecture)} is not one that diag knows",
+    )
+
+
+def _quantization(config: Config, outer: Config) -> Mapping[str, Any] | None:
+    """The method and its settings; modelopt writes a compression_config at times."""
+    for each in (outer, config):
+        for name in ("quantization_config", "compression_config"):
+            if found := each.part(name):
+                return found
+    return None
+
+
+def _declared(config: Config) -> int:
+    """The longest context that the file names; 0 where it names none."""
+    lengths = [config.size(each) for each in _LENGTHS if each in config.fields]
+    return config.size("max_position_embeddings", min(lengths, default=0))
+
+
+def _longest(config: Config, version: str = "") -> int:
+    """The longest context as vLLM derives it."""
+    longest = _declared(config) or 2048
+    scaling, kind = _scaling(config)
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    unscaled = kind in _UNSCALED or ("yarn" in kind and release(version) >= YARN_UNSCALED)
+    if unscaled or "gemma3" in str(config.fields.get("model_type")):
+        return longest
+    if not isinstance(factor, int | float) or not 1 <= factor <= 2**16:
+        return longest
+    if kind == "yarn":
+        longest = original if isinstance(original, int) and 1 <= original <= MOST else longest
+    return min(int(longest * factor), MOST)
+
+
+def _usual(config: Config, version: str, longest: int) -> int:
+    """The context where --max-model-len is not given: long factors cost short prompts."""
+    if _scaling(config)[1] in ("longrope", "su") and (not version or release(version) >= LONGROPE_SHORT):
+        return config.size("original_max_position_embeddings", longest)
+    return longest
+
+
+def _scaling(config: Config) -> tuple[Mapping[str, Any], str]:
+    scaling = config.part("rope_scaling") or config.part("rope_parameters")
+    return scaling, str(scaling.get("rope_type", scaling.get("type", "default")))
+
+
+def _windows(config: Config, family: Architecture, layers: int) -> tuple[tuple[int, ...], str]:
+    """The window of every layer, and why the KV cache cannot be computed from them."""
+    window = config.size("sliding_window", 0, least=0) if config.fields.get("use_sliding_window") is not False else 0
+    kinds = config.list("layer_types")
+    known = {"full_attention": 0, "sliding_attention": window, "chunked_attention": 0}
+    if kinds and (len(kinds) != layers or any(str(each) not in known for each in kinds)):
+        other = sorted({str(each) for each in kinds} - known.keys())
+        why = f"layers of the kind {_shown(other[0])}" if other else f"{len(kinds)} layer_types for {layers} layers"
+        return (0,) * layers, f"{why} are not covered"
+    if kinds:
+        return tuple(known[each] for each in kinds), ""
+    every = config.size("sliding_window_pattern", family.every, least=0) if family.every else 0
+    if every and window:
+        return tuple(0 if (at + 1) % every == 0 else window for at in range(layers)), ""
+    return (window,) * layers, ""
+
+
+def _shown(value: object) -> str:
+    """What a file or a command holds, short, without a terminal's escapes and without secrets."""
+    text = secrets.hidden(repr(value))
+    return text if len(text) <= 80 else f"{text[:76]} ..."

@@ -1,0 +1,293 @@
+"""What a model's weights weigh: matrix by matrix, from its shape.
+
+A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide it; norms and routers are copied.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+from diag.vllm.memory.families import Architecture
+from diag.vllm.memory.model import Config, Model
+
+VOCABULARY_PADDING = 64
+"""vLLM's vocab_parallel_embedding.py."""
+EVERY = 2**16
+"""More ways than there are GPUs: a matrix that is always divided."""
+_HALF = 16.0
+
+Kind = Literal["plain", "linear", "expert", "vocabulary"]
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """Some matrices: how many numbers they hold and among how many GPUs at most they can be divided.
+
+    `modules` are their names in the layer, of matrices of one size.
+    """
+
+    elements: int
+    ways: int = 1
+    kind: Kind = "plain"
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bits that a number takes in matrices of each kind; `exact` where no scales had to be estimated.
+
+    `padded` is whether vLLM may enlarge the experts for its kernels.
+    """
+
+    linear: float = _HALF
+    expert: float = _HALF
+    plain: float = _HALF
+    exact: bool = True
+    named: str = ""
+    padded: bool = False
+
+    def of(self, part: WeightPart) -> float:
+        """Bits of one number of this part."""
+        return {"linear": self.linear, "expert": self.expert}.get(part.kind, self.plain)
+
+
+# -- a layer ----------------------------------------------------------------------------------------------------------
+
+
+def layer(model: Model, at: int) -> tuple[WeightPart, ...]:
+    """The matrices of a layer of a model whose family is known."""
+    family = model.family
+    assert family is not None
+    attention = _latent(model) if model.latent else _attention(model, family)
+    has_experts = family.experts and _has_experts(model, family, at)
+    feed = _experts(model, family) if has_experts else _dense(model, model.config.size(family.dense))
+    parts = (*attention, *feed, WeightPart(family.norms * model.hidden))
+    return tuple(chain.from_iterable(_by_bits(model, at, each) for each in parts))
+
+
+def _by_bits(model: Model, at: int, part: WeightPart) -> Iterator[WeightPart]:
+    """What of the matrices is quantised, and what the files leave as it was."""
+    left = sum(model.unquantized.has(f"model.layers.{at}.{each}") for each in part.modules)
+    if not left:
+        yield part
+        return
+    for count, kind in ((len(part.modules) - left, part.kind), (left, "plain")):
+        if count:
+            yield WeightPart(part.elements * count // len(part.modules), part.ways, kind)
+
+
+def _attention(model: Model, family: Architecture) -> Iterator[WeightPart]:
+    config, size = model.config, model.head_dim
+    queries, keys = model.heads * size, model.kv_heads * size
+    both = config.switch("attention_bias")
+    yield WeightPart(2 * model.hidden * queries, EVERY, "linear", ("self_attn.q_proj", "self_attn.o_proj"))
+    yield WeightPart(2 * model.hidden * keys, model.kv_heads, "linear", ("self_attn.k_proj", "self_attn.v_proj"))
+    if family.qkv_bias or both:
+        yield WeightPart(queries, EVERY)
+        yield WeightPart(2 * keys, model.kv_heads)
+    if both:
+        yield WeightPart(model.hidden)
+    if family.qk_norm:
+        yield WeightPart(2 * size)
+    if model.architecture == "GptOssForCausalLM":
+        yield WeightPart(model.heads, EVERY)  # attention sinks
+
+
+def _latent(model: Model) -> Iterator[WeightPart]:
+    """DeepSeek's multi-head latent attention; the way down is copied to every GPU, the way up divided by heads."""
+    config, hidden, heads = model.config, model.hidden, model.heads
+    rank, rope = config.size("kv_lora_rank"), config.size("qk_rope_head_dim")
+    nope, value = config.size("qk_nope_head_dim"), config.size("v_head_dim")
+    down = config.size("q_lora_rank", 0, least=0)
+    first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
+    yield WeightPart((down or heads * (nope + rope)) * hidden, 1 if down else EVERY, "linear", (first,))
+    if down:
+        yield WeightPart(down * heads * (nope + rope), EVERY, "linear", ("self_attn.q_b_proj",))
+    yield WeightPart(hidden * (rank + rope), 1, "linear", ("self_attn.kv_a_proj_with_mqa",))
+    yield WeightPart(rank * heads * (nope + value), EVERY, "linear", ("self_attn.kv_b_proj",))
+    yield WeightPart(heads * value * hidden, EVERY, "linear", ("self_attn.o_proj",))
+    yield WeightPart(down + rank)
+
+
+def absorbed(model: Model) -> WeightPart:
+    """The copy of kv_b_proj that vLLM's MLA makes after loading, in the model's own type; nothing without MLA."""
+    if not model.latent:
+        return WeightPart(0)
+    config = model.config
+    width = config.size("qk_nope_head_dim") + config.size("v_head_dim")
+    return WeightPart(model.layers * config.size("kv_lora_rank") * model.heads * width, EVERY)
+
+
+def _dense(model: Model, width: int) -> Iterator[WeightPart]:
+    yield WeightPart(3 * model.hidden * width, EVERY, "linear", _three("mlp"))
+    if model.config.switch("mlp_bias"):
+        yield WeightPart(2 * width, EVERY)
+        yield WeightPart(model.hidden)
+
+
+def _three(block: str) -> tuple[str, ...]:
+    return tuple(f"{block}.{each}_proj" for each in ("gate", "up", "down"))
+
+
+def _has_experts(model: Model, family: Architecture, at: int) -> bool:
+    config = model.config
+    if model.architecture.startswith("Deepseek"):
+        step = config.size("moe_layer_freq", 1)
+        return at >= config.size("first_k_dense_replace", 0, least=0) and at % step == 0
+    if at in config.list("mlp_only_layers"):
+        return False
+    step = config.size("decoder_sparse_step", config.size("interleave_moe_layer_step", 1))
+    return (at + 1) % step == 0
+
+
+def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
+    config, hidden = model.config, model.hidden
+    count, width = config.size(family.experts, most=2**16), config.size(family.width)
+    yield WeightPart(count * 3 * hidden * width, EVERY, "expert", ("mlp.experts",))
+    yield WeightPart(count * hidden)  # the router
+    if model.architecture == "GptOssForCausalLM":
+        yield WeightPart(count * (2 * width + hidden + 1))  # biases
+    shared = _shared(model, width)
+    if shared:
+        yield WeightPart(3 * hidden * shared, EVERY, "linear", _three("mlp.shared_experts"))
+    if model.architecture == "Qwen2MoeForCausalLM":
+        yield WeightPart(hidden)
+
+
+def _shared(model: Model, width: int) -> int:
+    """The width of the experts that see every token."""
+    if model.architecture == "Llama4ForConditionalGeneration":
+        return width
+    alone = model.config.size("shared_expert_intermediate_size", 0, least=0)
+    return alone or width * model.config.size("n_shared_experts", 0, least=0)
+
+
+# -- a model ----------------------------------------------------------------------------------------------------------
+
+
+def embedding(model: Model) -> WeightPart:
+    """Of the words, or of the head: the same shape."""
+    rows = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
+    return WeightPart(rows * model.hidden, EVERY, "vocabulary")
+
+
+def rotary(model: Model) -> WeightPart:
+    """The sines and cosines of every position, which vLLM keeps beside the weights: 32 MiB for Llama 3.1."""
+    share = model.config.fields.get("partial_rotary_factor")
+    part = share if isinstance(share, int | float) and 0 < share <= 1 else 1
+    width = model.config.size("qk_rope_head_dim") if model.latent else int(model.head_dim * part)
+    return WeightPart(model.positions * width)
+
+
+def vision(model: Model) -> WeightPart:
+    """The transformer that looks at pictures, about: four square matrices and two wide ones a layer."""
+    if not model.vision:
+        return WeightPart(0)
+    config = Config(model.vision, str(model.folder / "config.json"))
+    hidden = config.size("hidden_size", 1024)
+    count = config.size("num_hidden_layers", 24, most=2048)
+    return WeightPart(count * (4 * hidden**2 + 2 * hidden * config.size("intermediate_size", 4 * hidden)), EVERY)
+
+
+def stages(model: Model, count: int) -> list[range]:
+    """The layers of each stage of pipeline parallelism: what is left over goes to the last ones but one."""
+    each, rest = divmod(model.layers, count)
+    sizes = [each + (1 if count - 1 - rest <= at < count - 1 else 0) for at in range(count)]
+    starts = [sum(sizes[:at]) for at in range(count)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def of_stage(model: Model, layers: range) -> list[WeightPart]:
+    """The parts of a stage; a model on one stage whose head is its embedding has it once."""
+    parts = list(chain.from_iterable(layer(model, at) for at in layers))
+    first, last = layers.start == 0, layers.stop == model.layers
+    if first:
+        parts += [embedding(model), vision(model)]
+    if last:
+        parts += [WeightPart(model.hidden)] + [embedding(model)] * (not (model.tied and first))
+    return parts
+
+
+def parameters(model: Model) -> int:
+    """How many numbers its language part holds."""
+    return sum(part.elements for part in of_stage(model, range(model.layers))) - vision(model).elements
+
+
+def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: int) -> int:
+    """Bytes on one GPU: matrices divided `tensor` ways, experts `experts` ways."""
+    return round(
+        sum(
+            part.elements * precision.of(part) / 8 / min(part.ways, experts if part.kind == "expert" else tensor)
+            for part in parts
+        )
+    )
+
+
+# -- quantisation -----------------------------------------------------------------------------------------------------
+
+
+def precision(model: Model, wanted: str = "", whole: bool = False) -> Precision | None:
+    """Bits by kind of matrix, None for a method that is not known.
+
+    `wanted` is --quantization, which quantises while it loads where the files are not quantised; `whole` is a model
+    in float32.
+    """
+    plain = 2 * _HALF if whole else _HALF
+    settings = model.quantization or {}
+    method = str(settings.get("quant_method", settings.get("quant_algo", wanted))).lower()
+    if not method:
+        return Precision(plain, plain, plain)
+    if method == "mxfp4":
+        return Precision(plain, 4 + 8 / 32, plain, False, "mxfp4 experts, 8-bit scales of 32", True)
+    bits = _bits(method, settings)
+    return None if bits is None else Precision(bits, bits, plain, False, f"{method}, {bits:.3g} bits with its scales")
+
+
+def _bits(method: str, settings: Mapping[str, Any]) -> float | None:
+    """Bits of a number with its share of the scales and zero points."""
+    algorithm = str(settings.get("quant_algo", "")).lower()
+    if "nvfp4" in algorithm or method == "modelopt_fp4":
+        return 4 + 8 / 16
+    if method in ("fp8", "fbgemm_fp8", "ptpc_fp8", "experts_int8") or "fp8" in algorithm:
+        return 8.0
+    if method == "bitsandbytes":
+        return 8.0 if settings.get("load_in_8bit") else 4 + 32 / 64
+    if method == "compressed-tensors":
+        settings = _compressed(settings)
+    width = settings.get("bits", settings.get("w_bit", settings.get("num_bits")))
+    if method not in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors") or width not in (2, 3, 4, 8):
+        return None
+    group = _group(settings)
+    scale = 8 if settings.get("type") == "float" else _HALF + width  # of NVFP4; of others with a zero point
+    return float(width) + (scale / group if width < 8 and isinstance(group, int) and group > 0 else 0)
+
+
+def _group(settings: Mapping[str, Any]) -> Any:
+    return settings.get("group_size", settings.get("q_group_size", 128))
+
+
+def group_size(settings: Mapping[str, Any]) -> int:
+    """Inputs of a matrix that share a scale; 0 where a quantization_config says nothing of such."""
+    method = str(settings.get("quant_method", "")).lower()
+    if method == "compressed-tensors":
+        packed = _compressed(settings)
+        group = 0 if packed.get("type") == "float" else packed.get("group_size")
+    else:
+        group = _group(settings) if method in ("awq", "awq_marlin", "gptq", "gptq_marlin") else 0
+    return group if isinstance(group, int) and group > 0 else 0
+
+
+def block_size(settings: Mapping[str, Any]) -> int:
+    """Columns of an fp8 matrix that share a scale; 0 where there are no blocks."""
+    blocks = settings.get("weight_block_size")
+    size = blocks[0] if isinstance(blocks, list) and blocks else 0
+    return size if isinstance(size, int) and size > 0 else 0
+
+
+def _compressed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the first group of layers keeps its weights."""
+    groups = settings.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    return weights if isinstance(weights, dict) else {}

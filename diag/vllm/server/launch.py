@@ -1,0 +1,167 @@
+"""The command that started a server: the flags read out of it, and its secrets taken out of it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from diag.core.errors import BadUsage
+from diag.vllm.command.parse import Command, Given, parse
+from diag.vllm.command.secrets import hidden, is_secret
+
+Value = float | str
+Kind = Literal["size", "share", "switch"]
+"""A whole number (perhaps with a suffix k, m, g), a plain number, or a boolean."""
+
+FLAGS: Mapping[str, Kind] = {
+    "max_num_seqs": "size",
+    "max_num_batched_tokens": "size",
+    "max_num_scheduled_tokens": "size",
+    "max_num_active_seqs": "size",
+    "max_num_queued_tokens": "size",
+    "max_num_partial_prefills": "size",
+    "max_long_partial_prefills": "size",
+    "long_prefill_token_threshold": "size",
+    "max_model_len": "size",
+    "tensor_parallel_size": "size",
+    "pipeline_parallel_size": "size",
+    "data_parallel_size": "size",
+    "data_parallel_size_local": "size",
+    "api_server_count": "size",
+    "max_loras": "size",
+    "max_cpu_loras": "size",
+    "stream_interval": "size",
+    "block_size": "size",
+    "num_gpu_blocks": "size",
+    "num_gpu_blocks_override": "size",
+    "kv_cache_memory_bytes": "size",
+    "kv_cache_size_tokens": "size",
+    "kv_cache_max_concurrency": "share",
+    "gpu_memory_utilization": "share",
+    "watermark": "share",
+    "cpu_offload_gb": "share",
+    "swap_space": "share",
+    "enforce_eager": "switch",
+    "enable_chunked_prefill": "switch",
+    "enable_prefix_caching": "switch",
+    "async_scheduling": "switch",
+    "disable_custom_all_reduce": "switch",
+}
+"""What may be published as `diag_vllm_config`; nothing else is read, recorded or printed of a configuration."""
+WORDS = (
+    "attention_backend",
+    "distributed_executor_backend",
+    "dtype",
+    "kv_cache_dtype",
+    "performance_mode",
+    "quantization",
+    "scheduling_policy",
+)
+"""Settings that are a word, and harmless where they look like one; shown to people, published nowhere."""
+_ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
+_WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
+_VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE")
+_VARIABLE_VALUE = re.compile(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
+_ADDRESS = re.compile(r"\d+\.\d+\.\d|[A-Za-z]\.|\.[A-Za-z]|::|(?:[0-9A-Fa-f]+:){3}|(?<!\w)[A-Za-z][A-Za-z0-9-]*:\d{2}")
+_ADDRESSED = re.compile(r".*_(?:IPS?|HOST|HOSTNAME|ADDR|ADDRESS|URL|SERVER)")
+SET = "(set)"
+"""Stands for a value that is not shown, or cannot be read."""
+_SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_OPEN = ("", "auto", "-1", "None")
+"""Values that leave a number to vLLM."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a command says of the settings in FLAGS and WORDS, and of the environment; SET where it says no more.
+
+    `unread` says what else may set a flag where the command is not the whole story.
+    """
+
+    flags: Mapping[str, Value] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    unread: str = "it is not known"
+
+
+def read(text: str) -> Launch:
+    """Read a command that starts vLLM; BadUsage where a quotation is not closed."""
+    if not text.strip():
+        return Launch()
+    unread = ""
+    try:
+        command = parse(text)
+    except BadUsage:
+        command = parse(f"vllm serve {text}")  # a program of the site's own that passes flags on
+        unread = "it is no command of vLLM's own"
+    if command.config:
+        unread = "it reads more flags from a file (--config)"
+    if any("$" in word for word in command.words[command.arguments :]):
+        unread = unread or "it has variables of a shell in it"
+    return Launch(_flags(command), _environment(command), unread)
+
+
+def _flags(command: Command) -> Mapping[str, Value]:
+    """What is given last counts."""
+    found: dict[str, Value] = {}
+    for given in command.given:
+        option = given.option
+        if option is None or option.key:
+            continue
+        name = option.flag.name.removeprefix("--").replace("-", "_")
+        name = _ALIASES.get(name, name)
+        value = _number(name, given, option.on) if name in FLAGS else _named(name, given)
+        found |= {} if value is None else {name: value}
+    return found
+
+
+def _number(name: str, given: Given, on: bool) -> Value | None:
+    kind, value = FLAGS[name], "".join(given.values)
+    if kind == "switch":
+        return float(on != (value.lower() in ("false", "0")))
+    if not on or value in _OPEN:
+        return None
+    read = number(value) if kind == "share" else _size(value)
+    return SET if read is None else read
+
+
+def _size(text: str) -> float | None:
+    match = _SIZE.fullmatch(text)
+    return float(match[1]) * _SUFFIX.get(match[2], 1) if match else None
+
+
+def _named(name: str, given: Given) -> str | None:
+    """A word that was asked for; "auto" asks for none."""
+    value = word("".join(given.values)) if name in WORDS else None
+    return None if value == "auto" else value
+
+
+def _environment(command: Command) -> Mapping[str, str]:
+    """The variables that matter to vLLM, NCCL and CUDA; paths, keys and addresses are only said to be set."""
+    names = sorted(each for each in command.environment if each.startswith(_VARIABLES) and not is_secret(each))
+    return {name: _shown(name, command.environment[name]) for name in names}
+
+
+def _shown(name: str, value: str) -> str:
+    is_harmless = _VARIABLE_VALUE.fullmatch(value) and hidden(value) == value
+    return SET if not is_harmless or _ADDRESSED.fullmatch(name) or _ADDRESS.search(value) else value
+
+
+def word(value: object) -> str | None:
+    """A setting as a word; None where it is not set, SET where it may be more than a harmless name."""
+    name = str(value).removeprefix("torch.")
+    if name in ("", "None"):
+        return None
+    return name if _WORD_VALUE.fullmatch(name) and hidden(name) == name else SET
+
+
+def number(text: object) -> float | None:
+    """A setting as a number: booleans are 0 and 1; None where it is not set or no (finite) number."""
+    switch = {"True": 1.0, "False": 0.0}.get(str(text))
+    if switch is not None:
+        return switch
+    try:
+        value = float(str(text))
+    except ValueError:
+        return None
+    return value if abs(value) < float("inf") else None
