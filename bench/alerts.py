@@ -7,8 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import test_alerts  # noqa: E402
-import timelines  # noqa: E402
+from support import alert_rules, timelines  # noqa: E402
 
 from diag.core.incident import seconds  # noqa: E402
 
@@ -27,14 +26,14 @@ than half of the window to show.
 
 def row(name: str) -> str:
     """One incident's line."""
-    incident = test_alerts.INCIDENTS[name]
+    incident = alert_rules.INCIDENTS[name]
     series, onset = timelines.faulty(name)
     with tempfile.TemporaryDirectory() as folder:
-        first = test_alerts.evaluated(Path(folder), series).first[name, incident.severity] - onset
+        first = alert_rules.evaluated(Path(folder), series).first[name, incident.severity] - onset
     shown = timelines.RECORDED.get(name, "") or f"scenario on {timelines.HOSTS[name][0] or 'no page'}"
     beside = "".join(f" beside {each}" for each in dict.fromkeys(timelines.PEERS.get(name, ())))
-    bound = 150.0 if name in test_alerts.STALLS else seconds(incident.window) / 2 + seconds(incident.hold) + 30
-    named = name in (*test_alerts.STALLS, *test_alerts.PROMPT) or first <= bound
+    bound = 150.0 if name in alert_rules.STALLS else seconds(incident.window) / 2 + seconds(incident.hold) + 30
+    named = name in (*alert_rules.STALLS, *alert_rules.PROMPT) or first <= bound
     since = " after 300 s without progress" if onset else ""
     limit = f"{bound:g}" if named else "none"
     return f"| {name} | {shown}{beside}{since} | {incident.window} | {incident.hold} | {first:g} | {limit} |\n"

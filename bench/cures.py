@@ -16,9 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from live import cure, server  # noqa: E402
+from support.live import cure, server  # noqa: E402
 
 from diag.commands import doctor  # noqa: E402
+from diag.commands.observe import ObserveOptions  # noqa: E402
 from diag.diagnosis.relaunch import relaunch  # noqa: E402
 from diag.report import sentences as words  # noqa: E402
 from diag.sources.recording.reader import read  # noqa: E402
@@ -44,7 +45,7 @@ def rows(case: cure.Case, folder: Path) -> Iterator[str]:
     before = folder / "before"
     with server.running(folder, case.size, case.flags) as sick:
         yield _row("as it was", "", cure.met(sick.url, sick.port, case, before, SECONDS))
-    finding = doctor.run(doctor.DoctorOptions([str(before)])).present[0]
+    finding = doctor.run(ObserveOptions([str(before)])).present[0]
     assert finding.diagnosis.incident.id == case.incident
     (launch,) = read(before).launch.values()
     for at, proposal in enumerate(finding.proposals):

@@ -22,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import scripted_nvml  # noqa: E402
-from live import server  # noqa: E402
+from support import scripted_nvml  # noqa: E402
+from support.live import server  # noqa: E402
 
 DIAG = str(Path(sys.executable).parent / "diag")
 GPUS = 8
@@ -38,8 +38,8 @@ print(time.perf_counter() - start)
 """
 NVML = """
 import sys, time
-from diag.exporter import nvml
-from diag.exporter.gpu import Gpus
+from diag.exporter.gpu import nvml
+from diag.exporter.gpu.collector import GpuCollector
 spent = [0.0]
 plain = nvml._function
 def timed(name):
@@ -51,7 +51,7 @@ def timed(name):
         finally:
             spent[0] += time.perf_counter() - start
     return call
-gpus = Gpus((), lambda: {}, lambda: None)
+gpus = GpuCollector((), lambda: {}, lambda: None)
 for _ in range(20): gpus.collect()
 nvml._function = timed
 for _ in range(200): gpus.collect()

@@ -19,12 +19,11 @@ from requests import Session
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import fleet  # noqa: E402
-import healthy_day  # noqa: E402
-import prometheus_server  # noqa: E402
-import timelines  # noqa: E402
+from support import fleet_in_prometheus as fleet  # noqa: E402
+from support import healthy_day, prometheus_server, timelines  # noqa: E402
 
 from diag.commands import doctor  # noqa: E402
+from diag.commands.observe import ObserveOptions  # noqa: E402
 from diag.core.contract import Contract  # noqa: E402
 from diag.core.incident import Incident, fill  # noqa: E402
 from diag.diagnosis.report import Report  # noqa: E402
@@ -116,7 +115,7 @@ def requests(url: str) -> int:
 
 def judge(url: str, span: TimeSpan) -> Report:
     """The doctor's report, in this process."""
-    return doctor.run(doctor.DoctorOptions([], prometheus=url, scope=Scope(span)))
+    return doctor.run(ObserveOptions([], prometheus=url, scope=Scope(span)))
 
 
 def past_row(incident: Incident, day: list[Block]) -> str:

@@ -1,18 +1,20 @@
 """Goldens that can be renewed, and skips that CI does not let pass."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
-GOLDENS = Path(__file__).parent / "goldens"
-RECORDINGS = Path(__file__).parent / "recordings"
+from support.paths import GOLDENS, ROOT
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what is printed now as what is expected")
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with Ctrl-C ignored, and every program that a test starts would ignore it too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

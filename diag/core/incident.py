@@ -126,7 +126,7 @@ class Fix:
     is kept and says what it needs. `expects` is what must hold once it is applied; without any, that the incident's
     first symptom is gone.
 
-    A flag is proposed to the releases whose parser accepts it (diag/vllm/flags.json). `versions` is the (first, last)
+    A flag is proposed to the releases whose parser accepts it (diag/vllm/flags/flags.json). `versions` is the (first, last)
     release in which the variable is read or the flag takes this value, "" for an open end; `instead_of` names a flag
     whose place it takes, in releases that lack that one.
     """

@@ -20,7 +20,7 @@ FEW = 5
 
 @dataclass(frozen=True)
 class SourceAtInstants:
-    """The same answers at instants of one's own; keeps the protocol `diag.asking.Answers`."""
+    """The same answers at instants of one's own; keeps the protocol `TelemetrySource`."""
 
     answers: TelemetrySource
     instants: Instants

@@ -11,7 +11,7 @@ from diag.core.subjects import Floats, Instants, Subject
 
 @dataclass(frozen=True)
 class SampleSource:
-    """Keeps the protocol `diag.asking.Answers`; `instants` are unix milliseconds, `interval` is in seconds."""
+    """Keeps the protocol `TelemetrySource`; `instants` are unix milliseconds, `interval` is in seconds."""
 
     samples: promql.Samples
     instants: Instants

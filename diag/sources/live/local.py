@@ -19,7 +19,7 @@ SECONDS = 2.0
 
 
 class LocalPages:
-    """Stands between a watch and a server; keeps the protocol `diag.sources.live.Pages`."""
+    """Stands between a watch and a server; keeps the protocol `Pages`."""
 
     def __init__(self, server: VllmServer, log: str, zone: tzinfo | None) -> None:
         self._server = server

@@ -42,7 +42,7 @@ class Member:
 
 
 class PrometheusSource:
-    """Keeps the protocol `diag.asking.Answers`: every query is evaluated by the server, for all of `members` at once.
+    """Keeps the protocol `TelemetrySource`: every query is evaluated by the server, for all of `members` at once.
 
     `queries` counts them. Raises Unreachable where the server cannot be asked or holds nothing of such servers.
     """

@@ -1,6 +1,6 @@
 """vLLM's command-line flags by release: which exist, how many words they take, what they are called for short.
 
-The data is flags.json (read from the source of 59 releases, and from an installed parser by `diag.vllm.update`).
+The data is flags.json (read from the source of 59 releases, and from an installed parser by `diag.vllm.flags.update`).
 """
 
 import json

@@ -1,0 +1,258 @@
+"""The commands as a user types them: what is printed, where, and the exit status."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from support import rewriting
+from support.bad_servers import Answer, Reply, hang, on_metrics, serving, talking
+from support.cli import CASCADE, DIAG, diag
+from support.paths import ROOT
+
+from diag.cli import app
+from diag.commands import doctor, observe
+from diag.commands.observe import ObserveOptions
+
+STILL = b"".join(
+    b'vllm:%s{engine="0",model_name="m"} %d\n' % (name, value)
+    for name, value in (
+        (b"num_requests_running", 1),
+        (b"num_requests_waiting", 0),
+        (b"generation_tokens_total", 7),
+        (b"prompt_tokens_total", 7),
+        (b"request_success_total", 1),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("recording", "status"),
+    [
+        ("healthy", 0),
+        ("idle", 0),
+        ("prefix_unique", 0),
+        ("queue_saturation", 1),
+        ("kv_cascade", 2),
+        ("startup_hang", 3),
+    ],
+)
+def test_the_exit_status_is_the_verdict(recording: str, status: int) -> None:
+    assert diag("doctor", f"tests/recordings/{recording}").returncode == status
+
+
+@pytest.mark.parametrize(
+    ("recording", "fail_on", "status"),
+    [
+        ("queue_saturation", "warning", 1),
+        ("queue_saturation", "critical", 0),
+        ("kv_cascade", "critical", 2),
+        ("kv_cascade", "never", 0),
+        ("startup_hang", "critical", 3),
+        ("startup_hang", "never", 0),
+    ],
+)
+def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status: int) -> None:
+    assert diag("doctor", f"tests/recordings/{recording}", "--fail-on", fail_on).returncode == status
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (["doctor"], 69, "nothing answers at http://127.0.0.1:8000: connection refused"),
+        (["doctor", CASCADE, "--nonsense"], 64, "No such option: --nonsense"),
+        (["doctor", CASCADE, "--json", "--markdown"], 64, "two formats: choose one"),
+        (["doctor", CASCADE, CASCADE], 64, "a recording is judged alone"),
+        (["doctor", CASCADE, "--fail-on", "often"], 64, "--fail-on"),
+        (["doctor", CASCADE, "--incidents", "nowhere"], 64, "nowhere: is not a folder"),
+        (["doctor", CASCADE, "--contract", "nowhere.toml"], 64, "nowhere.toml: cannot be read"),
+        (["doctor", "ftp://host/metrics"], 64, "ftp"),
+        (["doctor", "127.0.0.1:1"], 69, "connection refused"),
+        (["doctor", "tests"], 64, "diag record"),
+        (["explain", "kv_evictoin"], 64, "no incident is called 'kv_evictoin'"),
+        (["nonsense"], 64, "nonsense"),
+        (["record", "127.0.0.1:1", "tests"], 64, "already exists"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_a_status(words: list[str], status: int, sentence: str) -> None:
+    done = diag(*words)
+    assert done.returncode == status
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+def test_json_goes_to_standard_output_alone() -> None:
+    done = diag("doctor", CASCADE, "--json")
+    assert json.loads(done.stdout)["verdict"] == "critical"
+    assert not done.stderr
+
+
+def test_what_is_piped_is_plain() -> None:
+    done = diag("doctor", CASCADE)
+    assert "\x1b" not in done.stdout
+    assert not done.stderr
+
+
+def test_a_terminal_gets_colour_unless_it_wants_none() -> None:
+    script = f"{DIAG} doctor {CASCADE}"
+    for no_colour, escaped in (("", True), ("1", False)):
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", **({"NO_COLOR": no_colour} if no_colour else {})}
+        done = subprocess.run(
+            ["script", "-qec", script, "/dev/null"], capture_output=True, cwd=ROOT, env=env, check=False
+        )
+        assert (b"\x1b[1;31m" in done.stdout) is escaped
+
+
+def test_a_label_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
+    evil = "host\x1b[2J\x07:8000"
+    page = 'vllm:num_requests_running{engine="\x1b[31m0\\n",model_name="m"} 1\n'
+    text = "".join(f"# scrape {1795227337 + at} {evil}\n{page}" for at in range(40))
+    (tmp_path / "metrics.prom").write_text(text, encoding="utf-8")
+    for form in ([], ["--markdown"], ["--json"]):
+        assert not {"\x1b", "\x07"} & set(diag("doctor", str(tmp_path), *form).stdout)
+
+
+def test_a_reader_who_goes_away_is_no_error() -> None:
+    done = subprocess.run(
+        f"{DIAG} doctor {CASCADE} --json | head -c 1; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert not done.stderr
+
+
+def test_the_contract_of_the_folder_is_used_and_named(tmp_path: Path) -> None:
+    (tmp_path / "diag.toml").write_text("[contract]\nfreeze_seconds = 20.0\n", encoding="utf-8")
+    done = diag("doctor", "tests/recordings/contention_bigbatch", "--contract", str(tmp_path / "diag.toml"))
+    assert done.returncode == 0
+    assert "freeze_seconds = 20" in done.stdout
+    assert "kv_pool_fill = 0.9 (default)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[contract]\nfreze_seconds = 1\n", "has no entry 'freze_seconds'"),
+        ("[contract]\nfreeze_seconds = 'long'\n", "must be a number above 0"),
+        ("[contract]\nfreeze_seconds = -1\n", "must be a number above 0"),
+        ("contract = 3\n", "[contract] must be a table"),
+        ("[contract\n", "cannot be read as TOML"),
+    ],
+)
+def test_a_bad_contract_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "diag.toml").write_text(text, encoding="utf-8")
+    done = diag("doctor", CASCADE, "--contract", str(tmp_path / "diag.toml"))
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+    assert sentence in done.stderr
+
+
+def test_a_users_incident_is_judged_too(tmp_path: Path) -> None:
+    (tmp_path / "many_clients.py").write_text(
+        "from diag.incident import Incident, judged\nfrom diag.signals import requests_waiting_median as waiting\n"
+        "incident = Incident(id='many_clients', title='Many clients', severity='warning', per=('instance', 'engine'),\n"
+        "    cause='', impact='they wait', symptoms=(waiting.above(5, judged('a test')),), looks_like=(), fixes=())\n",
+        encoding="utf-8",
+    )
+    report = json.loads(diag("doctor", CASCADE, "--json", "--incidents", str(tmp_path)).stdout)
+    assert ("many_clients", "present") in [(each["incident"], each["state"]) for each in report["diagnoses"]]
+
+
+def test_the_options_and_what_they_say(golden: Callable[[str, str], None]) -> None:
+    """Not the drawing, which is typer's: every command, argument and option with its help."""
+    lines = []
+    for name, command in typer.main.get_command(app).commands.items():
+        lines += ["", f"diag {name}: {command.help}"]
+        lines += [f"  {' '.join(each.opts)}: {each.help}" for each in command.params]
+    golden("options.txt", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("command", [[], ["doctor"], ["record"], ["explain"], ["generate"], ["incidents"]])
+def test_the_help_is_shown(command: list[str]) -> None:
+    done = diag(*command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: diag" in done.stdout
+
+
+def test_incidents_are_listed() -> None:
+    assert "kv_eviction_cascade" in diag("incidents").stdout
+
+
+def test_explain_prints_the_runbook() -> None:
+    assert diag("explain", "kv_eviction_cascade").stdout == Path("runbooks/kv_eviction_cascade.md").read_text()
+
+
+def test_a_shell_can_complete() -> None:
+    done = diag(_DIAG_COMPLETE="complete_bash", COMP_WORDS="diag do", COMP_CWORD="1")
+    assert done.stdout.split() == ["doctor"]
+
+
+def replayed(recording: str) -> Answer:
+    """A server whose page is, at each scrape, the recording's next one."""
+    return on_metrics(*(Reply(page.encode()) for _, _, page in rewriting.scrapes(recording)))
+
+
+def test_a_live_server_is_judged_as_its_recording_is() -> None:
+    with serving(replayed("kv_cascade")) as server:
+        done = diag("doctor", server.url, "--every", "0.1", "--for", "5", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert report["observed"]["source"] == "scrape"
+    assert [each["incident"] for each in report["diagnoses"] if each["primary"]] == ["kv_eviction_cascade"]
+
+
+def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
+    with serving(replayed("queue_saturation")) as server:
+        kept = diag("record", server.url, str(tmp_path / "kept"), "--every", "0.1", "--for", "2.5")
+    assert kept.returncode == 0
+    assert "scrapes, 0 of them failed" in kept.stdout
+    report = json.loads(diag("doctor", str(tmp_path / "kept"), "--json").stdout)
+    assert [each["incident"] for each in report["diagnoses"] if each["primary"]] == ["queue_saturation"]
+
+
+def test_ctrl_c_in_the_middle_judges_what_is_there_and_says_so() -> None:
+    with serving(replayed("kv_cascade")) as server:
+        process = subprocess.Popen(
+            [DIAG, "doctor", server.url, "--every", "0.1", "--for", "60"], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        while len(server.asked("/metrics")) < 40:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=20)
+    assert (process.returncode, error) == (2, "")
+    assert out.startswith("CRITICAL kv_eviction_cascade")
+    assert "interrupted: judged on what was seen until then" in out
+
+
+def test_a_server_that_hangs_is_unreachable_in_one_sentence() -> None:
+    with talking(hang) as server:
+        done = diag("doctor", server.url, "--timeout", "0.5")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (69, "", 1)
+
+
+def test_one_lone_request_that_does_not_move_is_watched_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "PATIENCE", 4.0)
+    with serving(on_metrics(Reply(STILL))) as server:
+        report = doctor.run(ObserveOptions([server.url], every=0.2, watch=1.0))
+    assert report.observed.end - report.observed.start >= 3.5
+    assert [each.state for each in report.progress] == ["slow"]
+
+
+def test_ctrl_c_before_anything_was_seen_ends_quietly() -> None:
+    """A server that accepts and never answers: nothing to judge yet."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen([DIAG, "doctor", url, "--timeout", "30"], stderr=subprocess.PIPE, text=True)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "Traceback" not in error

@@ -1,0 +1,280 @@
+"""`diag config`: what servers run with, where each value is from, what would tell the rest."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import jsonschema
+import pytest
+from support.bad_servers import Answer, Reply, Request, closed_port, pages, serving
+from support.paths import ALL_RECORDINGS
+
+from diag import report
+from diag.diagnosis import configuration
+from diag.report.config import render, render_json
+from diag.sources.recording import reader as recording
+
+DIAG = str(Path(sys.executable).parent / "diag")
+KV_CASCADE = next(each for each in ALL_RECORDINGS if each.name == "kv_cascade")
+INFO = 'vllm:cache_config_info{block_size="16",gpu_memory_utilization="0.9",cache_dtype="fp8",engine="0"} 1\n'
+SCHEMA = json.loads((Path(report.__file__).parent / "diag.config.schema.json").read_text(encoding="utf-8"))
+VLLM = f'vllm:num_requests_running{{engine="0",model_name="m"}} 0\n{INFO}'
+
+
+def gpus(*kinds: tuple[str, int, bool]) -> str:
+    """GPUs by name, GiB and whether the server runs on them."""
+    return "".join(
+        f'diag_gpu_info{{gpu="{number}",uuid="u{number}",name="{name}"}} 1\n'
+        f'diag_gpu_memory_total_bytes{{gpu="{number}",uuid="u{number}"}} {size * 2**30}\n'
+        f'diag_gpu_serving{{gpu="{number}",uuid="u{number}"}} {int(serves)}\n'
+        for number, (name, size, serves) in enumerate(kinds)
+    )
+
+
+def write(folder: Path, page: str = VLLM, about: str = "", log: str = "") -> Path:
+    """A recording of two scrapes."""
+    made = folder / "recording"
+    made.mkdir()
+    (made / "metrics.prom").write_text(f"# scrape 1 h:1\n{page}# scrape 3 h:1\n{page}", encoding="utf-8")
+    (made / "recording.toml").write_text(about, encoding="utf-8")
+    if log:
+        (made / "server.log").write_text(log, encoding="utf-8")
+    return made
+
+
+def entries(made: Path, launch: str = "") -> Mapping[str, configuration.ConfigEntry]:
+    """Its settings by name."""
+    (one,) = configuration.of(recording.read(made, launch))
+    return {each.name: each for each in one.entries}
+
+
+def value(made: Path, name: str, launch: str = "") -> tuple[object, str]:
+    """A setting's value and source; "unknown" and what would tell."""
+    (one,) = configuration.of(recording.read(made, launch))
+    found = next(((each.value, each.source) for each in one.entries if each.name == name), None)
+    why = next((why for why, names in one.unknown.items() if name in names), "no such flag")
+    return found or ("unknown", why)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program, in a terminal of no particular kind."""
+    return subprocess.run([DIAG, "config", *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("made", ALL_RECORDINGS, ids=lambda made: made.name)
+def test_what_is_shown_is_what_the_rules_use(made: Path) -> None:
+    seen = recording.read(made)
+    blocks = seen.samples.select([])
+    (one,) = configuration.of(seen)
+    published = {
+        labels["flag"]: float(row[-1])
+        for block in blocks
+        for labels, row in zip(block.labels, block.values, strict=True)
+        if labels["__name__"] == "diag_vllm_config"
+    }
+    said = {each.name: each for each in one.entries if not each.assumed and isinstance(each.value, float)}
+    shown = {name.removeprefix("--").replace("-", "_"): each.value for name, each in said.items()}
+    assert published
+    assert shown == published
+    jsonschema.validate(json.loads(render_json([one], configuration.notes(seen))), SCHEMA)
+    text = render([one], configuration.notes(seen))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_value_is_shown_with_its_source_and_with_those_that_differ(tmp_path: Path) -> None:
+    made = write(tmp_path, about='vllm = "0.32.0"\nlaunch = "vllm serve m --block-size 32 --max-num-seqs 8"\n')
+    (one,) = configuration.of(seen := recording.read(made))
+    lines = render([one], configuration.notes(seen)).splitlines()
+    assert lines[0] == "h:1: vLLM 0.32.0, m, no GPU seen"
+    assert lines[1].split() == ["--max-num-seqs", "8", "its", "launch", "command"]
+    assert re.search(r"--block-size +16 +its page: cache_config_info; its launch command says 32", "\n".join(lines))
+    assert re.search(r"--kv-cache-dtype +fp8 +its page: cache_config_info", "\n".join(lines))
+    assert re.search(r"--watermark +0 +default of 0\.32\.0$", "\n".join(lines), re.M)
+    assert not any(line.startswith("  note") for line in lines), "it stands with the setting"
+
+
+def test_a_flag_whose_value_is_not_shown_is_no_default(tmp_path: Path) -> None:
+    backend = "our.company.serving.executors.ray.OurRayExecutor"
+    done = run(
+        str(write(tmp_path)), "--launch", f"vllm serve m --distributed-executor-backend {backend} --max-loras 1,0"
+    )
+    told = r" +\(set\) +its launch command; not shown, or not readable$"
+    assert re.search("--distributed-executor-backend" + told, done.stdout, re.M)
+    assert re.search("--max-loras" + told, done.stdout, re.M)
+    assert backend not in done.stdout
+
+
+def test_a_command_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    done = run(str(write(tmp_path)), "--launch", "vllm serve 'm")
+    assert "note          the launch command could not be read: the command has a quotation" in done.stdout
+
+
+def test_the_process_and_the_log_of_a_recording_are_sources_of_it(tmp_path: Path) -> None:
+    log = "INFO 11-21 02:00:00 [utils.py:1] non-default args: {'max_num_seqs': 7, 'watermark': 0.1}\n"
+    about = 'vllm = "0.32.0"\nlog_utc_offset = 0\n[config."h:1"]\nprocess = "python -m vllm serve m --max-num-seqs 8"\n'
+    made = write(tmp_path, about=about, log=log)
+    found = entries(made)
+    assert (found["--max-num-seqs"].value, found["--max-num-seqs"].source) == (8, "its own command line")
+    assert [(each.value, each.source) for each in found["--max-num-seqs"].differ] == [(7, "its log")]
+    assert (found["--watermark"].value, found["--watermark"].source) == (0.1, "its log")
+    assert recording.read(made).launch == {"h:1": "python -m vllm serve m --max-num-seqs 8"}
+    assert recording.read(made, "vllm serve mine").launch == {"h:1": "vllm serve mine"}
+
+
+def test_a_log_with_its_arguments_is_all_that_was_set(tmp_path: Path) -> None:
+    log = "INFO 11-21 02:00:00 [utils.py:1] non-default args: {'max_num_seqs': 7, 'dtype': 'bfloat16'}\n"
+    made = write(tmp_path, about='vllm = "0.32.0"\nlog_utc_offset = 0\n', log=log)
+    assert value(made, "--watermark") == (0, "default of 0.32.0")
+    assert value(made, "--num-gpu-blocks-override") == (None, "")
+    assert value(made, "--dtype") == ("bfloat16", "its log")
+
+
+def test_a_default_is_only_what_it_may_be_where_the_command_is_not_known(tmp_path: Path) -> None:
+    made = write(tmp_path, about='vllm = "0.32.0"\n')
+    assert value(made, "--watermark") == (0, "default of 0.32.0, if nobody set it")
+    assert value(made, "--num-gpu-blocks-override") == ("unknown", configuration.ASK)
+    assert value(made, "--watermark", "vllm serve m --config x.yaml") == (0, "default of 0.32.0, if nobody set it")
+    assert value(made, "--watermark", "vllm serve m") == (0, "default of 0.32.0")
+
+
+def test_of_an_unknown_release_only_the_defaults_of_all_are_known(tmp_path: Path) -> None:
+    made = write(tmp_path)
+    assert value(made, "--tensor-parallel-size", "vllm serve m") == (1, "default of every release")
+    assert value(made, "--max-num-seqs", "vllm serve m")[1] == "the default depends on the version, which is not known"
+
+
+def test_a_release_newer_than_all_known_has_the_newest_defaults_by_name(tmp_path: Path) -> None:
+    made = write(tmp_path, about='vllm = "0.99.0"\nlaunch = "vllm serve m"\n')
+    assert value(made, "--watermark") == (0, "default of 0.33.0, the newest that is known")
+
+
+def test_a_flag_that_the_release_lacks_is_not_spoken_of(tmp_path: Path) -> None:
+    made = write(tmp_path, about='vllm = "0.20.0"\nlaunch = "vllm serve m"\n')
+    assert value(made, "--watermark") == ("unknown", "no such flag")
+
+
+H100 = ("NVIDIA H100 80GB HBM3", 80, True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "launch", "seqs", "tokens"),
+    [
+        ([H100, H100], "", (1024, "default of 0.32.0 on 80 GiB"), (8192, "default of 0.32.0 on 80 GiB")),
+        ([H100, ("NVIDIA L4", 24, False)], "", (1024, "default of 0.32.0 on 80 GiB"), None),
+        ([H100, ("NVIDIA L4", 24, True)], "", None, None),
+        ([], "", None, None),
+        ([H100], " --max-num-batched-tokens 512", (512, "default of 0.32.0 on 80 GiB"), (512, "its launch command")),
+        (
+            [H100],
+            " --max-num-seqs 4 --max-model-len 1000",
+            (4, "its launch command"),
+            (4000, "default of 0.32.0 on 80 GiB"),
+        ),
+        ([H100], " --performance-mode throughput", (2048, "default of 0.32.0 on 80 GiB"), None),
+    ],
+)
+def test_what_grows_with_the_gpu_is_that_of_the_gpus_it_runs_on(
+    tmp_path: Path,
+    kinds: list[tuple[str, int, bool]],
+    launch: str,
+    seqs: tuple[float, str] | None,
+    tokens: tuple[float, str] | None,
+) -> None:
+    made = write(tmp_path, VLLM + gpus(*kinds), f'vllm = "0.32.0"\nlaunch = "vllm serve m{launch}"\n')
+    unknown = not {name for name, _, serves in kinds if serves} or len({each for each in kinds if each[2]}) > 1
+    expected = ("unknown", "the default depends on the GPU: none was seen, or several kinds; /server_info would tell")
+    assert value(made, "--max-num-seqs") == (expected if unknown else seqs)
+    if tokens:
+        assert value(made, "--max-num-batched-tokens") == tokens
+
+
+def test_the_gpus_are_named(tmp_path: Path) -> None:
+    made = write(tmp_path, VLLM + gpus(H100, H100, ("NVIDIA L4", 24, True)), 'vllm = "0.32.0"\n')
+    done = run(str(made))
+    assert done.stdout.startswith("h:1: vLLM 0.32.0, m, 2 x NVIDIA H100 80GB HBM3 (80 GiB), 1 x NVIDIA L4 (24 GiB)\n")
+
+
+def test_an_exporters_page_tells_what_its_host_knows(tmp_path: Path) -> None:
+    made = write(tmp_path, VLLM + 'diag_vllm_config{flag="max_num_seqs"} 9\ndiag_vllm_config{flag="block_size"} 16\n')
+    assert value(made, "--max-num-seqs") == (9, "its exporter")
+    assert value(made, "--block-size") == (16, "its page")
+
+
+SECRET = (
+    "vllm serve /home/alice/m --api-key hush1 --hf-token hf_hush2hush2 --max-num-seqs 8 --quantization hf_hush3hush3"
+)
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_no_secret_and_no_escape_is_shown(tmp_path: Path, form: tuple[str, ...]) -> None:
+    page = VLLM.replace('model_name="m"', 'model_name="m\x1b[31m"').replace("fp8", "/srv/hush4")
+    launch = f"VLLM_API_KEY=hush5 VLLM_X=sk-hush6hush6 NCCL_DEBUG=INFO {SECRET}"
+    made = write(tmp_path, page, 'vllm = "0.32.0\\u001b"\n')
+    done = run(str(made), "--launch", launch, *form)
+    assert done.returncode == 0, done.stderr
+    assert "hush" not in done.stdout
+    assert "alice" not in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "NCCL_DEBUG" in done.stdout
+
+
+def test_the_json_has_values_as_a_machine_wants_them(tmp_path: Path) -> None:
+    made = write(tmp_path, about='vllm = "0.32.0"\nlaunch = "NCCL_DEBUG=INFO vllm serve m --enforce-eager"\n')
+    document = json.loads(run(str(made), "--json").stdout)
+    (server,) = document["servers"]
+    settings = {each["name"]: each for each in server["settings"]}
+    assert document["schema"] == "diag.config/1"
+    assert (server["instance"], server["version"], server["model"], server["gpus"]) == ("h:1", "0.32.0", "m", [])
+    assert (settings["--enforce-eager"]["value"], settings["--enforce-eager"]["default"]) == (True, False)
+    assert (settings["--block-size"]["value"], settings["--block-size"]["from"]) == (16, "its page")
+    assert (settings["--watermark"]["value"], settings["--watermark"]["default"]) == (0, True)
+    assert settings["--num-gpu-blocks-override"]["value"] is None
+    assert server["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert server["may_be_more"] is None
+    assert {each["name"] for each in server["not_known"]} >= {"--max-num-seqs", "--async-scheduling"}
+
+
+def server(block_size: int) -> Answer:
+    """A vLLM of 0.32.0 that says what it is."""
+    texts = {
+        "/metrics": VLLM.replace('block_size="16"', f'block_size="{block_size}"'),
+        "/version": '{"version": "0.32.0"}',
+        "/v1/models": '{"data": [{"id": "m", "max_model_len": 4096}]}',
+        "/server_info": json.dumps({"vllm_config": {"scheduler_config": {"max_num_seqs": 99}}}),
+    }
+
+    def answer(request: Request) -> Reply:
+        text = texts.get(request.path.partition("?")[0])
+        return Reply(text.encode()) if text else Reply(b"", 404)
+
+    return answer
+
+
+def test_live_servers_are_looked_at_once() -> None:
+    with serving(server(32)) as one, serving(server(64)) as two:
+        done = run(one.url, two.url, "--json")
+        asked = [each.path for each in one.requests].count("/metrics")
+    found = [{each["name"]: each for each in each["settings"]} for each in json.loads(done.stdout)["servers"]]
+    assert [each["--block-size"]["value"] for each in found] == [32, 64]
+    assert [each["--max-num-seqs"]["from"] for each in found] == ["/server_info"] * 2
+    assert [each["--max-model-len"]["from"] for each in found] == ["/v1/models"] * 2
+    assert [each["--gpu-memory-utilization"]["value"] for each in found] == [0.9, 0.9]
+    assert (done.returncode, asked) == (0, 1)
+
+
+def test_a_busy_server_is_not_watched() -> None:
+    busy = VLLM.replace("} 0\n", "} 5\n", 1).encode()
+    with serving(pages(busy)) as one:
+        done = run(one.url)
+        assert [each.path for each in one.requests].count("/metrics") == 1
+    assert done.returncode == 0
+
+
+def test_what_cannot_be_shown_is_an_exit_status() -> None:
+    assert run(f"http://127.0.0.1:{closed_port()}").returncode == 69
+    assert run("no/such/recording").returncode in (64, 69)
+    assert run(str(KV_CASCADE), "http://127.0.0.1:1").returncode == 64
+    assert run("--no-such-option").returncode == 64

@@ -1,0 +1,256 @@
+"""Recording live servers: what is written is judged as the live watch was, and holds no secrets."""
+
+import gzip
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.bad_servers import PAGE, Reply, Request, Server, closed_port, cut_off, on_metrics, pages, serving, talking
+
+from diag.core.errors import BadRecording, BadUsage, Unreachable
+from diag.exposition.scrapes import Target
+from diag.http.credentials import Credentials
+from diag.promql import evaluate
+from diag.sources.live.scrape import ScrapePlan, WatchProgress
+from diag.sources.observation import Observation, Origin, observation
+from diag.sources.recording.reader import read
+from diag.sources.recording.writer import Recorder, record
+
+
+def keep(server: Server | str, folder: Path, **plan: Any) -> Observation:
+    """A recording of some three scrapes; a busy machine may leave one out."""
+    target = server if isinstance(server, str) else server.url
+    return record([target], folder, ScrapePlan(**{"every": 0.2, "duration": 0.4, "access": Credentials(), **plan}))
+
+
+def everything(observed: Observation) -> list[tuple[dict[str, str], list[float]]]:
+    vector = evaluate('{__name__=~".+"}', observed.samples, observed.instants)
+    rows = np.where(vector.present, np.nan_to_num(vector.values, nan=-1.0), -2.0).tolist()
+    return list(zip(vector.labels, rows, strict=True))
+
+
+def same(live: Observation, recorded: Observation) -> bool:
+    names = ["interval", "scrapes", "failed_scrapes", "notes", "instances", "versions", "models", "launch"]
+    facts = [(getattr(live, name), getattr(recorded, name)) for name in names]
+    assert all(one == other for one, other in facts), facts
+    assert live.instants.tolist() == recorded.instants.tolist()
+    assert everything(live) == everything(recorded)
+    return True
+
+
+def text(folder: Path) -> str:
+    return gzip.decompress((folder / "metrics.prom.gz").read_bytes()).decode()
+
+
+def answers(request: Request) -> Reply:
+    said = {
+        "/version": b'{"version": "0.32.0"}',
+        "/v1/models": b'{"data": [{"id": "tiny", "max_model_len": 2048}]}',
+        "/server_info?config_format=json": b'{"vllm_config": {"scheduler_config": {"max_num_seqs": 64}},'
+        b' "vllm_env": {"VLLM_API_KEY": "secret"}}',
+    }
+    return Reply(said.get(request.path, PAGE))
+
+
+def test_a_recording_is_judged_as_the_live_watch_was(tmp_path: Path) -> None:
+    with serving(answers) as server:
+        live = keep(server, tmp_path / "r", launch="vllm serve m --max-num-seqs 65")
+    assert same(live, read(tmp_path / "r"))
+    assert live.notes != ()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        Reply(b"", 500),
+        Reply(b"<html>\n"),
+        Reply(b"nonsense!\n"),
+        Reply(b""),
+        Reply(PAGE + b"x 1\n# scrape 1 other:1\ny 2\nx 3\nbad line!\n"),
+        Reply(PAGE + b"# scrape-failed 1 other:1 x\nz NaN\n"),
+        Reply(PAGE.replace(b'"tiny"', b'"\x1b[31m\\n\xff"')),
+        Reply(PAGE + b"x 1 1795227337480\n"),
+        Reply(b"\n\n" + PAGE + b"bad line!\n"),
+    ],
+)
+def test_flaws_are_recorded_as_they_were_seen(tmp_path: Path, second: Reply) -> None:
+    with serving(on_metrics(Reply(), second)) as server:
+        live = keep(server, tmp_path / "r")
+    assert same(live, read(tmp_path / "r"))
+    assert live.instances == (server.instance,)
+
+
+def test_a_page_that_was_cut_off_is_recorded_as_such(tmp_path: Path) -> None:
+    with talking(cut_off) as server:
+        live = keep(server, tmp_path / "r")
+    assert same(live, read(tmp_path / "r"))
+    assert "ended in the middle of a line" in live.notes[0]
+
+
+def test_the_probe_is_recorded(tmp_path: Path) -> None:
+    with serving(answers) as server:
+        live = keep(server, tmp_path / "r", probe=5.0)
+    assert same(live, read(tmp_path / "r"))
+    assert "\ndiag_probe_success 1\n" in text(tmp_path / "r")
+
+
+def test_secrets_are_not_recorded(tmp_path: Path) -> None:
+    launch = "HF_TOKEN=secret vllm serve /home/alice/m --api-key secret --max-num-seqs 64"
+    with serving(answers) as server:
+        access = Credentials(headers={"Authorization": "Bearer secret"})
+        keep(f"http://me:secret@127.0.0.1:{server.port}/?token=secret", tmp_path / "r", access=access, launch=launch)
+    everything_written = text(tmp_path / "r") + (tmp_path / "r" / "recording.toml").read_text()
+    assert "secret" not in everything_written
+    assert "alice" not in everything_written
+    assert "--max-num-seqs 64" in everything_written
+
+
+def test_names_of_home_folders_are_not_recorded(tmp_path: Path) -> None:
+    with serving(pages(PAGE.replace(b'"tiny"', b'"/home/alice/models/m"'))) as server:
+        live = keep(server, tmp_path / "r")
+    assert 'model_name="~/models/m"' in text(tmp_path / "r")
+    assert live.models == {server.instance: "~/models/m"}
+    assert same(live, read(tmp_path / "r"))
+
+
+LINES = [b"x 1", b'x{a="b"} 2', b"", b"# TYPE", b"# scrape 5 h:2", b"# scrape-failed 5 h:2 x", b"no!", b"\r", b"# EOF"]
+ENDS = st.sampled_from([b"", b"\n"])
+PAGES = st.builds(lambda lines, end: b"\n".join(lines) + end, st.lists(st.sampled_from(LINES), max_size=5), ENDS)
+
+
+@settings(deadline=None)
+@given(st.lists(PAGES | st.binary(max_size=20), min_size=1, max_size=3))
+def test_any_pages_are_read_as_they_were_written(bodies: list[bytes]) -> None:
+    with TemporaryDirectory() as folder:
+        target = Target("h:1")
+        with Recorder(Path(folder)) as recorder:
+            for at, body in enumerate(bodies):
+                target.add(1000 * at, recorder.page(1000 * at, "h:1", body))
+        recorded = read(Path(folder))
+    assert same(observation(Origin("scrape", "h:1"), [target], {}), recorded)
+
+
+def test_the_toml_says_what_was_recorded(tmp_path: Path) -> None:
+    with serving(answers) as server:
+        keep(server, tmp_path / "r", launch='vllm serve "m" \\\n --max-num-seqs 64')
+    about = tomllib.loads((tmp_path / "r" / "recording.toml").read_text())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", about.pop("date"))
+    assert about.pop("span_seconds") > 0
+    assert about == {
+        "measured": True,
+        "diag": about["diag"],
+        "scrape_interval_seconds": 0.2,
+        "remarks": [],
+        "config": {
+            server.instance: {
+                "version": "0.32.0",
+                "models": ["tiny"],
+                "max_model_len": 2048.0,
+                "launch": 'vllm serve "m" \\\n --max-num-seqs 64',
+                "server_info": {"max_num_seqs": 64.0},
+            }
+        },
+    }
+
+
+def test_odd_names_survive_the_toml(tmp_path: Path) -> None:
+    def answer(request: Request) -> Reply:
+        return (
+            Reply(b'{"data": [{"id": "a\\"\\u001b\\n\\u007f\\ud83d\\ude00\\ud800"}]}')
+            if "v1" in request.path
+            else Reply()
+        )
+
+    with serving(answer) as server:
+        keep(server, tmp_path / "r")
+    about = tomllib.loads((tmp_path / "r" / "recording.toml").read_text())
+    assert about["config"][server.instance]["models"] == ['a"\x1b\n\x7f😀?']
+
+
+@pytest.mark.parametrize("name", ["recording.toml", "else"])
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with serving(answers) as server, pytest.raises(BadUsage, match="already exists"):
+        keep(server, tmp_path)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "mine")]
+    assert server.requests == []
+
+
+def test_an_empty_folder_is_used(tmp_path: Path) -> None:
+    with serving(answers) as server:
+        live = keep(server, tmp_path)
+    assert read(tmp_path).scrapes == live.scrapes
+
+
+def test_where_nothing_answers_nothing_is_left_behind(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable):
+        keep(f"127.0.0.1:{closed_port()}", tmp_path / "a" / "r")
+    assert not (tmp_path / "a" / "r").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadRecording, match=r"the recording cannot be written to .*/file/r: Not a directory"):
+        keep("127.0.0.1:1", tmp_path / "file" / "r")
+
+
+def test_a_full_disk_is_said_and_what_fits_is_kept(tmp_path: Path) -> None:
+    page = PAGE + b"".join(b"x%d %d\n" % (i, i * 7919 % 10007) for i in range(20_000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with (
+            serving(pages(page)) as server,
+            pytest.raises(BadRecording, match=r"cannot be written to .*: File too large"),
+        ):
+            keep(server, tmp_path / "r", duration=5.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, previous)
+    assert read(tmp_path / "r").scrapes > 1
+
+
+def test_an_interrupted_recording_can_be_judged(tmp_path: Path) -> None:
+    def stop(progress: WatchProgress) -> None:
+        if progress.scrapes == 2:
+            raise KeyboardInterrupt
+
+    with serving(answers) as server:
+        live = keep(server, tmp_path / "r", duration=60.0, on_progress=stop)
+    assert same(live, read(tmp_path / "r"))
+    assert live.notes[0] == "interrupted: judged on what was seen until then"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_recording_that_is_stopped_can_be_judged(tmp_path: Path, how: signal.Signals) -> None:
+    code = """
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from diag.sources.recording.writer import Recorder, record
+from diag.sources.live.scrape import ScrapePlan
+record(sys.argv[1:2], Path(sys.argv[2]), ScrapePlan(every=0.1, duration=60))
+"""
+    with serving(answers) as server:
+        command = [sys.executable, "-c", code, server.url, str(tmp_path / "r")]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
+            while len(server.asked("/metrics")) < 5:
+                time.sleep(0.02)
+            process.send_signal(how)
+            assert process.communicate(timeout=20)[1] == ""
+    observed = read(tmp_path / "r")
+    assert observed.scrapes >= 4
+    assert (tmp_path / "r" / "recording.toml").exists() == (how is signal.SIGINT)

@@ -1,0 +1,458 @@
+"""GPUs by the real nvidia-ml-py over a scripted C library: every unit, every fallback, and GPUs that go away."""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pynvml
+import pytest
+from support import scripted_nvml
+from support.scripted_nvml import GIB, H100, LOST, T4
+
+from diag.exporter.gpu import collector as gpu_file
+from diag.exporter.gpu import nvml, xid
+from diag.exporter.gpu.collector import GpuCollector
+from diag.exporter.gpu.readings import REASONS
+from diag.exporter.process import Owner
+
+Script = Callable[..., None]
+
+
+@dataclass
+class Shown:
+    """What a look gave."""
+
+    values: dict[tuple[str, ...], float]
+    problem: str
+
+    def of(self, name: str, gpu: int = 0, *labels: str) -> float | None:
+        """The value of a family without its "diag_gpu_", None where there is no sample."""
+        found = [
+            v
+            for (n, *rest), v in self.values.items()
+            if n == f"diag_gpu_{name}" and rest[0] == str(gpu) and tuple(rest[2:]) == labels
+        ]
+        return found[0] if found else None
+
+    def names(self, gpu: int = 0) -> set[str]:
+        return {key[0].removeprefix("diag_gpu_") for key in self.values if key[1] == str(gpu)}
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    """Writes what the GPUs say; the library is found as a driver's is, by its name."""
+    yield from _loaded(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    """The same with a driver of 2020."""
+    yield from _loaded(tmp_path, monkeypatch, "OLD_DRIVER")
+
+
+def _loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, *defines: str) -> Iterator[Script]:
+    place = folder / "script"
+    monkeypatch.setenv("DIAG_NVML_SCRIPT", str(place))
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(scripted_nvml.build(folder, *defines))))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    yield lambda *gpus, **driver: scripted_nvml.write(place, gpus, **driver)
+
+
+def gpus(*select: str, owners: Mapping[int, Owner] | None = None, visible: str | None = None) -> GpuCollector:
+    return GpuCollector(select, lambda: owners or {}, lambda: visible)
+
+
+def look(one: GpuCollector) -> Shown:
+    found = one.collect()
+    return Shown({(name, *labels): value for name, labels, value in found.samples}, found.problem)
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("up", (), 1),
+        ("temperature_celsius", ("gpu",), 55),
+        ("temperature_celsius", ("memory",), 60),
+        ("temperature_margin_celsius", (), 32),
+        ("clock_hertz", ("sm",), 1980e6),
+        ("clock_hertz", ("memory",), 2619e6),
+        ("clock_max_hertz", ("sm",), 1980e6),
+        ("power_watts", (), 400),
+        ("power_limit_watts", (), 700),
+        ("power_limit_min_watts", (), 200),
+        ("power_limit_default_watts", (), 700),
+        ("energy_joules_total", (), 123_456),
+        ("utilization_ratio", (), 0.9),
+        ("memory_busy_ratio", (), 0.6),
+        ("memory_total_bytes", (), 80 * GIB),
+        ("memory_reserved_bytes", (), GIB),
+        ("memory_free_bytes", (), 9 * GIB),
+        ("memory_used_bytes", (), 70 * GIB),
+        ("throttle_seconds_total", ("sw_power_cap",), 5),
+        ("pcie_bytes_total", ("tx",), 1_000_000),
+        ("pcie_bytes_total", ("rx",), 2_000_000),
+        ("pcie_link_generation", ("current",), 5),
+        ("pcie_link_width", ("max",), 16),
+        ("pcie_replays_total", (), 0),
+        ("nvlink_bytes_total", ("tx",), 18 * 1000 * 1024),
+        ("nvlink_bytes_total", ("rx",), 18 * 2000 * 1024),
+        ("nvlink_active_links", (), 18),
+        ("ecc_errors_total", ("corrected",), 1),
+        ("ecc_errors_total", ("uncorrected",), 0),
+        ("remapped_rows", ("corrected",), 3),
+        ("remapped_rows", ("uncorrected",), 2),
+        ("remap_failure", (), 1),
+    ],
+)
+def test_every_value_has_the_unit_of_its_name(script: Script, name: str, labels: tuple[str, ...], value: float) -> None:
+    script(H100 | {"remapped": "3 2 0 1"})
+    assert look(gpus()).of(name, 0, *labels) == value
+
+
+@pytest.mark.parametrize(("bit", "reason"), REASONS.items())
+def test_every_bit_is_the_reason_of_its_name(script: Script, bit: int, reason: str) -> None:
+    script(H100 | {"reasons": bit})
+    shown = look(gpus())
+    active = [each for each in REASONS.values() if shown.of("throttle_active", 0, each)]
+    assert active == [reason]
+
+
+@pytest.mark.parametrize("reason", ["sw_thermal", "hw_thermal", "hw_power_brake", "sw_power_cap"])
+def test_time_throttled_is_in_seconds_by_reason(script: Script, reason: str) -> None:
+    script(H100 | {f"throttled_{reason}": 2_500_000_000})
+    assert look(gpus()).of("throttle_seconds_total", 0, reason) == 2.5
+
+
+def test_what_a_gpu_is_stands_in_its_info(script: Script) -> None:
+    script(H100)
+    info = next(key for key in look(gpus()).values if key[0] == "diag_gpu_info")
+    assert info[3:] == ("NVIDIA H100 80GB HBM3", "00000000:00:00.0", "580.95.05", "9.0")
+
+
+# -- what is not there ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_supported_has_no_sample(script: Script) -> None:
+    script({"uuid": "GPU-1", "name": "Nothing"})
+    assert look(gpus()).names() == {"up", "info"}
+
+
+@pytest.mark.parametrize("code", ["!3", "!4", "!13", "!999"])
+def test_one_call_that_fails_costs_only_its_own_sample(script: Script, code: str) -> None:
+    script(H100 | {"temperature": code})
+    shown = look(gpus())
+    assert shown.of("temperature_celsius", 0, "gpu") is None
+    assert (shown.of("up"), shown.of("power_watts"), shown.problem) == (1, 400, "")
+
+
+def test_an_old_driver_is_asked_by_its_own_names(old: Script) -> None:
+    old(H100 | {"margin": None, "slowdown": 90, "also": {"nvmlDeviceGetViolationStatus 1": 7_000_000_000}})
+    shown = look(gpus())
+    assert shown.of("temperature_celsius", 0, "gpu") == 55
+    assert shown.of("temperature_margin_celsius") == 35
+    assert shown.of("throttle_active", 0, "sw_power_cap") == 1
+    assert shown.of("throttle_seconds_total", 0, "sw_thermal") == 7
+    assert shown.of("memory_used_bytes") == 70 * GIB
+    assert shown.of("memory_reserved_bytes") is None
+    assert shown.of("pcie_bytes_total", 0, "rx") is None
+
+
+def test_the_sampled_rate_of_pcie_stands_in_for_counters_that_are_not_there(script: Script) -> None:
+    rates = {"nvmlDeviceGetPcieThroughput 0": 1000, "nvmlDeviceGetPcieThroughput 1": 2000}
+    script(T4 | {"also": rates}, H100 | {"also": rates})
+    shown = look(gpus())
+    assert shown.of("pcie_throughput_bytes_per_second", 0, "rx") == 2_000_000
+    assert shown.of("pcie_throughput_bytes_per_second", 1, "rx") is None
+
+
+def test_a_refusal_is_not_asked_for_again_at_each_look(script: Script) -> None:
+    script(H100 | {"temperature": None})
+    one = gpus()
+    for _ in range(10):
+        look(one)
+    assert pynvml.nvmlLib.diag_calls(b"nvmlDeviceGetTemperatureV") == 1
+
+
+def test_what_never_changes_is_asked_once(script: Script) -> None:
+    script(H100)
+    one = gpus()
+    look(one)
+    before = pynvml.nvmlLib.diag_calls(b"nvmlDeviceGetMaxClockInfo")
+    for _ in range(10):
+        look(one)
+    assert pynvml.nvmlLib.diag_calls(b"nvmlDeviceGetMaxClockInfo") == before
+
+
+def test_without_a_library_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(ctypes, "CDLL", _no_library)
+    monkeypatch.setattr(pynvml, "CDLL", _no_library, raising=False)
+    shown = look(gpus())
+    assert (shown.values, shown.problem) == ({}, "libnvidia-ml.so.1 not found: no NVIDIA driver here")
+
+
+def _no_library(*_: object) -> None:
+    raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"), [("!18", "differ in version"), ("!9", "not loaded"), ("!4", "permission")]
+)
+def test_a_driver_that_does_not_start_is_a_sentence(script: Script, code: str, sentence: str) -> None:
+    script(H100, nvmlInit=code)
+    shown = look(gpus())
+    assert sentence in shown.problem
+    assert shown.values == {}
+
+
+# -- what changes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_t4_throttles_at_83_and_returns_at_78(script: Script) -> None:
+    one = gpus()
+    seen = []
+    states = [(82, 1590, 0x4, 0), (83, 900, 0x20, 1), (80, 900, 0x20, 4), (78, 1590, 0x4, 4)]
+    for heat, clock, reasons, seconds in states:
+        script(
+            T4 | {"temperature": heat, "clock_sm": clock, "reasons": reasons, "throttled_sw_thermal": seconds * 10**9}
+        )
+        shown = look(one)
+        seen.append(
+            (
+                shown.of("temperature_celsius", 0, "gpu"),
+                shown.of("clock_hertz", 0, "sm"),
+                shown.of("throttle_active", 0, "sw_thermal"),
+                shown.of("throttle_seconds_total", 0, "sw_thermal"),
+            )
+        )
+    assert seen == [(82, 1590e6, 0, 0), (83, 900e6, 1, 1), (80, 900e6, 1, 4), (78, 1590e6, 0, 4)]
+
+
+def test_a_rank_that_spins_beside_one_that_stands_still(script: Script) -> None:
+    script(H100 | {"utilization": 96, "power": 20_000}, H100 | {"utilization": 0})
+    shown = look(gpus())
+    assert (shown.of("utilization_ratio"), shown.of("power_watts")) == (0.96, 20)
+    assert shown.of("utilization_ratio", 1) == 0
+
+
+def test_a_gpu_that_is_lost_keeps_its_info_and_the_others_go_on(script: Script) -> None:
+    script(H100, H100)
+    one = gpus()
+    look(one)
+    script(H100, LOST)
+    shown = look(one)
+    assert (shown.of("up", 1), shown.names(1), shown.problem) == (0, {"up", "info"}, "GPU 1 does not answer")
+    assert (shown.of("up", 0), shown.of("power_watts", 0)) == (1, 400)
+
+
+def test_one_call_that_says_lost_is_enough(script: Script) -> None:
+    """What the driver has cached it may still answer."""
+    script(H100 | {"also": {"nvmlDeviceGetUtilizationRates": "!15"}})
+    shown = look(gpus())
+    assert (shown.of("up"), shown.names(0)) == (0, {"up", "info"})
+
+
+def test_a_gpu_that_comes_back_is_found_again(script: Script) -> None:
+    script(H100, H100)
+    one = gpus()
+    look(one)
+    script(H100, LOST)
+    look(one)
+    script(H100, H100)
+    look(one)
+    shown = look(one)
+    assert (shown.of("up", 1), shown.of("power_watts", 1), shown.problem) == (1, 400, "")
+
+
+@pytest.mark.parametrize("code", ["!1", "!9"])
+def test_a_driver_that_is_unloaded_meanwhile_comes_back(
+    script: Script, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr(gpu_file, "RETRY", 0.05)
+    script(H100)
+    one = gpus()
+    look(one)
+    script(H100, **{"*": code})
+    shown = look(one)
+    assert (shown.of("up"), shown.names()) == (0, {"up", "info"})
+    script(H100)
+    time.sleep(0.1)
+    assert look(one).of("power_watts") == 400
+
+
+def test_a_gpu_that_is_gone_from_the_list_is_not_up_and_a_new_one_is_shown(script: Script) -> None:
+    script(H100, H100)
+    one = gpus()
+    look(one)
+    script(H100)
+    assert look(one).of("up", 1) == 0
+    script(H100, H100, H100)
+    assert [look(one).of("up", i) for i in range(3)] == [1, 1, 1]
+
+
+def test_a_multi_instance_gpu_has_no_utilisation_and_counts_the_processes_of_its_instances(script: Script) -> None:
+    mig = {
+        "also": {
+            "nvmlDeviceGetMigMode": "1 1",
+            "nvmlDeviceGetMaxMigDeviceCount": "7",
+            "0.1 x": "",
+        }
+    }
+    script(H100 | {"utilization": None, "memory_busy": None} | mig)
+    instance = "0.1 nvmlDeviceGetUUID = MIG-1\n0.1 processes = 1\n0.1 process 0 = 77 1000\n"
+    place = Path(os.environ["DIAG_NVML_SCRIPT"])
+    place.write_text(place.read_text() + instance)
+    shown = look(gpus(owners={77: Owner("worker", "0")}))
+    assert shown.of("utilization_ratio") is None
+    assert shown.of("process_memory_bytes", 0, "77", "worker", "0") == 1000
+    assert look(gpus(visible="MIG-1")).of("serving") == 1
+
+
+def test_a_sum_over_links_does_not_fall_when_one_of_them_does_not_answer(script: Script) -> None:
+    two = H100 | {"links": 2}
+    each = {f"field {field} {2**32 - 1}": "!2" for field in (138, 139)}
+    script(two | {"also": each})
+    one = gpus()
+    before = look(one).of("nvlink_bytes_total", 0, "tx")
+    script(two | {"also": each | {"field 138 1": "!999"}})
+    assert look(one).of("nvlink_bytes_total", 0, "tx") == before == 2 * 1000 * 1024
+
+
+def test_errors_of_all_links_are_added_by_kind(script: Script) -> None:
+    errors = {"field 161 0": 1, "field 161 1": 2, "field 162 0": 5}
+    script(H100 | {"links": 2, "also": errors})
+    shown = look(gpus())
+    assert shown.of("nvlink_errors_total", 0, "replay") == 3
+    assert shown.of("nvlink_errors_total", 0, "recovery") == 5
+
+
+def test_paths_between_gpus_are_told_in_both_directions(script: Script) -> None:
+    pix, linked = {"nvmlDeviceGetTopologyCommonAncestor 1": 10}, {"nvmlDeviceGetP2PStatus 2 2": 0}
+    back = {"nvmlDeviceGetTopologyCommonAncestor 0": 10, "nvmlDeviceGetTopologyCommonAncestor 2": 50}
+    script(H100 | {"also": {**pix, **linked}}, H100 | {"also": back}, H100)
+    paths = {key[1:] for key in look(gpus()).values if key[0] == "diag_gpu_peer_info"}
+    assert paths == {("0", "1", "pix"), ("1", "0", "pix"), ("0", "2", "nvlink"), ("1", "2", "sys")}
+
+
+# -- whose they are ---------------------------------------------------------------------------------------------------
+
+WORKER = {os.getpid(): Owner("worker", "1")}
+
+
+def shown_gpus(one: GpuCollector) -> set[str]:
+    return {key[1] for key in look(one).values if key[0] == "diag_gpu_up"}
+
+
+def test_the_gpus_of_the_servers_processes_are_shown(script: Script) -> None:
+    script(H100, H100 | {"processes": {os.getpid(): 5 * GIB}}, H100)
+    one = gpus(owners=WORKER)
+    assert shown_gpus(one) == {"1"}
+    shown = look(one)
+    assert shown.of("serving", 1) == 1
+    assert shown.of("process_memory_bytes", 1, str(os.getpid()), "worker", "1") == 5 * GIB
+
+
+def test_a_gpu_stays_when_its_process_has_ended(script: Script) -> None:
+    script(H100, H100 | {"processes": {os.getpid(): GIB}})
+    one = gpus(owners=WORKER)
+    shown_gpus(one)
+    script(H100, H100)
+    assert shown_gpus(one) == {"1"}
+    assert look(one).of("serving", 1) == 0
+
+
+def test_processes_of_others_and_of_nobody_we_can_see_are_told_apart(script: Script) -> None:
+    script(H100 | {"processes": {os.getppid(): GIB, 4_000_000: 2 * GIB}})
+    shown = look(gpus())
+    assert shown.of("process_memory_bytes", 0, str(os.getppid()), "other", "") == GIB
+    assert shown.of("process_memory_bytes", 0, "4000000", "unknown", "") == 2 * GIB
+
+
+def test_memory_that_is_not_known_has_no_sample(script: Script) -> None:
+    script(H100 | {"processes": {os.getpid(): 2**64 - 1}})
+    shown = look(gpus(owners=WORKER))
+    assert "process_memory_bytes" not in shown.names()
+    assert shown.of("serving") == 1
+
+
+def test_where_processes_cannot_be_seen_nothing_is_said_of_serving(script: Script) -> None:
+    script(H100 | {"processes": {4_000_000: GIB}}, H100)
+    shown = look(gpus(owners=WORKER))
+    assert (shown.of("serving", 0), shown.of("serving", 1)) == (None, None)
+    assert shown_gpus(gpus(owners=WORKER)) == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("select", "visible", "wanted"),
+    [
+        (("1",), None, {"1"}),
+        (("0", "2"), None, {"0", "2"}),
+        (("GPU-20aaaa",), None, {"2"}),
+        (("1",), "0", {"1"}),
+        ((), "0,2", {"0", "2"}),
+        ((), " 1", {"1"}),
+        ((), "GPU-10aaaa-bbbb-cccc-dddd-eeeeeeeeeeee", {"1"}),
+        ((), None, {"0", "1", "2"}),
+    ],
+)
+def test_gpus_are_chosen_by_name_or_by_the_servers_environment(
+    script: Script, select: tuple[str, ...], visible: str | None, wanted: set[str]
+) -> None:
+    script(*[H100] * 3)
+    assert shown_gpus(gpus(*select, visible=visible)) == wanted
+
+
+def test_a_gpu_that_does_not_exist_is_said(script: Script) -> None:
+    script(H100)
+    shown = look(gpus("7"))
+    assert (shown.problem, shown.names()) == ("--gpus 7 names no GPU of this host", set())
+
+
+# -- Xid --------------------------------------------------------------------------------------------------------------
+
+
+def until(one: GpuCollector, true: Callable[[Shown], bool]) -> Shown:
+    end = time.monotonic() + 5
+    while not true(shown := look(one)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return shown
+
+
+def test_an_xid_is_counted_from_zero(script: Script) -> None:
+    script(H100, H100)
+    one, before = gpus(), set(xid.threading.enumerate())
+    one.start()
+    try:
+        born = until(one, lambda shown: shown.of("xid_errors_total", 1, "79") is not None)
+        assert (born.of("xid_errors_total", 0, "79"), born.of("xid_errors_total", 1, "79")) == (0, 0)
+        script(H100, H100, events="1:79 1:31")
+        shown = until(one, lambda shown: shown.of("xid_errors_total", 1, "31") == 1)
+        assert (shown.of("xid_errors_total", 1, "79"), shown.of("xid_errors_total", 0, "79")) == (1, 0)
+    finally:
+        one.stop()
+    assert set(xid.threading.enumerate()) <= before
+
+
+def test_without_a_watch_nothing_is_said_of_xids(script: Script) -> None:
+    script(H100)
+    assert "xid_errors_total" not in look(gpus()).names()
+
+
+def test_nothing_is_left_open(script: Script) -> None:
+    """Every start of NVML but ours is followed by its shutdown."""
+    script(H100)
+    one = gpus()
+    one.start()
+    until(one, lambda shown: "xid_errors_total" in shown.names())
+    one.stop()
+    calls = pynvml.nvmlLib.diag_calls
+    assert calls(b"nvmlInitWithFlags") - calls(b"nvmlShutdown") == 1
+    assert calls(b"nvmlEventSetFree") == 1
+    assert nvml.WAIT <= 1000

@@ -1,0 +1,142 @@
+"""`diag config` on a real vLLM on the CPU: what every source says of one server, in development mode and without."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bad_servers import Reply, Request, serving
+from support.live import server
+
+from diag.vllm.flags.defaults import default
+from diag.vllm.server.launch import FLAGS
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(
+        not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
+    ),
+]
+DIAG = str(Path(sys.executable).parent / "diag")
+GIVEN = {
+    "--max-model-len": 1024,
+    "--block-size": 32,
+    "--num-gpu-blocks-override": 64,
+    "--max-num-seqs": 7,
+    "--max-num-batched-tokens": 512,
+    "--watermark": 0.1,
+}
+FOUND = {"kv_cache_size_tokens": 2048, "kv_cache_max_concurrency": 2, "num_gpu_blocks": 64}
+
+
+def config(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run([DIAG, "config", *arguments, "--json"], stdout=subprocess.PIPE, check=True)
+    (one,) = json.loads(done.stdout)["servers"]
+    return one
+
+
+def values(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each["value"] for each in one["settings"]}
+
+
+def sources(one: Mapping[str, Any], name: str) -> list[str]:
+    """Who says a setting, the most trusted first."""
+    (setting,) = (each for each in one["settings"] if each["name"] == name)
+    return [setting["from"], *(each["from"] for each in setting["others"])]
+
+
+def disputed(one: Mapping[str, Any]) -> list[str]:
+    """What the sources disagree about."""
+    return [each["name"] for each in one["settings"] if any(said["value"] != each["value"] for said in each["others"])]
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
+    flags = [str(word) for pair in GIVEN.items() for word in pair]
+    with server.running(tmp_path_factory.mktemp("vllm"), "tiny", flags, VLLM_SERVER_DEV_MODE="1") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain(vllm: server.Server) -> Iterator[str]:
+    """The same server as one that is not in development mode, on a port of another process."""
+
+    def answer(request: Request) -> Reply:
+        if request.path.startswith("/server_info"):
+            return Reply(b"", 404)
+        try:
+            with urllib.request.urlopen(vllm.url + request.path, timeout=10) as reply:
+                return Reply(reply.read())
+        except urllib.error.HTTPError as error:
+            return Reply(b"", error.code)
+
+    with serving(answer) as between:
+        yield between.url
+
+
+def test_every_source_says_the_same_of_it(vllm: server.Server) -> None:
+    one = config(vllm.url, "--log", str(vllm.log))
+    found = values(one)
+    assert {name: found[name] for name in GIVEN} == GIVEN
+    assert {name: found[name] for name in FOUND} == FOUND
+    assert sources(one, "--max-num-seqs") == ["/server_info", "its own command line", "its log"]
+    assert sources(one, "--block-size") == ["/server_info", "its page", "its log", "its own command line"]
+    assert "/v1/models" in sources(one, "--max-model-len")
+    assert sources(one, "--dtype") == ["/server_info", "its log", "its own command line"]
+    assert disputed(one) == []
+    assert one["may_be_more"] is None
+    assert one["environment"]["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_its_numbers_are_those_that_its_log_says(vllm: server.Server) -> None:
+    said = re.search(r"non-default args: (\{.*\})", text := vllm.log.read_text())
+    assert said, text
+    arguments = ast.literal_eval(said[1])
+    found = values(config(vllm.url))
+    for name in GIVEN:
+        assert found[name] == arguments[name.removeprefix("--").replace("-", "_")]
+    (size,) = re.findall(r"KV cache size: ([\d,]+) tokens", text)
+    assert found["kv_cache_size_tokens"] == int(size.replace(",", ""))
+
+
+def test_without_development_mode_the_numbers_are_the_same(vllm: server.Server, plain: str) -> None:
+    dev, other = config(vllm.url), config(plain, "--log", str(vllm.log))
+    assert sources(other, "--max-num-seqs") == ["its log"]
+    assert sources(other, "--watermark") == ["its log"]
+    assert disputed(other) == []
+    assert other["may_be_more"] is None, "the log lists what was set"
+    both = values(dev).keys() & values(other).keys() & {*GIVEN, *FOUND, "--gpu-memory-utilization", "--enforce-eager"}
+    assert len(both) == len(GIVEN) + len(FOUND) + 2
+    assert {name: values(dev)[name] for name in both} == {name: values(other)[name] for name in both}
+
+
+def test_of_a_page_alone_what_was_set_may_be_more(plain: str) -> None:
+    one = config(plain)
+    assert one["may_be_more"]
+    assert sources(one, "--block-size") == ["its page"]
+    assert {"--max-num-seqs", "--max-num-batched-tokens"} <= {each["name"] for each in one["not_known"]}
+
+
+def test_the_defaults_of_the_release_are_what_it_runs_with(vllm: server.Server) -> None:
+    """Of all that vLLM publishes of itself, what was not given is as the table of defaults has it."""
+    found = values(config(vllm.url))
+    flags = [f"--{name.replace('_', '-')}" for name in FLAGS]
+    assumed = {name: default(name, "0.32.0") for name in flags if name not in GIVEN and name != "--enforce-eager"}
+    known = {name: value for name, value in assumed.items() if value is not None}
+    assert len(known) > 5
+    assert {name: found[name] for name in known} == known
+
+
+def test_a_recording_of_it_knows_as_much(vllm: server.Server, tmp_path: Path) -> None:
+    folder = tmp_path / "recording"
+    subprocess.run([DIAG, "record", vllm.url, str(folder), "--for", "2"], check=True, stdout=subprocess.DEVNULL)
+    one = config(str(folder))
+    assert values(one) == values(config(vllm.url))
+    assert sources(one, "--max-num-seqs") == ["/server_info", "its own command line"]

@@ -1,0 +1,79 @@
+"""A real vLLM on the CPU: healthy is called healthy, and what makes it ill is named while it lasts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.live import load, server
+
+from diag.commands.budget import BudgetOptions, reckon
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(
+        not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
+    ),
+]
+DIAG = str(Path(sys.executable).parent / "diag")
+FLAGS = ("--max-model-len", "8192", "--max-num-batched-tokens", "16384", "--max-num-seqs", "32")
+TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "10"))
+
+
+def doctor(url: str, seconds: float = 30) -> dict[str, object]:
+    command = [DIAG, "doctor", url, "--for", str(seconds), "--every", "1", "--json"]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
+
+
+def primary(report: dict[str, object]) -> list[str]:
+    return [each["incident"] for each in report["diagnoses"] if each["primary"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def small(folder: Path) -> Iterator[server.Server]:
+    """A server that prefills slowly, with a step large enough for two long prompts."""
+    with server.running(folder, "small", FLAGS) as running:
+        yield running
+
+
+def test_the_pool_of_a_real_server_is_reckoned_to_the_token(small: server.Server) -> None:
+    model = small.log.parent / "small"
+    command = small.command.replace("vllm serve", f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {model}")
+    before = reckon(BudgetOptions(command, version="0.32.0")).known
+    told = reckon(BudgetOptions(command, log=str(small.log)))
+    assert before.tokens and before.concurrency
+    assert (before.tokens.low, before.tokens.high) == (told.logged["tokens"],) * 2
+    assert [round(each, 2) for each in before.concurrency] == [told.logged["concurrency"]] * 2
+    assert told.logged["length"] == before.setup.length
+    assert (told.known.verdict, told.known.setup.version, told.known.tokens) == ("fits", "0.32.0", before.tokens)
+
+
+def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> None:
+    with load.running(small.port, *load.HEALTHY):
+        time.sleep(15)
+        with ThreadPoolExecutor(2) as pairs:  # two at a time
+            reports = list(pairs.map(lambda _: doctor(small.url, 12), range(TIMES_HEALTHY)))
+    assert [each["verdict"] for each in reports] == ["healthy"] * TIMES_HEALTHY
+    assert {each["progress"][0]["state"] for each in reports} == {"busy"}
+
+
+def test_a_stopped_engine_is_a_stall_while_it_lasts(small: server.Server) -> None:
+    with load.running(small.port, *load.STEADY):
+        time.sleep(10)
+        small.signal("VLLM::EngineCore", signal.SIGSTOP)
+        try:
+            report = doctor(small.url, 40)
+        finally:
+            small.signal("VLLM::EngineCore", signal.SIGCONT)
+    assert (primary(report), report["progress"][0]["state"]) == (["engine_stalled"], "stalled")

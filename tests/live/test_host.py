@@ -1,0 +1,141 @@
+"""A real vLLM on the CPU and its host: the exporter in front of it, its start in its log, a rank that is stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support import bad_servers
+from support.live import load, server
+from support.scenarios import PHASES
+
+from diag.commands.exporter import Exporter, ExporterOptions
+from diag.exporter.process import Processes
+from diag.exposition.scrapes import Target
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(
+        not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
+    ),
+]
+DIAG = str(Path(sys.executable).parent / "diag")
+TWO_RANKS = ("--tensor-parallel-size", "2", "--max-model-len", "2048")
+BOUND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+def doctor(url: str, *options: str) -> dict[str, object]:
+    command = [DIAG, "doctor", url, "--every", "1", "--json", *options]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
+
+
+@contextmanager
+def overheard(url: str) -> Iterator[tuple[str, list[bytes]]]:
+    """A way to the server that remembers every page which it carried."""
+    carried: list[bytes] = []
+
+    def answer(request: bad_servers.Request) -> bad_servers.Reply:
+        with urllib.request.urlopen(url + request.path, timeout=10) as reply:
+            body = reply.read()
+        carried.extend([body] if request.path == "/metrics" else [])
+        return bad_servers.Reply(body)
+
+    with bad_servers.serving(answer) as between:
+        yield between.url, carried
+
+
+def values(page: bytes, name: str) -> dict[tuple[str, ...], float]:
+    """The values of a metric by their labels."""
+    target = Target("h:1")
+    target.add(0, page)
+    table = target.table()
+    rows = {tuple(sorted(table.labels[row].items())): float(table.values[row, 0]) for row in table.rows(name)}
+    return {tuple(v for k, v in labels if k not in ("__name__", "instance")): value for labels, value in rows.items()}
+
+
+def phase(page: bytes) -> str:
+    """The phase that a start is in, "" where there is none."""
+    return next((label for (label,), value in values(page, "diag_vllm_startup_phase").items() if value), "")
+
+
+def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
+    """One server for all of it: two ranks on two cores take a minute to start."""
+    with server.starting(tmp_path, "tiny", TWO_RANKS, **BOUND) as vllm:
+        exporter = Exporter(ExporterOptions(vllm.url, log=str(vllm.log)))
+        exporter.start()
+        early = doctor(vllm.url, "--for", "4", "--log", str(vllm.log))
+        phases = follow(exporter, vllm)
+        the_start_was_seen(early, phases, exporter.page(8))
+        the_page_is_vllms_own_byte_for_byte(vllm)
+        its_processes_are_known(vllm)
+        with load.running(vllm.port, *load.STEADY):
+            time.sleep(10)
+            the_ranks_work(exporter, doctor(vllm.url, "--for", "12"))
+            vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)
+            try:
+                the_rank_is_named(exporter, doctor(vllm.url, "--for", "40"))
+            finally:
+                vllm.signal("VLLM::Worker_TP1", signal.SIGCONT)
+        assert not stopped(exporter)
+
+
+def follow(exporter: Exporter, vllm: server.Server) -> list[str]:
+    """The phases that the page goes through until vLLM answers."""
+    seen: list[str] = []
+    ready = threading.Thread(target=server.wait_until_ready, args=(vllm,))
+    ready.start()
+    while ready.is_alive() or seen[-1:] != ["ready"]:
+        now = phase(exporter.page(8))
+        seen += [now] if now not in ("", *seen[-1:]) else []
+        time.sleep(0.2)
+    return seen
+
+
+def the_start_was_seen(early: dict[str, object], phases: list[str], page: bytes) -> None:
+    assert [each["state"] for each in early["progress"]] == ["starting"]
+    assert early["verdict"] == "unknown"
+    assert phases[0] == "process_start"
+    assert "load_weights" in phases
+    assert phases == [each for each in PHASES if each in phases]
+    assert values(page, "diag_vllm_startup_phase_seconds")[("process_start",)] > 5
+    assert values(page, "diag_vllm_config")[("tensor_parallel_size",)] == 2
+
+
+def the_page_is_vllms_own_byte_for_byte(vllm: server.Server) -> None:
+    with overheard(vllm.url) as (url, carried):
+        page = Exporter(ExporterOptions(url)).page(8)
+    assert b"vllm:num_requests_running{" in carried[0]
+    assert page.startswith(carried[0])
+
+
+def its_processes_are_known(vllm: server.Server) -> None:
+    processes = Processes(vllm.port)
+    processes.collect()
+    assert processes.server_pid() == vllm.process.pid
+    assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in processes.launch()
+
+
+def the_ranks_work(exporter: Exporter, report: dict[str, object]) -> None:
+    assert report["verdict"] == "healthy", report
+    owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
+    assert {("0", "engine"), ("0", "worker"), ("1", "worker")} <= owners
+
+
+def the_rank_is_named(exporter: Exporter, report: dict[str, object]) -> None:
+    first = report["diagnoses"][0]
+    assert (first["incident"], first["primary"]) == ("tp_communication_stall", True)
+    assert "rank 1" in [name for each in first["symptoms"] for name in each["which"]]
+    assert stopped(exporter) == [("1", "worker")]
+
+
+def stopped(exporter: Exporter) -> list[tuple[str, ...]]:
+    """Ranks and roles of the processes that do not run."""
+    page = values(exporter.page(8), "diag_vllm_process_stopped")
+    return [labels[1:] for labels, value in page.items() if value]

@@ -1,0 +1,243 @@
+"""The generated rules, evaluated by a real promtool over the recordings: each fires on its own, and on nothing else."""
+
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from support import bad_servers, timelines
+from support.alert_rules import INCIDENTS, PROMPT, RULES, STALLS, asked, evaluated, rules
+from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
+from support.prometheus_server import PLACES, answer, program, serving
+from support.rewriting import OLD_NAMES
+from support.scenarios import Beside, gpu, log, workers
+from support.timelines import CALM, HOSTS, LEAD, RECORDED, STEP, TWO, fired, timeline
+from support.waiting import until
+
+from diag.artefacts import alerts
+from diag.artefacts.alerts import groups
+from diag.artefacts.generate import files
+from diag.core.contract import Contract, Site
+from diag.core.incident import Incident, seconds
+from diag.core.metric_families import FAMILIES
+from diag.core.site_overrides import apply_overrides
+from diag.core.yaml import dump
+from diag.knowledge.catalog import load
+from diag.sources.recording.reader import read
+
+
+@pytest.fixture(autouse=True)
+def _promtool() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool: .ci/components installs it")
+
+
+@pytest.mark.parametrize("file", ["diag.rules.yaml", "dcgm.yaml"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_real_promtool_accepts_the_rules(place: str, file: str) -> None:
+    promtool = program(place).with_name("promtool")
+    done = subprocess.run(
+        [promtool, "check", "rules", ROOT / "alerts" / file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", [each.name for each in ALL_RECORDINGS])
+def test_alerts_fire_on_the_recording_that_shows_them_and_on_no_other(tmp_path: Path, name: str) -> None:
+    truth = read(RECORDINGS / name).truth
+    alerts = evaluated(tmp_path, timeline(name))
+    assert not alerts.incidents & set(truth["absent"])
+    assert alerts.incidents >= {each for each in truth["present"] if INCIDENTS[each].severity != "info"}
+    assert truth["verdict"] != "healthy" or not alerts.incidents
+
+
+@pytest.mark.parametrize("name", sorted({**RECORDED, **HOSTS}))
+def test_an_incident_alerts_in_time(tmp_path: Path, name: str) -> None:
+    incident = INCIDENTS[name]
+    series, onset = timelines.faulty(name)
+    alerts = evaluated(tmp_path, series)
+    delay = alerts.first[name, incident.severity] - onset
+    assert 0 < delay <= allowed(incident)
+    assert alerts.incidents <= {name, *consequences(name)}
+
+
+def allowed(incident: Incident) -> float:
+    """Window, `for` and two scrapes; half the window where users suffer at once, and 2 min 30 s for a standstill."""
+    share = 0.5 if incident.id in PROMPT else 1
+    limit = share * seconds(incident.window) + seconds(incident.hold) + 2 * STEP
+    return min(limit, 150) if incident.id in STALLS else limit
+
+
+def consequences(name: str) -> Iterable[str]:
+    return {*INCIDENTS[name].explains, *(("startup_failed",) if name == "startup_failed" else ())}
+
+
+def test_heat_that_costs_much_is_a_second_and_critical_alert(tmp_path: Path) -> None:
+    alerts = evaluated(tmp_path, timeline("healthy", timelines.hot(1400e6), before=CALM))
+    assert {severity for incident, severity in alerts.first if incident == "gpu_thermal_throttling"} == {
+        "warning",
+        "critical",
+    }
+
+
+HARMLESS: dict[str, tuple[str, tuple[Beside, ...]]] = {
+    "a busy GPU at its power cap": ("healthy", CALM),
+    "a moment of heat": ("healthy", (gpu(throttle_seconds_total__sw_thermal=lambda t: 0.9 * (t > 20)),)),
+    "idle clocks": ("idle", (gpu(utilization_ratio=0, clock_hertz__sm=300e6),)),
+    "an application's own Xid": ("healthy", (gpu(xid_errors_total__31=lambda t: float(t > 20)),)),
+    "a small agent on the GPU": ("healthy", (gpu(**{"process_memory_bytes:7,other,": 0.5 * timelines.GIB}),)),
+    "ranks at work at little power": ("healthy", (TWO, gpu(0, **timelines.SPINS), workers(1.0, 1.0))),
+    "idle ranks": ("idle", (TWO, workers(0.0, 0.0))),
+    "full links beside NVLink": ("healthy", timelines.linked(timelines.FULL, nvlinks=4)),
+    "links with little traffic": ("healthy", timelines.linked(5e9)),
+    "a start of usual length": ("", (log("load_weights", {"load_weights": 60}, start=LEAD + 899), workers(1.0))),
+    "a capture that moves": ("", (log("cuda_graph_capture", timelines.CAPTURE, start=LEAD + 899), workers(1.0))),
+    "a start that is over": ("healthy", (log("ready", {"load_weights": 5000, "compile": 3000}, start=LEAD),)),
+    "memory that ran out long ago": ("healthy", (log("ready", {}, start=LEAD, cuda_out_of_memory=500),)),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_only_looks_like_it_is_silent(tmp_path: Path, name: str) -> None:
+    recording, beside = HARMLESS[name]
+    before = CALM if recording and "memory that" not in name else ()
+    series = timeline(recording, *beside, before=before, lead=recording or "healthy")
+    if "usual" in name or "moves" in name:  # only the first minutes of a start are usual
+        series = {key: values[: (LEAD + 150) // STEP] for key, values in series.items()}
+    assert not evaluated(tmp_path, series).incidents
+
+
+def test_every_incident_has_an_alert_of_its_name_and_severity() -> None:
+    labels = [rule["labels"] for rule in rules() if "alert" in rule]
+    there = {(each.get("incident"), each["severity"]) for each in labels}
+    assert there >= {(each.id, each.severity) for each in INCIDENTS.values()}
+    assert all(rule["annotations"]["runbook_url"] for rule in rules() if "alert" in rule)
+
+
+def test_a_recorded_name_means_one_expression() -> None:
+    names = [rule["record"] for rule in rules() if "record" in rule]
+    assert len(names) == len(set(names)) == len({rule["expr"] for rule in rules() if "record" in rule})
+
+
+def test_what_is_recorded_is_used_more_than_once_and_nothing_is_asked_twice() -> None:
+    alerts = " ".join(rule["expr"] for rule in rules() if "alert" in rule)
+    assert all(alerts.count(rule["record"]) > 1 for rule in rules() if "record" in rule)
+
+
+def test_every_metric_exists_in_a_recording_or_is_the_exporters() -> None:
+    recorded = {dict(key)["__name__"] for each in ALL_RECORDINGS for key in timelines.recording(each.name).series}
+    own = {rule["record"] for rule in rules() if "record" in rule}
+    unknown = asked() - recorded - set(FAMILIES) - own - {"vllm_num_requests_running"}
+    assert all(each.startswith(tuple(OLD_NAMES.values())) for each in unknown), unknown
+
+
+@pytest.mark.parametrize(
+    ("series", "alert"),
+    [
+        ({"unrelated": 1.0}, "VllmTelemetryAbsent"),
+        ({"vllm_num_requests_running": 1.0}, "VllmMetricsRenamed"),
+        ({"vllm:num_requests_running": 1.0, "diag_scrape_success": 0.0}, "DiagCollectorFailed"),
+        ({"vllm:time_to_first_token_seconds_count": 1.0}, "VllmBucketMissing"),
+    ],
+)
+def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float], alert: str) -> None:
+    held = {
+        frozenset({("__name__", name), ("collector", "nvml")}): np.full(timelines.TIMES.size, value)
+        for name, value in series.items()
+    }
+    assert alert in fired(RULES, held, set(series), tmp_path).guards
+
+
+@pytest.mark.parametrize("alone", ["vllm:num_requests_running", "diag_vllm_up"])
+def test_a_page_of_either_kind_is_telemetry(tmp_path: Path, alone: str) -> None:
+    held = {frozenset({("__name__", alone)}): np.zeros(timelines.TIMES.size)}
+    assert not fired(RULES, held, {alone}, tmp_path).guards
+
+
+def test_a_server_that_is_scraped_raises_no_guard(tmp_path: Path) -> None:
+    assert not evaluated(tmp_path, timeline("healthy", *CALM, before=CALM)).guards
+
+
+@pytest.mark.parametrize(("name", "expected"), [("kv_cascade", {"contract_breached"}), ("healthy", set())])
+def test_a_promise_that_is_broken_pages(tmp_path: Path, name: str, expected: set[str]) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(files(load(), Contract(ttft_seconds=1.0))["alerts/diag.rules.yaml"])
+    alerts = fired(file, timeline(name), asked(), tmp_path)
+    assert alerts.incidents & {"contract_breached"} == expected
+
+
+def test_servers_told_apart_by_other_labels_alert_under_these(tmp_path: Path) -> None:
+    site = Site(labels=("cluster", "pod"))
+    file = tmp_path / "rules.yaml"
+    file.write_text(dump("", {"groups": groups(load(), Contract(site=site))}))
+    assert "instance" not in "".join(rule["expr"] for rule in rules(file))
+    series = timeline("kv_cascade", *CALM, before=CALM)
+    moved = {frozenset({*key, ("cluster", "c"), ("pod", "p")}): values for key, values in series.items()}
+    assert fired(file, moved, asked(), tmp_path).incidents == {"kv_eviction_cascade"}
+    assert "var-pod={{ $labels.pod | urlquery }}" in file.read_text()
+
+
+def test_a_limit_of_ones_own_is_the_alerts(tmp_path: Path) -> None:
+    cascade = "kv_eviction_cascade"
+    contract = Contract(limits={cascade: {"preemptions / finished request": 0.35}})
+    text = files(apply_overrides(load(), contract), contract)["alerts/diag.rules.yaml"]
+    assert "instance_engine:preemptions_per_finished_request:5m > 0.35" in text
+
+
+def test_the_operators_resource_holds_the_same_groups() -> None:
+    resource = yaml.safe_load((ROOT / "alerts" / "prometheusrule.yaml").read_text())
+    assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert resource["spec"]["groups"] == yaml.safe_load(RULES.read_text())["groups"]
+
+
+def test_an_alert_outlasts_a_missed_scrape_and_says_what_to_type() -> None:
+    every = [rule for rule in rules() if "incident" in rule.get("labels", {})]
+    assert {rule["keep_firing_for"] for rule in every} == {"5m"}
+    assert {rule["annotations"]["doctor"] for rule in every} == {"diag doctor http://{{ $labels.instance }}"}
+    assert all(set(rule["annotations"]) == ANNOTATIONS for rule in every)
+
+
+ANNOTATIONS = {"summary", "description", "impact", "runbook_url", "dashboard_url", "doctor"}
+
+
+def inhibitions(labels: tuple[str, ...] = ("instance",)) -> dict[tuple[str, str], list[str]]:
+    """The labels that must be equal, by source and target."""
+    found = alerts.inhibitions(load(), Site(labels=labels))
+    return {(" ".join(each["source_matchers"]), " ".join(each["target_matchers"])): each["equal"] for each in found}
+
+
+def test_a_cause_silences_what_follows_on_the_labels_that_both_have() -> None:
+    silenced = inhibitions()
+    assert silenced['incident="kv_eviction_cascade"', 'incident="contract_breached"'] == ["instance", "engine"]
+    assert silenced['incident="gpu_fault"', 'incident="engine_stalled"'] == ["instance"]
+    pods = inhibitions(("cluster", "pod"))
+    assert pods['incident="gpu_fault"', 'incident="engine_stalled"'] == ["cluster", "pod"]
+
+
+def test_a_warning_that_became_critical_is_said_once() -> None:
+    hot = 'incident="gpu_thermal_throttling"'
+    assert inhibitions()[f'{hot} severity="critical"', f'{hot} severity="warning"'] == ["instance", "gpu"]
+
+
+def test_a_ticket_never_silences_a_page() -> None:
+    known = {each.id: each for each in load()}
+    ticket = replace(known["queue_saturation"], explains=("contract_breached",))
+    found = alerts.inhibitions([ticket, known["contract_breached"]], Site())
+    assert found == []
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("place", PLACES)
+def test_the_relabelling_gives_renamed_metrics_their_colon_back(place: str) -> None:
+    page = b'vllm_num_requests_running{engine="0"} 3\ndiag_vllm_up 1\n'
+    with bad_servers.serving(bad_servers.pages(page)) as target:
+        job = {"job_name": "vllm", "static_configs": [{"targets": [target.url.removeprefix("http://")]}]}
+        job |= yaml.safe_load((ROOT / "alerts" / "relabel.yaml").read_text())
+        config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]}
+        with serving(program(place), [], yaml.safe_dump(config)) as server:
+            held = until(lambda: answer(server, '{__name__=~".*vllm.*"}'))
+    assert {dict(key)["__name__"] for key in held} == {"vllm:num_requests_running", "diag_vllm_up"}

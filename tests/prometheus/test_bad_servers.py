@@ -1,0 +1,948 @@
+"""`diag doctor --prometheus` of servers that misbehave and of questions that make no sense.
+
+One sentence on standard error, the exit status that fits, in time, and no secret anywhere. The command runs in this
+process; what can be asked of a real Prometheus is.
+"""
+
+import base64
+import gzip
+import json
+import re
+import socket
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import bad_servers as bad
+from support import prometheus_server
+from support.bad_servers import Answer, Reply, Request, serving, talking
+
+from diag import cli
+from diag.commands import observe
+from diag.diagnosis import fleet
+from diag.http import session
+from diag.http.address import parse
+from diag.http.credentials import WAYS, Credentials
+from diag.knowledge import catalog
+from diag.promql import Block
+from diag.sources.prometheus.client import Prometheus
+
+SECRET = "s3cret"
+BASIC = base64.b64encode(f"me:{SECRET}".encode()).decode()
+NOW = 1_790_000_000
+WHICH = "is this the address of a Prometheus, with its path, https://host/prometheus for one?"
+NOT_HERE = "are vLLM servers or `diag exporter` among its targets, and is the time right?"
+USAGE, UNREACHABLE = 64, 69
+CATALOGUE = cache(catalog.load)
+
+
+@dataclass(frozen=True)
+class Said:
+    status: int
+    out: str
+    error: str
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """What the one line on standard error says, nothing being on standard output."""
+        assert not self.out
+        assert self.error.startswith("diag: ")
+        assert self.error.count("\n") == 1
+        return self.error[len("diag: ") : -1]
+
+    @property
+    def notes(self) -> list[str]:
+        return list(json.loads(self.out)["observed"]["notes"])
+
+    def state(self, incident: str) -> set[str]:
+        return {each["state"] for each in json.loads(self.out)["diagnoses"] if each["incident"] == incident}
+
+
+Diag = Callable[..., Said]
+
+
+@pytest.fixture
+def diag(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Diag:
+    """The command line; whatever it prints is fit for a terminal and without a secret."""
+
+    def run(*words: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["diag", *words])
+        began = time.monotonic()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        seconds = time.monotonic() - began
+        out, error = capsys.readouterr()
+        assert not [secret for secret in (SECRET, BASIC) if secret in out + error]
+        assert (out + error).replace("\n", "").isprintable()
+        return Said(int(str(end.value.code)), out, error, seconds)
+
+    return run
+
+
+@pytest.fixture
+def doctor(diag: Diag) -> Diag:
+    return lambda url, *words: diag("doctor", "--prometheus", url, *words)
+
+
+@pytest.fixture(autouse=True)
+def _quickly_and_without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(observe, "load", CATALOGUE)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+# Scripted servers
+
+
+def document(http: int = 200, **content: Any) -> Reply:
+    return Reply(json.dumps(content).encode(), http, {"Content-Type": "application/json"})
+
+
+def found(*result: Any, **more: Any) -> Reply:
+    return document(status="success", data={"resultType": "vector", "result": result}, **more)
+
+
+def error(http: int, kind: str, sentence: str) -> Reply:
+    return document(http, status="error", errorType=kind, error=sentence)
+
+
+def clock(seconds: float) -> Reply:
+    return found({"metric": {}, "value": [NOW, f"{seconds}"]})
+
+
+def asked(request: Request) -> str:
+    """The query, from the form or from the URL."""
+    form = request.body.decode() or urllib.parse.urlsplit(request.path).query
+    return urllib.parse.parse_qs(form).get("query", [""])[0]
+
+
+def empty(request: Request) -> Reply:
+    """A Prometheus that scrapes nothing of vLLM's."""
+    if asked(request) == "vector(time())":
+        return clock(NOW)
+    return document(status="success", data=[]) if "/series" in request.path else found()
+
+
+def then_empty(*replies: Reply) -> Answer:
+    """These replies at first, then a Prometheus without servers."""
+    left = list(replies)
+    return lambda request: left.pop(0) if left else empty(request)
+
+
+WITHOUT = f"has no metrics of vLLM between 2026-09-21 13:58:20 UTC and 2026-09-21 14:13:20 UTC; {NOT_HERE}"
+"""What is said of an empty one: whatever came before went well."""
+
+
+def test_no_metrics_of_vllm(doctor: Diag) -> None:
+    with serving(empty) as server:
+        said = doctor(server.url)
+    assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {WITHOUT}")
+
+
+# Below HTTP
+
+
+def sent(*parts: bytes, stay: bool = False) -> Callable[[socket.socket, Any], None]:
+    """A server that says this whatever it is asked, and then hangs up or stays."""
+
+    def talk(connection: socket.socket, over: Any) -> None:
+        bad.take(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n" + b"\r\n".join(parts))
+        if stay:
+            over.wait()
+
+    return talk
+
+
+def drip_headers(connection: socket.socket, over: Any) -> None:
+    bad.take(connection)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+    while not over.wait(0.05):
+        connection.sendall(b"#")
+
+
+@pytest.mark.parametrize(
+    ("talk", "reason"),
+    [
+        (bad.hang, "took the connection and sent nothing for 0.3 s; is the server overloaded?"),
+        (bad.drip, "gave no whole answer within 0.6 s; ask for fewer servers or a shorter span"),
+        (drip_headers, "gave no whole answer within 0.6 s; ask for fewer servers or a shorter span"),
+        (sent(b"Content-Length: 9", b"", b"{", stay=True), "stopped for 0.3 s in the middle of its answer"),
+        (bad.break_off, "broke off in the middle of its answer"),
+        (sent(b"Transfer-Encoding: chunked", b"", b"5", b'{"da'), "broke off in the middle of its answer"),
+        (sent(b"Transfer-Encoding: chunked", b"", b"1", b"{", b""), "broke off in the middle of its answer"),
+        (sent(b"Content-Encoding: gzip", b"", b"no gzip"), "answered in an encoding that is damaged"),
+        (sent(b"X: y\r\n" * 200), f"answered something that is not HTTP; {WHICH}"),
+        (bad.babble, f"answered something that is not HTTP; {WHICH}"),
+        (bad.slam, "closed the connection without an answer; is it https?"),
+    ],
+)
+def test_a_server_that_does_not_answer_properly(doctor: Diag, talk: Callable[..., None], reason: str) -> None:
+    with talking(talk) as server:
+        said = doctor(server.url, "--timeout", "0.3")
+    assert said.status == UNREACHABLE
+    assert said.sentence.startswith(f"{server.url} {reason}")
+    assert said.seconds < 1.2
+
+
+def test_a_closed_port_is_told_at_once(doctor: Diag) -> None:
+    url = f"http://127.0.0.1:{bad.closed_port()}"
+    said = doctor(url)
+    reason = "connection refused; is the server up, is the port right?"
+    assert (said.status, said.sentence) == (UNREACHABLE, f"nothing answers at {url}: {reason}")
+    assert said.seconds < 0.5
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("no-such-host.invalid", "no host of that name is known"),
+        ("a..b", "no host can have that name"),
+        ("*", "no host can have that name"),
+        ("a" * 70, "no host can have that name"),
+    ],
+)
+def test_a_host_that_is_not_known(doctor: Diag, host: str, reason: str) -> None:
+    said = doctor(f"http://{host}:9090")
+    assert said.status == UNREACHABLE
+    assert said.sentence == f"nothing answers at http://{host}:9090: {reason}; is the name right?"
+
+
+def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silence(*_: Any, **__: Any) -> None:
+        time.sleep(0.8)
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", silence)
+    said = doctor("http://prometheus.example:9090", "--timeout", "0.2")
+    assert said.status == UNREACHABLE
+    assert "gave no whole answer within 0.4 s" in said.sentence
+    assert said.seconds < 0.7
+
+
+# Answers that are none
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply(b"", 401), f"wants credentials (HTTP 401); set {WAYS}"),
+        (Reply(b"", 403), f"wants credentials (HTTP 403); set {WAYS}"),
+        (Reply(b"404 page not found\n", 404), f'answered "404 page not found" instead of JSON (HTTP 404); {WHICH}'),
+        (Reply(b"boom", 500), 'answered "boom" instead of JSON (HTTP 500); is it starting, or overloaded?'),
+        (Reply(b"\x1b[2Jx", 400), f'answered "\\x1b[2Jx" instead of JSON (HTTP 400); {WHICH}'),
+        (Reply(b"<!DOCTYPE html><title>Grafana</title>"), f"answered an HTML page instead of JSON (HTTP 200); {WHICH}"),
+        (Reply(b""), f"answered nothing instead of JSON (HTTP 200); {WHICH}"),
+        (Reply(b'{"status": "succ'), f'answered "{{"status": "succ" instead of JSON (HTTP 200); {WHICH}'),
+        (Reply(b"[" * 100_000), f'answered "{"[" * 60}" instead of JSON (HTTP 200); {WHICH}'),
+        (document(message="hello"), f"answered JSON that is no answer of the Prometheus API; {WHICH}"),
+        (Reply(b"[1]"), f"answered JSON that is no answer of the Prometheus API; {WHICH}"),
+        (document(500, data={}), "answered HTTP 500; is it starting, or overloaded?"),
+        (document(404, data={}), f"answered HTTP 404; {WHICH}"),
+        (error(400, "bad_data", "no \x1b[31mtenant"), "refuses to be asked: no \\x1b[31mtenant (HTTP 400)"),
+        (error(422, "execution", "too many series"), "refuses to be asked: too many series (HTTP 422)"),
+        (error(503, "timeout", "query timed out"), "refuses to be asked: query timed out (HTTP 503)"),
+        (Reply(b"", 302, {"Location": "/login"}), f"redirects to /login, which is not followed; {WHICH}"),
+        (Reply(b"", 302, {"Location": "http://[::1"}), f"redirects to http://[::1, which is not followed; {WHICH}"),
+        (
+            Reply(b"", 308, {"Location": f"https://me:{SECRET}@host:1/prom/api/v1/query?token={SECRET}#{SECRET}"}),
+            f"redirects to https://host:1/prom, which is not followed; {WHICH}",
+        ),
+        (clock(float("nan")), f"has a clock that shows no time; {WHICH}"),
+        (clock(1e300), f"has a clock that shows no time; {WHICH}"),
+    ],
+)
+def test_a_first_answer_that_is_of_no_use(doctor: Diag, reply: Reply, reason: str) -> None:
+    with serving(lambda _: reply) as server:
+        said = doctor(server.url)
+    assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
+
+
+SHAPES: list[Any] = [
+    None, 1, "x", [], {}, {"result": None}, {"result": {}}, {"result": [1]}, {"result": [{}]},
+    {"result": [{"value": 1}]}, {"result": [{"metric": {}, "value": [1]}]},
+    {"result": [{"metric": {}, "value": [1, "x"]}]}, {"result": [{"metric": {}, "value": [10**400, "1"]}]},
+    {"result": [{"metric": {"a": 1}, "value": [1, "1"]}]}, {"result": [{"metric": [], "value": [1, "1"]}]},
+    {"result": [{"metric": {}, "values": [[1, "1"]]}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", SHAPES, ids=json.dumps)
+@pytest.mark.parametrize("path", ["/query", "/series"])
+def test_an_answer_of_another_shape(doctor: Diag, path: str, data: Any) -> None:
+    """An empty list is none of another shape where labels are asked for: there are no servers."""
+
+    def answer(request: Request) -> Reply:
+        return document(status="success", data=data) if path in request.path else empty(request)
+
+    with serving(answer) as server:
+        said = doctor(server.url)
+    right = f"answered JSON that is no answer of the Prometheus API; {WHICH}"
+    assert said.status == UNREACHABLE
+    assert said.sentence == f"{server.url} {WITHOUT if path == '/series' and data == [] else right}"
+
+
+def test_a_huge_answer_is_not_taken(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MOST_BYTES", 1 << 20)
+    with talking(bad.flood) as server:
+        said = doctor(server.url)
+    reason = "answered more than 1 MiB; ask for fewer servers or a shorter span"
+    assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
+
+
+def test_a_gzip_bomb_is_not_unpacked(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MOST_BYTES", 1 << 20)
+    bomb = Reply(gzip.compress(b"#" * 50 * 2**20, 1), headers={"Content-Encoding": "gzip"})
+    with serving(lambda _: bomb) as server:
+        assert "answered more than 1 MiB" in doctor(server.url).sentence
+
+
+def test_a_redirect_is_read_no_further(doctor: Diag) -> None:
+    """Its body never ends, and what comes of it is not waited for."""
+    with talking(sent(b"Location: /login", b"", stay=True)) as server:
+        assert doctor(server.url, "--timeout", "0.3").seconds < 1
+
+
+def test_gzip_is_asked_for_and_taken(doctor: Diag) -> None:
+    def packed(request: Request) -> Reply:
+        assert "gzip" in request.headers["Accept-Encoding"]
+        return Reply(gzip.compress(empty(request).body), headers={"Content-Encoding": "gzip"})
+
+    with serving(packed) as server:
+        assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
+
+
+# Who is short of breath
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_server_short_of_breath_is_asked_again(doctor: Diag, status: int, times: int) -> None:
+    with serving(then_empty(*[Reply(b"wait", status)] * times)) as server:
+        assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
+
+
+def test_too_many_requests_are_asked_again_whatever_the_words(doctor: Diag) -> None:
+    with serving(then_empty(error(429, "too_many_requests", "too many outstanding requests"))) as server:
+        assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_server_that_stays_short_of_breath_is_given_up(doctor: Diag, status: int) -> None:
+    with serving(lambda _: Reply(b"Service Unavailable", status)) as server:
+        said = doctor(server.url)
+    reason = f'answered "Service Unavailable" instead of JSON (HTTP {status}); is it starting, or overloaded?'
+    assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
+    assert len(server.requests) == 3
+
+
+def test_a_server_that_takes_no_forms_is_asked_by_get_from_then_on(doctor: Diag) -> None:
+    with serving(lambda request: Reply(b"", 405) if request.method == "POST" else empty(request)) as server:
+        said = doctor(server.url)
+    assert said.sentence == f"{server.url} {WITHOUT}"
+    assert [each.method for each in server.requests] == ["POST", "GET", "GET"]
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("given", "base"),
+    [
+        ("http://127.0.0.1:{port}", ""),
+        ("http://127.0.0.1:{port}/", ""),
+        ("127.0.0.1:{port}", ""),
+        ("http://127.0.0.1:{port}/api/v1", ""),
+        ("http://127.0.0.1:{port}/prom/", "/prom"),
+        ("http://127.0.0.1:{port}/prom/api/v1/", "/prom"),
+        (f"http://me:{SECRET}@127.0.0.1:{{port}}/prom", "/prom"),
+        ("http://127.0.0.1:{port}/" + 40 * "a/long/path/" + "end", "/" + 40 * "a/long/path/" + "end"),
+    ],
+)
+def test_the_api_is_found_below_an_address(doctor: Diag, given: str, base: str) -> None:
+    with serving(empty) as server:
+        said = doctor(given.format(port=server.port))
+    assert {each.path.partition("?")[0] for each in server.requests} == {
+        f"{base}/api/v1/query",
+        f"{base}/api/v1/series",
+    }
+    assert WITHOUT in said.sentence
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        (f"ftp://me:{SECRET}@host", "ftp://host: only http and https can be asked"),
+        ("http://", "http:// names no host"),
+        ("http://[::1", "http://[::1 is no URL: Invalid IPv6 URL"),
+        (f"me:{SECRET}@host:port", "host:port is no URL"),
+        ("a b", "a b names no host"),
+        ("ho\x1bst", "ho\\x1bst names no host"),
+        (f"http://host/prom?token={SECRET}", "http://host:80/prom?...: a Prometheus is asked by its address alone"),
+    ],
+)
+def test_what_is_no_address(doctor: Diag, url: str, reason: str) -> None:
+    said = doctor(url)
+    assert said.status == USAGE
+    assert said.sentence.startswith(reason)
+
+
+# Credentials
+
+
+def guarded(request: Request) -> Reply:
+    ours = request.headers.get("Authorization") in (f"Bearer {SECRET}", f"Basic {BASIC}")
+    return empty(request) if ours or request.headers.get("X-Scope-OrgID") == SECRET else Reply(b"", 401)
+
+
+@pytest.fixture
+def headers(tmp_path: Path) -> str:
+    (tmp_path / "headers").write_text(f"X-Scope-OrgID: {SECRET}\n")
+    return str(tmp_path / "headers")
+
+
+@pytest.mark.parametrize("variable", ["DIAG_BEARER_TOKEN", "DIAG_BASIC_AUTH", "DIAG_HEADERS_FILE", ""])
+def test_credentials_are_sent_with_every_request(
+    doctor: Diag, monkeypatch: pytest.MonkeyPatch, headers: str, variable: str
+) -> None:
+    values = {"DIAG_BEARER_TOKEN": SECRET, "DIAG_BASIC_AUTH": f"me:{SECRET}", "DIAG_HEADERS_FILE": headers}
+    if variable:
+        monkeypatch.setenv(variable, values[variable])
+    with serving(guarded) as server:
+        said = doctor(f"http://{'' if variable else f'me:{SECRET}@'}127.0.0.1:{server.port}")
+    assert said.sentence == f"{server.url} {WITHOUT}"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_credentials_that_are_refused_are_said(doctor: Diag, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    monkeypatch.setenv("DIAG_BEARER_TOKEN", SECRET)
+    with serving(lambda _: error(status, "auth", f"{SECRET} is no token")) as server:
+        said = doctor(server.url)
+    assert said.sentence == f"{server.url} refuses the credentials it was given (HTTP {status}); check {WAYS}"
+
+
+def test_a_redirect_to_another_host_is_not_followed(
+    doctor: Diag, monkeypatch: pytest.MonkeyPatch, headers: str
+) -> None:
+    monkeypatch.setenv("DIAG_BEARER_TOKEN", SECRET)
+    monkeypatch.setenv("DIAG_HEADERS_FILE", headers)
+    with (
+        serving(empty) as other,
+        serving(lambda _: Reply(b"", 307, {"Location": f"{other.url}/api/v1/query"})) as first,
+    ):
+        said = doctor(first.url)
+    assert said.sentence == f"{first.url} redirects to {other.url}, which is not followed; {WHICH}"
+    assert other.requests == []
+
+
+@pytest.mark.parametrize("token", [SECRET, ""])
+def test_a_netrc_does_not_take_the_place_of_the_credentials(
+    doctor: Diag, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
+) -> None:
+    (tmp_path / "netrc").write_text("machine 0.0.0.0 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("DIAG_BEARER_TOKEN", token)
+    with serving(empty) as server:
+        doctor(f"http://0.0.0.0:{server.port}")  # the settings of a loopback address are nobody's else
+    assert {each.headers.get("Authorization") for each in server.requests} == {f"Bearer {token}" if token else None}
+
+
+def test_other_hosts_are_asked_through_the_proxy(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(empty) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        assert doctor("http://server.invalid:9090").sentence == f"http://server.invalid:9090 {WITHOUT}"
+    assert proxy.requests[0].path == "http://server.invalid:9090/api/v1/query"
+
+
+@pytest.mark.parametrize("proxy", [f"http://me:{SECRET}@127.0.0.1:{{port}}", f"http:///{SECRET}"])
+def test_a_proxy_that_cannot_be_used_is_said(doctor: Diag, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("http_proxy", proxy.format(port=bad.closed_port()))
+    said = doctor("http://server.invalid:9090")
+    reason = "cannot be reached through the proxy; check http_proxy, https_proxy and no_proxy"
+    assert said.sentence == f"http://server.invalid:9090 {reason}"
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("certificates")
+    return {name: bad.certificate(folder, name) for name in ("server", "client")}
+
+
+Trust = Callable[..., None]
+
+
+@pytest.fixture
+def trust(monkeypatch: pytest.MonkeyPatch, certificates: dict[str, tuple[Path, Path]]) -> Trust:
+    """Trust the server, and show it a client's certificate where asked to."""
+
+    def set_variables(shown: str = "") -> None:
+        monkeypatch.setenv("DIAG_CA_FILE", str(certificates["server"][0]))
+        for name, file in zip(("DIAG_CLIENT_CERT", "DIAG_CLIENT_KEY"), certificates.get(shown, ()), strict=False):
+            monkeypatch.setenv(name, str(file))
+
+    return set_variables
+
+
+def test_a_certificate_that_nobody_vouches_for(doctor: Diag, certificates: dict[str, tuple[Path, Path]]) -> None:
+    with serving(empty, bad.server_context(*certificates["server"])) as server:
+        said = doctor(server.url)
+    reason = "has a certificate that is not trusted (self-signed certificate); set DIAG_CA_FILE"
+    assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
+
+
+def test_an_authority_of_ones_own_is_trusted(
+    doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]]
+) -> None:
+    trust()
+    with serving(empty, bad.server_context(*certificates["server"])) as server:
+        assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
+
+
+def test_an_authority_of_ones_own_goes_before_that_of_the_environment(
+    doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust()
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificates["client"][0]))
+    with serving(empty, bad.server_context(*certificates["server"])) as server:
+        said = doctor(f"https://0.0.0.0:{server.port}")  # trusted, but of another name
+    assert "IP address mismatch" in said.sentence
+
+
+def test_a_client_certificate_is_shown(doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]]) -> None:
+    trust(shown="client")
+    context = bad.server_context(*certificates["server"], clients=certificates["client"][0])
+    with serving(empty, context) as server:
+        assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
+
+
+def test_a_client_certificate_that_is_missing_is_said(
+    doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]]
+) -> None:
+    trust()
+    context = bad.server_context(*certificates["server"], clients=certificates["client"][0])
+    with serving(empty, context) as server:
+        said = doctor(server.url)
+    # Whether the server's alert arrives before it closes the connection is a matter of luck.
+    assert said.status == UNREACHABLE
+    assert re.fullmatch(
+        f"{server.url} (wants a client certificate that it trusts;|(reset|broke off) the (encrypted )?connection;"
+        " if it wants a client certificate,) set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY",
+        said.sentence,
+    )
+
+
+def test_https_to_a_server_of_http_is_said(doctor: Diag) -> None:
+    with serving(empty) as server:
+        said = doctor(f"https://127.0.0.1:{server.port}")
+    reason = "does not speak TLS as expected; is it http instead of https?"
+    assert said.sentence == f"https://127.0.0.1:{server.port} {reason}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("DIAG_CA_FILE", "/no/file", "DIAG_CA_FILE /no/file cannot be used: No such file"),
+        ("DIAG_CA_FILE", __file__, "cannot be used: not in PEM format"),
+        ("DIAG_CLIENT_CERT", "/no/file", "DIAG_CLIENT_CERT /no/file cannot be used: No such file"),
+        ("DIAG_CLIENT_KEY", "/no/file", "DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT"),
+        ("DIAG_BEARER_TOKEN", f"{SECRET}\nX: y", "DIAG_BEARER_TOKEN holds a character that no HTTP header can hold"),
+        ("DIAG_HEADERS_FILE", "/no/file", "DIAG_HEADERS_FILE /no/file cannot be read: No such file"),
+    ],
+)
+def test_a_setting_that_cannot_be_used(
+    doctor: Diag, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, reason: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    said = doctor("https://127.0.0.1:1")
+    assert said.status == USAGE
+    assert reason in said.sentence
+
+
+# A real Prometheus: two servers and one with an evil name, an hour ago
+
+END = round(time.time()) - 3600
+STEP = 15
+EVIL, SHOWN = "e\x1b[2Jvil:8000", "e\\x1b[2Jvil:8000"
+
+
+def page(instance: str, model: str, job: str = "vllm") -> Block:
+    """A busy server over twenty minutes."""
+    engine = {"engine": "0", "model_name": model}
+    each = np.arange(81.0)
+    series: list[tuple[str, dict[str, str], Any]] = [
+        ("up", {}, each * 0 + 1),
+        ("vllm:num_requests_running", engine, each * 0 + 2),
+        ("vllm:num_requests_waiting", engine, each * 0),
+        ("vllm:generation_tokens_total", engine, each * 500),
+        ("vllm:prompt_tokens_total", engine, each * 100),
+        ("vllm:kv_cache_usage_perc", engine, each * 0 + 0.2),
+        ("vllm:request_success_total", {**engine, "finished_reason": "stop"}, each),
+    ]
+    labels = tuple({"__name__": name, "instance": instance, "job": job, **more} for name, more, _ in series)
+    times = 1000 * (END - STEP * np.arange(80, -1, -1, dtype=np.int64))
+    return Block(labels, times, np.array([values for *_, values in series]))
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[str]:
+    """Its URL."""
+    held = [page("a:8000", "tiny"), page("b:8000", "large"), page(EVIL, "m\x07odel", "j\x1b[31mob")]
+    with prometheus_server.serving(prometheus_server.program("PATH"), held) as server:
+        yield server.url
+
+
+THEN = ("--at", f"{END}")
+REAL = pytest.mark.prometheus
+
+
+def front(url: str, twist: Callable[[Request, str], Reply | None]) -> Answer:
+    """A server that answers as this Prometheus does, except where `twist` of a request and its query does."""
+
+    def answer(request: Request) -> Reply:
+        twisted = twist(request, asked(request))
+        if twisted:
+            return twisted
+        headers = {"Content-Type": request.headers.get("Content-Type", "")}
+        passed = urllib.request.Request(url + request.path, request.body or None, headers, method=request.method)
+        try:
+            with urllib.request.urlopen(passed, timeout=30) as response:
+                return Reply(response.read())
+        except urllib.error.HTTPError as error:
+            return Reply(error.read(), error.code)
+
+    return answer
+
+
+def refusing(pattern: str, reply: Callable[[str], Reply]) -> Callable[[Request, str], Reply | None]:
+    """Answer the queries with this in them so."""
+    return lambda _, query: reply(query) if re.search(pattern, query) else None
+
+
+@REAL
+@pytest.mark.parametrize("timeout", ["2.5", "1e300", "nan"])
+def test_a_good_server_is_judged_whatever_the_timeout(doctor: Diag, prometheus: str, timeout: str) -> None:
+    """The server is told the limit in a form that it can read."""
+    said = doctor(prometheus, *THEN, "--instance", "a:.*", "--json", "--timeout", timeout)
+    assert (said.status, said.error) == (0, "")
+    assert not [note for note in said.notes if "refused" in note]
+
+
+@REAL
+@pytest.mark.parametrize("form", [[], ["--markdown"], ["--json"]])
+def test_labels_cannot_speak_to_the_terminal(doctor: Diag, prometheus: str, form: list[str]) -> None:
+    said = doctor(prometheus, *THEN, "--match", f'instance="{EVIL}"', *form)
+    assert (said.status, said.error) == (0, "")
+    assert "[2Jvil:8000" in said.out
+
+
+@REAL
+def test_no_data_within_the_window(doctor: Diag, prometheus: str) -> None:
+    said = doctor(prometheus)
+    assert said.status == UNREACHABLE
+    who = f"{prometheus}: a:8000, b:8000, {SHOWN} were there within a day, but not scraped between "
+    assert said.sentence.startswith(who)
+    assert said.sentence.endswith(" UTC; is the time right?")
+
+
+@REAL
+@pytest.mark.parametrize("at", ["-30d", "86400", "-10000d"])
+def test_no_data_at_that_time(doctor: Diag, prometheus: str, at: str) -> None:
+    said = doctor(prometheus, "--at", at)
+    assert said.status == UNREACHABLE
+    assert said.sentence.startswith(f"{prometheus} has no metrics of vLLM between ")
+    assert said.sentence.endswith(NOT_HERE)
+
+
+@REAL
+@pytest.mark.parametrize(
+    "words", [("--instance", "c:.*"), ("--job", "other"), ("--model", "huge"), ("--match", 'cluster="x"')]
+)
+def test_servers_that_do_not_fit_are_named(doctor: Diag, prometheus: str, words: tuple[str, str]) -> None:
+    said = doctor(prometheus, *THEN, *words)
+    there = "a:8000 (job vllm, model tiny), b:8000 (job vllm, model large), "
+    assert said.status == UNREACHABLE
+    assert f"{prometheus} has no vLLM server that fits between " in said.sentence
+    assert said.sentence.endswith(f"; it has {there}{SHOWN} (job j\\x1b[31mob, model m\\x07odel)")
+
+
+@REAL
+@pytest.mark.parametrize("words", [("--instance", "["), ("--instance", "a", "--job", "(?=x)"), ("--model", "*")])
+def test_what_is_no_regular_expression(doctor: Diag, prometheus: str, words: tuple[str, ...]) -> None:
+    said = doctor(prometheus, *THEN, *words)
+    assert said.status == USAGE
+    assert said.sentence.startswith(f"{prometheus} cannot read this --instance, --model, --job or --match: ")
+    assert "error parsing regexp" in said.sentence
+
+
+# Clocks
+
+
+@REAL
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [
+        (0, []),
+        (86_400, ["--at", "-1d"]),
+        (-600, ["--window", "5m"]),
+    ],
+)
+def test_the_clock_of_the_server_counts(doctor: Diag, prometheus: str, ahead: int, words: list[str]) -> None:
+    """It is an hour behind ours where it shows when the samples end."""
+    with serving(front(prometheus, refusing(r"^vector\(time", lambda _: clock(END + ahead)))) as server:
+        said = doctor(server.url, *words, "--instance", "a:.*", "--json")
+    assert (said.status, said.error) == (0, "")
+
+
+def test_a_server_that_is_behind_is_told_of_no_future(doctor: Diag) -> None:
+    with serving(empty) as server:
+        said = doctor(server.url, "--from", f"{NOW + 60}", "--to", f"{NOW + 120}")
+    future = "2026-09-21 14:14:20 UTC is in the future: the server's clock says 2026-09-21 14:13:20 UTC"
+    assert (said.status, said.sentence) == (USAGE, future)
+
+
+# Refused in the middle
+
+TOO_LONG = "too long query; got 1234 bytes; mustn't exceed `-search.maxQueryLen=1000` bytes"
+LATE = "query timed out in expression evaluation"
+GIVEN_UP = "name fewer servers or a shorter --window"
+
+
+def quoting(why: str) -> Callable[[str], Reply]:
+    """VictoriaMetrics' sentence, the query and all."""
+    return lambda query: error(
+        422, "422", f'error when executing query="{query}" for (time=1790000, step=15000): {why}'
+    )
+
+
+@REAL
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (lambda _: error(422, "execution", "too many samples"), "too many samples (HTTP 422)"),
+        (lambda _: error(400, "bad_data", "\x1b[2Jno"), "\\x1b[2Jno (HTTP 400)"),
+        (quoting("too many points"), "too many points (HTTP 422)"),
+        (lambda _: error(422, "422", TOO_LONG), f"{TOO_LONG} (HTTP 422)"),
+    ],
+)
+def test_what_is_refused_is_unknown_and_the_rest_is_judged(
+    doctor: Diag, prometheus: str, reply: Callable[[str], Reply], reason: str
+) -> None:
+    with serving(front(prometheus, refusing("num_requests_waiting", reply))) as server:
+        said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
+    count = sum("num_requests_waiting" in asked(each) for each in server.requests)
+    assert f"the server refused {count} questions: {reason}" in said.notes
+    assert said.state("queue_saturation") == {"unknown"}
+    assert said.state("kv_pool_saturated") == {"absent"}
+
+
+@REAL
+def test_many_reasons_are_a_few_notes(doctor: Diag, prometheus: str) -> None:
+    refused = refusing("vllm:", lambda query: error(422, "execution", f"no {query}"))
+    with serving(front(prometheus, refused)) as server:
+        said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
+    notes = [note for note in said.notes if "refused" in note]
+    assert len(notes) == 4
+    assert notes[-1].endswith(" questions for other reasons")
+
+
+@REAL
+def test_reasons_that_differ_in_numbers_are_one(doctor: Diag, prometheus: str) -> None:
+    refused = refusing("vllm:", lambda query: error(422, "422", TOO_LONG.replace("1234", str(len(query)))))
+    with serving(front(prometheus, refused)) as server:
+        said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
+    assert sum("refused" in note for note in said.notes) == 1
+
+
+@REAL
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (lambda _: error(503, "timeout", LATE), f"{LATE} (HTTP 503)"),
+        (lambda _: error(503, "503", "too many concurrent requests"), "too many concurrent requests (HTTP 503)"),
+        (quoting("timeout exceeded: 30.000 seconds"), "timeout exceeded: 30.000 seconds (HTTP 422)"),
+        (
+            lambda query: error(422, "execution", f"{hash(query)}: context deadline exceeded"),
+            "context deadline exceeded",
+        ),
+    ],
+)
+def test_a_server_that_does_not_finish_is_given_up_after_three(
+    doctor: Diag, prometheus: str, reply: Callable[[str], Reply], reason: str
+) -> None:
+    with serving(front(prometheus, refusing("vllm:", reply))) as server:
+        said = doctor(server.url, *THEN)
+    assert said.status == UNREACHABLE
+    assert said.sentence.startswith(f"{server.url} does not finish its queries: ")
+    assert f"{reason}" in said.sentence
+    assert said.sentence.endswith(GIVEN_UP)
+    assert 3 <= sum("vllm:" in asked(each) for each in server.requests) < 3 + fleet.AT_ONCE
+
+
+@REAL
+def test_a_server_that_falls_silent_is_waited_for_once(doctor: Diag, prometheus: str) -> None:
+    def silent(_: str) -> Reply:
+        time.sleep(2)
+        return Reply()
+
+    with serving(front(prometheus, refusing("vllm:", silent))) as server:
+        said = doctor(server.url, *THEN, "--timeout", "0.5")
+    reason = "took the connection and sent nothing for 0.5 s; is the server overloaded?"
+    assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
+    assert said.seconds < 1.8
+
+
+@REAL
+def test_a_server_short_of_breath_in_the_middle_is_asked_again(doctor: Diag, prometheus: str) -> None:
+    seen: set[str] = set()
+
+    def first(request: Request, query: str) -> Reply | None:
+        new = query not in seen
+        seen.add(query)
+        return Reply(b"<html>Bad Gateway</html>", 502) if new else None
+
+    with serving(front(prometheus, first)) as server:
+        said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
+    assert (said.status, said.error) == (0, "")
+    assert not [note for note in said.notes if "refused" in note]
+
+
+@REAL
+def test_warnings_of_the_server_are_noted_and_its_advice_is_not(doctor: Diag, prometheus: str) -> None:
+    missing = "store \x1b[31m10.0.0.9:10901 is not available"
+
+    def warned(request: Request, _: str) -> Reply:
+        reply = front(prometheus, lambda *_: None)(request)
+        assert reply
+        said = {"warnings": [missing, "PromQL info: metric might not be a counter"]}
+        return Reply(json.dumps(json.loads(reply.body) | said).encode())
+
+    with serving(front(prometheus, warned)) as server:
+        said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
+    partial = "the server warns, so this may be partial: store \\x1b[31m10.0.0.9:10901 is not available"
+    assert [note for note in said.notes if "warns" in note] == [partial]
+
+
+@REAL
+@pytest.mark.parametrize("data", [None, [1], {"result": 1}, {"result": [{"metric": {}, "values": [["x", "1"]]}]}])
+def test_an_answer_of_another_shape_in_the_middle(doctor: Diag, prometheus: str, data: Any) -> None:
+    odd = refusing("vllm:", lambda _: document(status="success", data=data))
+    with serving(front(prometheus, odd)) as server:
+        said = doctor(server.url, *THEN)
+    reason = f"answered JSON that is no answer of the Prometheus API; {WHICH}"
+    assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Reply(b"404 page not found", 404),
+        Reply(b"<html>"),
+        document(status="success", data=[1]),
+        document(status="success", data={"groups": [{"rules": ["x", None]}]}),
+        document(status="success", data={"groups": [{"rules": [{"health": "ok", "name": "x", "query": "up{"}]}]}),
+        error(403, "forbidden", "no rules for you"),
+    ],
+)
+def test_rules_that_cannot_be_read_are_done_without(rules: Reply) -> None:
+    with serving(lambda _: rules) as server:
+        assert Prometheus(parse(server.url), Credentials()).recorded() == {}
+    assert [each.path for each in server.requests] == ["/api/v1/rules?type=record"]
+
+
+def test_native_histograms_are_left_out() -> None:
+    number = {"metric": {"a": "1"}, "value": [NOW, "1"]}
+    with serving(lambda _: found({"metric": {}, "histogram": [NOW, {"count": "1"}]}, number)) as server:
+        assert Prometheus(parse(server.url), Credentials()).instant("x", 1000 * NOW) == [number]
+
+
+# Questions that make no sense
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--at", "yesterday"], "'yesterday' is no time: write 2026-11-20T03:12:00Z"),
+        (["--at", "2026-13-01"], "'2026-13-01' is no time"),
+        (["--at", "nan"], "'nan' is no time"),
+        (["--at", "1e300"], "'1e300' is no time"),
+        (["--at", "1790000000000"], "'1790000000000' is no time"),
+        (["--to", "inf"], "'inf' is no time"),
+        (["--from", "-5 minutes"], "'5 minutes' is no duration: write 90s, 15m, 24h or 7d"),
+        (["--from", "-1y"], "'1y' is no duration"),
+        (["--at", "\x1b[2J"], "'\\x1b[2J' is no time"),
+        (["--window", "15"], "'15' is no duration"),
+        (["--window", "-5m"], "'-5m' is no duration"),
+        (["--window", "9" * 400 + "d"], f"'{'9' * 39}…' is no duration"),
+        (["--window", "0s"], "there is no time between"),
+        (["--at", "-2h", "--from", "-1h"], "--at looks back over --window, --from and --to name both ends: choose one"),
+        (["--at", "-2h", "--to", "-1h"], "--at looks back over --window, --from and --to name both ends: choose one"),
+        (
+            ["--from", "-1h", "--to", "-2h"],
+            "there is no time between 2026-09-21 13:13:20 UTC and 2026-09-21 12:13:20 UTC",
+        ),
+        (["--from", "2026-09-21T14:14:20Z"], "2026-09-21 14:14:20 UTC is in the future: the server's clock says"),
+        (["--at", "2027-01-01"], "2026-12-31 23:45:00 UTC is in the future: the server's clock says"),
+        (["--match", "nonsense"], '--match nonsense is no matcher: write cluster="eu"'),
+        (["--match", ""], "--match  is no matcher"),
+        (["--match", 'a="b"} or up{c="d"'], '--match a="b"} or up{c="d" is no matcher'),
+        (["--match", 'a=~"["'], '--match a=~"[" is no matcher'),
+        (["--match", 'a="\x1b[2J'], '--match a="\\x1b[2J is no matcher'),
+        (["http://a:8000"], "with --prometheus, servers are named by --instance, --model or --job"),
+    ],
+)
+def test_a_question_that_makes_no_sense(doctor: Diag, words: list[str], reason: str) -> None:
+    with serving(empty) as server:
+        said = doctor(server.url, *words)
+    assert said.status == USAGE
+    assert said.sentence.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--window", "99999999d"),
+        ("--from", "0", "--to", "1"),
+        ("--from", "-99999999d"),
+        ("--to", "0001-02-03", "--at", ""),
+    ],
+)
+def test_times_at_the_edge_are_asked_about(doctor: Diag, words: tuple[str, ...]) -> None:
+    with serving(empty) as server:
+        said = doctor(server.url, *words)
+    assert said.status in (UNREACHABLE, USAGE)
+    assert said.sentence
+
+
+@pytest.mark.parametrize("command", ["doctor", "export"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--at", "-2h"),
+        ("--window", "24h"),
+        ("--from", "-2h"),
+        ("--to", "-1h"),
+        ("--instance", "a"),
+        ("--model", "m"),
+        ("--job", "j"),
+        ("--match", 'a="b"'),
+    ],
+)
+def test_what_only_a_prometheus_can_be_asked(diag: Diag, command: str, option: str, value: str) -> None:
+    said = diag(command, "http://127.0.0.1:1", option, value)
+    only = f"{option}: only a Prometheus can be asked that; name it with --prometheus"
+    assert (said.status, said.sentence) == (USAGE, only)

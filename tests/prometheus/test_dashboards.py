@@ -1,0 +1,173 @@
+"""The generated dashboards: valid for Grafana, nothing dead in them, and every query answered by a real Prometheus."""
+
+import json
+import re
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import jsonschema
+import pytest
+from support import timelines
+from support.dashboards import PAGES, panels, queries
+from support.paths import ALL_RECORDINGS, ROOT
+from support.prometheus_server import PLACES, Server, hasty, program, serving
+from support.rewriting import OLD_NAMES
+from support.scenarios import gpu, workers
+from support.timelines import blocks
+from support.waiting import until
+
+from diag.artefacts.generate import files
+from diag.core.contract import Contract, Site
+from diag.core.metric_families import FAMILIES
+from diag.knowledge.catalog import load
+from diag.knowledge.signals.peers import PEERS
+from diag.promql import metric_names, parse
+
+SCHEMA = ROOT / "tests" / "data" / "grafana-dashboard.schema.json"
+"""grafana/grafana-foundation-sdk, Apache-2.0: the model of a dashboard in Grafana 11 to 13."""
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
+
+
+def test_there_is_a_page_for_every_incident_an_overview_and_one_of_gpus() -> None:
+    assert set(PAGES) == {each.id for each in load()} | {"overview", "gpus"}
+    uids = [each["uid"] for each in PAGES.values()]
+    assert uids == [f"diag-{name}" for name in PAGES]
+    assert all(len(each) <= 40 for each in uids)
+
+
+@cache
+def validator() -> jsonschema.Draft7Validator:
+    return jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
+
+
+@EVERY_PAGE
+def test_a_page_is_valid(page: str) -> None:
+    assert [error.message for error in validator().iter_errors(PAGES[page])] == []
+
+
+@EVERY_PAGE
+def test_no_variable_is_dead(page: str) -> None:
+    text = json.dumps(PAGES[page]["panels"])
+    variables = PAGES[page]["templating"]["list"]
+    for variable in variables:
+        others = json.dumps([each.get("query") for each in variables])
+        assert re.search(rf"\$\{{?{variable['name']}\b", text + others), variable["name"]
+
+
+@EVERY_PAGE
+def test_every_variable_that_is_used_is_there(page: str) -> None:
+    known = {each["name"] for each in PAGES[page]["templating"]["list"]} | {"__rate_interval", "__url_time_range"}
+    used = set(re.findall(r"\$\{?([a-z_]\w*)", " ".join(queries(page))))  # $1 is label_replace's, and left alone
+    assert used <= known
+
+
+@EVERY_PAGE
+def test_no_panels_overlap(page: str) -> None:
+    for one, other in combinations((each["gridPos"] for each in PAGES[page]["panels"]), 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart or above
+    assert all(each["gridPos"]["x"] + each["gridPos"]["w"] <= 24 for each in PAGES[page]["panels"])
+
+
+@EVERY_PAGE
+def test_every_panel_says_what_good_looks_like_and_none_is_named_twice(page: str) -> None:
+    told = [each for each in panels(page) if each["type"] != "text"]
+    assert all(each["title"] and each["description"] for each in told)
+    titles = [each["title"] for each in told]
+    assert len(titles) == len(set(titles))
+
+
+@pytest.mark.parametrize("incident", load(), ids=lambda each: each.id)
+def test_every_limit_of_an_incident_is_a_line_on_its_page(incident: Any) -> None:
+    lines = {
+        each["title"]: each["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
+        for each in panels(incident.id)
+        if each["type"] == "timeseries" and len(each["fieldConfig"]["defaults"]["thresholds"]["steps"]) > 1
+    }
+    for condition in incident.every_condition:
+        limit = Contract().limit(condition.limit)
+        assert any(condition.signal.name in title and value == limit for title, value in lines.items())
+
+
+@EVERY_PAGE
+def test_every_series_is_chosen_by_the_variables(page: str) -> None:
+    for text in queries(page):
+        for name in metric_names(parse(text.replace("$__rate_interval", "1m"))):
+            chosen = 'instance=~"$instance"' if name == "ALERTS" else 'job=~"$job", instance=~"$instance"'
+            if PEERS in text:  # to see who differs takes all of them
+                chosen = "" if name == "ALERTS" else 'job=~"$job", model_name=~"$model"'
+            asked = re.findall(rf"(?<![\w:]){name}(?![\w:])(\{{[^}}]*\}})?", text)
+            assert asked and all(chosen in each for each in asked), (name, asked)
+
+
+@EVERY_PAGE
+def test_every_metric_exists(page: str) -> None:
+    asked = {name for text in queries(page) for name in metric_names(parse(text.replace("$__rate_interval", "1m")))}
+    known = {dict(key)["__name__"] for each in ALL_RECORDINGS for key in timelines.recording(each.name).series}
+    unknown = asked - known - set(FAMILIES) - {"ALERTS"}
+    assert all(each.startswith(tuple(OLD_NAMES.values())) for each in unknown), unknown
+
+
+# -- asked of a real Prometheus ---------------------------------------------------------------------------------------
+
+HOT = {
+    "throttle_seconds_total__sw_thermal": lambda t: 0.4 * t,
+    "clock_hertz__sm": 1400e6,
+    "xid_errors_total__79": lambda t: float(t > 60),
+    "nvlink_bytes_total:rx": lambda t: 1e9 * t,
+    "process_memory_bytes:7,other,": 1e9,
+}
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One with the generated rules and samples up to now: a cascade on a host that shows all, and one that drafts."""
+    rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
+    rules.write_text(hasty((ROOT / "alerts" / "diag.rules.yaml").read_text()))
+    host = (gpu(0, **HOT), gpu(1, **HOT), workers(1.0, 0.9), *timelines.TOLD)
+    cascade = timelines.timeline("kv_cascade", *host, before=timelines.CALM)
+    speculation = timelines.timeline("speculation_ineffective")
+    held = blocks({**cascade, **{key | {("instance", "h:2")}: values for key, values in speculation.items()}})
+    config = f"rule_files: [{rules}]"
+    with serving(program(PLACES[0]), held, config) as server:
+        until(
+            lambda: server.query(
+                'ALERTS{incident="kv_eviction_cascade", alertstate="firing"}', round(time.time() * 1000)
+            )
+        )
+        yield server
+
+
+def answered(server: Server, promql: str) -> bool:
+    """Whether there is a series in the last quarter of an hour, with everything chosen."""
+    text = promql.replace("$__rate_interval", "1m")
+    text = re.sub(r"\$[a-z]\w*", ".*", text)
+    now = time.time()
+    form = urllib.parse.urlencode({"query": text, "start": now - 900, "end": now, "step": 15}).encode()
+    with urllib.request.urlopen(f"{server.url}/api/v1/query_range", form, timeout=30) as response:
+        return bool(json.load(response)["data"]["result"])
+
+
+@pytest.mark.prometheus
+@EVERY_PAGE
+def test_every_query_returns_series(prometheus: Server, page: str) -> None:
+    empty = [promql for promql in queries(page) if not answered(prometheus, promql)]
+    assert not empty
+
+
+def test_servers_told_apart_by_other_labels_are_chosen_by_these() -> None:
+    page = json.loads(files(load(), Contract(site=Site(labels=("cluster", "pod"))))["dashboards/overview.json"])
+    names = [each["name"] for each in page["templating"]["list"]]
+    assert names == ["datasource", "job", "cluster", "pod", "model"]
+    assert "instance" not in json.dumps([each["targets"] for each in page["panels"] if each["type"] != "row"])
+
+
+def test_a_job_that_tells_servers_apart_is_one_variable() -> None:
+    page = json.loads(files(load(), Contract(site=Site(labels=("job", "instance"))))["dashboards/overview.json"])
+    assert [each["name"] for each in page["templating"]["list"]] == ["datasource", "job", "instance", "model"]

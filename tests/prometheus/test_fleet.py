@@ -1,0 +1,67 @@
+"""A fleet in a real Prometheus: each instance is whole, and every one of a thousand gets its own verdict at once."""
+
+from pathlib import Path
+
+import pytest
+from support import fleet_in_prometheus as fleet
+from support.prometheus_server import PLACES, program
+from support.timelines import SICK, STEP
+
+from diag.commands.observe import ObserveOptions, prometheus_source
+from diag.core.contract import Contract
+from diag.diagnosis.fleet import judge
+from diag.diagnosis.report import Report
+from diag.knowledge.catalog import load
+from diag.report import sentences as words
+from diag.report.fleet import servers as lines_of
+from diag.sources.prometheus.scope import Scope, TimeSpan
+
+END = 1_790_000_000.5
+MEMBERS = {"gpu_thermal_throttling": 3, "healthy": 2, "kv_eviction_cascade": 2}
+INCIDENTS = {each.id: each for each in load()}
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("place", PLACES)
+def test_instances_are_whole_and_those_with_a_fault_have_it(tmp_path: Path, place: str) -> None:
+    fleet.write(tmp_path, MEMBERS, END)
+    names = {kind: set(fleet.instances(kind, count)) for kind, count in MEMBERS.items()}
+    now, before = round(END * 1000), round((END - SICK - STEP) * 1000)
+    with fleet.serving(program(place), tmp_path) as server:
+        held = server.query('count by (instance) ({job="vllm"})', now)
+        counted = {dict(key)["instance"]: count for key, count in held.items()}
+        assert counted.keys() == set.union(*names.values())
+        assert all(len({counted[name] for name in each}) == 1 for each in names.values())
+        for kind in INCIDENTS.keys() & MEMBERS.keys():
+            asked = INCIDENTS[kind].query(INCIDENTS[kind].window, Contract().values())
+            assert {dict(key)["instance"] for key in server.query(asked, now)} == names[kind]
+            assert not server.query(asked, before)
+
+
+SICK_OF = {"kv_eviction_cascade": "critical", "gpu_thermal_throttling": "warning"}
+SIZES = {
+    10: {"healthy": 8, "kv_eviction_cascade": 1, "gpu_thermal_throttling": 1},
+    1000: {"healthy": 957, "kv_eviction_cascade": 3, "gpu_thermal_throttling": 40},
+}
+
+
+def judged(folder: Path, size: int) -> tuple[Report, int]:
+    """The report of a whole fleet, and how many queries it took."""
+    folder.mkdir()
+    fleet.write(folder, SIZES[size], END, scrapes=45)
+    with fleet.serving(program("PATH"), folder) as server:
+        settings = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}")))
+        remote = prometheus_source(settings, Contract())
+        return judge(remote, load(), Contract()), remote.queries
+
+
+@pytest.mark.prometheus
+def test_a_thousand_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
+    (few, queries_of_few), (many, queries) = (judged(tmp_path / str(size), size) for size in SIZES)
+    assert queries <= queries_of_few < 130
+    for size, report in ((10, few), (1000, many)):
+        told = {line.instance: line.verdict for line in lines_of(report, words.moment)}
+        expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
+        assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
+    assert [each.partition(",")[0] for each in many.observed.notes] == ["judged every 450 s"]
+    assert words.headline(many)[1].startswith("WARNING gpu_thermal_throttling on 40 of 1,000 servers")

@@ -1,0 +1,156 @@
+"""Which of a Prometheus' servers are judged: by instance, job, model and any label, and by a site's own labels."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import prometheus_server, rewriting
+from support.paths import RECORDINGS
+from support.prometheus_server import PLACES, Server, program
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.core.contract import Contract
+from diag.core.incident import fill
+from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.report import Report
+from diag.knowledge.catalog import load
+from diag.promql import Block, Samples, add_matchers, evaluate
+from diag.sources.observation import Observation
+from diag.sources.prometheus.scope import Scope, TimeSpan
+from diag.sources.recording.reader import read
+from diag.sources.samples import SampleSource
+
+SICK, WELL = "kv_cascade", "healthy"
+BEGIN = 1_795_000_000_000
+
+
+def labelled(name: str, **labels: str) -> list[Block]:
+    """The samples of a recording with these labels of its target; all recordings begin at once."""
+    seen = read(RECORDINGS / name)
+    shift = BEGIN - int(seen.instants[0])
+    return [
+        replace(block, labels=tuple({**each, **labels} for each in block.labels), times=block.times + shift)
+        for block in seen.samples.select([])
+    ]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A sick and a healthy server of two clusters, jobs and models, and a target that is no vLLM."""
+    sick = labelled(SICK, instance="sick:8000", job="chat", cluster="eu", model_name="large")
+    well = labelled(WELL, instance="well:8000", job="code", cluster="us", model_name="small")
+    other = Block(({"__name__": "up", "instance": "node:9100", "job": "node"},), well[0].times, well[0].values[:1] * 0)
+    with prometheus_server.serving(program(PLACES[0]), [*sick, *well, other]) as held:
+        yield held
+
+
+def judged(server: Server, contract: Path | None = None, **scope: tuple[str, ...]) -> Report:
+    span = TimeSpan(since=f"{BEGIN / 1000}", until=f"{BEGIN / 1000 + 60}")
+    settings = ObserveOptions([], prometheus=server.url, scope=Scope(span, **scope), contract=contract)
+    return doctor.run(settings)
+
+
+def instances(report: Report) -> set[str]:
+    return {dict(each.diagnosis.subject)["instance"] for each in report.findings}
+
+
+def test_every_vllm_server_is_judged_and_nothing_else(server: Server) -> None:
+    report = judged(server)
+    assert instances(report) == {"sick:8000", "well:8000"}
+    assert {dict(each.diagnosis.subject)["instance"] for each in report.present if each.diagnosis.primary} == {
+        "sick:8000"
+    }
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ({"instances": ("sick:8000",)}, "sick:8000"),
+        ({"instances": ("w.*", "nobody")}, "well:8000"),
+        ({"jobs": ("chat",)}, "sick:8000"),
+        ({"models": ("sma.+",)}, "well:8000"),
+        ({"matchers": ('cluster="eu"',)}, "sick:8000"),
+        ({"matchers": ('cluster!="eu"', 'job=~"co.*"')}, "well:8000"),
+        ({"jobs": ("chat|code",), "models": ("small",)}, "well:8000"),
+    ],
+)
+def test_those_that_were_named_are_judged(server: Server, scope: dict[str, tuple[str, ...]], expected: str) -> None:
+    report = judged(server, **scope)
+    assert instances(report) == {expected}
+    assert report.verdict == ("critical" if expected == "sick:8000" else "healthy")
+
+
+def test_a_site_tells_its_servers_apart_by_labels_of_its_own(tmp_path: Path) -> None:
+    """Two pods behind one address; by `instance` they would be one server."""
+    (tmp_path / "diag.toml").write_text('[site]\nlabels = ["cluster", "pod"]\n')
+    sick = labelled(SICK, instance="proxy:80", cluster="eu", pod="vllm-0")
+    well = labelled(WELL, instance="proxy:80", cluster="eu", pod="vllm-1")
+    other = Block(({"__name__": "up", "instance": "node:9100", "cluster": "eu"},), well[0].times, well[0].values[:1])
+    with prometheus_server.serving(program(PLACES[0]), [*sick, *well, other]) as held:
+        report = judged(held, tmp_path / "diag.toml")
+    assert instances(report) == {"eu/vllm-0", "eu/vllm-1"}
+    there = {each.diagnosis.incident.id for each in report.present}
+    here = {each.diagnosis.incident.id for each in doctor.run(ObserveOptions([f"tests/recordings/{SICK}"])).present}
+    assert there == here
+
+
+def test_a_server_that_is_looked_at_alone_is_still_held_against_its_peers(tmp_path: Path) -> None:
+    seen = read(side_by_side(tmp_path))
+    with prometheus_server.serving(program(PLACES[0]), list(seen.samples.select([]))) as held:
+        span = TimeSpan(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
+        scope = Scope(span, instances=("r0:8000",))
+        report = doctor.run(ObserveOptions([], prometheus=held.url, scope=scope))
+    assert instances(report) == {"r0:8000"}
+    assert "replicas_unbalanced" in {each.diagnosis.incident.id for each in report.present}
+
+
+def side_by_side(folder: Path) -> Path:
+    """A replica with a queue, r0:8000, and two that have room."""
+    replicas = [
+        rewriting.changed(rewriting.scrapes(name), lambda page: rewriting.of_model(page, "one"))
+        for name in ("queue_saturation", WELL, WELL)
+    ]
+    return rewriting.write(folder / "fleet", rewriting.side_by_side(*replicas))
+
+
+def expressions(seen: Observation) -> set[str]:
+    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
+    return {
+        fill(condition.signal.promql, incident.per, asked.window(incident).text, Contract().values())
+        for incident in load()
+        for condition in incident.every_condition
+    }
+
+
+def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
+    """What a add_matchers expression says of one server is what it says where there is no other."""
+    seen = read(side_by_side(tmp_path))
+    alone = [
+        replace(block, labels=(labels,), values=block.values[[row]])
+        for block in seen.samples.select([])
+        for row, labels in enumerate(block.labels)
+        if labels["instance"] == "r0:8000"
+    ]
+    for text in expressions(seen):
+        one = evaluate(add_matchers(text, 'instance="r0:8000"'), seen.samples, seen.instants[-3:])
+        other = evaluate(text, Samples(alone), seen.instants[-3:])
+        assert one.labels == other.labels
+        assert one.present.tolist() == other.present.tolist()
+
+
+@pytest.mark.parametrize(
+    ("promql", "expected"),
+    [
+        ("up", 'up{job="v"}'),
+        ("up{}", 'up{job="v",}'),
+        ('rate(x{le="{up}"}[15ms] offset 5m)', 'rate(x{job="v",le="{up}"}[15ms] offset 5m)'),
+        ('{__name__=~"up|x"}', '{job="v",__name__=~"up|x"}'),
+        ('label_replace(up, "x", "up", "", "")', 'label_replace(up{job="v"}, "x", "up", "", "")'),
+        ("sum by (upper) (up) / vector(1)", 'sum by (upper) (up{job="v"}) / vector(1)'),
+    ],
+)
+def test_nothing_but_selectors_is_touched(promql: str, expected: str) -> None:
+    assert add_matchers(promql, 'job="v"') == expected
+    assert add_matchers(promql, "") == promql

@@ -1,0 +1,126 @@
+"""Our own signals: a real Prometheus gives the same numbers on every recording, at both kinds of window."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from support.expressions import ENGINE, INCIDENTS, expressions
+from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.prometheus_server import PLACES, assert_same, program, serving
+from support.scenarios import everything
+
+from diag import promql
+from diag.core.contract import Contract
+from diag.core.incident import Incident, fill
+from diag.knowledge.signals import engine as signals
+from diag.sources.observation import Observation
+from diag.sources.recording.reader import read
+
+START = 1_700_000_000_000
+BUSY = ("kv_cascade", "everything", "speculation_ineffective", "lora_thrash")
+STRETCH = 7.5
+"""Turns a scrape every 2 s into one every 15 s."""
+
+
+@cache
+def seen() -> dict[str, Observation]:
+    """What every recording shows."""
+    with TemporaryDirectory() as folder:
+        return {path.name: read(path) for path in (*ALL_RECORDINGS, everything(Path(folder)))}
+
+
+def blocks(stretch: float) -> Iterator[promql.Block]:
+    """Every recording as an instance of its own; all begin at the same moment, with their seconds stretched."""
+    for name, observation in seen().items():
+        for block in observation.samples.select([]):
+            times = START + np.round((block.times - block.times[0]) * stretch).astype(np.int64)
+            labels = tuple({**each, "instance": name} for each in block.labels)
+            yield replace(block, labels=labels, times=times)
+
+
+def instants(stretch: float) -> list[int]:
+    """While all of them run, when the short ones have ended, and after some died; off the grid of the scrapes.
+
+    No window begins before the samples do: there, Prometheus 2 extrapolates a counter to its zero point in another way.
+    """
+    return [START + round(seconds * 1000 * stretch) for seconds in (41.3, 45.7, 58.3, 70.7, 95.3)]
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize(("window", "stretch"), [("30s", 1.0), ("5m", STRETCH)], ids=["30s_by_2s", "5m_by_15s"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_real_prometheus_agrees_on_every_signal(place: str, window: str, stretch: float) -> None:
+    held = list(blocks(stretch))
+    with serving(program(place), held) as server:
+        assert_same(promql.Samples(held), expressions(window), instants(stretch), server)
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+def test_every_limit_says_where_it_comes_from(incident: Incident) -> None:
+    for condition in incident.every_condition:
+        if condition.why.kind == "measured":
+            assert (RECORDINGS / condition.why.reference).is_dir()
+        elif condition.why.kind != "judged":
+            assert condition.why.reference.startswith("https://")
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+def test_every_fix_says_where_it_comes_from(incident: Incident) -> None:
+    for fix in incident.fixes:
+        assert fix.why.kind != "measured" or (Path(RECORDINGS) / fix.why.reference).is_dir()
+
+
+@pytest.mark.parametrize(("window", "stretch"), [("30s", 1.0), ("5m", STRETCH)], ids=["30s_by_2s", "5m_by_15s"])
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str, stretch: float) -> None:
+    """And all signals that limit something have a value on a server that is busy."""
+    held = [each for each in blocks(stretch) if each.labels[0]["instance"] in BUSY]
+    samples, at = promql.Samples(held), np.array(instants(stretch)[:3])
+    for condition in incident.conditions:
+        text = fill(condition.signal.promql, incident.per, window, Contract().values())
+        vector = promql.evaluate(text, samples, at)
+        assert {frozenset(each) for each in vector.labels} == {frozenset(incident.per)}
+        assert vector.present.any(axis=0).all(), condition.signal.name
+
+
+@pytest.mark.parametrize(
+    ("late", "edges", "burn"),
+    [
+        (20, ("40", "2.5", "1920"), 100),
+        (9, ("40", "2.5", "1920"), 0),
+        (20, ("40", "2.5"), None),
+        (0, ("40", "2.5", "1920"), 0),
+    ],
+    ids=["late", "too few to say", "an edge is missing", "none late"],
+)
+def test_a_budget_burns_by_what_is_late(late: int, edges: tuple[str, ...], burn: float | None) -> None:
+    """Of first tokens, of which all are late or none; gaps and whole answers are in time."""
+    names = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds")
+    times = START + np.arange(31) * 10_000
+    series, rows = [], []
+    for name, edge in zip(names, ("40", "2.5", "1920"), strict=True):
+        of = {"instance": "h:1", "engine": "0"}
+        grown = np.linspace(0, max(late, 1), 31)
+        series += [{**of, "__name__": f"vllm:{name}_count"}]
+        rows += [grown]
+        if edge in edges:
+            series += [{**of, "__name__": f"vllm:{name}_bucket", "le": edge}]
+            rows += [grown * (late == 0 or name != names[0])]
+    text = fill(signals.budget_burn.promql, ENGINE, "5m", Contract().values())
+    held = promql.Samples([promql.Block(tuple(series), times, np.array(rows))])
+    answer = promql.evaluate(text, held, times[-1:])
+    assert [round(float(each), 6) for each in answer.values[:, 0]] == ([] if burn is None else [burn])
+
+
+def test_a_server_under_two_jobs_makes_no_query_fail(tmp_path: Path) -> None:
+    """A Prometheus would answer nothing about any server then."""
+    seen = read(everything(tmp_path))
+    every = seen.samples.select([])
+    jobs = [replace(each, labels=tuple({**one, "job": job} for one in each.labels)) for job in "ab" for each in every]
+    samples = promql.Samples(jobs)
+    for text in expressions("30s"):
+        promql.evaluate(text, samples, seen.instants[-3:])

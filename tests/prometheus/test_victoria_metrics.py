@@ -1,0 +1,78 @@
+"""A second engine: VictoriaMetrics answers what Prometheus answers, and vmalert stays silent over a healthy day."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from support import healthy_day, timelines
+from support import victoria_metrics as victoria
+from support.dashboards import PAGES, queries
+from support.paths import ROOT
+from support.timelines import blocks
+
+from diag.core.contract import Contract
+from diag.core.incident import Incident
+from diag.knowledge.catalog import load
+from diag.promql import Block, Labels
+
+RULES = ROOT / "alerts" / "diag.rules.yaml"
+END = 1_790_000_000_000
+INSTANTS = (END - 660_000, END)
+"""Four minutes after the faults set in, and a quarter of an hour: some are over by then."""
+INCIDENTS = load()
+RARE = re.compile(r"^ALERTS|incident\) \(ALERTS|> [01]$|nvlink_bytes|diag_gpu_pcie_throughput")
+"""What there is only where rules are evaluated, after an event, or on other GPUs."""
+
+
+def test_nothing_fires_in_a_healthy_day() -> None:
+    with victoria.serving(healthy_day.day(END)) as server:
+        alerts = victoria.replay(RULES, END - 86_400_000, END, server)
+    assert [each for each in alerts if each.endswith("firing")] == []
+
+
+def test_the_replay_of_a_sick_day_fires() -> None:
+    """What the silence of a healthy day is worth: the same replay over the last hour of a cascade."""
+    with victoria.serving(named("kv_eviction_cascade")) as server:
+        alerts = victoria.replay(RULES, END - 1_500_000, END, server)
+    assert "VllmKvEvictionCascade firing" in alerts
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[victoria.Server]:
+    """Every timeline as an instance of its own."""
+    with victoria.serving([block for name in (*timelines.RECORDED, *timelines.HOSTS) for block in named(name)]) as held:
+        yield held
+
+
+def named(name: str) -> list[Block]:
+    """The timeline of an incident as the samples of the instance of that name, the last at END.
+
+    Its peers keep their names, and no other instance is one: each timeline has a model of its own.
+    """
+    (block,) = blocks(timelines.faulty(name)[0], END / 1000 - float(timelines.TIMES[-1]))
+
+    def told(labels: Labels) -> Labels:
+        model = {"model_name": name} if "model_name" in labels else {}
+        return {**labels, **model, "instance": labels["instance"].replace("h:1", name)}
+
+    return [replace(block, labels=tuple(map(told, block.labels)))]
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+def test_it_finds_the_incident_where_it_is(server: victoria.Server, incident: Incident) -> None:
+    found = {dict(key)["instance"] for at in INSTANTS for key in server.query(asked(incident), at)}
+    assert found >= ({incident.id} & {*timelines.RECORDED, *timelines.HOSTS})
+    causes = {each.id for each in INCIDENTS if incident.id in each.explains}
+    assert found & {*timelines.RECORDED} <= {incident.id, *causes} or incident.severity == "info"
+
+
+def asked(incident: Incident) -> str:
+    return incident.query(incident.window, Contract().values())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_it_answers_every_query_of_a_dashboard(server: victoria.Server, page: str) -> None:
+    texts = [re.sub(r"\$[a-z]\w*", ".*", each.replace("$__rate_interval", "1m")) for each in queries(page)]
+    answers = {promql: any(server.query(promql, at) for at in INSTANTS) for promql in texts if not RARE.search(promql)}
+    assert [promql for promql, answer in answers.items() if not answer] == []

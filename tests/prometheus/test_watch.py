@@ -1,0 +1,329 @@
+"""A watch tells what begins and what ends, once it has lasted, and lasts itself until it is told to end."""
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from support import rewriting
+from support.bad_servers import Answer, Reply, on_metrics
+from support.bad_servers import serving as vllm_serving
+from support.paths import RECORDINGS, ROOT
+from support.prometheus_server import PLACES, Server, program, serving
+from support.timelines import BEFORE, TIMES, blocks, timeline
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.core.incident import Severity
+from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.transitions import Transition, Transitions
+from diag.promql import Block
+from diag.report import watch as changes
+
+HARM = "kv_eviction_cascade"
+
+# -- what changes -----------------------------------------------------------------------------------------------------
+
+Held = Literal["present", "over", "absent", "unknown"]
+
+
+@cache
+def sick() -> Report:
+    return doctor.run(ObserveOptions([str(RECORDINGS / "kv_cascade")]))
+
+
+def finding(held: Held, severity: Severity = "critical", instance: str = "a:1") -> Finding:
+    """The cascade on that server as a look may find it."""
+    first = sick().present[0]
+    state = "present" if held == "over" else held
+    subject = (("engine", "0"), ("instance", instance))
+    one = replace(
+        first.diagnosis, subject=subject, state=state, ongoing=held == "present", severity=severity, primary=True
+    )
+    return replace(first, diagnosis=one)
+
+
+def look(*findings: Finding, gone: tuple[str, ...] = ()) -> Report:
+    return replace(sick(), findings=findings, gone=gone)
+
+
+def told(*looks: Report) -> list[list[Transition]]:
+    """The changes that each look confirms, after a first one at which nothing held."""
+    transitions = Transitions()
+    transitions.look(look(finding("absent")))
+    return [transitions.look(each) for each in looks]
+
+
+def kinds(*looks: Report) -> list[list[str]]:
+    return [[each.what for each in changed] for changed in told(*looks)]
+
+
+def in_turn(*held: Held) -> list[Report]:
+    return [seen(one) for one in held]
+
+
+def seen(held: Held, severity: Severity = "critical") -> Report:
+    return look(finding(held, severity))
+
+
+def test_an_incident_is_told_once_it_held_at_two_looks_in_a_row() -> None:
+    assert kinds(seen("present"), seen("present"), seen("present")) == [[], ["began"], []]
+
+
+def test_its_end_is_told_once_it_is_absent_at_two_looks_in_a_row() -> None:
+    assert kinds(*in_turn("present", "present", "absent", "absent", "absent"))[2:] == [[], ["ended"], []]
+
+
+def test_what_held_in_the_window_and_is_over_has_ended() -> None:
+    assert kinds(*in_turn("present", "present", "over", "over"))[2:] == [[], ["ended"]]
+
+
+@pytest.mark.parametrize("held", [("absent", "present", "absent"), ("present", "present", "absent", "present")])
+def test_a_flicker_is_no_news(held: tuple[Held, ...]) -> None:
+    assert kinds(*in_turn(*held))[2:] == [[] for _ in held[2:]]
+
+
+def test_looks_that_cannot_tell_change_nothing() -> None:
+    assert kinds(*in_turn("present", "unknown", "present")) == [[], [], ["began"]]
+    assert kinds(*in_turn("present", "present", "unknown", "unknown", "unknown"))[2:] == [[], [], []]
+
+
+def test_what_holds_at_the_first_look_is_told_with_it_and_only_its_end_is_news() -> None:
+    transitions = Transitions()
+    assert [transitions.look(seen("present")) for _ in range(3)] == [[], [], []]
+    transitions.look(seen("absent"))
+    assert [each.what for each in transitions.look(seen("absent"))] == ["ended"]
+
+
+def test_a_warning_that_becomes_critical_is_told_and_so_is_its_relief() -> None:
+    warned, worse = seen("present", "warning"), seen("present", "critical")
+    assert kinds(warned, warned, worse, worse, warned, warned) == [[], ["began"], [], ["worse"], [], ["milder"]]
+
+
+def test_an_end_is_told_of_the_incident_as_it_was() -> None:
+    escalated, calm = seen("present", "critical"), seen("absent", "warning")
+    assert told(escalated, escalated, calm, calm)[-1][0].diagnosis.severity == "critical"
+
+
+def test_mere_information_is_no_news() -> None:
+    assert kinds(seen("present", "info"), seen("present", "info")) == [[], []]
+
+
+def test_a_server_that_vanishes_ends_its_incidents_and_is_said_to_be_gone() -> None:
+    other = look(finding("absent", instance="b:1"))
+    both = look(finding("present"), finding("absent", instance="b:1"))
+    assert [[each.gone for each in changed] for changed in told(both, both, other, other)] == [[], [False], [], [True]]
+
+
+def test_a_server_that_is_no_longer_scraped_is_said_to_be_gone() -> None:
+    gone = look(finding("over"), gone=("a:1",))
+    change = told(seen("present"), seen("present"), gone, gone)[-1][0]
+    assert changes.line(change).endswith(f"CRITICAL {HARM} on a:1 engine 0{changes.GONE}\n")
+
+
+def test_the_order_is_that_of_the_looks() -> None:
+    many = look(*(finding("present", instance=f"{name}:1") for name in "cab"))
+    assert [dict(each.diagnosis.subject)["instance"] for each in told(many, many)[-1]] == ["c:1", "a:1", "b:1"]
+    assert [dict(each.diagnosis.subject)["instance"] for each in told(many, many, look(), look())[-1]] == [
+        "a:1",
+        "b:1",
+        "c:1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held", "calm"),
+    [
+        (["absent"], True),
+        (["absent", "present"], False),
+        (["absent", "present", "absent"], True),
+        (["present", "absent"], False),
+        (["present", "absent", "absent"], True),
+    ],
+)
+def test_it_is_calm_where_nothing_holds_and_nothing_is_about_to(held: list[Held], calm: bool) -> None:
+    transitions = Transitions()
+    for each in held:
+        transitions.look(seen(each))
+    assert transitions.is_calm is calm
+
+
+def test_it_is_calm_after_a_flicker_of_a_server_that_vanished() -> None:
+    transitions = Transitions()
+    for each in (seen("absent"), seen("present"), look()):
+        transitions.look(each)
+    assert transitions.is_calm
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+HASTY = "import diag.commands.watch; diag.commands.watch.LOOK_SECONDS = 0.3; from diag.cli import main; main()"
+SPAN = ("--window", "32s")
+STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  "
+
+
+def hasty(*words: str) -> subprocess.Popen[str]:
+    """`diag doctor --watch` that looks more often."""
+    return doctored(*words, "--watch")
+
+
+def doctored(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HASTY, "doctor", *words]
+    env = {**os.environ, "PYTHONUTF8": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Press Ctrl-C: the exit status and what was said since."""
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=20)
+    return process.returncode, out, error
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline()
+
+
+def played(recording: str, lead: str, since: float, until: float = 60.0) -> Block:
+    """A timeline at a scrape each second: its second half began so many seconds ago, and goes on for some to come."""
+    (block,) = blocks(timeline(recording, lead=lead), 0.0)
+    times = round((time.time() - since) * 1000) + 1000 * np.arange(1 - BEFORE.size, 1 + TIMES.size - BEFORE.size)
+    kept = times < (time.time() + until) * 1000
+    return Block(block.labels, times[kept].astype(np.int64), block.values[:, kept])
+
+
+@contextmanager
+def holding(*blocks: Block) -> Iterator[Server]:
+    with serving(program(PLACES[0]), blocks) as server:
+        yield server
+
+
+@pytest.mark.prometheus
+def test_a_watch_until_resolved_tells_the_end_and_ends_well() -> None:
+    """Although what is over is still in the window."""
+    with holding(played("healthy", "kv_cascade", since=8.0)) as server:
+        process = hasty("--prometheus", server.url, "--window", "150s", "--until", "resolved")
+        out, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, "")
+    first, *rest = out.splitlines()
+    assert re.match(rf"{STAMP}CRITICAL {HARM} on h:1 engine 0, now, since before the first look: ", first)
+    assert [each for each in rest if HARM in each] == [rest[0]]
+    assert re.fullmatch(rf"{STAMP}ended   CRITICAL {HARM} on h:1 engine 0", rest[0])
+
+
+@pytest.mark.prometheus
+def test_a_watch_until_resolved_has_nothing_to_wait_for_where_all_is_well() -> None:
+    with holding(played("healthy", "healthy", since=8.0)) as server:
+        process = hasty("--prometheus", server.url, *SPAN, "--until", "resolved")
+        out, error = process.communicate(timeout=20)
+    assert (process.returncode, error, out.count("\n")) == (0, "", 1)
+    assert re.match(f"{STAMP}HEALTHY ", out)
+
+
+@pytest.mark.prometheus
+def test_a_watch_tells_what_begins_with_what_shows_it_and_ends_by_ctrl_c() -> None:
+    with holding(played("kv_cascade", "healthy", since=8.0)) as server:
+        process = hasty("--prometheus", server.url, *SPAN)
+        assert "HEALTHY" in line(process)
+        began = next(each for each in iter(lambda: line(process), "") if HARM in each)
+        status, _, error = interrupted(process)
+    assert re.match(rf"{STAMP}began   CRITICAL {HARM} on h:1 engine 0: .* preemptions for every request", began)
+    assert (status, error) == (130, "")
+
+
+@pytest.mark.prometheus
+def test_servers_lost_after_the_first_look_are_told_once_and_watched_for() -> None:
+    """The sentence has the time in it, and so is another one at each look."""
+    with holding(played("healthy", "healthy", since=10.0, until=1.0)) as server:
+        process = hasty("--prometheus", server.url, "--window", "3s")
+        lines = [line(process) for _ in range(2)]
+        time.sleep(1.2)
+        status, rest, error = interrupted(process)
+    assert "HEALTHY" in lines[0]
+    assert re.match(f"{STAMP}cannot look: .* h:1 was there within a day, but not scraped between", lines[1])
+    assert (status, rest, error) == (130, "", "")
+
+
+def replayed(recording: str) -> Answer:
+    return on_metrics(*(Reply(page.encode()) for _, _, page in rewriting.scrapes(recording)))
+
+
+def test_a_server_that_comes_back_is_told_of_anew() -> None:
+    down, pages = threading.Event(), replayed("healthy")
+    with vllm_serving(lambda request: None if down.is_set() else pages(request)) as server:
+        process = hasty(server.url, "--every", "0.1", "--for", "0.5")
+        before = line(process)
+        down.set()
+        lost = line(process)
+        down.clear()
+        found = line(process)
+        status, _, error = interrupted(process)
+    assert re.match(f"{STAMP}(HEALTHY|CANNOT TELL) ", before)
+    assert re.match(f"{STAMP}cannot look: ", lost)
+    assert re.match(f"{STAMP}looks again: (HEALTHY|CANNOT TELL) ", found)
+    assert (status, error) == (130, "")
+
+
+def test_ctrl_c_in_the_middle_of_a_look_ends_the_watch() -> None:
+    """A look alone would be judged on what it saw until then."""
+    with vllm_serving(replayed("healthy")) as server:
+        process = hasty(server.url, "--every", "0.1", "--for", "60")
+        while len(server.asked("/metrics")) < 10:
+            time.sleep(0.05)
+        assert interrupted(process) == (130, "", "")
+
+
+def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """Those for GPUs, Xid errors, processes and the log are made anew for each."""
+    (tmp_path / "server.log").write_text("INFO 11-21 02:00:00 [api_server.py:1] Starting vLLM server\n")
+
+    before = set(threading.enumerate())  # an exporter's live as long as its process, which may be that of these tests
+
+    def ours() -> list[str]:
+        gc.collect()
+        return [each.name for each in set(threading.enumerate()) - before if each.name.startswith("diag-")]
+
+    with vllm_serving(replayed("healthy")) as server:
+        settings = ObserveOptions([server.url], every=0.1, watch=0.3, log=str(tmp_path / "server.log"))
+        for _ in range(3):
+            doctor.run(settings)
+    until = time.monotonic() + 10
+    while left := ours():
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--until", "resolved"], "--until says when a --watch ends: give both"),
+        (["--watch", "--json"], "--watch prints lines as things change: it has neither --json nor --markdown"),
+        (["--watch", "--markdown"], "--watch prints lines as things change: it has neither --json nor --markdown"),
+        (["--watch"], "--watch is for what still goes on: a recording stays as it is"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(words: list[str], sentence: str) -> None:
+    process = doctored("tests/recordings/healthy", *words)
+    assert process.communicate(timeout=20) == ("", f"diag: {sentence}\n")
+    assert process.returncode == 64
+
+
+@pytest.mark.parametrize("words", [("--at", "-1h"), ("--from", "-2h", "--to", "-1h")])
+def test_the_past_cannot_be_watched(words: tuple[str, ...]) -> None:
+    process = doctored("--prometheus", "http://127.0.0.1:1", "--watch", *words)
+    sentence = "--watch looks at what goes on now: it has neither --at nor --to"
+    assert process.communicate(timeout=20) == ("", f"diag: {sentence}\n")
+    assert process.returncode == 64

@@ -1,0 +1,169 @@
+"""A fleet is told in one table, the worst first, and one of each kind in detail; a few servers one by one."""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+import pytest
+from support import rewriting
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+from diag.report import html, markdown, terminal
+from diag.report import json as as_json
+from diag.report import sentences as words
+
+CASCADE, WELL, CROWDED, DOWN = "kv_cascade", "healthy", "queue_saturation", "startup_hang"
+FLEET = (WELL, CASCADE, WELL, CASCADE, WELL, CASCADE, WELL, CASCADE, WELL, WELL, CROWDED, DOWN)
+"""What the servers r0:8000 to r11:8000 do."""
+NAMES = tuple(f"r{number}:8000" for number in range(len(FLEET)))
+LONG = "vllm-llama-3-3-70b-instruct-decode-7f9c8d6b5c-abcde.inference-production.svc.eu-west-1.example:8000"
+
+
+@cache
+def judged(servers: tuple[str, ...], name: str = "") -> Report:
+    """So many recordings as servers that run side by side, scraped every 2 s; each called by its number and `name`."""
+    moved = rewriting.side_by_side(*(rewriting.thinned(rewriting.scrapes(each), 2) for each in servers))
+    scrapes = ((time, instance.replace(":8000", name or ":8000"), page) for time, instance, page in moved)
+    with TemporaryDirectory() as folder:
+        return doctor.run(ObserveOptions([str(rewriting.write(Path(folder) / "fleet", scrapes))]))
+
+
+def lines(servers: tuple[str, ...] = FLEET) -> list[str]:
+    return terminal.render(judged(servers)).splitlines()
+
+
+def page(report: Report) -> ElementTree.Element:
+    return ElementTree.fromstring(html.render(report))
+
+
+def text(element: ElementTree.Element) -> str:
+    return "".join(element.itertext())
+
+
+def rows(root: ElementTree.Element, table: str) -> list[list[str]]:
+    (found,) = (each for each in root.iter("table") if each.get("class") == table)
+    return [[text(cell).strip() for cell in row] for row in found][1:]
+
+
+def table(printed: Sequence[str]) -> list[tuple[str, ...]]:
+    """Verdict, server and incident of each line of the terminal's table."""
+    start = next(at for at, line in enumerate(printed) if line.startswith(f"{len(FLEET)} servers: "))
+    end = printed.index("", start)
+    return [tuple(line.split()[:3]) for line in printed[start + 1 : end]]
+
+
+ILL = [
+    *(("critical", f"r{number}:8000", "kv_eviction_cascade") for number in (1, 3, 5, 7)),
+    ("warning", "r10:8000", "replicas_unbalanced"),
+    ("unknown", "r11:8000"),
+]
+
+
+def test_what_many_have_in_common_is_one_line_that_says_of_how_many() -> None:
+    head = " ".join(lines()[:2])
+    assert head.startswith(
+        "CRITICAL kv_eviction_cascade on 4 of 12 servers (r1:8000, r3:8000, r5:8000 and 1 more), now,"
+    )
+    assert not [line for line in lines()[2:] if line.startswith("CRITICAL")]
+
+
+def test_the_table_counts_the_verdicts_and_lists_who_is_ill_the_worst_first() -> None:
+    assert "12 servers: 4 critical, 1 warning, 1 unknown, 6 healthy" in lines()
+    assert table(lines()) == ILL
+
+
+def test_one_of_each_kind_is_told_in_detail() -> None:
+    details = [line for line in lines() if re.search(r"\(r\d+:8000 engine 0", line)]
+    assert details == [
+        "KV-cache evictions feed on themselves (r1:8000 engine 0, as on 3 more)",
+        "One replica holds far more requests than its peers (r10:8000 engine 0)",
+    ]
+
+
+def test_a_server_that_cannot_be_judged_takes_a_line_or_two_with_its_reason() -> None:
+    at = next(at for at, line in enumerate(lines()) if line.startswith("  cannot tell "))
+    told = " ".join(line.strip() for line in lines()[at : at + 3])
+    assert told.endswith(
+        "r11:8000: no page was ever answered; whether it starts, failed to start or is the wrong address,"
+        " its log would tell nearly all incidents on r11:8000"
+    )
+
+
+@pytest.mark.parametrize("name", [":8000", LONG])
+def test_no_line_is_wider_than_100_columns(name: str) -> None:
+    printed = terminal.render(judged(FLEET, name)).splitlines()
+    assert max(map(len, printed)) <= terminal.WIDTH
+
+
+def test_of_very_many_servers_that_are_ill_the_worst_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "SERVERS", 2)
+    assert table(lines()) == [*ILL[:2], ("and", "4", "more")]
+
+
+def test_markdown_has_the_same_table() -> None:
+    parts = markdown.render(judged(FLEET)).split("\n\n")
+    assert parts[0].startswith(r"**CRITICAL kv\_eviction\_cascade on 4 of 12 servers (")
+    assert "12 servers: 4 critical, 1 warning, 1 unknown, 6 healthy" in parts
+    head, rule, *body = next(part for part in parts if part.startswith("| verdict |")).splitlines()
+    assert rule == "|---|---|---|---|"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *body)]
+    assert {len(each) for each in cells} == {4}
+    assert [tuple(filter(None, each[:3])) for each in cells[1:]] == ILL
+    assert [part for part in parts if part.startswith("## ")] == [
+        "## KV-cache evictions feed on themselves",
+        "## One replica holds far more requests than its peers",
+    ]
+
+
+def test_the_page_has_the_same_table() -> None:
+    root = page(judged(FLEET))
+    assert [tuple(filter(None, (row[0], row[1], row[3]))) for row in rows(root, "fleet")] == ILL
+    assert len(list(root.iter("section"))) == 2
+
+
+@pytest.mark.parametrize("servers", [FLEET, (CASCADE, CROWDED, WELL)])
+def test_every_way_within_the_page_leads_somewhere(servers: tuple[str, ...]) -> None:
+    root = page(judged(servers))
+    targets = {each.get("id") for each in root.iter()}
+    links = [link for each in root.iter("a") if (link := each.get("href", "")).startswith("#")]
+    assert links and {link.removeprefix("#") for link in links} <= targets
+
+
+def test_the_timeline_names_those_too_that_are_not_told_in_detail() -> None:
+    told = [row[:2] for row in rows(page(judged(FLEET)), "timeline")]
+    cascades = [where for incident, where in told if incident == "kv_eviction_cascade"]
+    assert sorted(cascades) == [f"r{number}:8000 engine 0" for number in (1, 3, 5, 7)]
+
+
+def test_json_has_every_incident_on_every_server() -> None:
+    document = json.loads(as_json.render(judged(FLEET)))
+    seen = {(each["incident"], each["subject"]["instance"]) for each in document["diagnoses"]}
+    assert seen == {(incident, name) for incident, _ in seen for name in NAMES}
+    present = [each["subject"]["instance"] for each in document["diagnoses"] if each["primary"]]
+    assert sorted(present) == sorted(name for _, name, *_ in ILL[:-1])
+
+
+def test_a_fleet_that_is_well_is_told_in_a_line_and_a_count() -> None:
+    printed = terminal.render(judged((WELL,) * 8)).splitlines()
+    assert printed[0].startswith("HEALTHY ")
+    assert "8 engines busy; none of " in " ".join(printed[:2])
+    assert "8 servers: 8 healthy" in printed
+
+
+def test_five_servers_are_told_one_by_one() -> None:
+    five = (CASCADE, CASCADE, WELL, WELL, WELL)
+    report, printed = judged(five), lines(five)
+    assert not words.is_fleet(report)
+    heads = [line.partition(",")[0] for line in printed if line.startswith("CRITICAL")]
+    assert heads == [f"CRITICAL kv_eviction_cascade on r{number}:8000 engine 0" for number in range(2)]
+    titles = [line for line in printed if line.startswith("KV-cache evictions feed on themselves (")]
+    assert titles == [f"KV-cache evictions feed on themselves (r{number}:8000 engine 0)" for number in range(2)]
+    assert not [line for line in printed if " servers: " in line]
+    assert "| verdict |" not in markdown.render(report)
+    assert not [each for each in page(report).iter("table") if each.get("class") == "fleet"]

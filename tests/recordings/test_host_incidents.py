@@ -1,0 +1,319 @@
+"""Incidents that only a server's host can show, each in its scenario, and none in what looks like it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support import rewriting, scenarios
+from support.scenarios import config, fixes, found, gpu, judge, log, present, said, workers
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+
+FROZEN = "tp2_long_stall"
+HEALTHY = "healthy"
+CAPTURE = {"process_start": 20, "load_weights": 100, "compile": 50, "cuda_graph_capture": 400}
+
+
+# -- one GPU ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_gpu_at_its_power_cap_is_healthy(tmp_path: Path) -> None:
+    assert judge(tmp_path, HEALTHY, gpu()).verdict == "healthy"
+
+
+def test_a_gpu_that_is_too_hot_is_named_with_a_power_limit_to_set(tmp_path: Path) -> None:
+    hot = gpu(
+        throttle_seconds_total__sw_thermal=lambda t: 0.4 * t, clock_hertz__sm=1800e6, temperature_margin_celsius=1
+    )
+    report = judge(tmp_path, HEALTHY, hot)
+    assert present(report) == {"gpu_thermal_throttling"}
+    assert fixes(report, "gpu_thermal_throttling")["nvidia-smi -i 0 -pl 380"] == 380
+    assert report.verdict == "warning"
+
+
+def test_heat_that_costs_much_is_critical(tmp_path: Path) -> None:
+    hot = gpu(throttle_seconds_total__hw_thermal=lambda t: 0.9 * t, clock_hertz__sm=1400e6)
+    assert judge(tmp_path, HEALTHY, hot).verdict == "critical"
+
+
+def test_the_limit_that_is_proposed_can_be_set(tmp_path: Path) -> None:
+    hot = gpu(throttle_seconds_total__sw_thermal=lambda t: 0.4 * t, power_watts=150)
+    assert "nvidia-smi -i 0 -pl 200" in fixes(judge(tmp_path, HEALTHY, hot), "gpu_thermal_throttling")
+
+
+def test_an_old_driver_without_counters_shows_heat_by_its_flags(tmp_path: Path) -> None:
+    none = dict.fromkeys(("throttle_seconds_total__sw_thermal", "throttle_seconds_total__hw_thermal"))
+    hot = gpu(**none, throttle_active__sw_thermal=lambda t: t % 10 < 4, throttle_active__hw_thermal=0)
+    assert present(judge(tmp_path, HEALTHY, hot)) == {"gpu_thermal_throttling"}
+
+
+def test_a_moment_of_heat_is_no_incident(tmp_path: Path) -> None:
+    assert not present(judge(tmp_path, HEALTHY, gpu(throttle_seconds_total__sw_thermal=lambda t: 0.9 * (t > 20))))
+
+
+def test_a_clock_that_idles_is_no_incident(tmp_path: Path) -> None:
+    idle = gpu(utilization_ratio=0, clock_hertz__sm=300e6, throttle_active__gpu_idle=1)
+    assert not present(judge(tmp_path, "idle", idle))
+
+
+def test_a_power_brake_is_not_called_heat(tmp_path: Path) -> None:
+    braked = gpu(throttle_seconds_total__hw_power_brake=lambda t: 0.2 * t, throttle_active__hw_slowdown=1)
+    assert present(judge(tmp_path, HEALTHY, braked)) == {"gpu_power_brake"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ({"up": lambda t: t < 20}, "GPU lost"),
+        ({"xid_errors_total__79": lambda t: float(t > 20)}, "Xid 79"),
+        ({"ecc_errors_total__uncorrected": lambda t: float(t > 20)}, "uncorrectable memory error"),
+        ({"remap_failure": lambda t: t > 20}, "row that could not be replaced"),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, fault: dict[str, object], named: str) -> None:
+    report = judge(tmp_path, HEALTHY, gpu(0), gpu(1, **fault))
+    one = found(report, "gpu_fault").diagnosis
+    assert (present(report), dict(one.subject)["gpu"], one.culprits) == ({"gpu_fault"}, "1", (named,))
+
+
+def test_an_applications_own_xid_is_no_fault_of_the_gpu(tmp_path: Path) -> None:
+    assert not present(judge(tmp_path, HEALTHY, gpu(xid_errors_total__31=lambda t: float(t > 20))))
+
+
+def test_memory_that_others_hold_is_named_with_their_processes(tmp_path: Path) -> None:
+    shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
+    report = judge(tmp_path, HEALTHY, shared)
+    assert present(report) == {"gpu_memory_contended"}
+    assert found(report, "gpu_memory_contended").diagnosis.culprits == ("pid 7",)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"process_memory_bytes:7,other,": 0.5 * scenarios.GIB},
+        {"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": 0},
+        {"process_memory_bytes:7,unknown,": 10 * scenarios.GIB},
+        {"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": None},
+    ],
+)
+def test_an_agent_a_free_gpu_and_processes_of_unknown_owners_are_no_incident(
+    tmp_path: Path, harmless: dict[str, object]
+) -> None:
+    assert not present(judge(tmp_path, HEALTHY, gpu(**harmless)))
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+SPINS = {"utilization_ratio": 0.96, "power_watts": 20, "power_limit_watts": 70}
+STANDS = {"utilization_ratio": 0, "power_watts": 15, "power_limit_watts": 70}
+TWO = config(tensor_parallel_size=2)
+STALLED = {"engine_stalled", "contract_breached"}
+"""What the frozen recording shows in any case: after 74 s the first tokens come later than anybody is promised."""
+
+
+def test_a_rank_that_stands_still_is_named_by_its_process(tmp_path: Path) -> None:
+    report = judge(tmp_path, FROZEN, TWO, workers(1.0, 0.0, stopped=[1]))
+    assert present(report) == {"tp_communication_stall", *STALLED}
+    assert found(report, "tp_communication_stall").diagnosis.culprits == ("rank 1",)
+    assert found(report, "engine_stalled").diagnosis.explained_by == "tp_communication_stall"
+
+
+def test_a_rank_that_stands_still_is_named_by_its_gpu(tmp_path: Path) -> None:
+    report = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **STANDS))
+    assert found(report, "tp_communication_stall").diagnosis.culprits == ("GPU 1 (rank 1)",)
+
+
+def test_ranks_that_all_spin_at_little_power_are_a_stall_without_a_name(tmp_path: Path) -> None:
+    report = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **SPINS))
+    assert found(report, "tp_communication_stall").diagnosis.culprits == ()
+
+
+def test_a_stall_with_all_ranks_idle_is_not_called_communication(tmp_path: Path) -> None:
+    report = judge(tmp_path, FROZEN, TWO, gpu(0, **STANDS), gpu(1, **STANDS), workers(0.0, 0.0))
+    assert present(report) == STALLED
+
+
+def test_a_compile_while_serving_is_not_called_communication(tmp_path: Path) -> None:
+    assert present(judge(tmp_path, FROZEN, TWO, workers(1.0, 1.0))) == STALLED
+
+
+def test_two_engines_are_no_two_ranks(tmp_path: Path) -> None:
+    report = judge(tmp_path, FROZEN, config(tensor_parallel_size=1), gpu(0, **SPINS), gpu(1, **STANDS))
+    assert present(report) == STALLED
+
+
+def test_ranks_at_work_are_healthy_at_any_power(tmp_path: Path) -> None:
+    assert judge(tmp_path, HEALTHY, TWO, gpu(0, **SPINS), gpu(1, **SPINS), workers(1.0, 1.0)).verdict == "healthy"
+
+
+def test_a_stall_that_began_in_an_idle_moment_shows_by_its_ranks(tmp_path: Path) -> None:
+    report = judge(tmp_path, "idle", TWO, workers(1.0, 0.0, stopped=[1]))
+    assert present(report) == {"tp_communication_stall"}
+    assert report.progress[0].state == "stalled"
+
+
+def test_idle_ranks_are_idle(tmp_path: Path) -> None:
+    report = judge(tmp_path, "idle", TWO, workers(0.0, 0.0), gpu(0, utilization_ratio=0), gpu(1, utilization_ratio=0))
+    assert (report.verdict, report.progress[0].state) == ("healthy", "idle")
+
+
+FULL = 24e9  # of 31.5 GB/s that 16 lanes of generation 4 carry
+
+
+def test_ranks_that_fill_their_links_are_named(tmp_path: Path) -> None:
+    links = [gpu(i, pcie_bytes_total__rx=lambda t: FULL * t) for i in (0, 1)]
+    report = judge(tmp_path, HEALTHY, TWO, *links)
+    assert present(report) == {"tp_interconnect_bound"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nvlinks", "rate"),
+    [(2, 4, FULL), (2, 0, 5e9), (1, 0, FULL)],
+    ids=["nvlink", "little traffic", "one rank"],
+)
+def test_links_that_are_not_the_bottleneck(tmp_path: Path, ranks: int, nvlinks: int, rate: float) -> None:
+    links = [gpu(i, nvlink_active_links=nvlinks, pcie_bytes_total__rx=lambda t: rate * t) for i in (0, 1)]
+    assert not present(judge(tmp_path, HEALTHY, config(tensor_parallel_size=ranks), *links))
+
+
+# -- start-up ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_capture_that_stands_still_is_named(tmp_path: Path) -> None:
+    hang = log("cuda_graph_capture", CAPTURE, silent=390)
+    report = judge(tmp_path, "", hang, TWO, workers(1.0, 1.0), gpu(0, **SPINS), gpu(1, **SPINS))
+    assert present(report) == {"cuda_graph_capture_hang", "startup_slow"}
+    assert found(report, "startup_slow").diagnosis.explained_by == "cuda_graph_capture_hang"
+    assert "--disable-custom-all-reduce" in fixes(report, "cuda_graph_capture_hang")
+    assert report.progress[0].state == "starting"
+
+
+def test_a_capture_that_moves_is_no_hang(tmp_path: Path) -> None:
+    moving = log("cuda_graph_capture", {**CAPTURE, "cuda_graph_capture": 100}, silent=20)
+    report = judge(tmp_path, "", moving, workers(1.0))
+    assert (present(report), report.progress[0].state) == (set(), "starting")
+
+
+def test_a_compile_that_takes_long_is_slow_and_no_hang(tmp_path: Path) -> None:
+    report = judge(tmp_path, "", log("compile", {"load_weights": 100, "compile": 900}, silent=890), workers(1.0))
+    assert present(report) == {"startup_slow"}
+
+
+def test_a_capture_whose_processes_are_gone_hangs_no_more(tmp_path: Path) -> None:
+    assert "cuda_graph_capture_hang" not in present(judge(tmp_path, "", log("cuda_graph_capture", CAPTURE, silent=390)))
+
+
+def test_a_slow_start_comes_with_a_probe_that_outlasts_it(tmp_path: Path) -> None:
+    slow = log("load_weights", {"process_start": 20, "load_weights": 1220})
+    report = judge(tmp_path, "", slow, workers(1.0))
+    assert present(report) == {"startup_slow"}
+    names = fixes(report, "startup_slow")
+    assert names["startupProbe: {periodSeconds: 10, failureThreshold: 195}"] == 195
+    assert names["VLLM_ENGINE_READY_TIMEOUT_S"] == 2598
+    assert "load_weights 1,279 s" in found(report, "startup_slow").diagnosis.culprits
+
+
+def test_a_start_of_usual_length_is_healthy(tmp_path: Path) -> None:
+    report = judge(tmp_path, "", log("load_weights", {"process_start": 20, "load_weights": 100}), workers(1.0))
+    assert (report.verdict, report.progress[0].state, present(report)) == ("unknown", "starting", set())
+
+
+def test_a_start_that_is_over_is_no_longer_slow(tmp_path: Path) -> None:
+    assert not present(judge(tmp_path, HEALTHY, log("ready", {"load_weights": 5000, "compile": 3000})))
+
+
+def test_a_start_that_failed_is_named_with_its_reason(tmp_path: Path) -> None:
+    failed = log("load_weights", {"load_weights": 3}, silent=50, engine_start_failed=49)
+    report = judge(tmp_path, "", failed)
+    assert present(report) == {"startup_failed"}
+    assert report.progress[0].state == "dead"
+
+
+def test_a_start_after_one_that_failed_is_a_start(tmp_path: Path) -> None:
+    again = log("load_weights", {"load_weights": 3}, silent=5, engine_start_failed=49)
+    report = judge(tmp_path, "", again, workers(1.0))
+    assert (present(report), report.progress[0].state) == (set(), "starting")
+
+
+def test_memory_that_did_not_suffice_is_computed(tmp_path: Path) -> None:
+    failed = log("profile_memory", {}, 50, engine_start_failed=49, free_memory_below_requested=50)
+    numbers = said(
+        "free_memory_below_requested",
+        free_gibibytes=67.24,
+        total_gibibytes=79.25,
+        utilization=0.9,
+        requested_gibibytes=71.33,
+    )
+    report = judge(tmp_path, "", failed, numbers, config(gpu_memory_utilization=0.9))
+    assert present(report) == {"gpu_out_of_memory", "startup_failed"}
+    assert fixes(report, "gpu_out_of_memory") == {"--gpu-memory-utilization": 0.84}
+    assert found(report, "startup_failed").diagnosis.explained_by == "gpu_out_of_memory"
+
+
+def test_a_context_that_does_not_fit_is_computed(tmp_path: Path) -> None:
+    failed = log("allocate_kv_cache", {}, 50, engine_start_failed=49, max_model_len_exceeds_kv_cache=50)
+    numbers = said(
+        "max_model_len_exceeds_kv_cache", max_model_len=1_048_576, needed_gibibytes=24.0, available_gibibytes=9.97
+    )
+    assert fixes(judge(tmp_path, "", failed, numbers), "gpu_out_of_memory") == {"--max-model-len": 435_584}
+
+
+def on_a_gpu(folder: Path, launch: str, *beside: scenarios.Beside) -> Report:
+    """A server whose KV pool has the size that is left; vLLM for CPUs orders it itself."""
+    of_a_gpu = re.compile(r'kv_cache_memory_bytes="[^"]*"')
+    pages = [(t, h, of_a_gpu.sub('kv_cache_memory_bytes="None"', page)) for t, h, page in rewriting.scrapes(HEALTHY)]
+    told = [(t, host, page + scenarios.text(t - pages[0][0], page, beside)) for t, host, page in pages]
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", told))], launch=launch))
+
+
+def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Report:
+    """A server on a GPU that an allocation has ended."""
+    numbers = said("cuda_out_of_memory", wanted_gibibytes=0.1328, free_gibibytes=0.118, total_gibibytes=79.25)
+    died = log("ready", {}, 50, start=scenarios_start(), cuda_out_of_memory=-20)
+    return on_a_gpu(folder, launch, died, numbers, *more)
+
+
+@pytest.mark.parametrize(("size", "lowered"), [("", True), ("--kv-cache-memory-bytes 8G", False)])
+def test_a_share_that_decides_nothing_is_not_lowered(tmp_path: Path, size: str, lowered: bool) -> None:
+    """A size of the KV pool is taken as it is, whatever the share and whoever else holds memory."""
+    shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
+    report = on_a_gpu(tmp_path, f"vllm serve m --gpu-memory-utilization 0.9 {size}", shared)
+    assert ("--gpu-memory-utilization" in fixes(report, "gpu_memory_contended")) is lowered
+
+
+def test_memory_that_ran_out_under_load_leaves_room_for_what_was_wanted(tmp_path: Path) -> None:
+    report = ran_out(tmp_path, "", config(gpu_memory_utilization=0.98))
+    assert present(report) == {"gpu_out_of_memory"}
+    assert fixes(report, "gpu_out_of_memory")["--gpu-memory-utilization"] == 0.97
+
+
+SHARE, SIZE = {"--gpu-memory-utilization": 0.91}, {"--max-cudagraph-capture-size": 256}
+
+
+@pytest.mark.parametrize(
+    ("launch", "proposed"),
+    [
+        ("", {**SHARE, **SIZE}),
+        ("--max-cudagraph-capture-size 64", SHARE),
+        ("--cudagraph-capture-sizes 1 512", SHARE),
+        ("""-cc '{"cudagraph_capture_sizes": [1]}'""", SHARE),
+        ("--enforce-eager", SHARE),
+        ("--kv-cache-memory-bytes 8G", SIZE),
+    ],
+)
+def test_what_does_nothing_against_a_lack_of_memory_is_not_proposed(
+    tmp_path: Path, launch: str, proposed: dict[str, object]
+) -> None:
+    assert fixes(ran_out(tmp_path, f"vllm serve m --max-num-seqs 512 {launch}"), "gpu_out_of_memory") == proposed
+
+
+def test_memory_that_ran_out_yesterday_is_no_incident(tmp_path: Path) -> None:
+    past = log("ready", {}, 90_000, start=scenarios_start(), cuda_out_of_memory=90_000)
+    assert not present(judge(tmp_path, HEALTHY, past))
+
+
+def scenarios_start() -> float:
+    """When the healthy recording begins."""
+    return next(iter(scenarios.rewriting.scrapes(HEALTHY)))[0]

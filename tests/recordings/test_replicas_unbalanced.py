@@ -1,0 +1,103 @@
+"""A replica that holds far more than its peers is named, and nobody else: not an even fleet, a full one or a pair."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from support import rewriting as re
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.report import Report
+
+ID = "replicas_unbalanced"
+HOT, EVEN, IDLE, OTHER = "queue_saturation", "healthy", "idle", "healthy under another name"
+FLEETS = {
+    (HOT, EVEN, EVEN): ["r0:8000"],
+    (EVEN, IDLE, HOT, IDLE): ["r2:8000"],
+    (HOT, EVEN, HOT, EVEN, EVEN): ["r0:8000", "r2:8000"],
+    (HOT, EVEN, EVEN, OTHER): ["r0:8000"],
+    (EVEN, EVEN, EVEN): [],
+    (IDLE, IDLE, IDLE): [],
+    (EVEN, EVEN, IDLE): [],  # a new replica takes little yet
+    (EVEN, IDLE, IDLE): [],  # uneven, and nobody waits
+    (HOT, HOT, HOT): [],
+    (HOT, HOT, EVEN): [],  # most of the fleet waits
+    (HOT, EVEN): [],
+    (HOT,): [],
+    (HOT, EVEN, OTHER): [],
+    (HOT, OTHER, OTHER): [],
+}
+"""What the replicas r0:8000 on do, and those of them that are to be named."""
+
+
+def server(name: str) -> Iterable[re.Scrape]:
+    """A recording, a scrape every 2 s."""
+    pages = re.thinned(re.scrapes(EVEN if name == OTHER else name), 2)
+    return re.changed(pages, lambda page: re.of_model(page, "other")) if name == OTHER else pages
+
+
+def judged(folder: Path, scrapes: Iterable[re.Scrape]) -> Report:
+    return doctor.run(ObserveOptions([str(re.write(folder, scrapes))]))
+
+
+def found(report: Report, incident: str = ID) -> list[Diagnosis]:
+    """What was found of an incident, replica by replica, engine by engine."""
+    every = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
+    return sorted(every, key=lambda each: each.subject[::-1])
+
+
+def named(report: Report, label: str = "instance") -> list[str]:
+    return [dict(each.subject)[label] for each in found(report) if each.state == "present"]
+
+
+@pytest.mark.parametrize("names", FLEETS, ids=" ".join)
+def test_the_one_that_differs_is_named_and_nobody_else(tmp_path: Path, names: tuple[str, ...]) -> None:
+    report = judged(tmp_path, re.side_by_side(*map(server, names)))
+    assert named(report) == FLEETS[names]
+    assert [each.state for each in found(report)].count("absent") == len(names) - len(FLEETS[names])
+
+
+def test_data_parallel_ranks_are_peers(tmp_path: Path) -> None:
+    report = judged(tmp_path, re.as_ranks(server(EVEN), server(HOT), server(EVEN)))
+    assert named(report, "engine") == ["1"]
+
+
+@pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3], ids=lambda each: each.__name__)
+def test_an_older_release_is_judged_the_same(tmp_path: Path, change: Callable[[str], str]) -> None:
+    report = judged(tmp_path, re.changed(re.side_by_side(*map(server, (HOT, EVEN, EVEN))), change))
+    assert named(report) == ["r0:8000"]
+
+
+def test_a_replica_that_shows_nothing_is_unknown_and_no_peer(tmp_path: Path) -> None:
+    blind = re.changed(server(EVEN), lambda _: "process_cpu_seconds_total 1\n")
+    report = judged(tmp_path, re.side_by_side(server(HOT), server(EVEN), blind))
+    assert [each.state for each in found(report)] == ["absent", "absent", "unknown"]
+
+
+def test_what_waits_there_follows_from_it(tmp_path: Path) -> None:
+    report = judged(tmp_path, re.side_by_side(*map(server, (HOT, EVEN, EVEN))))
+    assert [each.explained_by for each in found(report, "queue_saturation")] == [ID, None, None]
+    assert found(report)[0].primary
+
+
+def stuck() -> Iterable[re.Scrape]:
+    """A stall up to its last moments, before which 20 more requests were sent there than were recorded."""
+    stalled = list(server("engine_stalled"))[:30]
+    return re.changed(stalled, lambda page: re.with_value(page, "vllm:num_requests_waiting{", "20"))
+
+
+def test_it_follows_from_what_makes_one_replica_slow(tmp_path: Path) -> None:
+    evicting, *well = map(server, ("kv_cascade", EVEN, EVEN, EVEN))
+    report = judged(tmp_path, re.side_by_side(stuck(), evicting, *well))
+    causes = [each.explained_by for each in found(report) if each.state == "present"]
+    assert causes == ["engine_stalled", "kv_eviction_cascade"]
+    assert found(report, "engine_stalled")[0].primary and found(report, "kv_eviction_cascade")[1].primary
+
+
+def test_who_writes_less_than_its_peers_may_be_slow_and_who_writes_more_is_not(tmp_path: Path) -> None:
+    report = judged(tmp_path, re.side_by_side(stuck(), server(HOT), server(EVEN), server(EVEN), server(EVEN)))
+    slow, hot, *_ = found(report)
+    assert "a slow replica" in {each.name for each in slow.open}
+    assert "a slow replica" in {each.looks_like for each in hot.refuted}

@@ -1,0 +1,639 @@
+"""Whether a change cured an incident: pairs of recordings of real servers, judged as their README tells them."""
+
+import functools
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from support import rewriting, scenarios
+from support.bad_servers import Reply, on_metrics, serving
+from support.cli import diag
+from support.paths import RECORDINGS, ROOT
+from support.scenarios import Beside, gpu
+from support.timelines import hot
+
+from diag.commands import verify as verifying
+from diag.commands.observe import ObserveOptions, take_snapshot
+from diag.core.errors import BadUsage
+from diag.core.incident import Incident, Severity, judged
+from diag.diagnosis.diagnose import Diagnosis
+from diag.knowledge.catalog import load
+from diag.knowledge.signals.engine import long_prefills, requests_running, requests_waiting_median
+from diag.report import verify as person
+from diag.report import verify_json
+from diag.verify.changes import Tried, options
+from diag.verify.compare import Verification, compare
+from diag.verify.load import Lengths, Load, differences
+from diag.verify.signal_deltas import WORK, SignalDelta, expected, signal_deltas
+from diag.verify.snapshot import Snapshot
+from diag.verify.user_metrics import Bounds, bucket
+from diag.vllm.command.parse import parse
+
+SCHEMA = json.loads((ROOT / "diag" / "report" / "diag.verify.schema.json").read_text(encoding="utf-8"))
+PAIRS = [
+    # a cap below what the pool holds ends the evictions and halves the output
+    ("kv_cascade_base", "cure_max_num_seqs_p90", "cured"),
+    ("kv_cascade_base", "cure_max_num_seqs_mean", "cured"),
+    # a watermark halves them
+    ("kv_cascade_base", "cure_watermark", "better"),
+    ("cure_watermark", "kv_cascade_base", "worse"),
+    # the same once more: once the same recording, once another run of the same load
+    ("kv_cascade_base", "kv_cascade_base", "no effect"),
+    ("kv_cascade", "kv_cascade_base", "no effect"),
+    ("kv_cascade_base", "kv_cascade", "no effect"),
+    ("engine_stalled", "engine_stalled", "no effect"),
+    ("engine_dead", "engine_dead", "no effect"),
+    ("startup_crash_blocksize16", "startup_crash_blocksize16", "no effect"),
+    ("prefix_unique", "prefix_unique", "no effect"),
+    # the queue is gone because evictions do its work: taking the cap away again
+    ("cure_max_num_seqs_mean", "kv_cascade_base", "worse"),
+    # freezes go, though the 99th percentile of gaps rises from 0.05 to 0.30 s
+    ("contention_bigbatch", "contention_smallbatch", "cured"),
+    ("contention_smallbatch", "contention_bigbatch", "worse"),
+    # three prompts of 4,000 tokens every 11 s, and one of 7,000 every 15 s
+    ("contention_bigbatch", "contention_cure_threshold", "not comparable"),
+    # 28 clients or 24, and 4 or 6
+    ("kv_cascade", "healthy_after_cascade", "not comparable"),
+    ("queue_saturation", "healthy", "not comparable"),
+    ("kv_cascade_base", "kv_saturated_fit", "not comparable"),
+    ("kv_undersized", "kv_cascade_base", "not comparable"),
+    # six clients as before, of a server that was dead
+    ("engine_dead", "healthy", "cured"),
+    # stalls that had ended by themselves
+    ("engine_stalled", "healthy", "not comparable"),
+    ("tp2_long_stall", "tp2_healthy_between", "not comparable"),
+    # a start that failed, and one that did not
+    ("startup_crash_blocksize16", "healthy", "cured"),
+    ("startup_crash_blocksize16", "idle", "cured"),
+    ("startup_crash_blocksize16", "startup_hang", "not comparable"),
+    ("fail_max_model_len", "healthy", "cured"),
+    # nobody there, or nothing
+    ("kv_cascade_base", "idle", "not comparable"),
+    ("kv_cascade_base", "engine_dead", "not comparable"),
+    ("kv_cascade_base", "startup_hang", "not comparable"),
+    # nothing was wrong before
+    ("healthy", "healthy", "not comparable"),
+    ("healthy", "queue_saturation", "not comparable"),
+    ("healthy", "engine_stalled", "worse"),
+    ("healthy", "engine_dead", "worse"),
+    ("healthy", "startup_crash_blocksize16", "worse"),
+    ("queue_saturation", "engine_dead", "worse"),
+    ("startup_hang", "healthy", "not comparable"),
+]
+
+
+@functools.cache
+def look(path: Path) -> Snapshot:
+    return take_snapshot(ObserveOptions([str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)]))
+
+
+def verified(before: str | Path, after: str | Path) -> Verification:
+    sides = (RECORDINGS / each if isinstance(each, str) else each for each in (before, after))
+    return compare(*map(look, sides))
+
+
+def line_1(found: Verification) -> str:
+    return person.headlines(found)[0]
+
+
+@pytest.mark.parametrize(("before", "after", "verdict"), PAIRS)
+def test_the_verdict_is_that_of_who_was_there(before: str, after: str, verdict: str) -> None:
+    found = verified(before, after)
+    assert (found.verdict, line_1(found)) == (verdict, line_1(found))
+    assert line_1(found).startswith(verdict.upper())
+
+
+@pytest.mark.parametrize(("before", "after", "_"), PAIRS)
+def test_every_form_can_be_shown(before: str, after: str, _: str) -> None:
+    found = verified(before, after)
+    jsonschema.validate(json.loads(verify_json.render(found)), SCHEMA)
+    lines = person.terminal(found).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert person.markdown(found).startswith(f"**{found.verdict.upper()}")
+
+
+# -- what it costs, and what was changed ------------------------------------------------------------------------------
+
+
+def test_a_cure_that_halves_the_output_says_so_in_line_1() -> None:
+    head = line_1(verified("kv_cascade_base", "cure_max_num_seqs_p90"))
+    assert head.startswith(
+        "CURED, AT A PRICE kv_eviction_cascade on 127.0.0.1:8216 engine 0: output tokens / s 1,375 -> 709"
+    )
+    assert "time to first token p50 <= 5 -> <= 20 s" in head
+    assert "queue_saturation (warning) came" in head
+
+
+def test_a_run_is_no_worse_by_what_runs_of_one_load_differ() -> None:
+    (server,) = verified("kv_cascade", "kv_cascade_base").servers
+    assert not server.price
+
+
+def test_no_price_is_told_of_looks_that_cannot_be_compared() -> None:
+    (server,) = verified("healthy", "queue_saturation").servers
+    assert any(each.change == "worse" for each in server.user_metrics)
+    assert not server.price
+
+
+def test_gaps_are_judged_by_the_longest_of_them() -> None:
+    (server,) = verified("contention_bigbatch", "contention_smallbatch").servers
+    felt = {each.name: (each.after, each.change) for each in server.user_metrics}
+    assert felt["longest gap between tokens"] == (Bounds(0.3, 0.4), "better")
+    assert felt["gap between tokens p99.9"] == (Bounds(0.3, 0.4), "better")
+
+
+@pytest.mark.parametrize(
+    ("after", "flag", "values"),
+    [
+        ("cure_max_num_seqs_p90", "--max-num-seqs", ("64", "3")),
+        ("cure_watermark", "--watermark", (None, "0.05")),
+    ],
+)
+def test_the_change_is_the_fix(after: str, flag: str, values: tuple[str | None, str]) -> None:
+    (server,) = verified("kv_cascade_base", after).servers
+    assert [(each.name, each.before, each.after) for each in server.changes] == [(flag, *values)]
+    assert server.first is not None
+    assert [each.fix.flag for each in server.first.tried] == [flag]
+
+
+def test_a_flag_that_moved_the_other_way_is_no_fix() -> None:
+    (server,) = verified("cure_max_num_seqs_mean", "cure_max_num_seqs_p90").servers
+    assert [each.name for each in server.changes] == ["--max-num-seqs"]
+    assert server.first is not None
+    assert not server.first.tried
+    assert "none of the fixes that diag knows for queue_saturation" in person.terminal(
+        verified("cure_max_num_seqs_mean", "cure_max_num_seqs_p90")
+    )
+
+
+def test_what_vllm_derives_is_told_as_such() -> None:
+    (server,) = verified("queue_saturation", "healthy").servers
+    follows = {each.name: (each.before, each.after) for each in server.changes if each.follows}
+    assert follows["num_gpu_blocks"] == ("384", "2048")
+
+
+def test_a_setting_that_one_side_does_not_publish_is_no_change(tmp_path: Path) -> None:
+    bare = rewriting.write(tmp_path / "bare", rewriting.scrapes("kv_cascade_base"))
+    (server,) = verified("kv_cascade_base", bare).servers
+    assert {each.name for each in server.changes} > {"--max-num-seqs"}
+    assert not any(each.known for each in server.changes)
+    assert "nothing that diag can see" in person.terminal(verified("kv_cascade_base", bare))
+    (server,) = verified(bare, "cure_max_num_seqs_mean").servers
+    assert server.first is not None
+    assert not server.first.tried
+
+
+def test_a_command_without_variables_says_nothing_about_them(tmp_path: Path) -> None:
+    folder = rewriting.pages_alone(tmp_path, "kv_cascade_base")
+    about = (folder / "recording.toml").read_text(encoding="utf-8")
+    (folder / "recording.toml").write_text(re.sub(r'launch = ".*?python', 'launch = "python', about), encoding="utf-8")
+    (server,) = verified("kv_cascade_base", folder).servers
+    assert {each.name for each in server.changes} == {
+        "HF_HUB_OFFLINE",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_CPU_KVCACHE_SPACE",
+    }
+    assert not any(each.known for each in server.changes)
+
+
+def test_options_are_read_as_they_are_written() -> None:
+    command = (
+        "A_B=1 sh -c 'vllm serve m --kv-cache-dtype=fp8 --max_num_seqs 6 --enforce-eager --no-enable-prefix-caching'"
+    )
+    assert options(parse(command)) == {
+        "A_B": "1",
+        "--model": "m",
+        "--kv-cache-dtype": "fp8",
+        "--max-num-seqs": "6",
+        "--enforce-eager": "",
+        "--enable-prefix-caching": "False",
+    }
+
+
+BASE = list(rewriting.scrapes("kv_cascade_base"))
+
+
+# -- whether two looks can be compared --------------------------------------------------------------------------------
+
+PROMPTS, ANSWERS = Lengths(300.0, 1000.0, 1200.0), Lengths(100.0, 200.0, 400.0)
+LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, ANSWERS, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        # clients that do not wait: the rate stays, the queue goes
+        (LOAD, replace(LOAD, in_flight=3.0), True),
+        # clients that wait for an answer: the rate may be anything
+        (replace(LOAD, flat=True), replace(LOAD, flat=True, arrivals=9.0), True),
+        # half of the clients on a server at its limit get the same rate, and the fewer they are the less flat
+        (replace(LOAD, flat=True), replace(LOAD, flat=True, in_flight=10.0), False),
+        (replace(LOAD, flat=True), replace(LOAD, in_flight=3.0), False),
+        (LOAD, replace(LOAD, in_flight=10.0, arrivals=9.0), False),
+        (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 700.0)), False),
+        (LOAD, replace(LOAD, answers=Lengths(160.0, 200.0, 900.0)), False),
+        # the short ones among them come more often than before, as many tokens in all
+        (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 1100.0)), True),
+        (LOAD, replace(LOAD, prompts=Lengths(140.0, 500.0, 1100.0)), False),
+        (
+            replace(LOAD, prompts=Lengths(300.0, None, 1200.0)),
+            replace(LOAD, prompts=Lengths(140.0, None, 1100.0)),
+            False,
+        ),
+        (LOAD, replace(LOAD, finished=2.0), False),
+        # who never served has no load to compare; who did, and without these numbers, has one that nobody knows
+        (replace(LOAD, in_flight=None, answered=False), replace(LOAD, finished=0.0), True),
+        (replace(LOAD, in_flight=None), LOAD, False),
+        # who stalled all the time finished nothing, and has no lengths
+        (replace(LOAD, finished=0.0, arrivals=0.0, prompts=Lengths(), answers=Lengths()), LOAD, True),
+    ],
+)
+def test_the_same_load(before: Load, after: Load, same: bool) -> None:
+    assert (not list(differences(before, after))) is same
+
+
+def test_what_is_counted_is_what_the_pages_hold() -> None:
+    counts = [sum(map(float, re.findall(r"(?m)^vllm:request_success_total.* (.*)$", page))) for _, _, page in BASE]
+    (server,) = verified("kv_cascade_base", "kv_cascade_base").servers
+    assert server.load[0].finished == pytest.approx(counts[-1] - counts[0])
+    assert server.load[0].arrivals == pytest.approx(server.load[0].finished / (BASE[-1][0] - BASE[0][0]), rel=0.05)
+
+
+def test_a_page_without_the_load_is_no_server_that_never_answered(tmp_path: Path) -> None:
+    def without(page: str) -> str:
+        return "\n".join(each for each in page.split("\n") if not each.startswith("vllm:num_requests_waiting"))
+
+    before = changed(tmp_path, "contention_bigbatch", lambda all_of_it: rewriting.changed(all_of_it, without))
+    found = verified(before, "healthy")
+    assert (found.verdict, "the load before was not measured" in line_1(found)) == ("not comparable", True)
+
+
+def changed(
+    tmp_path: Path, name: str, change: Callable[[Iterable[rewriting.Scrape]], Iterable[rewriting.Scrape]]
+) -> Path:
+    """A recording changed scrape by scrape, with all that is known of it beside its pages."""
+    folder = rewriting.write(tmp_path / "changed", change(rewriting.scrapes(name)))
+    shutil.copy(RECORDINGS / name / "recording.toml", folder)
+    return folder
+
+
+def test_another_model_is_another_server(tmp_path: Path) -> None:
+    other = changed(
+        tmp_path,
+        "cure_max_num_seqs_mean",
+        lambda all_of_it: rewriting.changed(all_of_it, lambda page: rewriting.of_model(page, "other")),
+    )
+    found = verified("kv_cascade_base", other)
+    assert found.verdict == "not comparable"
+    assert "another model is served: tiny -> other" in line_1(found)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_restart_within_a_look_spoils_it(tmp_path: Path, side: str) -> None:
+    def restarted(all_of_it: Iterable[rewriting.Scrape]) -> Iterable[rewriting.Scrape]:
+        for at, (time, instance, page) in enumerate(all_of_it):
+            lines = (
+                f"process_start_time_seconds {1 + (at > 20)}" if each.startswith("process_start") else each
+                for each in page.split("\n")
+            )
+            yield time, instance, "\n".join(lines)
+
+    names = {"before": "kv_cascade_base", "after": "cure_max_num_seqs_mean"}
+    spoilt: dict[str, str | Path] = {**names, side: changed(tmp_path, names[side], restarted)}
+    found = verified(spoilt["before"], spoilt["after"])
+    assert found.verdict == "not comparable"
+    assert f"the server was restarted within the look {side}" in line_1(found)
+
+
+@pytest.mark.parametrize("after", ["cure_max_num_seqs_mean", "cure_max_num_seqs_p90"])
+def test_a_symptom_that_nobody_measures_any_more_may_hide_the_incident(tmp_path: Path, after: str) -> None:
+    """Of the second one it is known to be absent: by the KV pool, which is not full."""
+
+    def without(page: str) -> str:
+        return "\n".join(each for each in page.split("\n") if "num_preemptions" not in each)
+
+    found = verified(
+        "kv_cascade_base", changed(tmp_path, after, lambda all_of_it: rewriting.changed(all_of_it, without))
+    )
+    assert found.verdict == "not comparable"
+    assert "not measured after: preemptions / finished request" in line_1(found)
+
+
+def test_a_server_that_never_answered_is_cured_where_it_does_though_no_log_says_so(tmp_path: Path) -> None:
+    found = verified("startup_crash_blocksize16", rewriting.pages_alone(tmp_path, "healthy"))
+    assert (found.verdict, found.servers[0].outcomes[0].because) == ("cured", "the server answers now")
+
+
+def test_the_same_picture_under_another_name_is_no_cure(tmp_path: Path) -> None:
+    """Fewer than four run, which would be a pool too small; evictions, full pool and queue are as before."""
+
+    def few(page: str) -> str:
+        return re.sub(r"(?m)^(vllm:num_requests_running\{.*) (.*)$", lambda m: f"{m[1]} {float(m[2]) / 3}", page)
+
+    after = changed(tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, few))
+    found = verified("kv_cascade_base", after)
+    assert (found.verdict, "under another name" in line_1(found)) == ("no effect", True)
+
+
+def told(side: Snapshot, incident: str, change: Callable[[Diagnosis], Diagnosis]) -> Snapshot:
+    """A look in which one incident was judged otherwise."""
+    findings = (
+        replace(each, diagnosis=change(each.diagnosis)) if each.diagnosis.incident.id == incident else each
+        for each in side.report.findings
+    )
+    return replace(side, report=replace(side.report, findings=tuple(findings)))
+
+
+def test_what_comes_and_goes_is_cured_though_it_was_away_at_the_end() -> None:
+    """A stall that came twice would have come again."""
+
+    def twice(one: Diagnosis) -> Diagnosis:
+        symptoms = tuple(replace(each, history=each.history * 2) for each in one.symptoms)
+        return replace(one, symptoms=symptoms, instants=one.instants * 2)
+
+    before = told(look(RECORDINGS / "engine_stalled"), "engine_stalled", twice)
+    assert compare(before, look(RECORDINGS / "healthy")).verdict == "cured"
+
+
+def part(tmp_path: Path, name: str, begin: int, end: int) -> Path:
+    """So many pages of a recording, with all that is known of it beside them."""
+    return changed(tmp_path, name, lambda all_of_it: list(all_of_it)[begin:end])
+
+
+@pytest.mark.parametrize(("begin", "end"), [(17, 20), (36, 40)])
+def test_a_look_too_short_to_show_it_cures_nothing(tmp_path: Path, begin: int, end: int) -> None:
+    found = verified("kv_cascade", part(tmp_path, "kv_cascade", begin, end))
+    assert (found.verdict, "look again for 30 s" in line_1(found)) == ("not comparable", True)
+    assert "at a price" not in line_1(found)
+
+
+def test_what_comes_and_goes_needs_a_look_as_long_as_it_stays_away() -> None:
+    def again(one: Diagnosis) -> Diagnosis:
+        symptoms = tuple(replace(each, history=each.history * 2) for each in one.symptoms)
+        later = tuple(each + 3600 for each in one.instants)
+        return replace(one, symptoms=symptoms, instants=one.instants + later)
+
+    found = compare(told(look(RECORDINGS / "engine_stalled"), "engine_stalled", again), look(RECORDINGS / "healthy"))
+    assert (found.verdict, "it came and went, 3600 s apart" in line_1(found)) == ("not comparable", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("contention_bigbatch", 12), ("contention_bigbatch", 20), ("prefix_unique", 17)]
+)
+def test_a_shorter_look_at_the_same_is_no_change(tmp_path: Path, name: str, end: int) -> None:
+    """Counts grow with the window, and requests that finish are no symptom."""
+    piece = part(tmp_path, name, 0, end)
+    assert verified(name, piece).verdict in ("no effect", "not comparable")
+    assert verified(piece, name).verdict in ("no effect", "not comparable")
+
+
+def test_the_longest_of_all_is_not_compared_with_that_of_a_longer_look(tmp_path: Path) -> None:
+    (server,) = verified(part(tmp_path, "cure_max_num_seqs_mean", 0, 14), "cure_max_num_seqs_mean").servers
+    assert {each.name: each.change for each in server.user_metrics}["longest gap between tokens"] == "unknown"
+
+
+def test_another_half_with_its_adapters_is_the_same_model(tmp_path: Path) -> None:
+    assert verified("lora_thrash", part(tmp_path, "lora_thrash", 10, 30)).verdict == "no effect"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="tiny"} 3',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="abc",model_name="tiny"} 3',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="-Inf",model_name="tiny"} 3',
+        "diag_vllm_config 12",
+        'vllm:num_requests_waiting{engine="0",model_name="other"} +Inf',
+        'vllm:num_requests_running{engine="1",model_name="tiny"} 1e308',
+        'vllm:num_requests_running{engine="1",model_name="tiny"} +Inf',
+        'vllm:generation_tokens_total{engine="1",model_name="tiny"} +Inf',
+    ],
+)
+def test_an_odd_line_breaks_nothing(tmp_path: Path, line: str) -> None:
+    odd = changed(
+        tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, lambda page: f"{page}{line}\n")
+    )
+    for found in (verified(odd, "cure_max_num_seqs_mean"), verified("kv_cascade_base", odd)):
+        jsonschema.validate(json.loads(verify_json.render(found)), SCHEMA)
+
+
+def test_of_two_grave_incidents_the_one_that_stays_counts(tmp_path: Path) -> None:
+    def beside(gpu: Beside, name: str) -> Path:
+        start = BASE[0][0]
+        return rewriting.write(
+            tmp_path / name, [(t, at, page + scenarios.text(t - start, page, (gpu,))) for t, at, page in BASE]
+        )
+
+    found = verified(beside(hot(1100e6), "hot"), beside(gpu(), "cool"))
+    (server,) = found.servers
+    assert {each.before.incident.id: each.verdict for each in server.outcomes}["gpu_thermal_throttling"] == "cured"
+    assert {each.before.severity for each in server.outcomes} == {"critical"}
+    assert (found.verdict, line_1(found).split()[2]) == ("no effect", "kv_eviction_cascade")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "heads"),
+    [
+        ("healthy", "healthy", "cured", ["CURED, AT A PRICE kv_eviction_cascade on r0:8000"]),
+        ("", "healthy", "not comparable", ["NOT COMPARABLE r1:8000: what was wrong before", "CURED, AT A PRICE"]),
+        ("healthy", "engine_dead", "worse", ["WORSE r1:8000", "CURED, AT A PRICE"]),
+        ("healthy", "startup_hang", "not comparable", ["NOT COMPARABLE r1:8000", "CURED, AT A PRICE"]),
+    ],
+)
+def test_who_stands_beside_the_one_that_was_cured(
+    tmp_path: Path, before: str, after: str, verdict: str, heads: list[str]
+) -> None:
+    """A healthy replica is no reason not to compare, one that nobody saw is, one that died is worse."""
+
+    def both(one: str, other: str, when: str) -> Path:
+        beside = rewriting.scrapes(other) if other else ((t, at, "") for t, at, _ in rewriting.scrapes("healthy"))
+        return rewriting.write(tmp_path / when, rewriting.side_by_side(rewriting.scrapes(one), beside))
+
+    found = verified(both("kv_cascade_base", before, "before"), both("cure_max_num_seqs_mean", after, "after"))
+    assert found.verdict == verdict
+    for head, begins in zip(person.headlines(found), heads, strict=True):
+        assert head.startswith(begins)
+
+
+def test_what_was_healthy_is_not_told_by_what_another_server_lacked(tmp_path: Path) -> None:
+    blind = ((t, at, "") for t, at, _ in rewriting.scrapes("healthy"))
+    one = rewriting.write(tmp_path / "one", rewriting.side_by_side(rewriting.scrapes("healthy"), blind))
+    (server, _) = verified(one, one).servers
+    assert (server.before, server.blind != ()) == ("r1:8000", True)
+    assert not any("r0:8000" in each for each in person.headlines(verified(one, one)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [("critical", "warning", "cured"), ("critical", "critical", "no effect"), ("warning", "critical", "worse")],
+)
+def test_what_came_instead_is_weighed(before: Severity, after: Severity, verdict: str) -> None:
+    cascade = told(
+        look(RECORDINGS / "kv_cascade_base"), "kv_eviction_cascade", lambda one: replace(one, severity=before)
+    )
+    queue = told(
+        look(RECORDINGS / "cure_max_num_seqs_p90"), "queue_saturation", lambda one: replace(one, severity=after)
+    )
+    assert compare(cascade, queue).verdict == verdict
+
+
+def test_what_only_follows_from_something_else_did_not_come() -> None:
+    queue = told(
+        look(RECORDINGS / "cure_max_num_seqs_p90"),
+        "queue_saturation",
+        lambda one: replace(one, severity="critical", explained_by="something"),
+    )
+    assert compare(look(RECORDINGS / "kv_cascade_base"), queue).verdict == "cured"
+
+
+def test_servers_are_matched_by_name_where_there_are_several(tmp_path: Path) -> None:
+    def both(name: str, *instances: str) -> Path:
+        pages = [(time, each, page) for time, _, page in rewriting.scrapes(name) for each in instances]
+        return rewriting.write(tmp_path / f"{name}-{'-'.join(instances)}".replace(":", "_"), pages)
+
+    found = verified(both("kv_cascade_base", "a:1", "b:1"), both("cure_watermark", "b:1", "c:1"))
+    assert [each.before for each in found.servers] == ["b:1"]
+    assert found.alone == ("a:1 is not there after", "c:1 was not there before")
+    assert (found.servers[0].verdict, found.verdict) == ("better", "not comparable")
+
+
+def test_what_is_named_after_and_is_older_is_told() -> None:
+    (server,) = verified("kv_cascade_base", "cure_max_num_seqs_mean").servers
+    assert "what was named as after is older than what was named as before: is that their order?" in server.notes
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "span"),
+    [(0.5, Bounds(1.0, 2.0)), (0.75, Bounds(1.0, 2.0)), (0.76, Bounds(2.0, math.inf)), (1.0, Bounds(2.0, math.inf))],
+)
+def test_a_quantile_is_known_up_to_its_bucket(share: float, span: Bounds) -> None:
+    assert bucket(share, [(math.inf, 8), (1.0, 2), (2.0, 6)]) == span
+
+
+def test_a_histogram_without_counts_has_no_quantile() -> None:
+    assert bucket(0.5, [(1.0, 0.0), (math.inf, 0.0)]) is None
+    assert bucket(0.5, []) is None
+
+
+def test_what_a_tried_fix_promises_comes_first() -> None:
+    incident = look(RECORDINGS / "kv_cascade_base").report.present[0].diagnosis.incident
+    promise = requests_running.at_least(6, judged("for the test"))
+    waits = requests_waiting_median.at_most(3, judged("for the test"))
+    fix = replace(incident.fixes[0], expects=(promise, waits))
+    conditions = expected(incident, [Tried(fix, "")])
+    assert conditions[:2] == (promise, waits)
+    assert [each.op for each in conditions[2:]] == ["<=", "<="]
+    assert len({each.signal for each in conditions}) == len(conditions)
+
+
+@pytest.mark.parametrize("incident", load(), ids=lambda each: each.id)
+def test_that_there_is_enough_to_judge_by_is_no_symptom(incident: Incident) -> None:
+    told = expected(incident, ())
+    assert told
+    assert not {each.signal for each in told} & {*WORK}
+
+
+def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
+    """Of scrapes ten times as far apart, which are judged over the window of the alert, a tenth in the same time."""
+    pages = list(rewriting.scrapes("contention_bigbatch"))
+    slow = [(pages[0][0] + 10 * (time - pages[0][0]), at, page) for time, at, page in pages]
+    sides = look(RECORDINGS / "contention_bigbatch"), look(rewriting.write(tmp_path / "slow", slow))
+    one = sides[0].report.present[0].diagnosis
+    named = [(side, side.instances[0]) for side in sides]
+    (events,) = (
+        each for each in signal_deltas(one, expected(one.incident, ()), named) if each.condition.signal == long_prefills
+    )
+    assert events.before
+    assert events.after is not None
+    assert events.after < 0.3 * events.before
+
+
+@pytest.mark.parametrize(("before", "after", "way"), [(1.2, 0.6, 0.5), (0.6, 1.2, -0.5), (0.0, 0.0, 0.0)])
+def test_how_far_a_signal_went(before: float, after: float, way: float) -> None:
+    condition = requests_running.at_most(0.2, judged("for the test"))
+    assert SignalDelta(condition, 0.2, before, after).way == pytest.approx(way)
+    opposite = requests_running.at_least(0.2, judged("for the test"))
+    assert SignalDelta(opposite, 0.2, before, after).way == pytest.approx(-way)
+
+
+# -- as a user types it -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (["cure_max_num_seqs_mean"], 0, "CURED, AT A PRICE"),
+        (["cure_watermark"], 1, "BETTER"),
+        (["kv_cascade_base"], 1, "NO EFFECT"),
+        (["idle"], 3, "NOT COMPARABLE"),
+    ],
+)
+def test_the_exit_status_is_the_verdict(words: list[str], status: int, sentence: str) -> None:
+    done = diag("verify", *(f"tests/recordings/{each}" for each in ("kv_cascade_base", *words)))
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        ([], 64, "Missing argument 'before'"),
+        (["http://127.0.0.1:9"], 64, "a live server cannot show how it was: record it before the change"),
+        (
+            ["http://me:pass@127.0.0.1:9", "127.0.0.1:9"],
+            64,
+            "BEFORE is no recording (http://127.0.0.1:9 would be asked)",
+        ),
+        (["nowhere"], 64, "BEFORE is no recording (http://nowhere:80 would be asked)"),
+        (["\x1b[31mred", "other"], 64, "\\x1b[31mred is no URL"),
+        (["tests/recordings/kv_cascade", "127.0.0.1:9"], 69, "nothing answers at http://127.0.0.1:9"),
+        (["tests/recordings/kv_cascade"], 69, "BEFORE was recorded there: if it is elsewhere now, name AFTER"),
+        (["README.md", "tests/recordings/healthy"], 64, "it is no recording of `diag record`"),
+        (
+            ["tests/recordings/healthy", "tests/recordings/healthy", "--json", "--markdown"],
+            64,
+            "two formats: choose one",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(words: list[str], status: int, sentence: str) -> None:
+    done = diag("verify", *words)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "pass" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_a_name_with_escapes_reaches_no_terminal(tmp_path: Path) -> None:
+    evil = "a\x1b[31m|:1"
+    pages = [(time, evil, page) for time, _, page in rewriting.scrapes("kv_cascade_base")]
+    found = verified(rewriting.write(tmp_path / "evil", pages), "cure_watermark")
+    for text in (person.terminal(found), person.markdown(found)):
+        assert "\x1b" not in text
+    assert "\\|" in person.markdown(found)
+
+
+def test_without_after_the_servers_of_before_are_looked_at_as_they_are_now(tmp_path: Path) -> None:
+    """The pages of a server with a watermark, eight times as fast as they were recorded."""
+    replies = [Reply(page.encode()) for _, _, page in rewriting.scrapes("cure_watermark")]
+    with serving(on_metrics(*replies)) as server:
+        pages = ((time, server.instance, page) for time, _, page in rewriting.scrapes("kv_cascade_base"))
+        before = rewriting.write(tmp_path / "before", pages)
+        found = verifying.verify(str(before), ObserveOptions([], every=0.25, watch=0.25 * len(replies)))
+    assert (found.after.observed.source, found.after.observed.target) == ("scrape", server.url)
+    assert found.verdict == "better"
+
+
+def test_one_live_server_is_not_before_and_after() -> None:
+    with pytest.raises(BadUsage, match="record it before the change"):
+        verifying.verify("http://localhost:1/metrics", ObserveOptions(["localhost:1"]))

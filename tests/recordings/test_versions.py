@@ -1,0 +1,169 @@
+"""The same server under the names of older releases, at other cadences and beside other engines is judged the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import rewriting as re
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+
+LONG_PREFILLS = "prefill_decode_contention"
+SICK = {
+    "kv_cascade": "kv_eviction_cascade",
+    "contention_bigbatch": "prefill_decode_contention",
+    "queue_saturation": "queue_saturation",
+    "kv_saturated_fit": "kv_pool_saturated",
+    "engine_stalled": "engine_stalled",
+    "engine_dead": "engine_dead",
+}
+
+
+def judged(folder: Path) -> Report:
+    return doctor.run(ObserveOptions([str(folder)]))
+
+
+def primary(report: Report) -> list[str]:
+    return [each.diagnosis.incident.id for each in report.present if each.diagnosis.primary]
+
+
+@pytest.mark.parametrize("recording", SICK)
+@pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3, re.both_names], ids=lambda each: each.__name__)
+def test_an_older_release_is_judged_the_same(tmp_path: Path, recording: str, change: Callable[[str], str]) -> None:
+    report = judged(re.write(tmp_path, re.changed(re.scrapes(recording), change)))
+    assert primary(report) == [SICK[recording]]
+
+
+@pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3, re.both_names], ids=lambda each: each.__name__)
+def test_a_healthy_older_release_is_healthy(tmp_path: Path, change: Callable[[str], str]) -> None:
+    report = judged(re.write(tmp_path, re.changed(re.scrapes("healthy"), change)))
+    assert report.verdict == "healthy"
+    assert [each.state for each in report.progress] == ["busy"]
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 10])
+@pytest.mark.parametrize("recording", SICK)
+def test_a_slower_cadence_finds_the_same(tmp_path: Path, recording: str, every: float) -> None:
+    assert primary(judged(re.write(tmp_path, re.thinned(re.scrapes(recording), every)))) == [SICK[recording]]
+
+
+@pytest.mark.parametrize("every", [2, 5, 10, 15, 20, 30])
+@pytest.mark.parametrize("recording", ["healthy", "healthy_after_cascade", "idle", "contention_cure_threshold"])
+def test_no_cadence_makes_a_healthy_server_ill(tmp_path: Path, recording: str, every: float) -> None:
+    assert judged(re.write(tmp_path, re.thinned(re.scrapes(recording), every))).verdict == "healthy"
+
+
+def test_a_sick_engine_is_not_averaged_away_by_a_healthy_one(tmp_path: Path) -> None:
+    report = judged(re.write(tmp_path, re.as_ranks(re.scrapes("kv_cascade"), re.scrapes("healthy"))))
+    found = [each.diagnosis for each in report.present if each.diagnosis.primary]
+    assert [(each.incident.id, dict(each.subject)["engine"]) for each in found] == [("kv_eviction_cascade", "0")]
+    assert [each.state for each in report.progress] == ["busy", "busy"]
+
+
+def test_two_servers_are_two_scopes(tmp_path: Path) -> None:
+    first, well = list(re.scrapes("kv_cascade")), list(re.scrapes("healthy"))
+    later = first[0][0] - well[0][0]
+    moved = [(time + later, "other:8000", page) for time, _, page in well]
+    report = judged(re.write(tmp_path, sorted([*first, *moved])))
+    assert primary(report) == ["kv_eviction_cascade"]
+    assert len(report.progress) == 2
+
+
+def test_a_replica_that_shows_no_vllm_metrics_does_not_vanish(tmp_path: Path) -> None:
+    first = list(re.scrapes("healthy"))
+    blind = [(time, "blind:8000", "process_cpu_seconds_total 1\n") for time, _, _ in first]
+    report = judged(re.write(tmp_path, sorted([*first, *blind])))
+    assert report.verdict == "unknown"
+    assert [each.partition(":")[0] for each in report.blind] == ["blind"]
+    unknown = {each.diagnosis.incident.id for each in report.findings if each.diagnosis.state == "unknown"}
+    assert "kv_eviction_cascade" in unknown
+
+
+def test_one_scrape_cannot_tell(tmp_path: Path) -> None:
+    report = judged(re.write(tmp_path, list(re.scrapes("kv_cascade"))[30:31]))
+    assert report.verdict == "unknown"
+    assert "too few scrapes" in report.blind[0]
+
+
+def test_scrapes_a_minute_apart_are_judged(tmp_path: Path) -> None:
+    first = list(re.scrapes("healthy"))
+    slow = [(first[0][0] + 60 * at, name, page) for at, (_, name, page) in enumerate(first[::10])]
+    assert judged(re.write(tmp_path, slow)).verdict == "healthy"
+
+
+def test_buckets_that_users_chose_leave_contention_undecided(tmp_path: Path) -> None:
+    def other_edges(page: str) -> str:
+        return page.replace('le="1.0"', 'le="1.7"')
+
+    report = judged(re.write(tmp_path, re.changed(re.scrapes("contention_bigbatch"), other_edges)))
+    states = {each.diagnosis.incident.id: each.diagnosis.state for each in report.findings}
+    assert states["prefill_decode_contention"] == "unknown"
+
+
+def test_a_standstill_shorter_than_half_a_minute_is_no_stall(tmp_path: Path) -> None:
+    """The first 20 s of a real stall: so far it may be one large prefill."""
+    all_scrapes = list(re.scrapes("engine_stalled"))
+    report = judged(re.write(tmp_path, all_scrapes[10:21]))
+    assert "engine_stalled" not in primary(report)
+
+
+def test_a_server_that_died_and_came_back_was_dead_and_is_not(tmp_path: Path) -> None:
+    first, well = list(re.scrapes("engine_dead")), list(re.scrapes("healthy"))
+    later = first[-1][0] + 2 - well[0][0]
+    anew = ("process_start_time_seconds 1.7952", "process_start_time_seconds 1.7953")
+    back = [(time + later, first[0][1], page.replace(*anew)) for time, _, page in well]
+    report = judged(re.write(tmp_path, [*first, *back]))
+    found = report.present[0].diagnosis
+    assert (found.incident.id, found.ongoing) == ("engine_dead", False)
+    assert [each.state for each in report.progress] == ["busy"]
+    assert any("restarted" in note for note in report.observed.notes)
+    assert {each.diagnosis.incident.id for each in report.present} <= {"engine_dead", "prefix_cache_ineffective"}
+
+
+def test_a_server_that_is_still_starting_when_the_watch_begins_is_not_dead(tmp_path: Path) -> None:
+    well = list(re.scrapes("healthy"))
+    before = [(well[0][0] - 40 + 2 * at, well[0][1], "") for at in range(20)]
+    report = judged(re.write(tmp_path, [*before, *well]))
+    assert report.verdict == "healthy"
+
+
+def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) -> None:
+    """No token for 40 s, but each step takes KV blocks: the pages of a real stall, with a gauge that grows."""
+    gauge = 'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} '
+    grown = []
+    for at, (time, name, page) in enumerate(re.scrapes("engine_stalled")):
+        before, _, rest = page.partition(gauge)
+        grown.append((time, name, f"{before}{gauge}{at / 100}\n{rest.partition(chr(10))[2]}"))
+    report = judged(re.write(tmp_path, grown[:31]))
+    assert "engine_stalled" not in primary(report)
+    assert [each.state for each in report.progress] == ["slow"]
+
+
+@pytest.mark.parametrize(
+    ("recording", "series", "value", "absent"),
+    [
+        # evictions alone rule a queue out: the cascade's pages with a pool that looks empty
+        ("kv_cascade_base", "vllm:kv_cache_usage_perc", "0.2", "queue_saturation"),
+        # and so does a full pool alone: requests that hardly fit, with the evictions taken out
+        ("kv_undersized", "vllm:num_preemptions_total", "0", "queue_saturation"),
+        # gaps over 40 s alone rule contention out after a stall: every prompt counts as long
+        ("engine_stalled", 'vllm:request_prompt_tokens_bucket{engine="0",le="500.0"', "0", LONG_PREFILLS),
+    ],
+)
+def test_each_guard_is_enough_by_itself(tmp_path: Path, recording: str, series: str, value: str, absent: str) -> None:
+    pages = re.changed(re.scrapes(recording), lambda page: re.with_value(page, series, value))
+    report = judged(re.write(tmp_path, pages))
+    assert absent not in {each.diagnosis.incident.id for each in report.present}
+
+
+def test_short_prompts_are_enough_to_rule_contention_out_after_a_stall(tmp_path: Path) -> None:
+    """The pages of a stall of 42 s, with its gaps counted as shorter than 40 s."""
+    edge = 'vllm:inter_token_latency_seconds_bucket{engine="0",le="%s"'
+
+    def shorter(page: str) -> str:
+        return page.replace(edge % "40.0", edge % "39.0").replace(edge % "80.0", edge % "40.0")
+
+    report = judged(re.write(tmp_path, re.changed(re.scrapes("engine_stalled"), shorter)))
+    assert LONG_PREFILLS not in {each.diagnosis.incident.id for each in report.present}

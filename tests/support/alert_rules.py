@@ -1,0 +1,44 @@
+"""The generated alerting rules, evaluated by a real promtool over a timeline."""
+
+from functools import cache
+from pathlib import Path
+
+import yaml
+from support import timelines
+from support.paths import ROOT
+from support.timelines import Fired, fired
+
+from diag import promql
+from diag.knowledge.catalog import load
+
+INCIDENTS = {each.id: each for each in load()}
+
+
+RULES = ROOT / "alerts" / "diag.rules.yaml"
+
+
+STALLS = ("engine_dead", "engine_stalled", "tp_communication_stall")
+
+
+PROMPT = (
+    "kv_eviction_cascade",
+    "prefill_decode_contention",
+    "gpu_thermal_throttling",
+    "cuda_graph_capture_hang",
+    "gpu_out_of_memory",
+)
+
+
+@cache
+def rules(file: Path = RULES) -> list[dict[str, str]]:
+    return [rule for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
+
+
+@cache
+def asked() -> set[str]:
+    """Every metric that a rule selects."""
+    return {name for rule in rules() for name in promql.metric_names(promql.parse(rule["expr"]))}
+
+
+def evaluated(folder: Path, series: timelines.Series) -> Fired:
+    return fired(RULES, series, asked(), folder)

@@ -1,0 +1,19 @@
+"""The generated dashboards, their panels and queries."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from support.paths import ROOT
+
+PAGES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "dashboards").glob("*.json"))}
+
+
+def panels(page: str) -> list[dict[str, Any]]:
+    return [each for each in PAGES[page]["panels"] if each["type"] != "row"]
+
+
+def queries(page: str) -> Iterator[str]:
+    """Everything that a page asks: panels and annotations."""
+    yield from (target["expr"] for each in panels(page) for target in each["targets"])
+    yield from (each["expr"] for each in PAGES[page]["annotations"]["list"])

@@ -1,0 +1,42 @@
+"""A server that serves pages as the exporter does, and a real page of vLLM's."""
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from support.paths import RECORDINGS
+
+from diag.exporter.http_server import Answering, Listen, PageServer
+
+
+class Saying:
+    """Answers the seconds it was given."""
+
+    def page(self, seconds: float) -> bytes:
+        return b"seconds %.2f\n" % seconds
+
+
+ANYWHERE = Listen("127.0.0.1", 0)
+
+
+SAYING = Saying()
+
+
+@contextmanager
+def listening(listen: Listen = ANYWHERE, answering: Answering = SAYING) -> Iterator[str]:
+    """The server while it runs; its URL."""
+    with PageServer(listen, answering, 8.0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"{'https' if listen.cert else 'http'}://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def vllms_page() -> bytes:
+    """The first page of a recording of a real server."""
+    text = gzip.decompress((RECORDINGS / "kv_cascade" / "metrics.prom.gz").read_bytes())
+    return text.split(b"# scrape ")[1].partition(b"\n")[2]

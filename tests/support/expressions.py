@@ -1,0 +1,33 @@
+"""Every PromQL expression that the incidents ask."""
+
+from collections.abc import Iterator
+
+from diag.core.contract import Contract
+from diag.core.incident import Incident, Signal, fill
+from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
+from diag.knowledge.catalog import load
+from diag.knowledge.signals import engine as signals
+
+INCIDENTS = load()
+ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
+
+
+def every_signal(incident: Incident) -> Iterator[Signal]:
+    """Those of its conditions and those of its fixes."""
+    yield from (each.signal for each in incident.every_condition)
+    for fix in incident.fixes:
+        yield from (each.signal for each in fix.only_if)
+        if isinstance(fix.value, Signal):
+            yield fix.value
+
+
+def expressions(window: str) -> list[str]:
+    """Every signal and every incident's whole query, each once."""
+    contract = Contract().values()
+    texts = [fill(s.promql, each.per, window, contract) for each in INCIDENTS for s in every_signal(each)]
+    texts += [each.query(window, contract) for each in INCIDENTS]
+    shared = (signals.progress, signals.requests_in_flight, signals.requests_in_flight_peak, signals.steps_per_second)
+    texts += [fill(each.promql, ENGINE, window, contract) for each in shared]
+    bare = (signals.other_page.promql, signals.serves.promql, ENGINES, INSTANCES, GPUS)
+    texts += [fill(each, INSTANCE, window, contract) for each in bare]
+    return list(dict.fromkeys(texts))

@@ -1,0 +1,13 @@
+"""Where the checkout and the tests' data are."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+ROOT = TESTS.parent
+GOLDENS = TESTS / "goldens"
+DATA = TESTS / "data"
+LOGS = DATA / "logs"
+MODELS = DATA / "models"
+RECORDINGS = TESTS / "recordings"
+ALL_RECORDINGS = sorted(file.parent for file in RECORDINGS.glob("*/recording.toml"))
+"""The folder of every recording."""

@@ -1,0 +1,201 @@
+"""A real Prometheus that holds given samples, to compare diag.promql with.
+
+The samples are sent to its remote-write receiver, not backfilled by promtool: OpenMetrics text has no stale markers.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from diag.core.errors import QueryFailed
+from diag.promql import Block, Samples, Vector, evaluate
+
+TOLERANCE = 1e-9  # relative
+PLACES = ("PATH", "DIAG_PROMETHEUS3")  # where the programs are looked for: Prometheus 2, and the folder of Prometheus 3
+
+Answer = dict[frozenset[tuple[str, str]], float]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running Prometheus."""
+
+    url: str
+    version: tuple[int, ...]
+
+    def query(self, promql: str, instant: int) -> Answer | None:
+        """Ask at an instant (ms); None: valid, but without an answer."""
+        form = urllib.parse.urlencode({"query": promql, "time": f"{instant / 1000:.3f}"}).encode()
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/query", form, timeout=30) as response:
+                data = json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            reply = json.load(error)
+            assert reply["errorType"] == "execution", f"{promql}: {reply}"
+            return None
+        if data["resultType"] == "scalar":
+            return {frozenset(): float(data["result"][1])}
+        return {frozenset(series["metric"].items()): float(series["value"][1]) for series in data["result"]}
+
+
+def program(place: str) -> Path:
+    """Return the prometheus of one of the PLACES; skip the test when it is not installed."""
+    if place == "PATH":
+        found = shutil.which("prometheus")
+    else:
+        cache = os.environ.get("DIAG_CACHE", str(Path.home() / ".cache" / "diag"))
+        found = shutil.which("prometheus", path=os.environ.get(place, f"{cache}/prometheus3"))
+    if found is None:
+        pytest.skip(f"no prometheus at {place}: .ci/components installs it")
+    return Path(found)
+
+
+@contextmanager
+def serving(prometheus: Path, blocks: Sequence[Block], config_text: str = "{}") -> Iterator[Server]:
+    """Start a Prometheus that holds these samples, holes as stale markers, and scrapes what the configuration says."""
+    version = subprocess.run([prometheus, "--version"], capture_output=True, text=True, check=True)
+    numbers = (version.stdout + version.stderr).split("version ")[1].split("+")[0]
+    with TemporaryDirectory(prefix="prometheus-") as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*free.getsockname())
+        free.close()
+        config = Path(folder, "prometheus.yml")
+        config.write_text(config_text)
+        options = (f"--config.file={config}", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}")
+        with Path(folder, "log").open("w") as log:
+            process = subprocess.Popen(
+                [prometheus, *options, "--web.enable-remote-write-receiver"], stdout=log, stderr=log
+            )
+        try:
+            server = Server(f"http://{address}", tuple(int(number) for number in numbers.split(".")[:3]))
+            if blocks:
+                _send(server, blocks, process, Path(folder, "log"))
+            yield server
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def assert_same(samples: Samples, expressions: Iterable[str], instants: Sequence[int], server: Server) -> None:
+    """Compare every expression at every instant (ms).
+
+    Windows of Prometheus 2 are closed on the left: compare it at instants where no window begins at a sample.
+    """
+    wrong = [f"{promql}\n{why}" for promql in expressions if (why := _difference(samples, promql, instants, server))]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def _difference(samples: Samples, promql: str, instants: Sequence[int], server: Server) -> str | None:
+    theirs = [server.query(promql, instant) for instant in instants]
+    try:
+        ours = evaluate(promql, samples, np.array(instants))
+    except QueryFailed as failure:
+        return None if None in theirs else f"we fail: {failure}"
+    for place, (instant, answer) in enumerate(zip(instants, theirs, strict=True)):
+        mine = _at(ours, place)
+        if answer is None or mine.keys() != answer.keys():
+            return f"at {instant}: {_show(mine)}\ninstead of {_show(answer)}"
+        apart = {key: (mine[key], value) for key, value in answer.items() if not _close(mine[key], value)}
+        if apart:
+            return f"at {instant}: {[(dict(key), *pair) for key, pair in apart.items()]}"
+    return None
+
+
+def _at(vector: Vector, place: int) -> Answer:
+    rows = np.flatnonzero(vector.present[:, place])
+    return {frozenset(vector.labels[row].items()): float(vector.values[row, place]) for row in rows}
+
+
+def _show(answer: Answer | None) -> str:
+    return "failure" if answer is None else str([(dict(key), value) for key, value in answer.items()][:5])
+
+
+def _close(ours: float, theirs: float) -> bool:
+    if math.isnan(ours) or math.isnan(theirs):
+        return math.isnan(ours) and math.isnan(theirs)
+    return math.isclose(ours, theirs, rel_tol=TOLERANCE, abs_tol=1e-12)
+
+
+def _send(server: Server, blocks: Sequence[Block], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Write all samples, once the server is ready, and wait until the last one can be queried."""
+    # The oldest first: an empty Prometheus takes nothing that is much older than the first sample it got.
+    ordered = sorted((block for block in blocks if block.times.size), key=lambda block: int(block.times[0]))
+    body = _snappy(b"".join(_field(1, _series(block, row)) for block in ordered for row in range(len(block.labels))))
+    headers = {"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"}
+    request = urllib.request.Request(f"{server.url}/api/v1/write", body, headers)
+    while not _accepted(request):
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.05)
+    last = max(int(block.times[-1]) for block in ordered)
+    assert server.query('count({__name__!=""})', last), log.read_text()
+
+
+def _accepted(request: urllib.request.Request) -> bool:
+    """Tell whether the server took the samples; it does not listen, or says 503, until it is ready."""
+    try:
+        urllib.request.urlopen(request, timeout=60).close()
+    except urllib.error.HTTPError as error:
+        assert error.code == 503, error.read()
+        return False
+    except (urllib.error.URLError, ConnectionError):
+        return False
+    return True
+
+
+def _series(block: Block, row: int) -> bytes:
+    """Encode a prometheus.TimeSeries of the remote-write protocol."""
+    labels = sorted(block.labels[row].items())
+    names = [_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels]
+    points = [
+        _field(2, b"\x09" + struct.pack("<d", value) + b"\x10" + _varint(int(when)))
+        for when, value in zip(block.times, block.values[row], strict=True)
+    ]
+    return b"".join(names + points)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def _snappy(content: bytes) -> bytes:
+    """Wrap bytes as a snappy block of one literal."""
+    return _varint(len(content)) + b"\xfc" + struct.pack("<I", len(content) - 1) + content
+
+
+def hasty(rules: str) -> str:
+    """The rules with a minute of 5 s: causes still fire before what follows. The real times are tested elsewhere."""
+    often = rules.replace("interval: 15s", "interval: 2s")
+    return re.sub(r"for: (\d+)m", lambda found: f"for: {5 * int(found[1])}s", often)
+
+
+def answer(server: Server, promql: str) -> Answer | None:
+    """What it answers now; None while it does not listen yet."""
+    try:
+        return server.query(promql, round(time.time() * 1000))
+    except (urllib.error.URLError, ConnectionError):
+        return None

@@ -1,0 +1,107 @@
+"""Recordings made of real ones: renamed as an older vLLM, thinned to another cadence, two engines on one page."""
+
+import gzip
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from support.paths import RECORDINGS
+
+Scrape = tuple[float, str, str]
+"""Unix seconds, instance, page ("" where the scrape failed)."""
+OLD_NAMES = {
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+    "vllm:prefix_cache_": "vllm:gpu_prefix_cache_",
+    "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+}
+
+
+def scrapes(name: str) -> Iterator[Scrape]:
+    """The scrapes of a recording that ships with the repository."""
+    text = gzip.decompress((RECORDINGS / name / "metrics.prom.gz").read_bytes()).decode()
+    for part in re.split(r"^# scrape", text, flags=re.MULTILINE)[1:]:
+        header, _, page = part.partition("\n")
+        failed, _, rest = header.partition(" ")
+        time, instance, *_ = rest.split(" ")
+        yield float(time), instance, "" if failed else page
+
+
+def pages_alone(folder: Path, name: str) -> Path:
+    """The same recording, of somebody who kept no log."""
+    for file in ("metrics.prom.gz", "recording.toml"):
+        shutil.copy(RECORDINGS / name / file, folder)
+    return folder
+
+
+def write(folder: Path, all_scrapes: Iterable[Scrape]) -> Path:
+    """A recording without recording.toml."""
+    folder.mkdir(exist_ok=True)
+    with gzip.open(folder / "metrics.prom.gz", "wt", compresslevel=1) as out:
+        for time, instance, page in all_scrapes:
+            out.write(f"# scrape {time} {instance}\n{page}" if page else f"# scrape-failed {time} {instance} refused\n")
+    return folder
+
+
+def changed(all_scrapes: Iterable[Scrape], change: Callable[[str], str]) -> Iterator[Scrape]:
+    """Every page changed in the same way."""
+    return ((time, instance, change(page)) for time, instance, page in all_scrapes)
+
+
+def before_0_9_2(page: str) -> str:
+    """Names as vLLM 0.8.5 - 0.9.1 had them."""
+    for new, old in OLD_NAMES.items():
+        page = page.replace(new, old)
+    return page
+
+
+def before_0_8_3(page: str) -> str:
+    """The same without the label `engine`, and with a cache_config_info that does not know the number of blocks."""
+    page = re.sub(r'engine="0",?', "", before_0_9_2(page))
+    return re.sub(r'(num_gpu_blocks|kv_cache_size_tokens|kv_cache_max_concurrency)="[^"]*"', r'\1="None"', page)
+
+
+def both_names(page: str) -> str:
+    """Both names at once, as vLLM 0.9.2 - 0.10.2 had them."""
+    lines = page.splitlines(keepends=True)
+    return "".join(lines + [before_0_9_2(line) for line in lines if any(name in line for name in OLD_NAMES)])
+
+
+def as_engine(page: str, engine: int) -> str:
+    """The page's vLLM series as those of another engine."""
+    lines = (line for line in page.splitlines(keepends=True) if line.startswith("vllm:"))
+    return "".join(line.replace('engine="0"', f'engine="{engine}"') for line in lines)
+
+
+def of_model(page: str, name: str) -> str:
+    """The page of a server that serves its model under another name."""
+    return re.sub(r'model_name="[^"]*"', f'model_name="{name}"', page)
+
+
+def side_by_side(*servers: Iterable[Scrape]) -> list[Scrape]:
+    """Servers that run at the same time, from their first scrapes on: instances r0:8000, r1:8000, ..."""
+    moved = []
+    for number, server in enumerate(servers):
+        own = list(server)
+        moved += [(1_700_000_000 + time - own[0][0], f"r{number}:8000", page) for time, _, page in own]
+    return sorted(moved)
+
+
+def as_ranks(*servers: Iterable[Scrape]) -> Iterator[Scrape]:
+    """Servers as the data-parallel ranks of the first one, scrape by scrape."""
+    for (time, instance, page), *others in zip(*servers, strict=False):
+        yield time, instance, page + "".join(as_engine(each[2], rank) for rank, each in enumerate(others, 1))
+
+
+def thinned(all_scrapes: Iterable[Scrape], every: float) -> Iterator[Scrape]:
+    """At most one scrape in so many seconds."""
+    last = float("-inf")
+    for scrape in all_scrapes:
+        if scrape[0] - last >= every - 0.25:
+            last = scrape[0]
+            yield scrape
+
+
+def with_value(page: str, series: str, value: str) -> str:
+    """The page with another value for every series whose line begins so."""
+    return re.sub(rf"^({re.escape(series)}[^\n]*) \S+$", rf"\1 {value}", page, flags=re.MULTILINE)

@@ -1,0 +1,305 @@
+"""Recordings continued for the rules: a healthy lead-in, then what was recorded, its rates going on for 15 minutes.
+
+A timeline holds one value per series every 15 s from time 0 on, for `promtool test rules`. The fault sets in right
+after the last healthy scrape, at LEAD.
+"""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from support.paths import RECORDINGS
+from support.scenarios import GIB, PHASES, Beside, config, gpu, log, workers
+
+from diag.core.metric_families import FAMILIES
+from diag.promql import STALE, Block, is_stale
+from diag.sources.recording.reader import read
+
+STEP, LEAD, SICK = 15, 600, 900
+TIMES = np.arange(0, LEAD + SICK + STEP, STEP)
+BEFORE, AFTER = TIMES[TIMES <= LEAD], TIMES[TIMES > LEAD] - LEAD
+Floats = npt.NDArray[np.float64]
+Key = frozenset[tuple[str, str]]
+Series = dict[Key, Floats]
+"""Labels (without `instance`) and a value for each time; a hole is NaN."""
+
+STRETCHES = {
+    "engine_stalled": (24.0, 24.0, 60.0),  # SIGSTOP at 20 s, SIGCONT at 62 s
+    "tp2_long_stall": (16.0, 76.0, 88.0),  # SIGSTOP at 14.5 s, a line in the log from 75 s on, SIGCONT at 88.9 s
+    "engine_dead": (27.0, 27.0, 63.0),  # killed at 24 s
+}
+"""The seconds of a recording in which its fault lasts, where that is not all of it: played once, repeated from, to."""
+
+
+STAMPS = ("timestamp_seconds", "lora_requests_info")
+"""How metrics end whose values are unix times."""
+
+
+def is_counter(key: Key) -> bool:
+    """By its name, as OpenMetrics has it."""
+    return bool(re.search(r"_(total|count|sum|bucket)$", dict(key)["__name__"]))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was scraped: seconds since the first scrape, and the series."""
+
+    seconds: Floats
+    series: Series
+    start: float
+
+    @property
+    def whole(self) -> tuple[float, float, float]:
+        """The stretch that is all of it."""
+        return 0.0, 0.0, float(self.seconds[-1])
+
+    def at(self, seconds: Floats) -> Series:
+        """The last scrape at or before each of these seconds."""
+        rows = np.searchsorted(self.seconds, seconds, side="right") - 1
+        return {key: values[rows] for key, values in self.series.items()}
+
+    def looped(self, seconds: Floats, stretch: tuple[float, float, float]) -> Series:
+        """A stretch once and its end again and again: counters go on, time stamps stay as old as they were."""
+        first, again, last = stretch
+        rounds = np.maximum(np.floor((seconds - (again - first)) / (last - again)), 0)
+        played = first + seconds - rounds * (last - again)
+        now, begin, from_, to = (self.at(each) for each in (played, *map(np.atleast_1d, stretch)))
+        for key in now:
+            if is_counter(key):
+                now[key] = now[key] - begin[key] + rounds * (to[key] - from_[key])
+            elif dict(key)["__name__"].endswith(STAMPS):
+                now[key] = np.where(now[key] > 0, now[key] - (self.start + played) + seconds + LEAD, now[key])
+        return now
+
+
+@cache
+def recording(name: str) -> Recording:
+    """One that ships with the repository, on the times of its `up`."""
+    seen = read(RECORDINGS / name)
+    blocks = seen.samples.select([])
+    times = next(block.times for block in blocks if block.labels[0]["__name__"] == "up")
+    series: Series = {}
+    for block in blocks:
+        for labels, values in zip(block.labels, block.values, strict=True):
+            key = frozenset((name, value) for name, value in labels.items() if name != "instance")
+            series[key] = _spread(times, block.times, np.where(is_stale(values), np.nan, values))
+    return Recording((times - times[0]) / 1000, series, times[0] / 1000)
+
+
+def _spread(times: npt.NDArray[np.int64], own: npt.NDArray[np.int64], values: Floats) -> Floats:
+    """Values on all times of the recording; NaN where there was no such scrape."""
+    spread = np.full(times.size, np.nan)
+    spread[np.isin(times, own)] = values[np.isin(own, times)]
+    return spread
+
+
+def timeline(name: str, *beside: Beside, before: Iterable[Beside] = (), lead: str = "healthy") -> Series:
+    """A recording ("" for a server that never answered) with its host beside it, after a lead-in."""
+    served = _served(name, lead) if name else _silent()
+    hosts = _host(tuple(before), tuple(beside))
+    return {**served, **hosts}
+
+
+def _served(name: str, lead: str) -> Series:
+    sick = recording(name)
+    stretch = STRETCHES.get(name, sick.whole)
+    after = sick.looped(AFTER, stretch)
+    healthy = recording(lead)
+    before = healthy.looped(BEFORE.astype(float), healthy.whole)
+    alike = {_alike(key): values for key, values in before.items()}
+    return {key: _joined(key, alike.get(_alike(key)), values) for key, values in after.items()}
+
+
+def _alike(key: Key) -> Key:
+    """A series of any server under the same key: without what is called differently there."""
+    return frozenset(each for each in key if each[0] not in ("model_name", "engine"))
+
+
+def _joined(key: Key, before: Floats | None, after: Floats) -> Floats:
+    """The lead-in of a series and what comes after; a series that the healthy server lacks is there from the start."""
+    if dict(key)["__name__"] == "diag_vllm_config" or before is None:
+        before = np.full(BEFORE.size, 0.0 if is_counter(key) else after[0])
+    return np.concatenate([before, after + (before[-1] if is_counter(key) else 0)])
+
+
+def _silent() -> Series:
+    """A server that is being started: no page, after a time in which it was not there at all."""
+    values = np.concatenate([np.full(BEFORE.size, np.nan), np.zeros(AFTER.size)])
+    return {frozenset({("__name__", name)}): values for name in ("up", "diag_vllm_up")}
+
+
+def _host(before: tuple[Beside, ...], after: tuple[Beside, ...]) -> Series:
+    calm, sick = _sampled(before, BEFORE), _sampled(after, AFTER)
+    hole = np.full(TIMES.size, np.nan)
+    return {
+        key: np.concatenate([calm.get(key, hole[: BEFORE.size]), sick.get(key, hole[: AFTER.size]) + _grown(key, calm)])
+        for key in (calm | sick)
+    }
+
+
+def _grown(key: Key, calm: Series) -> float:
+    return float(calm[key][-1]) if is_counter(key) and key in calm else 0.0
+
+
+def _sampled(beside: tuple[Beside, ...], times: Floats) -> Series:
+    """What stands beside vLLM at each time."""
+    series: Series = {}
+    for at, second in enumerate(times):
+        for name, values, value in (sample for each in beside for sample in each(float(second))):
+            labels = zip(FAMILIES[name].labels, values, strict=True)
+            key = frozenset({("__name__", name), *labels})
+            series.setdefault(key, np.full(times.size, np.nan))[at] = value
+    return series
+
+
+@dataclass(frozen=True)
+class Fired:
+    """When alerts fired first, in seconds after the onset (negative: in the lead-in), by incident and severity.
+
+    guards: the alerts about the telemetry itself that fired.
+    """
+
+    first: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    guards: frozenset[str] = frozenset()
+
+    @property
+    def incidents(self) -> set[str]:
+        """Those that fired and are no mere information."""
+        return {incident for incident, severity in self.first if severity != "info"}
+
+
+FIRING = f'min_over_time(timestamp(ALERTS{{alertstate="firing"}})[{TIMES[-1]}s:{STEP}s])'
+FIRST = f"min by (alertname, incident, severity) ({FIRING})"
+
+
+def fired(rules: Path, series: Series, names: set[str], folder: Path) -> Fired:
+    """Have promtool evaluate the rules over the timeline."""
+    inputs = [
+        {"series": _written(key), "values": " ".join(map(_number, values))}
+        for key, values in series.items()
+        if dict(key)["__name__"] in names
+    ]
+    expectation = [{"expr": FIRST, "eval_time": f"{TIMES[-1]}s", "exp_samples": []}]
+    test = {"interval": f"{STEP}s", "input_series": inputs, "promql_expr_test": expectation}
+    # JSON is YAML, and faster to write
+    file = folder / "test.yaml"
+    file.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": f"{STEP}s", "tests": [test]}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
+    return _read(done.stdout + done.stderr)
+
+
+def _read(said: str) -> Fired:
+    """What promtool got although nothing was expected."""
+    if "SUCCESS" in said:
+        return Fired()
+    got = said.partition("got:")[2]
+    found = re.findall(r'\{alertname="(\w+)", (?:incident="(\w+)", )?severity="(\w+)"\} ([0-9.E+]+)', got)
+    assert found, said
+    first = {(incident, severity): float(at) - LEAD for _, incident, severity, at in found if incident}
+    return Fired(first, frozenset(alert for alert, incident, _, _ in found if not incident))
+
+
+def _written(key: Key) -> str:
+    labels = {"instance": "h:1", **dict(key)}
+    name = labels.pop("__name__")
+    return name + "{" + ",".join(f"{label}={json.dumps(value)}" for label, value in sorted(labels.items())) + "}"
+
+
+def _number(value: float) -> str:
+    return "_" if np.isnan(value) else f"{value:.12g}"
+
+
+SPINS = {"utilization_ratio": 0.96, "power_watts": 20, "power_limit_watts": 70}
+TWO = config(tensor_parallel_size=2)
+CAPTURE = {"process_start": 20.0, "load_weights": 100.0, "compile": 50.0, "cuda_graph_capture": 0.0}
+FULL = 24e9  # bytes a second, of 31.5e9 that 16 lanes of generation 4 carry
+
+
+def hot(clock: float) -> Beside:
+    """A GPU that is too hot, at this SM clock."""
+    seconds = {"throttle_seconds_total__sw_thermal": lambda t: 0.4 * t}
+    return gpu(**seconds, clock_hertz__sm=clock, temperature_margin_celsius=1)
+
+
+def linked(rate: float, nvlinks: int = 0) -> tuple[Beside, ...]:
+    """Two ranks' GPUs with that much PCIe traffic."""
+    return (TWO, *(gpu(i, nvlink_active_links=nvlinks, pcie_bytes_total__rx=lambda t: rate * t) for i in (0, 1)))
+
+
+def faulty(incident: str) -> tuple[Series, float]:
+    """A timeline on which the incident is there, and the seconds after LEAD at which it sets in."""
+    if incident in RECORDED:
+        return {**timeline(RECORDED[incident]), **_peers(incident)}, 0.0
+    name, beside, before = HOSTS[incident]
+    return timeline(name, *beside, before=before), 300.0 if incident == "cuda_graph_capture_hang" else 0.0
+
+
+def _peers(incident: str) -> Series:
+    """The servers that stand beside the sick one: h:2 on."""
+    peers = enumerate(PEERS.get(incident, ()), 2)
+    return {key | {("instance", f"h:{n}")}: values for n, name in peers for key, values in timeline(name).items()}
+
+
+RECORDED = {
+    "engine_dead": "engine_dead",
+    "engine_stalled": "engine_stalled",
+    "kv_eviction_cascade": "kv_cascade",
+    "kv_pool_saturated": "kv_saturated_fit",
+    "kv_pool_undersized": "kv_undersized",
+    "prefill_decode_contention": "contention_bigbatch",
+    "queue_saturation": "queue_saturation",
+    "prefix_cache_ineffective": "prefix_unique",
+    "replicas_unbalanced": "queue_saturation",
+    "speculation_ineffective": "speculation_ineffective",
+    "lora_thrash": "lora_thrash",
+    "api_server_bound": "api_server_bound",
+}
+"""The recording that shows an incident from vLLM's page alone."""
+PEERS = {"replicas_unbalanced": ("healthy", "healthy")}
+"""What other servers of the same model do meanwhile, where an incident is about one of them."""
+CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))
+HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
+    "cuda_graph_capture_hang": ("", (log("cuda_graph_capture", CAPTURE, start=LEAD), TWO, workers(1.0, 1.0)), ()),
+    "gpu_fault": ("healthy", (gpu(0), gpu(1, up=0)), CALM),
+    "gpu_memory_contended": ("healthy", (gpu(**{"process_memory_bytes:7,other,": 10 * GIB}),), CALM),
+    "gpu_out_of_memory": ("healthy", (log("ready", {}, start=LEAD, cuda_out_of_memory=-1),), ()),
+    "gpu_power_brake": ("healthy", (gpu(throttle_seconds_total__hw_power_brake=lambda t: 0.2 * t),), CALM),
+    "gpu_thermal_throttling": ("healthy", (hot(1800e6),), CALM),
+    "startup_failed": ("", (log("load_weights", {}, silent=10, start=LEAD, engine_start_failed=-1),), ()),
+    "startup_slow": ("", (log("load_weights", {"load_weights": 900}, start=LEAD), workers(1.0)), ()),
+    "tp_communication_stall": ("tp2_long_stall", (TWO, workers(1.0, 0.0, stopped=[1])), CALM),
+    "tp_interconnect_bound": ("healthy", linked(FULL), CALM),
+}
+"""What a host adds: the recording ("" for a server that never answers), what is beside it then, and before."""
+
+TOLD = (
+    config(tensor_parallel_size=2, gpu_memory_utilization=0.9),
+    log("ready", dict.fromkeys(PHASES[:-1], 10.0), 600, LEAD, cuda_out_of_memory=500, engine_start_failed=900),
+)
+"""What the log and the configuration of a server that serves say."""
+
+
+SICK_FOR = 480
+"""Seconds for which the fault has lasted when the servers start."""
+
+
+def blocks(series: Series, start: float | None = None) -> list[Block]:
+    """The timeline as samples from that unix time on; without one, its fault set in SICK_FOR seconds ago."""
+    begin = time.time() - SICK_FOR - LEAD if start is None else start
+    labels = tuple({"instance": "h:1", "job": "vllm", **dict(key)} for key in series)
+    values = np.array([_told(key, each, begin) for key, each in series.items()])
+    return [Block(labels, np.round((begin + TIMES) * 1000).astype(np.int64), values)]
+
+
+def _told(key: Key, values: Floats, begin: float) -> Floats:
+    """The values with time stamps that count from then, and holes as Prometheus has them."""
+    stamped = dict(key)["__name__"].endswith(STAMPS)
+    moved = np.where(stamped & (values > 0), values + begin, values)
+    return np.where(np.isnan(values), STALE, moved)

@@ -1,0 +1,69 @@
+"""The structure of the tree: floors, libraries behind one file each, names that exist once, tests that stand alone."""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT, TESTS
+
+PACKAGE = ROOT / "diag"
+FILES = sorted(PACKAGE.rglob("*.py"))
+ONE_FILE = {
+    "grafanalib": "artefacts/grafana.py",
+    "yaml": "core/yaml.py",
+    "vllm": "vllm/flags/parser.py",
+    "typer": "cli.py",
+    "rich": "report/terminal.py",
+    "promql_parser": "promql/",
+    "httpx": "http/fetch.py",
+    "prometheus_client": "core/metric_families.py",
+    "pandas": "report/dataframe.py",
+    "prometheus_api_client": "sources/prometheus/client.py",
+    "psutil": "exporter/process.py",
+    "pynvml": "exporter/gpu/nvml.py",
+    "requests": "http/session.py",
+}
+
+
+def imported(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_each_floor_imports_only_the_floors_below_it() -> None:
+    """The contract is in pyproject.toml; import-linter judges it."""
+    linter = str(Path(sys.executable).parent / "lint-imports")
+    done = subprocess.run([linter, "--no-cache"], check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+def test_few_files_lie_beside_the_floors() -> None:
+    assert {file.name for file in PACKAGE.glob("*.py")} == {"__init__.py", "cli.py", "incident.py", "signals.py"}
+
+
+def test_a_class_name_exists_once() -> None:
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in FILES)
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_a_library_stands_behind_one_file(file: Path) -> None:
+    inside = str(file.relative_to(PACKAGE))
+    tops = {name.split(".")[0] for name in imported(file)}
+    assert not {name for name, home in ONE_FILE.items() if name in tops and not inside.startswith(home)}
+
+
+def test_no_test_imports_another_one() -> None:
+    tests = {file.stem for file in TESTS.rglob("test_*.py")}
+    helpers = [file for file in TESTS.rglob("*.py") if file.name != "conftest.py"]
+    parts = {file.name: {part for name in imported(file) for part in name.split(".")} for file in helpers}
+    assert [name for name, imports in parts.items() if imports & tests] == []

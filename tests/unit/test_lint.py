@@ -1,0 +1,838 @@
+"""What `diag lint` says of a launch command: rules, corrections, what this host adds, and how it is printed."""
+
+import ctypes
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from support import scripted_nvml
+from support.paths import MODELS
+from support.scripted_nvml import GIB, H100, T4
+
+from diag import cli
+from diag.commands import lint as linting
+from diag.lint.finding import Edit, LintFinding
+from diag.lint.replaced import IDLE, INTO, REPLACED, TASKS, VARIABLES
+from diag.lint.rules import corrected, lint
+from diag.report.lint import render, text
+from diag.vllm.command.parse import read
+from diag.vllm.flags.registry import known, release, versions
+
+NEWEST = versions()[-1]
+VERSIONS = st.sampled_from(versions())
+MODEL = str(MODELS / "llama-3-8b")
+SCHEMA = json.loads((Path(cli.__file__).parent / "report" / "diag.lint.schema.json").read_text(encoding="utf-8"))
+
+
+def found(command: str, version: str = "0.32.0") -> dict[str, LintFinding]:
+    return {each.rule: each for each in lint(read(command, version=version), version)}
+
+
+def rules(command: str, version: str = "0.32.0", *severities: str) -> set[str]:
+    return {
+        name for name, each in found(command, version).items() if each.severity in (severities or ("error", "warning"))
+    }
+
+
+def after(command: str, version: str = "0.32.0") -> str:
+    """The corrected command."""
+    one = read(command, version=version)
+    return shlex.join(corrected(one, lint(one, version)))
+
+
+# -- flags that came and went -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "expected"),
+    [
+        ("--swap-space 4", "0.18.0", "vllm serve m"),
+        ("--num-scheduler-steps 8 --port 1", "0.10.1", "vllm serve m --port 1"),
+        (
+            "--speculative-model X --port 1 --num-speculative-tokens 5",
+            "0.32.0",
+            """vllm serve m --speculative-config '{"model": "X", "num_speculative_tokens": 5}' --port 1""",
+        ),
+        (
+            "--speculative-model '[ngram]' --ngram-prompt-lookup-max 3",
+            "0.9.0",
+            """vllm serve m --speculative-config '{"method": "ngram", "prompt_lookup_max": 3}'""",
+        ),
+        ("--cuda-graph-sizes 1 2 4", "0.13.0", "vllm serve m --cudagraph-capture-sizes 1 2 4"),
+        (
+            "--guided-decoding-backend xgrammar --guided-decoding-disable-fallback",
+            "0.11.0",
+            """vllm serve m --structured-outputs-config '{"backend": "xgrammar", "disable_fallback": true}'""",
+        ),
+        ("--cuda-graph-sizes 512", "0.13.0", "vllm serve m --max-cudagraph-capture-size 512"),
+        ("--guided-decoding-disable-fallback", "0.32.0", "vllm serve m"),
+        (
+            "--guided-decoding-backend xgrammar:no-fallback --guided-decoding-disable-any-whitespace",
+            "0.32.0",
+            """vllm serve m --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'""",
+        ),
+        (
+            "--speculative-model X --speculative-disable-by-batch-size 4",
+            "0.16.0",
+            """vllm serve m --speculative-config '{"model": "X", "disable_by_batch_size": 4}'""",
+        ),
+        (
+            "--speculative-model X --speculative-disable-by-batch-size 4",
+            "0.32.0",
+            """vllm serve m --speculative-config '{"model": "X"}'""",
+        ),
+        ("""--override-pooler-config '{"a": 1}'""", "0.32.0", """vllm serve m --pooler-config '{"a": 1}'"""),
+        ("-O.mode=3", "0.32.0", "vllm serve m -cc.mode=3"),
+        ("""-O '{"mode": 3}'""", "0.32.0", """vllm serve m -cc '{"mode": 3}'"""),
+        ("--task embed", "0.13.0", "vllm serve m --runner pooling --convert embed"),
+        ("--task generate", "0.13.0", "vllm serve m --runner generate"),
+        ("--enable-reasoning --reasoning-parser x", "0.10.0", "vllm serve m --reasoning-parser x"),
+        ("--disable-mm-preprocessor-cache", "0.13.0", "vllm serve m --mm-processor-cache-gb 0"),
+        ("--disable-log-requests", "0.17.0", "vllm serve m"),
+        ("--max-seq-len-to-capture 8192", "0.11.0", "vllm serve m"),
+        ("--gpu-memory-utilisation=0.8", "0.32.0", "vllm serve m --gpu-memory-utilization=0.8"),
+        ("--max-num-seq 8", "0.32.0", "vllm serve m --max-num-seq 8"),  # argparse takes the beginning of a flag
+        ("--enforce-eager true", "0.32.0", "vllm serve m --enforce-eager"),
+        ("--enable-prefix-caching=False", "0.32.0", "vllm serve m --no-enable-prefix-caching"),
+        ("'--dtype auto' --port 1", "0.32.0", "vllm serve m --dtype auto --port 1"),
+        ("--max-num-seqs 8 --port 1 --max-num-seqs 16", "0.32.0", "vllm serve m --port 1 --max-num-seqs 16"),
+        ("--device cuda", "0.25.0", "vllm serve m"),
+    ],
+)
+def test_a_command_is_corrected_for_its_release(words: str, version: str, expected: str) -> None:
+    text = f"vllm serve m {words}"
+    assert after(text, version) == expected
+    assert "error" not in {each.severity for each in found(expected, version).values()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rope-theta 1000000", "rope_parameters"),
+        ("""--rope-scaling '{"rope_type": "yarn", "factor": 4}'""", "max_position_embeddings"),
+        ("""--override-pooler-config '{"normalize": true}'""", "use_activation"),
+        ("--guided-decoding-disable-any-whitespace", "xgrammar or guidance as its backend"),
+        ("--guided-decoding-backend outlines --guided-decoding-disable-additional-properties", "guidance as its"),
+        ("--guided-decoding-backend xgrammar:disable-any-whitespace", "options behind the colon"),
+        ("""-O '{"level": 3}'""", "-cc"),
+    ],
+)
+def test_what_may_mean_something_else_is_said_in_words_and_not_written(words: str, said: str) -> None:
+    text = shlex.join(shlex.split(f"vllm serve m {words}"))
+    assert any(said in each.instead for each in found(text).values())
+    assert after(text) == text
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "expected"),
+    [
+        ("-O.mode=3", "0.11.2", set()),
+        ("-O3 -O 2", "0.32.0", set()),
+        ("-O.mode=3", "0.12.0", {"not_a_level"}),
+        ("""-cc '{"level": 3}'""", "0.16.0", set()),
+        ("-cc.level 3", "0.24.0", {"compilation_level"}),
+        ("--limit-mm-per-prompt image=5,video=2", "0.9.2", set()),
+        ("--limit-mm-per-prompt image", "0.9.2", {"value_of_another_kind"}),
+        ("--limit-mm-per-prompt image=5", "0.10.0", {"value_of_another_kind"}),
+        ("--enable-log-outputs", "0.10.2", set()),
+        ("--enable-log-outputs", "0.11.0", {"outputs_without_requests"}),
+        ("--long-prefill-token-threshold 9000 --max-model-len 8000", "0.26.0", set()),
+        (
+            "--long-prefill-token-threshold 9000 --max-model-len 8000 --max-num-partial-prefills 2",
+            "0.10.2",
+            {"threshold_above_context"},
+        ),
+        ("--long-prefill-token-threshold 9000 --max-model-len 8000", "0.27.0", {"threshold_above_context"}),
+        ("--config $FILE", "0.6.6", set()),
+        ("--help", "0.32.0", set()),
+    ],
+)
+def test_what_a_release_accepts_is_no_error(words: str, version: str, expected: set[str]) -> None:
+    assert rules(f"vllm serve m {words}", version, "error") == expected
+
+
+def test_help_is_no_server_to_judge() -> None:
+    assert not rules("vllm serve --help") | rules("vllm serve -h")
+
+
+def test_what_took_the_place_of_a_flag_is_known_where_the_flag_is_gone() -> None:
+    """No replacement is a flag that a release lacks from which the old one is missing, or is unknown itself."""
+    assert {*INTO, *REPLACED, *IDLE} <= {*known()}
+    for name, (target, _, _) in INTO.items():
+        assert known()[target].in_release(NEWEST), name
+    for each in (*REPLACED.values(), *TASKS.values()):
+        assert {word for word in each.flags if word.startswith("--")} <= {*known()}
+    for variable in VARIABLES.values():
+        assert not variable.flag or known()[variable.flag].in_release(NEWEST)
+
+
+def test_a_replacement_that_the_release_does_not_have_yet_is_not_written() -> None:
+    assert (
+        after("vllm serve m --speculative-model X", "0.8.3") == """vllm serve m --speculative-config '{"model": "X"}'"""
+    )
+    assert after("vllm serve m --rope-scaling '{}'", "0.6.0") == "vllm serve m --rope-scaling '{}'"
+
+
+def test_a_flag_of_a_later_release_is_named_with_the_release() -> None:
+    said = found("vllm serve m --watermark 0.1", "0.20.0")["flag_of_a_later_release"]
+    assert "0.24.0" in said.what
+    assert after("vllm serve m --watermark 0.1", "0.20.0") == "vllm serve m --watermark 0.1"
+
+
+def test_what_a_config_gives_is_named_and_not_edited(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("model: m\nswap-space: 4\nnever-heard-of: 1\ndisable-log-stats: true\n")
+    command = read("vllm serve --config c.yaml", tmp_path)
+    said = lint(command, "0.32.0")
+    assert any("--swap-space (in the --config file)" in each.what for each in said)
+    assert any("--never-heard-of (in the --config file)" in each.what for each in said)
+    assert corrected(command, said) == command.words
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "expected"),
+    [
+        ("--swap-space 4", "0.17.1", True),
+        ("--swap-space 4", "0.7.3", False),
+        ("--disable-log-requests", "0.10.1", True),
+        ("--disable-log-requests", "0.10.0", False),
+        ("--max-seq-len-to-capture 1", "0.10.2", True),
+        ("--disable-cascade-attn", "0.32.0", True),
+        ("--disable-cascade-attn", "0.20.0", False),
+        ("--show-hidden-metrics-for-version 0.9", "0.15.0", True),
+        ("--show-hidden-metrics-for-version 0.9", "0.10.0", False),
+    ],
+)
+def test_a_flag_without_effect_is_a_warning_from_the_release_on_that_ignores_it(
+    words: str, version: str, expected: bool
+) -> None:
+    assert ("no_effect" in rules(f"vllm serve m {words}", version)) is expected
+
+
+def test_the_old_engine_still_swaps() -> None:
+    assert "no_effect" not in rules("VLLM_USE_V1=0 vllm serve m --swap-space 4", "0.9.2")
+
+
+def test_an_abbreviation_is_worth_a_thought_and_no_more() -> None:
+    said = found("vllm serve m --kv-cache-memory 1G")
+    assert said["abbreviated_flag"].severity == "info"
+    assert "abbreviated_flag" not in found("vllm serve m --kv-cache-memory-bytes 1G -tp 2 --no-enable-prefix-caching")
+
+
+def test_a_switch_of_an_old_release_may_be_told_true_or_false() -> None:
+    text = "python -m vllm.entrypoints.openai.api_server --model m --enable-chunked-prefill False"
+    assert not rules(text, "0.7.3", "error")
+    assert "switch_with_a_value" in rules(text, "0.9.0")
+
+
+@pytest.mark.parametrize("words", ["--enable-x", "$ARGS", "${EXTRA[@]}", "$@", '"{{ .Values.args }}"', "--port $PORT"])
+def test_what_a_shell_or_a_template_fills_in_is_no_error(words: str) -> None:
+    expected = {"unknown_flag"} if words == "--enable-x" else set()
+    assert rules(f"vllm serve m {words}") == expected
+
+
+# -- variables --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "version", "expected"),
+    [
+        ("VLLM_USE_V1=1", "0.11.0", set()),
+        ("VLLM_USE_V1=0", "0.11.1", {"variable_not_read"}),
+        ("VLLM_USE_V1=0", "0.11.0", {"old_engine"}),
+        ("VLLM_USE_V1=0", "0.9.0", {"old_engine"}),
+        ("VLLM_USE_V1=0", "0.7.3", set()),
+        ("VLLM_ATTENTION_BACKEND=FLASHINFER", "0.14.1", set()),
+        ("VLLM_ATTENTION_BACKEND=FLASHINFER", "0.15.0", {"variable_not_read"}),
+        ("VLLM_EXECUTE_MODEL_TIMEOUT=600", "0.9.2", {"variable_not_read"}),
+        ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=600", "0.9.2", set()),
+        ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=600", "0.9.1", {"variable_not_read"}),
+        ("VLLM_RPC_TIMEOUT=1", "0.22.1", set()),
+        ("VLLM_RPC_TIMEOUT=1", "0.23.0", {"variable_not_read"}),
+        ("VLLM_ENGINE_READY_TIMEOUT_S=1", "0.13.0", {"variable_not_read"}),
+        ("VLLM_LOGING_LEVEL=DEBUG", "0.32.0", {"variable_not_read"}),
+        ("VLLM_LOGING_LEVEL=DEBUG", "0.20.0", set()),  # what it reads is not known
+        ("VLLM_ASCEND_ENABLE_FLASHCOMM1=1", "0.32.0", set()),  # a plugin's own
+        ("VLLM_IMAGE=x", "0.32.0", set()),
+        ("HF_TOKEN=x", "0.32.0", set()),
+    ],
+)
+def test_a_variable_is_judged_by_the_releases_that_read_it(variable: str, version: str, expected: set[str]) -> None:
+    assert rules(f"{variable} vllm serve m", version) == expected
+
+
+def test_the_old_engine_is_an_error_where_it_is_gone_and_a_warning_before() -> None:
+    assert found("VLLM_USE_V1=0 vllm serve m", "0.11.0")["old_engine"].severity == "error"
+    assert found("VLLM_USE_V1=0 vllm serve m", "0.10.2")["old_engine"].severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("VLLM_USE_V1=0 A=1 vllm serve m", "A=1 vllm serve m"),
+        (
+            "docker run -e VLLM_USE_V1=0 --rm vllm/vllm-openai --model m",
+            "docker run --rm vllm/vllm-openai --model m",
+        ),
+        ("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m", "vllm serve m --attention-backend FLASHINFER"),
+        ("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "vllm serve m --attention-backend TRITON_ATTN"),
+        ("VLLM_ATTENTION_BACKEND=XFORMERS vllm serve m", "vllm serve m"),
+        (
+            "VLLM_ATTENTION_BACKEND=FLASH_ATTN vllm serve m --attention-backend FLASHINFER",
+            "vllm serve m --attention-backend FLASHINFER",
+        ),
+        ("env VLLM_EXECUTE_MODEL_TIMEOUT=9 vllm serve m", "env VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=9 vllm serve m"),
+        (
+            "docker run -e VLLM_EXECUTE_MODEL_TIMEOUT=9 vllm/vllm-openai --model m",
+            "docker run -e VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=9 vllm/vllm-openai --model m",
+        ),
+    ],
+)
+def test_a_variable_that_is_not_read_is_corrected_where_it_stands(text: str, expected: str) -> None:
+    assert after(text) == expected
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vllm serve", {"no_model"}),
+        ("vllm serve --served-model-name a b m", {"no_model"}),
+        ("vllm serve m", set()),
+        ("vllm serve --model m", {"model_by_flag"}),
+        ("vllm serve m --model n", {"model_named_twice"}),
+        ("python -m vllm.entrypoints.openai.api_server --model m", set()),
+        ("python -m vllm.entrypoints.openai.api_server m", {"model_not_read"}),
+        ("python -m vllm.entrypoints.openai.api_server m --model m", {"word_too_many"}),
+        ("docker run vllm/vllm-openai --model m", set()),
+        ("docker run vllm/vllm-openai --model m n", {"word_too_many"}),
+        ("docker run vllm/vllm-openai vllm serve m", {"entry_point_repeated"}),
+        ("docker run vllm/vllm-openai serve m", {"entry_point_repeated"}),
+        ("docker run vllm/vllm-openai vllm serve --model m", {"entry_point_repeated"}),
+        ("docker run --entrypoint vllm vllm/vllm-openai serve m", set()),
+        ("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", set()),
+        ("docker run vllm/vllm-openai m --port 1", set()),
+        ("vllm serve -- m", set()),
+        ("vllm serve --config $CONFIG", set()),
+        ("vllm serve --port 1 $ARGS", set()),
+        ("vllm serve $ARGS", set()),
+        ("--port 1", set()),  # flags alone say nothing of the model
+    ],
+)
+def test_the_model_stands_where_it_is_looked_for(text: str, expected: set[str]) -> None:
+    assert rules(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "expected"),
+    [
+        ("vllm serve --model m", "0.11.0", "error"),
+        ("vllm serve --model=m", "0.11.0", "warning"),
+        ("vllm serve --model m", "0.11.1", "warning"),
+    ],
+)
+def test_a_model_by_flag_is_refused_by_the_releases_that_do(text: str, version: str, expected: str) -> None:
+    assert found(text, version)["model_by_flag"].severity == expected
+
+
+def test_the_entry_point_of_an_image_is_the_one_of_its_release() -> None:
+    assert rules("docker run vllm/vllm-openai m", "0.9.1") == {"model_not_read"}
+    assert not rules("docker run vllm/vllm-openai m", "0.17.1")
+    assert not rules("docker run --entrypoint vllm vllm/vllm-openai serve m", "0.9.1")
+    again = "docker run vllm/vllm-openai vllm serve m"
+    assert after(again, "0.17.1") == "docker run vllm/vllm-openai m"
+    assert after(again, "0.9.1") == "docker run vllm/vllm-openai --model m"
+
+
+def test_the_model_is_put_where_it_is_looked_for() -> None:
+    assert after("vllm serve --port 1 --model m") == "vllm serve m --port 1"
+    assert after("python -m vllm.entrypoints.openai.api_server m --port 1").endswith("api_server --model m --port 1")
+
+
+# -- contradictions and advice ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "expected"),
+    [
+        ("--max-num-partial-prefills 4", "0.26.0", {"partial_prefills"}),
+        ("--max-num-partial-prefills 4", "0.10.0", {"falls_back_to_v0"}),
+        ("--max-num-partial-prefills 1", "0.26.0", set()),
+        ("--max-num-partial-prefills 4", "0.27.0", {"removed_flag"}),
+        ("--num-scheduler-steps 8", "0.9.0", {"falls_back_to_v0"}),
+        ("--num-scheduler-steps 8", "0.7.3", set()),
+        ("--kv-cache-memory-bytes 8G --gpu-memory-utilization 0.9", "0.32.0", {"utilization_is_overridden"}),
+        ("--num-gpu-blocks-override 128", "0.32.0", {"pool_by_order"}),
+        ("--num-gpu-blocks-override $N", "0.32.0", set()),
+        ("--disable-log-stats", "0.32.0", {"no_metrics"}),
+        ("--gpu-memory-utilization 0.98", "0.32.0", {"hardly_any_memory_left"}),
+        ("--gpu-memory-utilization 0.95", "0.32.0", set()),
+        ("--max-num-batched-tokens 8192 --max-num-seqs 2 --max-model-len 512", "0.32.0", {"larger_step_than_work"}),
+        ("--headless --api-server-count 2", "0.32.0", {"servers_of_a_headless_node"}),
+        ("--headless --api-server-count 0", "0.32.0", set()),
+        ("-dp 4 --data-parallel-external-lb", "0.32.0", set()),
+        ("-dp 4 --data-parallel-hybrid-lb", "0.32.0", set()),
+        ("--enforce-eager --no-enforce-eager", "0.32.0", {"given_twice"}),
+        ("--max-num-seqs 8 --max-num-seqs 8", "0.32.0", set()),
+        ("--middleware a.b --middleware c.d", "0.32.0", set()),
+        ("-cc.a 1 -cc.b 2", "0.32.0", set()),
+        ("--enable-chunked-prefill --no-enable-chunked-prefill", "0.32.0", {"given_twice"}),
+        ("--cudagraph-capture-sizes 1 2 4 --max-num-seqs 8", "0.32.0", {"sequences_above_graphs"}),
+        ("--cudagraph-capture-sizes 1 2 4 --max-num-seqs 8 --enforce-eager", "0.32.0", set()),
+        ("--max-cudagraph-capture-size 64 --max-num-seqs 64", "0.32.0", set()),
+        ("-cc.max_cudagraph_capture_size 8 --max-num-seqs 16", "0.32.0", {"sequences_above_graphs"}),
+        ("""-cc '{"cudagraph_capture_sizes": [1, 8]}' --max-num-seqs 16""", "0.32.0", {"sequences_above_graphs"}),
+        ("""-cc '{"cudagraph_mode": "NONE", "cudagraph_capture_sizes": [1]}' --max-num-seqs 16""", "0.32.0", set()),
+        ("--port 99999", "0.32.0", {"value_out_of_range"}),
+        ("--max-num-seqs 64 --max-num-batched-tokens $T", "0.32.0", set()),
+    ],
+)
+def test_a_contradiction_or_a_harm_is_named(words: str, version: str, expected: set[str]) -> None:
+    assert rules(f"vllm serve m {words}", version) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--gpu-memory-utilization 1.5", "'1.5': it has to be above 0 and at most 1"),
+        ("--watermark 1", "'1': it has to be at least 0 and below 1"),
+        ("--max-num-seqs 0", "'0': it has to be at least 1"),
+    ],
+)
+def test_a_value_out_of_range_is_told_with_the_range(words: str, expected: str) -> None:
+    assert found(f"vllm serve m {words}")["value_out_of_range"].what.endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "expected"),
+    [
+        ("", "0.32.0", {"context_at_the_maximum"}),
+        ("--max-model-len 8k", "0.32.0", set()),
+        ("--max-model-len 8k", "0.7.3", {"prefix_caching_off"}),
+        ("--max-model-len 8k --enable-prefix-caching", "0.7.3", set()),
+        ("--max-model-len 8k --no-enable-prefix-caching", "0.32.0", {"prefix_caching_off"}),
+        ("--max-model-len 8k --enforce-eager", "0.32.0", {"eager"}),
+        ("--max-model-len 8k --max-num-seqs 1024", "0.32.0", {"sequences_above_graphs"}),
+        ("--max-model-len 8k --max-cudagraph-capture-size 512 --max-num-seqs 8", "0.32.0", {"graphs_above_sequences"}),
+        ("--max-model-len 8k -dp 4", "0.32.0", {"several_api_servers"}),
+        ("--max-model-len 8k -dp 4 --api-server-count 1", "0.32.0", set()),
+        ("--max-model-len 8k -dp 4 --data-parallel-external-lb", "0.32.0", set()),
+        ("--max-model-len 8k --kv-cache-dtype fp8_new", "0.20.0", {"not_a_choice"}),
+    ],
+)
+def test_what_is_worth_a_thought_is_an_info(words: str, version: str, expected: set[str]) -> None:
+    assert rules(f"vllm serve m {words}", version, "info") == expected
+
+
+def test_little_memory_left_is_worse_where_graphs_come_on_top() -> None:
+    words = "vllm serve m --gpu-memory-utilization 0.98"
+    assert "CUDA graphs come on top" in found(words, "0.19.1")["hardly_any_memory_left"].why
+    assert "CUDA graphs come on top" not in found(words, "0.20.0")["hardly_any_memory_left"].why
+    assert found(words, "0.20.0")["hardly_any_memory_left"].instead.endswith("(the default is 0.92)")
+
+
+def test_a_flag_given_twice_is_told_apart_from_a_switch_given_both_ways() -> None:
+    assert "is given 2 times" in found("vllm serve m --max-num-seqs 8 --max-num-seqs 9")["given_twice"].what
+    assert "is given both ways" in found("vllm serve m --enforce-eager --no-enforce-eager")["given_twice"].what
+
+
+def test_values_of_the_config_that_the_command_line_overrides_are_an_info(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("model: m\nport: 1\n")
+    said = lint(read("vllm serve --config c.yaml --port 2", tmp_path), "0.32.0")
+    assert {each.rule: each.severity for each in said}["given_twice"] == "info"
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_plain_command_is_clean_for_every_release(version: str) -> None:
+    words = "--tensor-parallel-size 2 --max-model-len 8192 --gpu-memory-utilization 0.9 --max-num-seqs 64 --port 8000"
+    assert not rules(f"vllm serve m {words} --enable-prefix-caching --trust-remote-code", version)
+
+
+def test_of_two_edits_of_a_word_the_one_that_removes_it_counts_otherwise_the_first() -> None:
+    assert after("vllm serve m --swap-space 4 --disable-log-stats true") == "vllm serve m"
+    command = read("vllm serve m --port 1")
+    twice = [
+        LintFinding("a", "error", "", "", edits=(Edit(range(3, 5), ("--port", "2")),)),
+        LintFinding("b", "warning", "", "", edits=(Edit(range(4, 5), ("3",)), Edit(range(5, 5), ("--headless",)))),
+        LintFinding("c", "info", "", "", edits=(Edit(range(0, 2)),)),
+    ]
+    assert corrected(command, twice) == ("vllm", "serve", "m", "--port", "2", "--headless")
+
+
+# -- this host and the model's folder ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Says what the driver shows."""
+    place = tmp_path / "script"
+    monkeypatch.setenv("DIAG_NVML_SCRIPT", str(place))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(scripted_nvml.build(tmp_path))))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    yield lambda *shown: scripted_nvml.write(place, shown)
+
+
+FREE = {**H100, "free": 79 * GIB, "used": 0, "uuid": "GPU-gpu"}
+NVLINK = {f"nvmlDeviceGetP2PStatus {peer} 2": 0 for peer in range(4)}
+PCIE = {f"nvmlDeviceGetTopologyCommonAncestor {peer}": 50 for peer in range(4)}
+
+
+def here(words: str) -> dict[str, LintFinding]:
+    told = linting.judge(f"vllm serve m --max-model-len 8k {words}", "0.32.0")
+    return {each.rule: each for each in told.findings}
+
+
+@pytest.mark.parametrize(
+    ("shown", "words", "expected"),
+    [
+        ([FREE], "", set()),
+        ([H100], "", {"gpu_is_shared"}),
+        ([H100], "--gpu-memory-utilization 0.1", set()),
+        ([H100], "--kv-cache-memory-bytes 8G", set()),
+        ([FREE, H100], "", set()),  # it is the first that would be used
+        ([H100, FREE], "", {"gpu_is_shared"}),
+        ([FREE], "-tp 2", {"fewer_gpus_than_ranks"}),
+        ([FREE], "-tp 0.5", {"value_of_another_kind"}),
+        ([FREE], "-tp 2 --nnodes 2", set()),
+        ([FREE], "-tp 2 --distributed-executor-backend ray", set()),
+        ([FREE] * 2, "-tp 1 -dp 4 --data-parallel-size-local 2 --api-server-count 1", set()),
+        ([{**FREE, "also": NVLINK}] * 2, "-tp 2", set()),
+        ([{**FREE, "also": PCIE}] * 2, "-tp 2", {"tensor_parallel_over_pcie"}),
+        ([{**FREE, "also": PCIE}] * 2, "-pp 2", set()),
+        ([{**FREE, "also": NVLINK}, {**T4, "free": 15 * GIB, "also": NVLINK}], "-tp 2", {"unequal_gpus"}),
+        ([{**FREE, "also": NVLINK}, {**T4, "free": 15 * GIB, "also": NVLINK}], "", set()),
+    ],
+)
+def test_the_gpus_of_this_host_make_warnings(
+    shown: list[dict[str, object]], words: str, expected: set[str], gpus: Callable[..., None]
+) -> None:
+    gpus(*shown)
+    said = here(words)
+    assert {*said} == expected
+    assert {each.severity for each in said.values()} <= {"warning"} or "value_of_another_kind" in said
+
+
+def test_a_shared_gpu_is_told_with_the_share_that_fits(gpus: Callable[..., None]) -> None:
+    gpus({**H100, "free": 30 * GIB, "processes": {1: 40 * GIB}})
+    said = here("")["gpu_is_shared"]
+    assert "30.0 of 80.0 GiB free" in said.what
+    assert "1 other process holds the rest" in said.why
+    assert said.instead.startswith("--gpu-memory-utilization 0.37,")
+    assert not here("--gpu-memory-utilization 0.37")
+
+
+def test_only_the_gpus_that_the_command_may_see_count(gpus: Callable[..., None]) -> None:
+    gpus(FREE, H100)
+    told = linting.judge("CUDA_VISIBLE_DEVICES=1 vllm serve m --max-model-len 8k", "0.32.0")
+    assert [each.rule for each in told.findings] == ["gpu_is_shared"]
+
+
+def test_gpus_that_are_not_there_are_not_checked() -> None:
+    told = linting.judge("vllm serve m -tp 8")
+    assert any(each.startswith("the GPUs of this host: ") for each in told.not_checked)
+
+
+def test_links_that_the_driver_does_not_tell_are_not_checked(gpus: Callable[..., None]) -> None:
+    gpus(FREE, FREE)
+    said = "how the GPUs are linked: the driver does not say"
+    assert said in linting.judge("vllm serve m -tp 2").not_checked
+    assert said not in linting.judge("vllm serve m").not_checked
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    **{"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 128256},
+    **{"max_position_embeddings": 131072, "num_key_value_heads": 8, "intermediate_size": 14336},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--max-model-len 8192 -tp 8", set()),
+        ("--max-model-len 131072", set()),
+        ("--max-model-len 131073", {"context_above_the_model"}),
+        ("--max-model-len 131073 --hf-overrides '{}'", set()),
+        ("--max-model-len 8192 -tp 3", {"heads_do_not_divide"}),
+        ("--max-model-len 8192 --enable-expert-parallel", {"experts_of_a_dense_model"}),
+    ],
+)
+def test_the_models_own_numbers_are_minded(words: str, expected: set[str], folder: Path) -> None:
+    told = linting.judge(f"vllm serve {folder} {words}", "0.32.0")
+    assert {each.rule for each in told.findings if each.severity == "error"} == expected
+
+
+def test_a_longer_context_may_be_allowed(folder: Path) -> None:
+    text = f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve {folder} --max-model-len 200k"
+    assert not [each for each in linting.judge(text, "0.32.0").findings if each.severity == "error"]
+
+
+def test_the_models_maximum_is_told_where_the_context_is_left_at_it(folder: Path) -> None:
+    told = linting.judge(f"vllm serve {folder}", "0.32.0")
+    assert [each.what for each in told.findings] == ["the context is left at the model's maximum, 131,072 tokens"]
+
+
+@pytest.mark.parametrize(("version", "refused"), [("0.29.0", False), ("0.32.0", True)])
+def test_what_stretches_a_context_depends_on_the_release(version: str, refused: bool, folder: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    stretched = {**CONFIG, "max_position_embeddings": 32768, "rope_scaling": yarn}
+    (folder / "config.json").write_text(json.dumps(stretched))
+    told = linting.judge(f"vllm serve {folder} --max-model-len 131072", version)
+    assert ("context_above_the_model" in {each.rule for each in told.findings}) is refused
+
+
+def test_a_context_that_vllm_leaves_short_is_not_at_the_maximum(folder: Path) -> None:
+    factors = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [32.0]}
+    stretched = {**CONFIG, "original_max_position_embeddings": 4096, "rope_scaling": factors}
+    (folder / "config.json").write_text(json.dumps(stretched))
+    assert linting.judge(f"vllm serve {folder}", "0.32.0").findings == ()
+
+
+def test_a_model_that_says_nothing_of_itself_has_no_limits(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Other"], "n_head": 12, "n_ctx": 1024}))
+    told = linting.judge(f"vllm serve {folder} --max-model-len 2048 -tp 2", "0.32.0")
+    assert (told.status, told.findings) == (0, ())
+    assert any(each.startswith("the model's own limits: ") for each in told.not_checked)
+
+
+def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
+    told = linting.judge(f"vllm serve {tmp_path}", "0.32.0")
+    assert told.findings[0].rule == "no_config"
+    assert told.status == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "where"),
+    [("docker run vllm/vllm-openai --model", "in the container"), ("ssh h vllm serve", "on another")],
+)
+def test_a_folder_of_another_machine_is_not_looked_for_here(before: str, where: str, tmp_path: Path) -> None:
+    told = linting.judge(f"{before} {tmp_path} --max-model-len 8k", "0.32.0")
+    assert told.status == 0
+    assert any(each.startswith(f"the model's own limits: the model's folder is {where}") for each in told.not_checked)
+
+
+@pytest.mark.parametrize("name", ["params.json", "model.gguf"])
+def test_a_model_in_another_format_needs_no_config(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    told = linting.judge(f"vllm serve {tmp_path}", "0.32.0")
+    assert told.status == 0
+    assert any(each.startswith("the model's own limits: ") for each in told.not_checked)
+
+
+# -- the release ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "version", "why"),
+    [
+        ("vllm serve m", "", NEWEST, "the newest that is known"),
+        ("vllm serve m", "v0.9.1", "0.9.1", "--version"),
+        ("vllm serve m", "0.8.5.post1", "0.8.5.post1", "--version"),
+        ("docker run vllm/vllm-openai:v0.10.1.1 --model m", "", "0.10.1.1", "the image's tag"),
+        ("docker run vllm/vllm-openai:v0.10.0-x86_64 --model m", "", "0.10.0", "the image's tag"),
+        ("docker run vllm/vllm-openai:v0.10.0 --model m", "0.9.1", "0.9.1", "--version"),
+        ("docker run vllm/vllm-openai:latest --model m", "", NEWEST, "the newest that is known"),
+        ("docker run vllm/vllm-openai:v0.9.2 bash -c 'vllm serve m'", "", "0.9.2", "the image's tag"),
+        ("docker run mirror:5000/x/vllm-openai-rocm:v0.16.0 m", "", "0.16.0", "the image's tag"),
+        ("docker run rocm/vllm:rocm6.4.1_vllm_0.9.1_20250702 vllm serve m", "", "0.9.1", "the image's tag"),
+        ("docker run 'vllm/vllm-openai:${VLLM_TAG:-v0.10.1}' --model m", "", "0.10.1", "the image's tag"),
+        ("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "", NEWEST, "the newest that is known"),
+        ("docker run x/rhaiis/vllm-cuda-rhel9:3.0.0 --model m", "", NEWEST, "the newest that is known"),
+        ("docker run opea/vllm-gaudi:1.2 --model m", "", NEWEST, "the newest that is known"),
+        ("docker run vllm/vllm-openai:v0.12.9 --model m", "", NEWEST, "the newest that is known"),
+    ],
+)
+def test_the_release_is_the_wanted_one_or_the_images_or_the_newest(
+    text: str, wanted: str, version: str, why: str
+) -> None:
+    told = linting.judge(text, wanted)
+    assert (told.version, told.release_from) == (version, why)
+
+
+def test_a_tag_that_is_not_vllms_version_is_said_to_tell_nothing() -> None:
+    said = "which vLLM the image holds: its tag is not vLLM's version (--version says it)"
+    assert said in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m").not_checked
+    assert said not in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "0.10.2").not_checked
+    assert said not in linting.judge("docker run vllm/vllm-openai:latest --model m").not_checked
+
+
+def test_a_release_newer_than_the_newest_is_said_to_be_half_known() -> None:
+    newer = f"0.{release(NEWEST)[1] + 1}.0"
+    told = linting.judge("vllm serve m --swap-space 1", newer)
+    assert told.not_checked[0].startswith(f"what came and went after {NEWEST}")
+    assert told.status == 2
+
+
+# -- the command line and the report ----------------------------------------------------------------------------------
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["diag", "lint", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["vllm serve m --max-model-len 8k"], 0),
+        (["vllm serve m --enforce-eager"], 0),
+        (["vllm serve m --disable-log-stats"], 1),
+        (["vllm serve m --swap-space 4"], 2),
+        (["vllm serve m --swap-space 4", "--version", "0.17.1"], 1),
+        (["ls"], 64),
+        (["vllm serve m", "--version", "newest"], 64),
+        (["vllm serve m", "--version", "0.1.0"], 64),
+        (["vllm serve 'm"], 64),
+    ],
+)
+def test_the_exit_status_is_that_of_the_worst_finding(
+    words: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert code == status
+    assert (err.count("\n") == 1 and not out) if status == 64 else not err
+
+
+REPORT = """\
+m with vLLM 0.32.0 (--version): 1 error, 1 warning, 1 info
+
+ERROR          --swap-space was removed: 0.17.1 is the last release with it
+  why          V1 never swaps the KV cache to the CPU: it recomputes
+  instead      remove it
+
+WARNING        --disable-log-stats takes every vllm:... metric off the page
+  why          neither Prometheus nor diag can tell how the server does
+  instead      remove it
+
+INFO           --enforce-eager runs without CUDA graphs and without compilation
+  why          every decode step launches its kernels one by one: short steps get much slower on a
+               GPU
+  instead      remove it unless the start fails without; --max-cudagraph-capture-size saves memory
+               at less cost
+
+  corrected    vllm serve m --max-model-len 8k --enforce-eager --max-num-seqs 64 \\
+               --served-model-name "$NAME" --api-key "$VLLM_API_KEY"
+
+  not checked  by vLLM's own parser: none is installed beside diag (--vllm-python names another)
+"""
+
+
+def test_the_report_is_printed_whole() -> None:
+    words = "--max-model-len 8k --enforce-eager --swap-space 4 --disable-log-stats --max-num-seqs 64"
+    printed = text(linting.judge(f'vllm serve m {words} --served-model-name "$NAME" --api-key sk-12', "0.32.0"))
+    assert printed[: len(REPORT)] == REPORT
+
+
+def test_no_line_is_wider_than_a_hundred_columns_but_for_a_word_that_is() -> None:
+    long = "x" * 300
+    told = linting.judge(f"vllm serve {'m' * 60} --served-model-name {'y ' * 80} {long} --swap-space 4 --{long} 1")
+    wide = [line for line in text(told).splitlines() if len(line) > 100]
+    assert all(long[:99] in line for line in wide)
+
+
+def test_the_corrected_command_is_read_back_as_it_is_printed() -> None:
+    words = """--swap-space 4 --speculative-model 'a b' --num-speculative-tokens 5 --served-model-name "$NAME" """
+    told = linting.judge(f"A='1 2' vllm serve m {words} --override-generation-config '{{\"t\": 0.5}}'", "0.32.0")
+    printed = text(told)
+    lines = printed[printed.index("  corrected") + 15 : printed.index("  not checked")]
+    again = read(lines, version="0.32.0")
+    assert again.environment == {"A": "1 2"}
+    assert json.loads(again.get("--speculative-config") or "") == {"model": "a b", "num_speculative_tokens": 5}
+    assert again.get("--served-model-name") == "$NAME"
+    assert again.get("--override-generation-config") == '{"t": 0.5}'
+    assert 'served-model-name "$NAME"' in printed
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--port $((8000 + i))", "${EXTRA:---enforce-eager --port 1}", '--port "$(nproc | wc -l)"', "$MORE", '"$@"'],
+)
+def test_what_a_shell_is_to_fill_in_stays_as_it_was_written(words: str) -> None:
+    told = linting.judge(f"vllm serve m --max-model-len 8k {words} --swap-space 4", "0.32.0")
+    assert told.corrected == f"vllm serve m --max-model-len 8k {words}"
+
+
+def test_the_correction_of_a_container_with_an_image_from_before_is_printed() -> None:
+    told = linting.judge("IMAGE=vllm/vllm-openai:v0.20.0\ndocker run $IMAGE --model m --swap-space 4")
+    assert (told.version, told.corrected) == ("0.20.0", "docker run $IMAGE --model m")
+
+
+def test_a_false_in_the_config_that_does_nothing_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("enable_prefix_caching: false\nenforce-eager: false\nheadless: false\n")
+    told = lint(read("vllm serve m --config c.yaml", tmp_path, "0.27.1"), "0.27.1")
+    said = [each for each in told if each.rule == "false_is_dropped"]
+    assert [each.what.split(":")[0] for each in said] == ["enable_prefix_caching"]
+    assert "--no-enable-prefix-caching on the command line" in said[0].instead
+
+
+def test_nothing_secret_is_printed_and_no_escape_reaches_the_terminal() -> None:
+    command = (
+        "HF_TOKEN=hf_aaaaaaaaaaaa VLLM_API_KEY=topsecret vllm serve 'm\x1b[31m' --api-key alpha bravo"
+        " --hf-token charlie --api-kee delta --swap-space 4 '--x\x1b[1m' https://user:echo@host/"
+        " --download-dir /home/foxtrot/models"
+        ' --kv-transfer-config \'{"password": "golf"\' --max-num-seqs "\x1b[2Jx"'
+    )
+    told = linting.judge(command, "0.32.0")
+    for printed in (text(told), render(told)):
+        for secret in ("hf_aaaa", "topsecret", "alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "\x1b"):
+            assert secret not in printed, secret
+
+
+def test_the_json_says_what_the_text_says() -> None:
+    told = linting.judge("vllm serve m --swap-space 4 --enforce-eager", "0.32.0")
+    content = json.loads(render(told))
+    Draft202012Validator(SCHEMA).validate(content)
+    assert {
+        key: content[key] for key in ("schema", "version", "version_from", "model", "status", "corrected", "parser")
+    } == {
+        "schema": "diag.lint/1",
+        "version": "0.32.0",
+        "version_from": "--version",
+        "model": "m",
+        "status": 2,
+        "corrected": "vllm serve m --enforce-eager",
+        "parser": None,
+    }
+    assert [(each["rule"], each["severity"], each["corrected"]) for each in content["findings"]] == [
+        ("removed_flag", "error", True),
+        ("context_at_the_maximum", "info", False),
+        ("eager", "info", False),
+    ]
+
+
+VALUES = st.sampled_from(
+    ["", "0", "-1", "1", "8", "1e12", "1e400", "nan", "-inf", "8k", "0.5", "true", "None", "{}", "[1]", "x", "$X", "é"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted({*known()} - {"--config", "--model"})), VALUES), max_size=6), VERSIONS)
+def test_every_command_is_judged_and_its_correction_is_no_worse(options: list[tuple[str, str]], version: str) -> None:
+    command = shlex.join(["vllm", "serve", MODEL, *(word for pair in options for word in pair)])
+    told = linting.judge(command, version)
+    assert text(told)
+    json.loads(render(told))
+    again = linting.judge(told.corrected or command, version)
+    assert not {(each.rule, each.what) for each in again.findings if each.edits and each.severity == "error"}
+
+
+def test_further_servers_in_the_same_text_are_said_not_to_be_checked() -> None:
+    told = linting.judge("vllm serve a\nvllm serve b\nvllm serve c")
+    assert told.not_checked[0] == "2 more servers that the same text starts: give them one by one"

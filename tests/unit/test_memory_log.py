@@ -1,0 +1,135 @@
+"""The numbers of memory in logs of several releases."""
+
+import pytest
+from support.paths import LOGS
+
+from diag.core.errors import BadUsage
+from diag.exporter.log.memory import GIB, Memory, memory, read
+
+HEAD = "(EngineCore pid=9) INFO 10-06 17:00:41 [gpu_worker.py:955] "
+
+
+def gib(found: Memory) -> dict[str, float]:
+    """The middles, in GiB."""
+    return {name: round(sum(size) / 2 / GIB, 3) for name, size in found.sizes.items()}
+
+
+def said(*texts: str) -> Memory:
+    return memory([HEAD + each + "\n" for each in texts])
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "sizes", "numbers"),
+    [
+        (
+            "v1_0.32.0_gpu_oom_under_load",
+            "0.32.0",
+            {"weights": 14.99, "pool": 51.1, "graphs": 0.52},
+            {"tokens": 418_608, "length": 8192, "concurrency": 51.1},
+        ),
+        (
+            "v1_0.11.0_tp2_capture_hang",
+            "0.11.0",
+            {"weights": 7.513, "pool": 12.11},
+            {"tokens": 198_416, "length": 8192, "concurrency": 24.22},
+        ),
+        ("v1_0.8.5_no_kv_memory", "0.8.5", {"weights": 14.272, "pool": 0.0}, {}),
+        (
+            "v1_0.32.0_cpu_small",
+            "0.32.0",
+            {"pool": 1.0},
+            {"tokens": 131_072, "length": 8192, "concurrency": 16},
+        ),
+    ],
+)
+def test_logs_of_releases(name: str, version: str, sizes: dict[str, float], numbers: dict[str, float]) -> None:
+    found = read(str(LOGS / f"{name}.log"))
+    assert (found.version, gib(found), found.numbers) == (version, sizes, numbers)
+
+
+def test_the_breakdown_of_v0() -> None:
+    """The words of https://github.com/vllm-project/vllm/issues/15815, Qwen2.5-32B with TP 2 on L40S."""
+    found = said(
+        "the current vLLM instance can use total_gpu_memory (44.42GiB) x gpu_memory_utilization (0.90) = 39.98GiB",
+        "model weights take 30.71GiB; non_torch_memory takes 0.30GiB; PyTorch activation peak memory takes 1.26GiB; the"
+        " rest of the memory reserved for KV Cache is 7.71GiB.",
+    )
+    expected = {"total": 44.42, "budget": 39.98, "weights": 30.71, "other": 0.3, "activations": 1.26, "pool": 7.71}
+    assert gib(found) == expected
+
+
+def test_the_breakdown_of_v1() -> None:
+    found = said(
+        "Free memory on device (78.84/79.25 GiB) on startup. Desired GPU memory utilization is (0.92, 72.91 GiB)."
+        " Actual usage is 15.26 GiB for consumed memory (weights + non-torch), 1.44 GiB for peak activation, and 0.23"
+        " GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=1` (2.0 GiB) to fit"
+    )
+    assert gib(found) == {"free": 78.84, "total": 79.25, "budget": 72.91, "activations": 1.44}
+
+
+def test_the_refusal_of_a_start_with_too_little_free() -> None:
+    """The words of https://github.com/ovg-project/kvcached/issues/110."""
+    line = (
+        "ERROR 09-09 10:00:00 [core.py:700] ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than"
+        " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used by"
+        " other processes.\n"
+    )
+    assert gib(memory([line])) == {"free": 67.24, "total": 79.25, "budget": 71.33}
+
+
+def test_the_refusal_of_a_context_that_is_too_long() -> None:
+    """The words of https://github.com/vllm-project/vllm/issues/16118."""
+    found = memory(
+        [
+            "ERROR 04-05 01:12:55 [core.py:390] ValueError: To serve at least one request with the models's max seq len"
+            " (1048576), (24.00 GiB KV cache is needed, which is larger than the available KV cache memory (9.97 GiB)."
+            " Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.\n"
+        ]
+    )
+    assert gib(found) == {"needed": 24.0, "pool": 9.97}
+    assert found.numbers == {"length": 1_048_576}
+
+
+def test_of_several_workers_the_fullest_one_counts() -> None:
+    found = said(
+        "Model loading took 7.50 GiB memory and 1.0 seconds",
+        "Model loading took 7.75 GiB memory and 1.0 seconds",
+        "Available KV cache memory: 12.11 GiB",
+        "Available KV cache memory: 11.50 GiB",
+        "Available KV cache memory: 12.00 GiB",
+    )
+    assert gib(found) == {"weights": 7.75, "pool": 11.5}
+
+
+def test_a_second_start_is_what_counts() -> None:
+    one = ["vLLM API server version 0.10.0", "Available KV cache memory: 3.00 GiB"]
+    two = ["vLLM API server version 0.11.0", "Available KV cache memory: 9.00 GiB"]
+    found = said(*one, *two)
+    assert (found.version, gib(found)) == ("0.11.0", {"pool": 9.0})
+
+
+def test_rounding_is_part_of_a_size() -> None:
+    low, high = said("Available KV cache memory: 1.0 GiB").sizes["pool"]
+    assert (round(low / GIB, 4), round(high / GIB, 4)) == (0.995, 1.005)
+
+
+def test_what_a_client_sent_is_not_believed() -> None:
+    sent = "Received request cmpl-1: prompt: 'Available KV cache memory: 99.00 GiB', params: SamplingParams()"
+    assert said(sent).sizes == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["Available KV cache memory: 1.2.3 GiB", "Model loading took - GiB", "\0\x1b[2J 1 GiB"]
+)
+def test_a_line_that_is_no_number_says_nothing(text: str) -> None:
+    assert said(text).sizes == {}
+
+
+def test_a_line_without_a_head_is_nobodys() -> None:
+    assert memory(["Available KV cache memory: 99.00 GiB\n"]).sizes == {}
+
+
+@pytest.mark.parametrize("path", ["/nonexistent.log", ".", "nul\0"])
+def test_a_log_that_cannot_be_read_is_refused(path: str) -> None:
+    with pytest.raises(BadUsage, match="cannot be read"):
+        read(path)

@@ -1,0 +1,34 @@
+"""The README says what the program prints and takes no more than one screen."""
+
+from pathlib import Path
+
+from support.paths import GOLDENS, ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+
+
+def test_the_output_it_shows_is_a_real_one() -> None:
+    shown = [line[4:] for line in README if line.startswith("    ") and not line.startswith("    $ ")]
+    printed = (GOLDENS / "kv_cascade.txt").read_text(encoding="utf-8").splitlines()
+    assert [
+        line for line in shown if line.rstrip(". ") and not any(p.startswith(line.rstrip(". ")) for p in printed)
+    ] == []
+    assert len(shown) > 5
+
+
+def test_it_has_two_commands_to_set_up_and_a_third_for_live_use() -> None:
+    commands = [line for line in README if line.startswith("    $ ")]
+    assert len(commands) == 3
+    assert "tests/recordings/kv_cascade" in commands[0]
+    assert "pytest" in commands[1]
+    assert "http://" in commands[2]
+
+
+def test_its_links_lead_somewhere() -> None:
+    links = [part.partition(")")[0] for line in README for part in line.split("](")[1:]]
+    assert [link for link in links if not link.startswith("http") and not Path(ROOT, link).exists()] == []
+
+
+def test_it_fits_on_one_screen() -> None:
+    assert len(README) <= 50
+    assert max(map(len, README)) <= 120
