@@ -1,4 +1,4 @@
-"""Text from elsewhere made fit to print, and moments in words."""
+"""How values are written for people: numbers with their units, moments, lists, and text from elsewhere."""
 
 from datetime import UTC, datetime
 
@@ -24,3 +24,40 @@ def listed(names: list[str], most: int = 3) -> str:
     """The first few of many names: "a, b, c and 7 more"."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def number(value: float) -> str:
+    """A number with three significant digits and as few characters as possible, never with an exponent."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{'-' if value < 0 else ''}<0.001" if 0 < abs(value) < 0.001 else f"{value:.3g}"
+
+
+def quantity(value: float, unit: str) -> str:
+    """A value of a signal with its unit: "7.4 %", "85 ms", "2.5 min", "17.9 GiB"; a plain number for any other unit.
+
+    Units: "share" (0..1, written as a percentage), "seconds", "bytes", "celsius", "watts", "bool" (yes or no). A sentence
+    names what a plain number counts.
+    """
+    if unit == "share":
+        return f"{number(100 * value)} %"
+    if unit == "bool":
+        return "yes" if value else "no"
+    scale, name = _scaled(abs(value), unit)
+    return f"{number(value / scale)} {name}" if name else number(value)
+
+
+_SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
+    "seconds": ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (float("inf"), 3600, "h")),
+    "bytes": ((2**20, 1, "bytes"), (2**30, 2**20, "MiB"), (float("inf"), 2**30, "GiB")),
+    "celsius": ((float("inf"), 1, "°C"),),
+    "watts": ((float("inf"), 1, "W"),),
+}
+"""For values below a bound: what to divide by, and the unit to write."""
+
+
+def _scaled(value: float, unit: str) -> tuple[float, str]:
+    """What to divide a value of this unit by, and what to write after it."""
+    if unit == "seconds" and value == 0:
+        return 1, "s"
+    return next(((scale, name) for below, scale, name in _SCALES.get(unit, ()) if value < below), (1, ""))

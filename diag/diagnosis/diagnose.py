@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from diag.core.formatting import number, quantity
 from diag.core.incident import Condition, Incident, LookAlike, Severity
 from diag.core.subjects import Subject, SubjectIndex
 from diag.diagnosis.decision_table import COMPARE, DecisionTable, decision_table
@@ -36,6 +37,11 @@ class Reading:
     holds: bool | None
     history: tuple[float | None, ...]
     which: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The value with its unit, "-" where there is none."""
+        return "-" if self.value is None else quantity(self.value, self.condition.signal.unit)
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def _name(one: Diagnosis, asked: QueryCache) -> Diagnosis:
         rows = asked.ask(signal.culprit_promql, one.incident.per, asked.window(one.incident))
         then = ((labels, row[one.reported]) for labels, row in rows.like(one.subject))
         mine = ((labels, value) for labels, value in then if not np.isnan(value))
-        texts = (signal.culprit_label.format_map({**dict(labels), "value": show(value)}) for labels, value in mine)
+        texts = (signal.culprit_label.format_map({**dict(labels), "value": number(value)}) for labels, value in mine)
         return replace(reading, which=tuple(dict.fromkeys(texts)))
 
     return replace(one, symptoms=tuple(map(named, one.symptoms)), supports=tuple(map(named, one.supports)))
@@ -219,18 +225,13 @@ def says(reading: Reading) -> str:
     """The signal's own sentence, read out with its number, and what it names."""
     if reading.value is None:
         return "not measured"
-    sentence = reading.condition.signal.sentence.format(value=show(reading.value))
+    sentence = reading.condition.signal.sentence.format(value=reading.shown)
     return f"{sentence} ({', '.join(reading.which)})" if reading.which else sentence
 
 
 def against(reading: Reading) -> str:
     """The comparison that the value is held against: ">= 4"."""
-    return f"{reading.condition.op} {show(reading.limit)}"
-
-
-def show(value: float) -> str:
-    """A number with three significant digits and as few characters as possible."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{reading.condition.op} {quantity(reading.limit, reading.condition.signal.unit)}"
 
 
 def _explain(found: list[Diagnosis]) -> list[Diagnosis]:

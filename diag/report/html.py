@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diag import __version__
 from diag.core.incident import Source
-from diag.diagnosis.diagnose import RANK, Diagnosis, Reading, against, says, show
+from diag.diagnosis.diagnose import RANK, Diagnosis, Reading, against, says
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet, svg
@@ -136,7 +136,7 @@ def _lasted(one: Diagnosis) -> str:
 
 def _evidence(reading: Reading, one: Diagnosis) -> str:
     condition = reading.condition
-    value = "-" if reading.value is None else show(reading.value)
+    value = reading.shown
     unit = "" if condition.signal.unit == "ratio" else f" {condition.signal.unit}"
     promise = f" ({condition.limit} of the contract)" if isinstance(condition.limit, str) else ""
     told = element(

@@ -1,6 +1,6 @@
 """The report for a ticket or a chat: GitHub-flavoured Markdown."""
 
-from diag.diagnosis.diagnose import Diagnosis, Reading, against, show
+from diag.diagnosis.diagnose import Diagnosis, Reading, against
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet
@@ -54,7 +54,7 @@ def _table(one: Diagnosis) -> str:
 
 
 def _row(reading: Reading) -> str:
-    value = "-" if reading.value is None else show(reading.value)
+    value = reading.shown
     holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
     return f"| {escape(reading.condition.signal.name)} | {value} | {escape(against(reading))} | {holds} |"
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from diag.diagnosis.diagnose import Diagnosis, Reading, against, onset, show
+from diag.core.formatting import number
+from diag.diagnosis.diagnose import Diagnosis, Reading, against, onset
 from diag.report import sentences as words
 from diag.report.markup import element, escape
 
@@ -165,9 +166,9 @@ def _values(points: Points, unit: str, scale: Scale) -> Iterator[str]:
     if not known:
         return
     most = scale.y(max(known)) + 4
-    yield _text(show(max(known)), scale.box.left - 6, most, "end")
+    yield _text(number(max(known)), scale.box.left - 6, most, "end")
     if min(known) < max(known):
-        yield _text(show(min(known)), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
+        yield _text(number(min(known)), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
 
 
 def _times(scale: Scale) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from diag.diagnosis.diagnose import Diagnosis, Reading, against, show
+from diag.diagnosis.diagnose import Diagnosis, Reading, against
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import relaunched
 from diag.diagnosis.report import Finding, Report
@@ -135,7 +135,7 @@ def _evidence(one: Diagnosis) -> list[str]:
 
 
 def _reading(label: str, reading: Reading) -> str:
-    value = "-" if reading.value is None else show(reading.value)
+    value = reading.shown
     name, limit = reading.condition.signal.name, against(reading)
     return f"  {label:<{LABEL}}{name:<38} {value:>8}  {limit:<9} {spark(reading)}".rstrip()
 

@@ -4,7 +4,8 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from diag.diagnosis.diagnose import Diagnosis, show
+from diag.core.formatting import number
+from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
 from diag.verify.changes import SettingChange, Tried
@@ -73,8 +74,8 @@ def _span(span: Bounds | None) -> str:
     if span is None:
         return "-"
     if span.least == span.most:
-        return show(span.most)
-    return f"> {show(span.least)}" if math.isinf(span.most) else f"<= {show(span.most)}"
+        return number(span.most)
+    return f"> {number(span.least)}" if math.isinf(span.most) else f"<= {number(span.most)}"
 
 
 def _felt(server: ServerComparison) -> list[Row]:
@@ -95,9 +96,9 @@ def _moved(outcome: IncidentOutcome) -> list[Row]:
 
 
 def _condition(each: SignalDelta) -> Row:
-    values = " -> ".join("-" if value is None else show(value) for value in (each.before, each.after))
+    values = " -> ".join("-" if value is None else number(value) for value in (each.before, each.after))
     held = {True: "as it should be", False: "not yet", None: "not measured after"}[each.met]
-    return each.condition.signal.name, values, f"{each.condition.op} {show(each.limit)}: {held}"
+    return each.condition.signal.name, values, f"{each.condition.op} {number(each.limit)}: {held}"
 
 
 def _changed(server: ServerComparison) -> list[str]:
@@ -143,7 +144,7 @@ def _loads(server: ServerComparison) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else show(value)
+    return "-" if value is None else number(value)
 
 
 def _others(server: ServerComparison) -> list[str]:

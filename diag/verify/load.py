@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diag.diagnosis.diagnose import show
+from diag.core.formatting import number
 from diag.knowledge.signals.engine import (
     FINISHED,
     GENERATED_TOKENS,
@@ -140,4 +140,4 @@ def _within(factor: float, one: float | None, other: float | None) -> bool:
 
 
 def _shown(value: float | None) -> str:
-    return "-" if value is None else show(value)
+    return "-" if value is None else number(value)
