@@ -1,0 +1,65 @@
+"""Compares what two checkouts of diag say of every recording: `python bench/same_verdicts.py OTHER_CHECKOUT [FOLDER ...]`.
+
+Of each recording the verdict, the states of progress, and of every diagnosis its state, severity, subject, cause,
+times and all of its numbers must be the same. Texts and the names of fields may differ. The recordings are those of
+this checkout and of every further FOLDER.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RUN = "from diag.cli import main; main()"
+FIXED = ("state", "severity", "primary", "explained_by", "since", "until", "ongoing")
+
+
+def report(checkout: Path, recording: Path) -> dict[str, Any]:
+    """What a checkout's doctor says as JSON; a failure is its exit status and sentence."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-c", RUN, "doctor", "--json", str(recording.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=checkout, check=False)
+    return json.loads(done.stdout) if done.stdout else {"failed": [done.returncode, done.stderr]}
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number of a document, wherever it stands."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from numbers(part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def decisions(document: dict[str, Any]) -> dict[str, Any]:
+    """What must not differ, by what it is about."""
+    found: dict[str, Any] = {"verdict": document.get("verdict"), "failed": document.get("failed")}
+    found["progress"] = sorted((str(part["subject"]), part["state"]) for part in document.get("progress", ()))
+    found["order"] = [diagnosis["incident"] for diagnosis in document.get("diagnoses", ())]
+    for diagnosis in document.get("diagnoses", ()):
+        fixed = [diagnosis[name] for name in FIXED]
+        found[f"{diagnosis['incident']} {diagnosis['subject']}"] = [*fixed, sorted(numbers(diagnosis))]
+    return found
+
+
+def main() -> int:
+    """Print each difference; 1 where there is one."""
+    other, *folders = map(Path, sys.argv[1:])
+    recordings = [file.parent for folder in (ROOT / "tests/recordings", *folders) for file in folder.glob("*/metrics*")]
+    different = 0
+    for recording in sorted(set(recordings)):
+        ours, theirs = (decisions(report(checkout.resolve(), recording)) for checkout in (ROOT, other))
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                different += 1
+                print(f"{recording}: {name}\n  here  {ours.get(name)}\n  there {theirs.get(name)}")
+    print(f"{len(set(recordings))} recordings, {different} differences")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
