@@ -431,8 +431,11 @@ def lint(
             help="The command, 'vllm serve MODEL --flag value'; or a file with it: a script, a --config, a manifest."
         ),
     ],
-    version: Annotated[
-        str, typer.Option("--version", help="The release, 0.32.0; otherwise the image's, the installed, the newest.")
+    vllm_version: Annotated[
+        str,
+        typer.Option(
+            "--vllm-version", help="The vLLM release, such as 0.32.0; default: the image's, the installed, the newest."
+        ),
     ] = "",
     python: Annotated[
         str, typer.Option("--vllm-python", help="The Python of another environment: its vLLM's parser is asked too.")
@@ -445,7 +448,7 @@ def lint(
     """
     from diag.commands.lint import run
 
-    text, status = run(command, version, python, as_json)
+    text, status = run(command, vllm_version, python, as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

@@ -103,9 +103,9 @@ def _release(command: Command, wanted: str, parser: _Parser) -> tuple[str, str]:
     if wanted:
         if not is_known(wanted):
             raise BadUsage(
-                f"--version {wanted[:40]!r} is no release from {versions()[0]} on: expected one such as 0.32.0"
+                f"--vllm-version {wanted[:40]!r} is no release from {versions()[0]} on: expected one such as 0.32.0"
             )
-        return wanted.removeprefix("v"), "--version"
+        return wanted.removeprefix("v"), "--vllm-version"
     if tag := _tag(command.image):
         return tag, "the image's tag"
     installed = parser.version or _installed()
@@ -159,8 +159,8 @@ def _unread(command: Command, version: str) -> Iterator[str]:
 
 
 def _untold(command: Command, why: str) -> Iterator[str]:
-    if re.search(r":[^/]*\d\.\d", command.image) and not _tag(command.image) and why != "--version":
-        yield "which vLLM the image holds: its tag is not vLLM's version (--version says it)"
+    if re.search(r":[^/]*\d\.\d", command.image) and not _tag(command.image) and why != "--vllm-version":
+        yield "which vLLM the image holds: its tag is not vLLM's version (--vllm-version says it)"
 
 
 def _with_model(command: Command, version: str, findings: list[LintFinding]) -> tuple[list[LintFinding], list[str]]:

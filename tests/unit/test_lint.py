@@ -640,11 +640,11 @@ def test_a_model_in_another_format_needs_no_config(name: str, tmp_path: Path) ->
     ("text", "wanted", "version", "why"),
     [
         ("vllm serve m", "", NEWEST, "the newest that is known"),
-        ("vllm serve m", "v0.9.1", "0.9.1", "--version"),
-        ("vllm serve m", "0.8.5.post1", "0.8.5.post1", "--version"),
+        ("vllm serve m", "v0.9.1", "0.9.1", "--vllm-version"),
+        ("vllm serve m", "0.8.5.post1", "0.8.5.post1", "--vllm-version"),
         ("docker run vllm/vllm-openai:v0.10.1.1 --model m", "", "0.10.1.1", "the image's tag"),
         ("docker run vllm/vllm-openai:v0.10.0-x86_64 --model m", "", "0.10.0", "the image's tag"),
-        ("docker run vllm/vllm-openai:v0.10.0 --model m", "0.9.1", "0.9.1", "--version"),
+        ("docker run vllm/vllm-openai:v0.10.0 --model m", "0.9.1", "0.9.1", "--vllm-version"),
         ("docker run vllm/vllm-openai:latest --model m", "", NEWEST, "the newest that is known"),
         ("docker run vllm/vllm-openai:v0.9.2 bash -c 'vllm serve m'", "", "0.9.2", "the image's tag"),
         ("docker run mirror:5000/x/vllm-openai-rocm:v0.16.0 m", "", "0.16.0", "the image's tag"),
@@ -664,7 +664,7 @@ def test_the_release_is_the_wanted_one_or_the_images_or_the_newest(
 
 
 def test_a_tag_that_is_not_vllms_version_is_said_to_tell_nothing() -> None:
-    said = "which vLLM the image holds: its tag is not vLLM's version (--version says it)"
+    said = "which vLLM the image holds: its tag is not vLLM's version (--vllm-version says it)"
     assert said in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m").not_checked
     assert said not in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "0.10.2").not_checked
     assert said not in linting.judge("docker run vllm/vllm-openai:latest --model m").not_checked
@@ -695,10 +695,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *wo
         (["vllm serve m --enforce-eager"], 0),
         (["vllm serve m --disable-log-stats"], 1),
         (["vllm serve m --swap-space 4"], 2),
-        (["vllm serve m --swap-space 4", "--version", "0.17.1"], 1),
+        (["vllm serve m --swap-space 4", "--vllm-version", "0.17.1"], 1),
         (["ls"], 64),
-        (["vllm serve m", "--version", "newest"], 64),
-        (["vllm serve m", "--version", "0.1.0"], 64),
+        (["vllm serve m", "--vllm-version", "newest"], 64),
+        (["vllm serve m", "--vllm-version", "0.1.0"], 64),
         (["vllm serve 'm"], 64),
     ],
 )
@@ -711,7 +711,7 @@ def test_the_exit_status_is_that_of_the_worst_finding(
 
 
 REPORT = """\
-m with vLLM 0.32.0 (--version): 1 error, 1 warning, 1 info
+m with vLLM 0.32.0 (--vllm-version): 1 error, 1 warning, 1 info
 
 ERROR          --swap-space was removed: 0.17.1 is the last release with it
   why          V1 never swaps the KV cache to the CPU: it recomputes
@@ -804,7 +804,7 @@ def test_the_json_says_what_the_text_says() -> None:
     } == {
         "schema": "diag.lint/1",
         "version": "0.32.0",
-        "version_from": "--version",
+        "version_from": "--vllm-version",
         "model": "m",
         "status": 2,
         "corrected": "vllm serve m --enforce-eager",
