@@ -9,23 +9,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from diag.core.throttle_reasons import THROTTLE_REASONS
+
 RUNNING = "vllm:num_requests_running"
 """Every vLLM server that answers has it."""
 MEBI = 1024**2
-REASONS = {
-    "gpu_idle": 0x1,
-    "applications_clocks": 0x2,
-    "sw_power_cap": 0x4,
-    "hw_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "sw_thermal": 0x20,
-    "hw_thermal": 0x40,
-    "hw_power_brake": 0x80,
-    "display_clocks": 0x100,
-    "board_limit": 0x200,
-    "reliability": 0x400,
-}
-"""DCGM passes NVML's bits on as they are."""
 
 
 class Record(NamedTuple):
@@ -101,7 +89,7 @@ RECORDS = (
     Record("diag_gpu_memory_reserved_bytes", device("FB_RESERVED_BYTES", f"FB_RESERVED * {MEBI}")),
     *(
         Record("diag_gpu_throttle_active", f"floor(({ACTIVE}) / {bit}) % 2", {"reason": reason})
-        for reason, bit in REASONS.items()
+        for reason, bit in THROTTLE_REASONS.items()
     ),
     *(Record("diag_gpu_throttle_seconds_total", time, {"reason": reason}) for reason, time in THROTTLED.items()),
     *(

@@ -16,6 +16,8 @@ from typing import Literal
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", ">=", "<", "<=", "=="]
+OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
+"""What holds where a comparison does not; `==` has no opposite among the comparisons."""
 
 
 @dataclass(frozen=True)

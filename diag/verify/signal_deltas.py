@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diag.core.incident import Comparison, Condition, Incident
+from diag.core.incident import OPPOSITE, Condition, Incident
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
@@ -31,7 +31,6 @@ WORK = (
     *(draft_tokens, serving, tokens_of_peers),
 )
 """What incidents ask for so that there is enough to judge by: more of it is no symptom."""
-OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
 
 
 @dataclass(frozen=True)

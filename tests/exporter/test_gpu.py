@@ -12,10 +12,10 @@ import pytest
 from support import scripted_nvml
 from support.scripted_nvml import GIB, H100, LOST, T4
 
+from diag.core.throttle_reasons import THROTTLE_REASONS
 from diag.exporter.gpu import collector as gpu_file
 from diag.exporter.gpu import nvml, xid
 from diag.exporter.gpu.collector import GpuCollector
-from diag.exporter.gpu.readings import REASONS
 from diag.exporter.process import Owner
 
 Script = Callable[..., None]
@@ -115,11 +115,30 @@ def test_every_value_has_the_unit_of_its_name(script: Script, name: str, labels:
     assert look(gpus()).of(name, 0, *labels) == value
 
 
-@pytest.mark.parametrize(("bit", "reason"), REASONS.items())
+NVML_NAMES = {
+    "gpu_idle": "GpuIdle",
+    "applications_clocks": "ApplicationsClocksSetting",
+    "sw_power_cap": "SwPowerCap",
+    "hw_slowdown": "HwSlowdown",
+    "sync_boost": "SyncBoost",
+    "sw_thermal": "SwThermalSlowdown",
+    "hw_thermal": "HwThermalSlowdown",
+    "hw_power_brake": "HwPowerBrakeSlowdown",
+    "display_clocks": "DisplayClockSetting",
+}
+"""Board limit and reliability are newer than pynvml."""
+
+
+@pytest.mark.parametrize(("reason", "name"), NVML_NAMES.items())
+def test_a_throttle_reason_has_the_bit_of_nvml(reason: str, name: str) -> None:
+    assert THROTTLE_REASONS[reason] == getattr(pynvml, f"nvmlClocksEventReason{name}")
+
+
+@pytest.mark.parametrize(("reason", "bit"), THROTTLE_REASONS.items())
 def test_every_bit_is_the_reason_of_its_name(script: Script, bit: int, reason: str) -> None:
     script(H100 | {"reasons": bit})
     shown = look(gpus())
-    active = [each for each in REASONS.values() if shown.of("throttle_active", 0, each)]
+    active = [name for name in THROTTLE_REASONS if shown.of("throttle_active", 0, name)]
     assert active == [reason]
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from diag.artefacts import dcgm
 from diag.core.metric_families import FAMILIES
-from diag.exporter.gpu.readings import REASONS
+from diag.core.throttle_reasons import THROTTLE_REASONS
 
 PLACES = ("PATH", "DIAG_PROMETHEUS3")
 SERVER, BY_POD = ("instance",), ("namespace", "pod")
@@ -66,7 +66,7 @@ EXPECTED = {  # the field and its value as dcgm-exporter serves it; what is reco
     "DEV_FB_RESERVED": (600, [("memory_reserved_bytes", {}, 600 * 2**20)]),
     "DEV_CLOCKS_EVENT_REASONS": (
         0x24,
-        [("throttle_active", {"reason": reason}, int(bool(0x24 & bit))) for bit, reason in REASONS.items()],
+        [("throttle_active", {"reason": reason}, int(bool(0x24 & bit))) for reason, bit in THROTTLE_REASONS.items()],
     ),
     "DEV_POWER_VIOLATION": (3_000_000_000, [("throttle_seconds_total", {"reason": "sw_power_cap"}, 3)]),
     "DEV_THERMAL_VIOLATION": (2_500_000_000, [("throttle_seconds_total", {"reason": "sw_thermal"}, 2.5)]),
@@ -220,10 +220,6 @@ def test_every_rule_is_expected_above() -> None:
     given = {(METRIC + metric, *own.items()) for _, samples in EXPECTED.values() for metric, own, _ in samples}
     rules = {(each.metric, *each.labels.items()) for each in (*dcgm.RECORDS, dcgm.SERVING)}
     assert rules == given | {("diag_gpu_xid_errors_total",)}
-
-
-def test_the_bits_are_those_of_our_exporter() -> None:
-    assert {bit: reason for reason, bit in dcgm.REASONS.items()} == REASONS
 
 
 def test_metrics_have_the_labels_of_our_page() -> None:

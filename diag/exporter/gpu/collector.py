@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diag.core.metric_families import Collected, Sample
+from diag.core.throttle_reasons import THROTTLE_REASONS
 from diag.exporter.gpu import nvml
 from diag.exporter.gpu.nvml import Device, Field, GpuLost, NvmlReading, NvmlUnavailable
-from diag.exporter.gpu.readings import NVLINK_BYTES, READINGS, REASONS, UNCHANGING, of_links, seldom
+from diag.exporter.gpu.readings import NVLINK_BYTES, READINGS, UNCHANGING, of_links, seldom
 from diag.exporter.gpu.xid import XidWatch
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class Gpu:
             labels = gpu + reading.labels
             if reading.family == "diag_gpu_throttle_active":
                 mask = int(value)
-                found |= {(reading.family, (*labels, each)): float(bool(mask & bit)) for bit, each in REASONS.items()}
+                active = {name: float(bool(mask & bit)) for name, bit in THROTTLE_REASONS.items()}
+                found |= {(reading.family, (*labels, name)): state for name, state in active.items()}
             else:
                 found[reading.family, labels] = value if reading.part is None else self._sum(reading, value)
         return [(family, labels, value) for (family, labels), value in found.items()]

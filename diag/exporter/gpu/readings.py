@@ -6,19 +6,6 @@ from diag.exporter.gpu import nvml
 from diag.exporter.gpu.nvml import Field, NvmlCall, NvmlReading
 
 E3, E6, E9 = 1_000, 1_000_000, 1_000_000_000
-REASONS = {
-    0x1: "gpu_idle",
-    0x2: "applications_clocks",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-    0x100: "display_clocks",
-    0x200: "board_limit",
-    0x400: "reliability",
-}
 THROTTLED = {  # counters in nanoseconds: field values, then the policy of nvmlDeviceGetViolationStatus
     "sw_power_cap": ((74,), (0,)),
     "sw_thermal": ((269, 75), (1,)),  # a driver without 269 and 270 counts both kinds of heat in 75: they go here
