@@ -5,11 +5,22 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.paths import GOLDENS, ROOT
+from support.paths import GOLDENS, ROOT, TESTS
+
+FAST = ("unit", "recordings")
+"""The folders whose tests need nothing but Python."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what is printed now as what is expected")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`-m fast` selects what a contributor runs all the time."""
+    for item in items:
+        needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow", "vllm"}
+        if item.path.relative_to(TESTS).parts[0] in FAST and not needs:
+            item.add_marker("fast")
 
 
 def pytest_configure() -> None:
