@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diag.core.errors import BadUsage
-from diag.core.formatting import printable
+from diag.core.formatting import gibibytes, printable
+from diag.core.sizes import GIB
 from diag.exporter.log.memory import SETTINGS, Memory
 from diag.exporter.log.memory import read as read_log
 from diag.report.budget import Budget, document, text
@@ -20,7 +21,7 @@ from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, CAPTURED, OTHER, POOL, 
 from diag.vllm.memory.model import Model, find, is_folder
 from diag.vllm.memory.model import read as read_model
 from diag.vllm.memory.parts import ByteRange
-from diag.vllm.memory.setup import GIB, SPACE, GpuSpec, Setup, setup, size
+from diag.vllm.memory.setup import SPACE, GpuSpec, Setup, setup, size
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
 ALIKE = 0.03
@@ -145,10 +146,10 @@ def _another(asked: BudgetOptions, logged: Memory, found: Ledger) -> Iterator[st
             yield f"--{name.replace('_', '-')} {its:g}, not {here[name]:g}"
     total, named = sum(logged.sizes.get("total", ())) // 2, _named(asked)
     if total and named and abs(total - named) > ALIKE * named:
-        yield f"a GPU of {total / GIB:.2f} GiB, not {named / GIB:.2f}"
+        yield f"a GPU of {gibibytes(total)}, not {named / GIB:.2f}"
     taken, budget = _taken(found)
     if taken > (1 + ALIKE) * budget > 0:
-        yield f"weights and KV cache of {taken / GIB:.2f} GiB, the budget here is {budget / GIB:.2f}"
+        yield f"weights and KV cache of {gibibytes(taken)}, the budget here is {budget / GIB:.2f}"
 
 
 def _taken(found: Ledger) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from diag.core.sizes import GIB, MIB
+
 
 def printable(text: str, most: int = 160) -> str:
     """Escape control characters (a label may hold a terminal's escapes) and shorten."""
@@ -47,9 +49,14 @@ def quantity(value: float, unit: str) -> str:
     return f"{number(value / scale)} {name}" if name else number(value)
 
 
+def gibibytes(size: float, digits: int = 2) -> str:
+    """Bytes in GiB with a fixed number of decimals, for sizes that are compared with each other: "79.10 GiB"."""
+    return f"{size / GIB:.{digits}f} GiB"
+
+
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
     "seconds": ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (float("inf"), 3600, "h")),
-    "bytes": ((2**20, 1, "bytes"), (2**30, 2**20, "MiB"), (float("inf"), 2**30, "GiB")),
+    "bytes": ((MIB, 1, "bytes"), (GIB, MIB, "MiB"), (float("inf"), GIB, "GiB")),
     "celsius": ((float("inf"), 1, "°C"),),
     "watts": ((float("inf"), 1, "W"),),
 }

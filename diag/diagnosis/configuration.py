@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from diag import promql
+from diag.core.formatting import gibibytes
 from diag.sources.observation import Observation
 from diag.vllm.flags.defaults import UNSET, WORD_DEFAULTS, default
 from diag.vllm.flags.registry import known, release, versions
@@ -171,7 +172,7 @@ def _source(name: str, server: _Server) -> str:
     if release(server.version) > release(newest):
         which = f"{newest}, the newest that is known"
     gpu = server.gpu
-    on = f" on {gpu.memory / 2**30:.0f} GiB" if gpu and name in _BY_GPU else ""
+    on = f" on {gibibytes(gpu.memory, 0)}" if gpu and name in _BY_GPU else ""
     return f"default of {which}{on}" + (", if nobody set it" if server.settled.unread else "")
 
 

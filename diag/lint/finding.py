@@ -1,10 +1,10 @@
 """What is found in a launch command, as data, and how its values are read."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from diag.core.sizes import flag_integer
 from diag.vllm.command.parse import Command, Given
 from diag.vllm.flags.registry import release
 
@@ -12,8 +12,6 @@ Severity = Literal["error", "warning", "info"]
 EXIT = {"error": 2, "warning": 1}
 HELP = ("--help", "-h")
 """What argparse itself adds."""
-_SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,9 @@ def number(text: str | None) -> float | None:
     """A value as vLLM reads it, 8k as 8000 and 8K as 8192; None where it is none, or not a number."""
     if text is None:
         return None
-    match = _SIZE.fullmatch(text.strip())
-    if match and (match[2].islower() or "." not in match[1]):
-        return float(match[1]) * _SUFFIX[match[2]]
+    whole = flag_integer(text.strip())
+    if whole is not None:
+        return whole
     try:
         value = float(text)
     except ValueError:

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from diag.core.sizes import GIB
 from diag.lint.finding import LintFinding, at_least, number, ranks, removal
 from diag.vllm.command.parse import Command
 from diag.vllm.flags.defaults import default
 from diag.vllm.memory.model import Model
 
-GIB = 2**30
 Sample = tuple[str, tuple[str, ...], float]
 """As the exporter has it: family, the values of its labels, value."""
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"

@@ -8,12 +8,13 @@ from itertools import chain
 from typing import Any
 
 from diag import __version__
+from diag.core.formatting import gibibytes
+from diag.core.sizes import GIB
 from diag.vllm.memory.ledger import Ledger, Row
 from diag.vllm.memory.parts import ByteRange
 
 SCHEMA = "diag.budget/1"
 WIDTH = 100
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def text(told: Budget) -> str:
 def _head(told: Budget) -> Iterator[str]:
     setup = told.known.setup
     where = f"{setup.gpus * setup.data} x {told.gpu}" if not setup.cpu else told.gpu
-    size = f" ({setup.total / GIB:.2f} GiB)" if setup.total else ""
+    size = f" ({gibibytes(setup.total)})" if setup.total else ""
     length = "the longest that fits" if setup.fitted else f"{setup.length:,} tokens"
     line = f"{told.known.verdict.upper()}: {told.name} on {where}{size}, vLLM {setup.version}, context {length}"
     yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")
@@ -82,7 +83,7 @@ def _cache(told: Budget) -> Iterator[str]:
     window = f", {known.cache.windows} of {known.cache.windows + known.cache.groups} groups of layers keep a window"
     yield _line("KV cache of a token", f"{known.token_bytes:,.0f} bytes{window if known.cache.windows else ''}")
     blocks = f"{known.cache.blocks(setup.length):,} blocks"
-    yield _line(f"of {setup.length:,} tokens", f"{known.needed / GIB:.2f} GiB, {blocks}{said.get('needed', '')}")
+    yield _line(f"of {setup.length:,} tokens", f"{gibibytes(known.needed)}, {blocks}{said.get('needed', '')}")
     if known.tokens and known.blocks and known.concurrency:
         yield _line("the pool holds", f"{_span(known.tokens)} tokens{said.get('tokens', '')}")
         yield _line("in blocks", f"{_span(known.blocks)} of {setup.block} tokens")

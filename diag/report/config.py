@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diag import __version__
+from diag.core.formatting import gibibytes
 from diag.diagnosis.configuration import ConfigEntry, Configuration
 from diag.report.sentences import printable
 from diag.vllm.server.config import EXPORTER, PAGE, SourcedValue
@@ -18,7 +19,6 @@ SCHEMA = "diag.config/1"
 WIDTH = 100
 _LABEL = 14
 _WHERE = {PAGE: "its page: cache_config_info", EXPORTER: "its exporter: diag_vllm_config"}
-_GIB = 2**30
 
 
 def render(servers: Sequence[Configuration], notes: Sequence[str]) -> str:
@@ -47,7 +47,7 @@ def _server(one: Configuration) -> list[str]:
 
 
 def _gpus(one: Configuration) -> str:
-    kinds = [f"{each.name} ({each.memory / _GIB:.0f} GiB)" for each in one.gpus]
+    kinds = [f"{each.name} ({gibibytes(each.memory, 0)})" for each in one.gpus]
     counted = [f"{kinds.count(each)} x {each}" for each in dict.fromkeys(kinds)]
     return ", ".join(counted) or "no GPU seen"
 

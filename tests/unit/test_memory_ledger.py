@@ -9,13 +9,14 @@ from support.models import tensors
 from support.paths import MODELS
 
 from diag.core.errors import BadUsage
+from diag.core.sizes import GIB
 from diag.vllm.command import parse as command
 from diag.vllm.memory import fitting, gpus
 from diag.vllm.memory.cache import cache
 from diag.vllm.memory.ledger import BUDGET, CAPTURED, POOL, WEIGHTS, Ledger, Measured, ledger
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.parts import ByteRange, check, weights
-from diag.vllm.memory.setup import GIB, GpuSpec, Setup, setup, size
+from diag.vllm.memory.setup import GpuSpec, Setup, setup, size
 
 
 def planned(

@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 
 from diag.core.errors import BadUsage
+from diag.core.sizes import GIB
 from diag.exporter.log.facts import settings
 from diag.exporter.log.line import MOST_CHARACTERS, LineReader
 from diag.exporter.log.patterns import Pattern, amount, recognise, values
 
-GIB = 2**30
 MOST_LINES = 20_000_000
 Size = tuple[int, int]
 """Bytes, at least and at most."""

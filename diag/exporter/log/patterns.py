@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from diag.core.sizes import GIB, LOG_UNITS
+
 Kind = Literal["banner", "hint", "stage", "progress", "setting", "event", "serves", "ends", "fatal"]
 """What a line tells. A banner begins a new start; a hint does so only where no start is under way; a stage is what a
 start has reached; progress is that it moves inside a stage; `fatal` ends it for a wrong command line.
@@ -307,8 +309,6 @@ _BEFORE = re.compile(
 _ANY = re.compile("|".join(each.begins for each in PATTERNS))
 """Without groups: says no ten times as fast as the next."""
 _WHICH = re.compile("|".join(f"({each.begins})" for each in PATTERNS))
-_UNITS = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "KB": 2**-20, "MB": 2**-10, "GB": 1.0}
-"""Of a gibibyte: vLLM before 0.8.3 wrote GB and meant GiB."""
 
 
 def recognise(text: str, level: str) -> Pattern | None:
@@ -334,7 +334,7 @@ def values(pattern: Pattern, text: str) -> dict[str, str]:
 def amount(text: str) -> float:
     """A number as vLLM prints it: "131,072", "2.0 GiB" (in gibibytes), "136.00 MiB"; ValueError for none."""
     digits, _, unit = text.replace(",", "").partition(" ")
-    return float(digits) * _UNITS.get(unit, 1.0)
+    return float(digits) * LOG_UNITS.get(unit, GIB) / GIB
 
 
 @lru_cache(len(PATTERNS))

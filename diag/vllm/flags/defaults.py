@@ -6,6 +6,7 @@ EngineArgs.get_batch_defaults for what depends on the GPU. From 0.8.0 on those o
 
 from collections.abc import Mapping
 
+from diag.core.sizes import GIB
 from diag.vllm.flags.registry import known, release
 
 Since = tuple[tuple[str, float | None], ...]
@@ -60,8 +61,7 @@ UNSET = frozenset(
 )
 """Flags without a default of their own: where nobody sets one, there is no such bound, or it follows from others."""
 
-_GIB = 2**30
-_BIG, _HUGE = 70 * _GIB, 160 * _GIB
+_BIG, _HUGE = 70 * GIB, 160 * GIB
 _SEQS, _TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
 _SMALL_BATCH: Mapping[str, float] = {_SEQS: 256.0, _TOKENS: 2048.0}
 _BIG_BATCH: Mapping[str, float] = {_SEQS: 1024.0, _TOKENS: 8192.0}

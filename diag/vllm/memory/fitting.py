@@ -7,12 +7,13 @@ from itertools import chain, islice
 from math import floor
 
 from diag.core.errors import BadUsage
+from diag.core.sizes import GIB
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.cache import BYTES
 from diag.vllm.memory.ledger import BUDGET, CONTEXT, POOL, USUAL_GRAPHS, Ledger, Measured, ledger, uncounted
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import ByteRange, check
-from diag.vllm.memory.setup import GIB, Setup
+from diag.vllm.memory.setup import Setup
 
 MOST_GPUS = 64
 LEAST_LENGTH = 2048

@@ -8,8 +8,8 @@ import difflib
 from collections.abc import Mapping
 
 from diag.core.errors import BadUsage
+from diag.core.sizes import GIB
 
-GIB = 2**30
 SIZES: Mapping[str, float] = {
     "a10g": 22.03,
     "a100-40": 39.38,

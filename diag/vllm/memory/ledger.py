@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from diag.core.formatting import gibibytes
+from diag.core.sizes import GIB
 from diag.vllm.memory.cache import RESERVED, Cache, NotCovered, cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import ALONE, GRAPHS, TOGETHER, Basis, ByteRange, Stage, activations, check, weights
-from diag.vllm.memory.setup import GIB, SPACE, Setup
+from diag.vllm.memory.setup import SPACE, Setup
 
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 BUDGET, WEIGHTS, ACTIVATIONS = "budget", "weights", "activations"
@@ -152,7 +154,7 @@ def _taken(book: _Book, model: Model, setup: Setup, stage: Stage) -> list[ByteRa
     """The budget, and what counts against it."""
     total = setup.total
     share = None if total is None else ByteRange.of(round(total * setup.utilization))
-    of = "the GPU: give --gpu h100, --gpu-memory 79.1GiB or --log" if total is None else _gib(total)
+    of = "the GPU: give --gpu h100, --gpu-memory 79.1GiB or --log" if total is None else gibibytes(total)
     budget = book.write(BUDGET, share, "exact" if share else "unknown", f"{setup.utilization:g} of {of}")
     weighed = book.write(WEIGHTS, stage.weights, stage.basis, stage.how)
     how = f"a step of {setup.batched:,} tokens, logits of {setup.sequences:,} requests"
@@ -190,14 +192,15 @@ def _certain(found: Ledger) -> list[str]:
     """Why it does not fit, at whichever end of the ranges."""
     setup, kept, blocks, pool = found.setup, found.cache, found.blocks, found.pool
     if pool and pool.high <= 0:
-        return [f"nothing is left for the KV cache: {_gib(-pool.high)} are missing at best"]
+        return [f"nothing is left for the KV cache: {gibibytes(-pool.high)} are missing at best"]
     why = [each for each, sure in _outside(found) if sure]
     least = 1 if setup.fitted else setup.length
     if kept and blocks and blocks.high < kept.blocks(least) + RESERVED:
         needed = kept.blocks(least) * found.block_bytes
         why.append(
-            f"one request of {least:,} tokens takes {_gib(needed)} of KV cache and a block that vLLM keeps back, the"
-            f" pool has {_gib(blocks.high * found.block_bytes)}{'' if blocks.low == blocks.high else ' at best'}"
+            f"one request of {least:,} tokens takes {gibibytes(needed)} of KV cache plus one block that vLLM reserves;"
+            f" the KV cache has {gibibytes(blocks.high * found.block_bytes)}"
+            f"{'' if blocks.low == blocks.high else ' at best'}"
         )
     return why
 
@@ -237,16 +240,12 @@ def _outside(found: Ledger) -> list[tuple[str, bool]]:
     budget, whole = sizes.pop(BUDGET), ByteRange.of(setup.total)
     fixed = setup.pool is not None or setup.blocks is not None
     if setup.free is not None and not fixed and setup.free < budget.low:
-        return [(f"{_gib(setup.free)} were free when vLLM started, and it wants {_gib(budget.low)}", True)]
+        return [(f"{gibibytes(setup.free)} were free when vLLM started, and it wants {gibibytes(budget.low)}", True)]
     left = whole.less(*sizes.values()) if fixed else whole.less(budget)
     if left.high < 0:
-        return [(f"together this takes {_gib(-left.high)} more than the GPU has", True)]
+        return [(f"together this takes {gibibytes(-left.high)} more than the GPU has", True)]
     captured = not fixed and not setup.eager and not setup.graphs_inside
     usual = CONTEXT[1] + (USUAL_GRAPHS if captured else 0)
     what = "a CUDA context and its graphs" if captured else "a CUDA context"
-    why = f"{_gib(max(left.low, 0))} of the GPU are left beside this, and {what} may take {usual:.1f} GiB"
+    why = f"{gibibytes(max(left.low, 0))} of the GPU are left beside this, and {what} may take {usual:.1f} GiB"
     return [(why, left.high < CONTEXT[0] * GIB)] if left.low < usual * GIB else []
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"

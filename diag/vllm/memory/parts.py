@@ -6,10 +6,11 @@ from math import gcd
 from typing import Literal, Self
 
 from diag.core.errors import BadUsage
+from diag.core.sizes import GIB
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.files import on_disk
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.setup import GIB, Setup
+from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.weights import (
     Precision,
     WeightPart,

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from diag.core import sizes
 from diag.core.errors import BadUsage
+from diag.core.sizes import GIB
 from diag.vllm.command.parse import Command
 from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.defaults import default
@@ -12,16 +14,8 @@ from diag.vllm.flags.registry import release, versions
 from diag.vllm.memory.gpus import capability
 from diag.vllm.memory.model import Model
 
-GIB = 2**30
-_UNITS: Mapping[str, int] = {
-    **{"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
-    **{"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
-    **{"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9},
-}
-"""Small letters are decimal and capital ones binary, as vLLM reads its own flags since 0.8.4."""
 MOST, MOST_TOKENS = 2**42, 2**26
 """Bytes of any memory, and tokens or requests of a step: more is a slip of the pen."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
 _UNCOUNTED: Mapping[str, str] = {
     "--speculative-config": "the draft model",
     "--speculative-model": "the draft model",
@@ -110,9 +104,7 @@ class Setup:
 
 def size(text: str, what: str, least: int = 1, most: int = MOST) -> int:
     """A number with a unit, 32k or 79.1GiB, as a whole number; BadUsage where it is none, or absurd."""
-    match = _SIZE.fullmatch(text.strip())
-    unit = match[2] if match and match[2] in _UNITS else None
-    number = float(match[1]) * _UNITS[unit] if match and unit is not None and len(match[1]) < 20 else 0
+    number = sizes.size(text) or 0
     if not least <= number <= most:
         bound = f" of {least / GIB:g} to {most / GIB:g} GiB" if least >= GIB else f" of {least} to {most}"
         told = f"{what} {hidden(text)[:40]!r}"

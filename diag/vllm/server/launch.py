@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from diag.core.errors import BadUsage
+from diag.core.sizes import flag_integer
 from diag.vllm.command.parse import Command, Given, parse
 from diag.vllm.command.secrets import hidden, is_secret
 
@@ -66,10 +67,8 @@ _ADDRESS = re.compile(r"\d+\.\d+\.\d|[A-Za-z]\.|\.[A-Za-z]|::|(?:[0-9A-Fa-f]+:){
 _ADDRESSED = re.compile(r".*_(?:IPS?|HOST|HOSTNAME|ADDR|ADDRESS|URL|SERVER)")
 SET = "(set)"
 """Stands for a value that is not shown, or cannot be read."""
-_SUFFIX = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _OPEN = ("", "auto", "-1", "None")
 """Values that leave a number to vLLM."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 
 
 @dataclass(frozen=True)
@@ -121,13 +120,8 @@ def _number(name: str, given: Given, on: bool) -> Value | None:
         return float(on != (value.lower() in ("false", "0")))
     if not on or value in _OPEN:
         return None
-    read = number(value) if kind == "share" else _size(value)
+    read = number(value) if kind == "share" else flag_integer(value)
     return SET if read is None else read
-
-
-def _size(text: str) -> float | None:
-    match = _SIZE.fullmatch(text)
-    return float(match[1]) * _SUFFIX.get(match[2], 1) if match else None
 
 
 def _named(name: str, given: Given) -> str | None:
