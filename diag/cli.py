@@ -463,6 +463,7 @@ def list_incidents(incidents: Incidents = None) -> None:
 
 def main() -> None:
     """Run a command; every error becomes one sentence and its exit status."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each core; nothing here multiplies
     try:
         status = app(standalone_mode=False)
         sys.stdout.flush()

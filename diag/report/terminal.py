@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from diag.diagnosis.diagnose import Diagnosis, Reading, against
@@ -65,6 +64,8 @@ def write(report: Report) -> None:
 @contextmanager
 def bar(says: str) -> Iterator[Tick]:
     """A progress bar on standard error while a watch lasts; nothing where that is not a terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,14 +1,12 @@
 """The server.log of a recording: what it told up to each scrape, as an exporter would have put it on the page."""
 
 from collections import deque
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import tzinfo
 from pathlib import Path
 
 from diag.core.metric_families import plain
 from diag.exporter.log.line import entries
 from diag.exporter.log.state import ServerLog
-
-LOG = "server.log"
 
 
 class RecordedLog:
@@ -25,18 +23,3 @@ class RecordedLog:
             time, line = self._rest.popleft()
             self.state.feed(line, time, live=False)
         return plain(self.state.samples(at)) if self.state.latest is not None else b""
-
-
-def zone(offset: object) -> tzinfo:
-    """`log_utc_offset` of recording.toml: hours, or text like "+02:00"; UTC where it is not said. ValueError if odd."""
-    if isinstance(offset, int | float):
-        return timezone(timedelta(hours=offset))
-    text = str(offset or "+00:00").removeprefix("UTC") or "+00:00"
-    hours, _, minutes = text.lstrip("+-").partition(":")
-    size = timedelta(hours=int(hours), minutes=int(minutes or 0))
-    return timezone(-size if text.startswith("-") else size) if size else UTC
-
-
-def names_log(page: bytes) -> bool:
-    """Whether an exporter has put a log on this page already."""
-    return b"\ndiag_vllm_log_events_total" in page

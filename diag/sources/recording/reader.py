@@ -11,9 +11,9 @@ import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import tzinfo
+from datetime import UTC, timedelta, timezone, tzinfo
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from diag.core.errors import BadRecording
 from diag.core.formatting import clock, plural, printable
@@ -21,11 +21,14 @@ from diag.exposition.lines import MOST_BYTES
 from diag.exposition.scrapes import Target
 from diag.http.gunzip import STEP, Gunzip
 from diag.sources.observation import Observation, Origin, observation
-from diag.sources.recording.log import LOG, RecordedLog, names_log, zone
 from diag.vllm.server.config import ServerFacts, settings
 from diag.vllm.server.launch import FLAGS
 
+if TYPE_CHECKING:
+    from diag.sources.recording.log import RecordedLog
+
 PAGES = ("metrics.prom.gz", "metrics.prom")
+LOG = "server.log"
 ABOUT = "recording.toml"
 MOST_SCRAPES = 500_000
 _MARK = re.compile(rb"\n# scrape(?:-failed)? ")
@@ -61,9 +64,24 @@ def read(path: Path, launch: str = "") -> Observation:
 
 def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
     try:
-        return zone(about.get("log_utc_offset"))
+        return _zone(about.get("log_utc_offset"))
     except (ValueError, OverflowError) as error:
         raise BadRecording(f"{file.parent / ABOUT}: log_utc_offset should be hours from UTC") from error
+
+
+def _zone(offset: object) -> tzinfo:
+    """`log_utc_offset` of recording.toml: hours, or text like "+02:00"; UTC where it is not said. ValueError if odd."""
+    if isinstance(offset, int | float):
+        return timezone(timedelta(hours=offset))
+    text = str(offset or "+00:00").removeprefix("UTC") or "+00:00"
+    hours, _, minutes = text.lstrip("+-").partition(":")
+    size = timedelta(hours=int(hours), minutes=int(minutes or 0))
+    return timezone(-size if text.startswith("-") else size) if size else UTC
+
+
+def _names_log(page: bytes) -> bool:
+    """Whether an exporter has put a log on this page already."""
+    return b"\ndiag_vllm_log_events_total" in page
 
 
 def _pages_file(path: Path) -> Path:
@@ -82,7 +100,7 @@ class _Gathered:
     log_file: Path
     log_zone: tzinfo
     targets: dict[str, Target] = field(default_factory=dict)
-    logs: dict[str, RecordedLog] = field(default_factory=dict)
+    logs: "dict[str, RecordedLog]" = field(default_factory=dict)
     scrapes: int = 0
     unreadable: list[str] = field(default_factory=list)
     damage: str = ""
@@ -126,9 +144,11 @@ class _Gathered:
 
     def _log(self, instance: str, at: int, page: bytes) -> bytes:
         """What the log told by then; it is that of the first server, and of no page that has one already."""
-        if not self.targets.keys() <= {instance} or names_log(page) or not self.log_file.is_file():
+        if not self.targets.keys() <= {instance} or _names_log(page) or not self.log_file.is_file():
             return b""
         if instance not in self.logs:
+            from diag.sources.recording.log import RecordedLog  # its expressions take a while to compile
+
             self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
         return self.logs[instance].until(at / 1000)
 
