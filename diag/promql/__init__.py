@@ -4,7 +4,7 @@ The semantics are those of Prometheus 3. What is not fully implemented is refuse
 """
 
 from diag.promql.add_matchers import add_matchers
-from diag.promql.evaluate import evaluate
+from diag.promql.evaluate import Evaluator, evaluate
 from diag.promql.facts import instant_selectors, metric_names, output_labels
 from diag.promql.nodes import Expression
 from diag.promql.parse import parse, pretty
@@ -14,6 +14,7 @@ from diag.promql.vector import Vector
 __all__ = [
     "STALE",
     "Block",
+    "Evaluator",
     "Expression",
     "Labels",
     "Samples",

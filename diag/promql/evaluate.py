@@ -1,7 +1,6 @@
 """Evaluation of an expression at many instants at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,28 +27,65 @@ from diag.promql.selectors import instant_vector, pinned_labels, timestamps
 from diag.promql.vector import Vector, nameless, scalar, stack
 from diag.promql.windows import Spans
 
+MOST_CELLS = 2_000_000
+"""Of the vectors that an evaluator keeps: 18 MB."""
+
 
 def evaluate(expression: Expression | str, samples: Samples, instants: Millis) -> Vector:
     """Evaluate at instants (ms since 1970, ascending, any spacing), each as a Prometheus 3 asked at that instant would.
 
     Series that have no value at any instant are left out.
     """
-    if isinstance(expression, str):
-        expression = parse(expression)
-    with np.errstate(all="ignore"):
-        vector = _Evaluation(samples, np.asarray(instants, dtype=np.int64)).vector(expression.node)
-    rows = np.flatnonzero(vector.present.any(axis=1))
-    if vector.scalar or rows.size == len(vector.labels):
-        return vector
-    return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], vector.present[rows])
+    return Evaluator(samples).evaluate(expression, instants)
 
 
-@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates expressions over the same samples; a part that several of them have is computed once."""
+
+    def __init__(self, samples: Samples, most_cells: int = MOST_CELLS) -> None:
+        self.samples = samples
+        self._kept: dict[bytes, dict[Node, Vector]] = {}
+        self._room = most_cells
+
+    def evaluate(self, expression: Expression | str, instants: Millis) -> Vector:
+        """As the function of that name."""
+        if isinstance(expression, str):
+            expression = parse(expression)
+        with np.errstate(all="ignore"):
+            vector = self.at(np.asarray(instants, dtype=np.int64)).vector(expression.node)
+        rows = np.flatnonzero(vector.present.any(axis=1))
+        if vector.scalar or rows.size == len(vector.labels):
+            return vector
+        return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], vector.present[rows])
+
+    def at(self, instants: Millis) -> "_Evaluation":
+        """The evaluation at these instants, with what was computed at them before."""
+        return _Evaluation(self, instants, self._kept.setdefault(instants.tobytes(), {}))
+
+    def has_room(self, vector: Vector) -> bool:
+        """Whether a vector may be kept."""
+        self._room -= vector.values.size
+        return self._room >= 0
+
+
 class _Evaluation:
-    samples: Samples
-    instants: Millis
+    """Nodes at some instants; `kept` are the vectors of those that were computed before."""
+
+    def __init__(self, evaluator: Evaluator, instants: Millis, kept: dict[Node, Vector]) -> None:
+        self.evaluator = evaluator
+        self.samples = evaluator.samples
+        self.instants = instants
+        self.kept = kept
 
     def vector(self, node: Node) -> Vector:
+        vector = self.kept.get(node)
+        if vector is None:
+            vector = self._computed(node)
+            if self.evaluator.has_room(vector):
+                self.kept[node] = vector
+        return vector
+
+    def _computed(self, node: Node) -> Vector:
         match node:
             case Number(value):
                 return scalar(np.full(self.instants.size, value))
@@ -112,7 +148,7 @@ class _Evaluation:
         if isinstance(over, Range):
             return self.samples.select_dense(over.selector.matchers), over.selector.offset
         steps = _steps(self.instants - over.offset, over.range, over.step)
-        inner = _Evaluation(self.samples, steps).vector(over.expr)
+        inner = self.evaluator.at(steps).vector(over.expr)
         return list(without_holes(inner.labels, steps, inner.values, inner.present)), over.offset
 
 

@@ -1,4 +1,8 @@
-"""The part of PromQL that is evaluated, as data. Times are milliseconds; parentheses and unary plus are gone."""
+"""The part of PromQL that is evaluated, as data. Times are milliseconds; parentheses and unary plus are gone.
+
+A node is equal to itself only: the parser makes one node of parts that are written alike (`parse`), so that what was
+computed for it is found without a look at the tree below it.
+"""
 
 from dataclasses import dataclass
 
@@ -19,21 +23,21 @@ class Matcher:
         return same == (self.op in ("=", "=~"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Number:
     """A number literal."""
 
     value: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class String:
     """A string literal; only ever an argument."""
 
     value: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Selector:
     """An instant vector selector; the metric's name is the matcher of __name__."""
 
@@ -42,7 +46,7 @@ class Selector:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Range:
     """A range vector selector."""
 
@@ -50,7 +54,7 @@ class Range:
     range: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Subquery:
     """A range vector made of evaluations at the multiples of `step`."""
 
@@ -60,7 +64,7 @@ class Subquery:
     offset: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """A function call."""
 
@@ -68,7 +72,7 @@ class Call:
     args: tuple["Node", ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Aggregate:
     """An aggregation over series; `without` says how to read `labels`."""
 
@@ -89,7 +93,7 @@ class Matching:
     include: tuple[str, ...]  # copied from the side that has one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Binary:
     """A binary operation."""
 
@@ -100,7 +104,7 @@ class Binary:
     return_bool: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Negate:
     """Unary minus."""
 

@@ -1,9 +1,10 @@
 """From text to nodes. Only what is evaluated fully gets through: everything else is refused by name."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import timedelta
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import promql_parser as ast
 
@@ -24,12 +25,14 @@ _BYTE_ESCAPE = re.compile(r"\\(?:x[89a-fA-F]|[23][0-7]{2})")  # the parser reads
 # By name: the parser's enumerations are not hashable.
 _OPS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
 _MANY = {"VectorMatchCardinality.ManyToOne": "left", "VectorMatchCardinality.OneToMany": "right"}
+_N = TypeVar("_N")
 
 
 class _Refused(Exception):
     """Names what is not supported; `parse` adds the expression."""
 
 
+@lru_cache(maxsize=1024)
 def parse(promql: str) -> nodes.Expression:
     """Parse an expression and check that all of it is supported."""
     try:
@@ -59,8 +62,24 @@ def _node(tree: ast.Expr) -> nodes.Node:
     return convert(tree)
 
 
+def _only(kind: Callable[..., _N], *fields: Hashable) -> _N:
+    """The one node with these fields, whichever expression it is in."""
+    node: _N = _made(kind, *fields)
+    return node
+
+
+@lru_cache(maxsize=16_384)
+def _made(kind: Callable[..., Any], *fields: Hashable) -> Any:
+    return kind(*fields)
+
+
 def _millis(duration: timedelta | None) -> int:
     return 0 if duration is None else duration // timedelta(milliseconds=1)
+
+
+def _number(text: str) -> nodes.Number:
+    """Told by their text, -0 and 0 are two numbers."""
+    return nodes.Number(float(text))
 
 
 def _selector(tree: ast.VectorSelector) -> nodes.Selector:
@@ -74,21 +93,21 @@ def _selector(tree: ast.VectorSelector) -> nodes.Selector:
     for matcher in matchers:
         if matcher.op in ("=~", "!~"):
             _check_pattern(matcher.value)
-    return nodes.Selector(tuple(matchers), _millis(tree.offset), str(tree))
+    return _only(nodes.Selector, tuple(matchers), _millis(tree.offset), str(tree))
 
 
 def _subquery(tree: ast.SubqueryExpr) -> nodes.Subquery:
     if tree.at is not None:
         raise _Refused("the @ modifier")
     step = _millis(tree.step) or _DEFAULT_STEP
-    return nodes.Subquery(_node(tree.expr), _millis(tree.range), step, _millis(tree.offset))
+    return _only(nodes.Subquery, _node(tree.expr), _millis(tree.range), step, _millis(tree.offset))
 
 
 def _call(tree: ast.Call) -> nodes.Call:
     name = tree.func.name
     if name not in FUNCTIONS:
         raise _Refused(f"{name}()")
-    call = nodes.Call(name, tuple(_node(arg) for arg in tree.args))
+    call = _only(nodes.Call, name, tuple(_node(arg) for arg in tree.args))
     strings = [arg.value for arg in call.args if isinstance(arg, nodes.String)]
     if name == "label_replace":
         target, _, _, pattern = strings
@@ -111,7 +130,7 @@ def _aggregate(tree: ast.AggregateExpr) -> nodes.Aggregate:
     param = None if tree.param is None else _node(tree.param)
     if isinstance(param, nodes.String):
         _check_label(param.value)
-    return nodes.Aggregate(op, _node(tree.expr), param, labels, without)
+    return _only(nodes.Aggregate, op, _node(tree.expr), param, labels, without)
 
 
 def _binary(tree: ast.BinaryExpr) -> nodes.Binary:
@@ -123,7 +142,9 @@ def _binary(tree: ast.BinaryExpr) -> nodes.Binary:
         if modifier.fill_values.lhs is not None or modifier.fill_values.rhs is not None:
             raise _Refused("fill()")
         matching = _matching(modifier)
-    return nodes.Binary(op, _node(tree.lhs), _node(tree.rhs), matching, modifier is not None and modifier.return_bool)
+    return _only(
+        nodes.Binary, op, _node(tree.lhs), _node(tree.rhs), matching, modifier is not None and modifier.return_bool
+    )
 
 
 def _matching(modifier: ast.BinModifier) -> nodes.Matching:
@@ -157,11 +178,11 @@ _CONVERTERS: dict[type[ast.Expr], Callable[[Any], nodes.Node]] = {
     ast.AggregateExpr: _aggregate,
     ast.BinaryExpr: _binary,
     ast.Call: _call,
-    ast.MatrixSelector: lambda tree: nodes.Range(_selector(tree.vector_selector), _millis(tree.range)),
-    ast.NumberLiteral: lambda tree: nodes.Number(tree.val),
+    ast.MatrixSelector: lambda tree: _only(nodes.Range, _selector(tree.vector_selector), _millis(tree.range)),
+    ast.NumberLiteral: lambda tree: _only(_number, repr(tree.val)),
     ast.ParenExpr: lambda tree: _node(tree.expr),
-    ast.StringLiteral: lambda tree: nodes.String(tree.val),
+    ast.StringLiteral: lambda tree: _only(nodes.String, tree.val),
     ast.SubqueryExpr: _subquery,
-    ast.UnaryExpr: lambda tree: nodes.Negate(_node(tree.expr)),
+    ast.UnaryExpr: lambda tree: _only(nodes.Negate, _node(tree.expr)),
     ast.VectorSelector: _selector,
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,8 +18,12 @@ class SampleSource:
     instants: Instants
     interval: float
 
+    @cached_property
+    def _evaluator(self) -> promql.Evaluator:
+        return promql.Evaluator(self.samples)
+
     def ask(self, promql_text: str, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject, NaN where there is no finite sample."""
-        vector = promql.evaluate(promql_text, self.samples, instants)
+        vector = self._evaluator.evaluate(promql_text, instants)
         values = np.where(vector.present & np.isfinite(vector.values), vector.values, np.nan)
         return {tuple(sorted(labels.items())): row for labels, row in zip(vector.labels, values, strict=True)}

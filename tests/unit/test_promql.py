@@ -5,6 +5,7 @@ from diag.core.errors import QueryFailed, Unsupported
 from diag.promql import (
     STALE,
     Block,
+    Evaluator,
     Labels,
     Samples,
     Vector,
@@ -218,6 +219,18 @@ def test_equal_labels_at_different_instants_are_one_series() -> None:
     samples = Samples([series("old", [1.0, 1.0], i="a"), series("new", [2.0, 2.0], i="a", start=600_000)])
     vector = evaluate("max_over_time(new[1m]) or max_over_time(old[1m])", samples, np.array([10_000, 610_000]))
     assert (vector.labels, vector.values.tolist()) == (({"i": "a"},), [[1.0, 2.0]])
+
+
+def test_an_evaluator_tells_instants_and_signed_zeros_apart() -> None:
+    evaluator = Evaluator(Samples([series("x", [1.0, 2.0])]))
+    assert [evaluator.evaluate("x", np.array([at])).values.tolist() for at in (0, 10_000)] == [[[1.0]], [[2.0]]]
+    zeros = [evaluator.evaluate(f"1 / {zero}", np.array([0])).values.tolist() for zero in ("0", "-0")]
+    assert zeros == [[[np.inf]], [[-np.inf]]]
+
+
+def test_an_evaluator_that_has_no_room_left_still_answers() -> None:
+    evaluator = Evaluator(Samples([series("x", [1.0, 2.0])]), most_cells=0)
+    assert [answers(evaluator.evaluate("x + 1", np.array([0]))) for _ in range(2)] == [[({}, 2.0)]] * 2
 
 
 def test_a_series_in_two_blocks_is_refused() -> None:

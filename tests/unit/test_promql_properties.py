@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.promql_cases import AT_THE_END, EXPRESSIONS, NEAR_A_BIRTH, SETTLED, blocks
 
 from diag.core.errors import QueryFailed
-from diag.promql import STALE, Block, Samples, Vector, evaluate, is_stale
+from diag.promql import STALE, Block, Evaluator, Samples, Vector, evaluate, is_stale
 
 unhurried = settings(deadline=None)  # the machine may be busy
 Points = list[tuple[int, float]]  # ms, value
@@ -169,3 +169,17 @@ def _answers(promql: str, samples: Samples, at: list[int]) -> list[object]:
         }
         for place in range(len(at))
     ]
+
+
+def test_an_evaluator_answers_as_if_each_expression_were_its_first() -> None:
+    samples, at = Samples(blocks()), np.array(SETTLED)
+    evaluator = Evaluator(samples)
+    for promql in [*EXPRESSIONS, *reversed(EXPRESSIONS)]:
+        try:
+            alone = evaluate(promql, samples, at)
+        except QueryFailed:
+            continue
+        shared = evaluator.evaluate(promql, at)
+        assert shared.labels == alone.labels, promql
+        np.testing.assert_array_equal(shared.present, alone.present, promql)
+        np.testing.assert_array_equal(shared.values[shared.present], alone.values[alone.present], promql)
