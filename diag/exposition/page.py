@@ -1,9 +1,9 @@
 """Parsing of /metrics pages: fast, because the pages of one target share nearly all of their lines.
 
-What stands before a value is parsed once for each distinct series; after that a line is one lookup and one `float`.
+What stands before a value is parsed once for each distinct series; after that a line is one lookup and one `float`, and
+of a page with the same series as the page before it only the lines that changed are read.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +42,16 @@ class Page:
     faults: Faults
 
 
+@dataclass(frozen=True)
+class _Read:
+    """A page without faults: its lines, and where in `values` the value of each line is; -1 for a comment."""
+
+    lines: list[bytes]
+    places: list[int]
+    rows: list[int]
+    values: list[float]
+
+
 class Parser:
     """Parses the pages of one target; `labels` are its series in the order in which they were first seen.
 
@@ -54,13 +64,14 @@ class Parser:
         self._rows: dict[frozenset[tuple[str, str]], int] = {}
         self._heads: dict[bytes, int] = {}
         self._last: tuple[list[int], Layout] | None = None
+        self._before: _Read | None = None
 
     def parse(self, page: bytes) -> Page:
         """Keep the good lines and note the others; a page without any good line is `NotMetrics`."""
         refuse_other_formats(page)
         lines = page.split(b"\n")
         rest = lines.pop()
-        rows, values, faults = self._samples(lines)
+        rows, values, faults = self._changed(lines) or self._samples(lines)
         if not rows:
             raise NotMetrics(_why_nothing(page, faults))
         if is_cut(rest) or lines[-1] == CUT:
@@ -68,11 +79,30 @@ class Parser:
         rows, values = self._first_of_each(rows, values, faults)
         return Page(self._layout(rows), np.array(values, np.float64), faults)
 
-    def _samples(self, lines: Sequence[bytes]) -> tuple[list[int], list[float], Faults]:
+    def _changed(self, lines: list[bytes]) -> tuple[list[int], list[float], Faults] | None:
+        """By the lines that differ from those of the page before; None where it has other series."""
+        before = self._before
+        if before is None or len(before.lines) != len(lines):
+            return None
+        values = before.values.copy()
+        for at in [at for at, (new, old) in enumerate(zip(lines, before.lines, strict=True)) if new != old]:
+            head, _, text = lines[at].rpartition(b" ")
+            place = before.places[at]
+            if place < 0 or self._heads.get(head) != before.rows[place] or b"_" in text:
+                return None
+            try:
+                values[place] = float(text)
+            except ValueError:
+                return None
+        self._before = _Read(lines, before.places, before.rows, values)
+        return before.rows, values, {}
+
+    def _samples(self, lines: list[bytes]) -> tuple[list[int], list[float], Faults]:
         rows: list[int] = []
         values: list[float] = []
         faults: Faults = {}
         heads = self._heads
+        places = [-1] * len(lines)
         for number, line in enumerate(lines, 1):
             if line.startswith(b"#"):
                 continue
@@ -89,8 +119,11 @@ class Parser:
                     faults.setdefault("malformed", f"line {number} is not a metric: {shown}")
                 continue
             if row >= 0:
+                places[number - 1] = len(rows)
                 rows.append(row)
                 values.append(value)
+        whole = not faults and len(set(rows)) == len(rows)
+        self._before = _Read(lines, places, rows, values) if whole else None
         return rows, values, faults
 
     def _new_sample(self, line: bytes, faults: Faults) -> tuple[int, float]:
