@@ -67,6 +67,7 @@ class Signal:
     window_scaling: Literal["rate", "peak"] = "rate"
     culprit_promql: str = ""
     culprit_label: str = ""
+    culprit_unit: str = ""
 
     def above(self, limit: float | str, why: Source) -> "Condition":
         """`self > limit`; a limit that is a word is an entry of the measurement contract."""

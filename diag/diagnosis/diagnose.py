@@ -153,7 +153,10 @@ def _name(one: Diagnosis, asked: QueryCache) -> Diagnosis:
         rows = asked.ask(signal.culprit_promql, one.incident.per, asked.window(one.incident))
         then = ((labels, row[one.reported]) for labels, row in rows.like(one.subject))
         mine = ((labels, value) for labels, value in then if not np.isnan(value))
-        texts = (signal.culprit_label.format_map({**dict(labels), "value": number(value)}) for labels, value in mine)
+        texts = (
+            signal.culprit_label.format_map({**dict(labels), "value": quantity(value, signal.culprit_unit)})
+            for labels, value in mine
+        )
         return replace(reading, which=tuple(dict.fromkeys(texts)))
 
     return replace(one, symptoms=tuple(map(named, one.symptoms)), supports=tuple(map(named, one.supports)))

@@ -62,39 +62,39 @@ def itl(suffix: str, matchers: str = "") -> str:
 requests_running = Signal(
     "requests running (mean)",
     gauge("avg_over_time(", RUNNING),
-    "{value} requests run at a time",
+    "{value} requests are running on average",
     "requests",
 )
 requests_running_median = Signal(
     "requests running (median)",
     gauge("quantile_over_time(0.5, ", RUNNING),
-    "{value} requests run in the median sample",
+    "{value} requests are running in the median sample",
     "requests",
 )
 requests_running_floor = Signal(
-    "running requests, least / most",
+    "requests running, least / most",
     f"{gauge('min_over_time(', RUNNING)} / ({gauge('max_over_time(', RUNNING)} > 0)",
-    "the least number of running requests is {value} of the most: 1 is a flat line, held down by a cap",
-    "ratio",
+    "the lowest number of running requests is {value} of the highest: 100 % is a flat line, held down by a cap",
+    "share",
 )
 SEQUENCE_CAP = least_of(configured("max_num_active_seqs"), configured("max_num_seqs"))
 running_share_of_cap = Signal(
-    "running requests / --max-num-seqs",
+    "requests running / --max-num-seqs (peak)",
     f"{gauge('max_over_time(', RUNNING)} / on (instance) group_left () {SEQUENCE_CAP}",
-    "at the peak {value} of the sequence cap runs",
-    "ratio",
+    "running requests peak at {value} of the sequence cap",
+    "share",
     window_scaling="peak",
 )
 requests_waiting_median = Signal(
     "requests waiting (median)",
     gauge("quantile_over_time(0.5, ", WAITING),
-    "{value} requests wait in the median sample",
+    "{value} requests are waiting in the median sample",
     "requests",
 )
 requests_waiting_peak = Signal(
     "requests waiting (peak)",
     gauge("max_over_time(", WAITING),
-    "{value} requests waited at the worst moment",
+    "at most {value} requests were waiting",
     "requests",
     window_scaling="peak",
 )
@@ -103,27 +103,27 @@ waiting_share = Signal(
     f"{gauge('avg_over_time(', WAITING)} / "
     f"(({gauge('avg_over_time(', WAITING)} + {gauge('avg_over_time(', RUNNING)}) > 0 or "
     f"1 + 0 * {gauge('avg_over_time(', WAITING)})",
-    "{value} of all requests in the server wait instead of run",
-    "ratio",
+    "{value} of the requests in the server are waiting rather than running",
+    "share",
 )
 deferred_share = Signal(
     "deferred share of waiting requests",
     # a page without reasons (before vLLM 0.20) counts nothing as deferred
     f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
     f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * {gauge('avg_over_time(', WAITING)}",
-    "{value} of the waiting requests are deferred by something else than capacity",
-    "ratio",
+    "{value} of the waiting requests are deferred for a reason other than capacity",
+    "share",
 )
 queue_time_share = Signal(
-    "time spent waiting / whole latency",
+    "queue time / end-to-end latency",
     f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:e2e_request_latency_seconds_sum')} > 0)",
-    "the requests that finished spent {value} of their time waiting for their turn",
-    "ratio",
+    "queue time is {value} of the end-to-end latency of finished requests",
+    "share",
 )
 queue_time = Signal(
-    "wait for one's turn (mean, s)",
+    "queue time (mean)",
     f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:request_queue_time_seconds_count')} >= 3)",
-    "a request waited {value} s for its turn",
+    "mean queue time: {value}",
     "seconds",
 )
 requests_finished = Signal(
@@ -152,7 +152,7 @@ def moved(window: str) -> str:
 
 
 def seen_before(age: str) -> str:
-    """1 where there are samples older than `age`: a standstill shorter than that says nothing."""
+    """1 where there are samples older than `age`: a shorter standstill proves nothing."""
     return f"(sum by ($by) (count_over_time({RUNNING}[$window] offset {age})) > bool 0)"
 
 
@@ -162,22 +162,22 @@ def stuck(window: str, least: int) -> str:
 
 
 progress = Signal(
-    "tokens and requests moved",
+    "tokens and requests processed",
     moved("$window"),
-    "{value} tokens were read or written, counting moves of the KV cache",
+    "{value} tokens and requests were processed, counting changes of KV cache usage",
     "tokens",
     window_scaling="peak",
 )
 steps_per_second = Signal(
     "engine steps / s",
     "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))",
-    "{value} engine steps a second",
+    "{value} engine steps per second",
     "1/s",
 )
 requests_in_flight = Signal(
-    "requests in flight (least)",
+    "requests in flight (minimum)",
     in_flight("$window"),
-    "at least {value} requests were in flight all the time",
+    "at least {value} requests were in flight throughout",
     "requests",
 )
 requests_in_flight_peak = Signal(
@@ -194,31 +194,33 @@ PROBE_FAILED = (
 )
 # One request alone may be one huge prefill in one step, which moves nothing either: it gets two minutes.
 requests_stuck = Signal(
-    "requests in flight, none moving",
+    "requests in flight without progress",
     f"({PROBE_FAILED} > 0) or (({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
     f" or ({stuck('$window', 2)} == 0) or ({stuck('$window', 2)} * {seen_before('25s')})",
-    "{value} requests are in flight and not one token or request moved",
+    "{value} requests are in flight and none of them makes progress",
     "requests",
 )
 other_page = Signal(
-    "a page without vLLM's metrics",
+    "metrics endpoint without vLLM's metrics",
     # an exporter answers whether or not vLLM does
     "max by (instance) (max_over_time(up[$window]))"
     ' unless on (instance) last_over_time(diag_scrape_success{collector="vllm"}[$window])',
-    "1 where some page was answered: {value}",
+    "an endpoint answered without vLLM's metrics: {value}",
+    "bool",
 )
 serves = Signal(
-    "vLLM's page answered",
+    "vLLM's metrics available",
     "max by (instance) (max_over_time(diag_vllm_up[$window]))",
-    "1 where some scrape found vLLM's metrics: {value}",
+    "vLLM's metrics were available: {value}",
+    "bool",
 )
 page_answers = Signal(
-    "share of scrapes answered",
+    "successful scrapes",
     "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
     " or (avg_over_time(up[$window]) and count_over_time(up[$window]) >= 3))"
     f" and on (instance) count by (instance) (count_over_time({RUNNING}[1d]))",
-    "{value} of the scrapes were answered, by a server that had answered before",
-    "ratio",
+    "{value} of scrapes succeeded (the server had answered before)",
+    "share",
 )
 
 # -- KV cache ---------------------------------------------------------------------------------------------------------
@@ -226,21 +228,21 @@ page_answers = Signal(
 kv_cache_usage_peak = Signal(
     "KV cache usage (peak)",
     renamed("max_over_time(", *KV_USAGE),
-    "the KV pool peaks at {value}",
-    "ratio",
+    "KV cache usage peaks at {value}",
+    "share",
     window_scaling="peak",
 )
 kv_cache_usage_median = Signal(
     "KV cache usage (median)",
     renamed("quantile_over_time(0.5, ", *KV_USAGE),
-    "the KV pool is at {value} in the median sample",
-    "ratio",
+    "median KV cache usage is {value}",
+    "share",
 )
 preemptions_per_request = Signal(
     "preemptions / finished request",
     # fewer than three preemptions are an accident, not a rate
     f"{PREEMPTIONS} * ({PREEMPTIONS} >= bool 3) / clamp_min({FINISHED}, 1)",
-    "{value} preemptions for every request that finished",
+    "{value} preemptions per finished request",
     "ratio",
 )
 PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
@@ -261,33 +263,33 @@ OWN_PROMPT = (
 )
 TOKENS_PER_REQUEST = f"({OWN_PROMPT} + {ANSWER})"
 requests_the_kv_pool_holds = Signal(
-    "requests the KV pool holds",
+    "requests that fit the KV cache",
     f"$kv_pool_fill / {TOKENS_PER_REQUEST} * on (instance) group_left () {configured('kv_cache_size_tokens')}",
-    "the KV pool holds {value} requests at their mean length",
+    "the KV cache holds {value} requests of the observed mean length",
     "requests",
 )
 # What ran at the peak is no more than --max-num-seqs, also where that is not known.
 HELD = f"round({requests_the_kv_pool_holds.promql})"
 kv_pool_share_of_running = Signal(
-    "requests the KV pool holds / requests running (peak)",
+    "requests that fit the KV cache / running (peak)",
     f"({HELD} / on (instance) group_left () {configured('max_num_seqs')} >= 1)"
     f" or {HELD} / ({gauge('max_over_time(', RUNNING)} > 0)",
-    "the KV pool holds {value} of the requests that ran at the peak",
-    "ratio",
+    "the KV cache holds {value} of the peak number of running requests",
+    "share",
 )
 # No more than are in the server at its fullest, and no more than the pool holds; nothing where its size is not known.
 requests_worth_admitting = Signal(
     "requests worth admitting",
     f"({requests_the_kv_pool_holds.promql} < {requests_in_flight_peak.promql})"
     f" or ({requests_in_flight_peak.promql} and {requests_the_kv_pool_holds.promql})",
-    "{value} requests could run at once: as many as came, as far as the KV pool holds them",
+    "{value} requests could run at once: as many as arrived, as far as the KV cache holds them",
     "requests",
 )
 most_sequences = Signal(
     "--max-num-batched-tokens",
     # vLLM refuses more sequences than tokens in a step; no release since 0.8 has a default below 2,048
     f"{configured('max_num_batched_tokens')} or 2048 + 0 * {configured('max_num_seqs')}",
-    "a step has {value} tokens: one at least for each request",
+    "a step processes up to {value} tokens, at least one per request",
     "tokens",
 )
 # The usage that the next request of mean prompt length would bring about; the usage alone where the pool's size or the
@@ -296,8 +298,8 @@ NEXT_PROMPT = f"{OWN_PROMPT} / on (instance) group_left () {configured('kv_cache
 kv_cache_usage_with_next = Signal(
     "KV cache usage with one more request",
     f"({kv_cache_usage_median.promql} + {NEXT_PROMPT}) or {kv_cache_usage_median.promql}",
-    "with the next prompt the KV pool is at {value}",
-    "ratio",
+    "with one more prompt, KV cache usage would be {value}",
+    "share",
 )
 
 # -- prefill and decode -----------------------------------------------------------------------------------------------
@@ -307,23 +309,23 @@ MEDIAN_GAP = (
     f" or histogram_quantile(0.5, sum by ($by, le) (increase({ITL[1]}_bucket[$window]))))"
 )
 ordinary_decode_share = Signal(
-    "decode time in ordinary gaps",
+    "decode time at typical ITL",
     # weighted by time: a freeze is one gap among thousands, and most of the time
     f"{MEDIAN_GAP} * {itl('count')} / ({itl('sum')} > 0)",
-    "only {value} of the decoding time is spent in gaps of ordinary length",
-    "ratio",
+    "{value} of decode time is spent at typical inter-token latency",
+    "share",
 )
 freezes_per_request = Signal(
-    "freezes / finished request",
+    "stream pauses / finished request",
     f"({itl('count')} - {itl('bucket', edge('$freeze_seconds'))}) / ({FINISHED} >= 3)",
-    "{value} freezes longer than the limit for every request that finished",
+    "{value} stream pauses (inter-token latency above freeze_seconds) per finished request",
     "ratio",
 )
 long_prefills = Signal(
-    "prefills longer than the freeze limit",
+    "prefills over freeze_seconds",
     f"{counted('vllm:request_prefill_time_seconds_count')}"
     f" - {counted('vllm:request_prefill_time_seconds_bucket', edge('$freeze_seconds'))}",
-    "{value} prompts took longer than the freeze limit to prefill",
+    "{value} prefills took longer than freeze_seconds",
     "requests",
     window_scaling="peak",
 )
@@ -335,10 +337,10 @@ long_prompts = Signal(
     window_scaling="peak",
 )
 standstills = Signal(
-    "gaps over 40 s",
+    "stream pauses over 40 s",
     f"{itl('count')} - {itl('bucket', edge('40'))}",
-    "{value} streams stood still for more than 40 s",
-    "gaps",
+    "{value} inter-token latencies exceeded 40 s",
+    "pauses",
     window_scaling="peak",
 )
 prompt_lengths_spread = Signal(
@@ -352,18 +354,18 @@ prompt_lengths_spread = Signal(
 PREFILLED = f"({counted('vllm:request_prefill_kv_computed_tokens_sum')} or {PROMPT_TOKENS})"
 PREFILL_RATE = f"({PREFILLED} / ({counted('vllm:request_prefill_time_seconds_sum')} > 0))"
 tokens_prefilled_in_a_freeze = Signal(
-    "tokens prefilled within the freeze limit",
+    "tokens prefilled in 60 % of freeze_seconds",
     # a margin of 0.6: prefill slows down as the context grows
     f"0.6 * $freeze_seconds * {PREFILL_RATE}",
-    "{value} prompt tokens are prefilled in 0.6 of the freeze limit",
+    "{value} prompt tokens are prefilled in 60 % of freeze_seconds",
     "tokens",
 )
 PREFILLS_AT_A_TIME = "sum by ($by) (rate(vllm:request_prefill_time_seconds_sum[$window]))"
 tokens_of_one_prompt_in_a_freeze = Signal(
-    "tokens of one prompt within the freeze limit",
+    "tokens of one prompt in 60 % of freeze_seconds",
     # chunks last longer than whole prompts, and meet: those of every prompt that is prefilled share a step
     f"{tokens_prefilled_in_a_freeze.promql} / (1 + {PREFILLS_AT_A_TIME})",
-    "{value} tokens of each prompt that is prefilled fit into 0.6 of the freeze limit",
+    "{value} tokens of each concurrent prompt are prefilled in 60 % of freeze_seconds",
     "tokens",
 )
 threshold_share_of_step = Signal(
@@ -371,8 +373,8 @@ threshold_share_of_step = Signal(
     # 256 is the least that is proposed; where the budget is not known, it is no objection
     f"clamp_min({tokens_of_one_prompt_in_a_freeze.promql}, 256) / on (instance) group_left ()"
     f" {configured('max_num_batched_tokens')} or 0 * {tokens_of_one_prompt_in_a_freeze.promql}",
-    "the threshold would be {value} of a step",
-    "ratio",
+    "the proposed threshold is {value} of a step's token budget",
+    "share",
 )
 
 # -- what users were promised -----------------------------------------------------------------------------------------
@@ -395,10 +397,10 @@ BURNS = " or ".join(
     for promise, (count, in_time) in PROMISES.items()
 )
 budget_burn = Signal(
-    "error budget burn",
+    "error budget burn rate",
     # the worst of them, where each can be judged: an edge that a page lacks makes it unknown
     f"max by ($by) ({BURNS}) and {' and '.join(in_time for _, in_time in PROMISES.values())}",
-    "the error budget burns {value} times as fast as it may",
+    "the error budget burns at {value} times the sustainable rate",
     "ratio",
     culprit_promql=f"({BURNS}) > 1",
     culprit_label="{promise} {value}",
@@ -411,16 +413,16 @@ PREFIX_HITS, PREFIX_QUERIES = (
     for each in ("hits", "queries")
 )
 prefix_cache_hit_ratio = Signal(
-    "prefix cache hit ratio",
+    "prefix cache hit rate",
     f"({PREFIX_HITS} / ({PREFIX_QUERIES} > 0))"
     ' or (min by ($by) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window])) - 1)',
-    "{value} of the prompt tokens that were looked up were found in the cache",
-    "ratio",
+    "prefix cache hit rate: {value}",
+    "share",
 )
 blocks_per_prompt = Signal(
     "KV blocks / prompt",
     f"({PROMPT_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('block_size')}",
-    "a prompt is {value} KV blocks long on average; only whole blocks can be shared",
+    "a prompt spans {value} KV blocks on average; only whole blocks can be shared",
     "blocks",
 )
 
@@ -429,7 +431,8 @@ blocks_per_prompt = Signal(
 
 def running_value(flag: str) -> Signal:
     """The value a flag runs with, for a fix that depends on it."""
-    return Signal(f"--{flag.replace('_', '-')}", configured(flag), f"{flag} is {{value}}", "")
+    name = f"--{flag.replace('_', '-')}"
+    return Signal(name, configured(flag), f"{name} is {{value}}")
 
 
 def page_says(label: str, pattern: str) -> str:
@@ -448,14 +451,15 @@ def unless_unset(setting: str) -> Signal:
 
 
 kv_cache_is_fp8 = Signal(
-    "KV cache in FP8",
+    "KV cache is quantized",
     page_says("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
-    "1 where the KV cache is quantized already: {value}",
+    "the KV cache is quantized already: {value}",
+    "bool",
 )
 gpu_memory_total = Signal(
-    "GPU memory",
+    "GPU memory (smallest GPU)",
     "min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
-    "the smallest GPU has {value} bytes",
+    "the smallest GPU has {value} of memory",
     "bytes",
 )
 FREE_SHARE = (
@@ -463,18 +467,18 @@ FREE_SHARE = (
     " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))"
     " unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0))"
 )
-gpu_memory_free_share = Signal("GPU memory free", FREE_SHARE, "{value} of the fullest GPU's memory is free", "ratio")
+gpu_memory_free_share = Signal("GPU memory free", FREE_SHARE, "{value} of the fullest GPU's memory is free", "share")
 utilization_that_uses_free_memory = Signal(
-    "share of the GPU with its free memory",
+    "GPU memory share for vLLM with the free memory",
     f"{configured('gpu_memory_utilization')} + {FREE_SHARE} - 0.05",
-    "{value} of the GPU would be used, with 0.05 left for what is not planned",
-    "ratio",
+    "vLLM would use {value} of the GPU's memory and leave a 5 % reserve",
+    "share",
 )
 kv_bytes_with_free_memory = Signal(
-    "bytes of the KV pool with the free memory",
+    "KV cache size that uses the free memory",
     f"{configured('kv_cache_memory_bytes')} + ({FREE_SHARE} - 0.05)"
     " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
-    "the KV pool would have {value} bytes, with 0.05 of the GPU left for what is not planned",
+    "the KV cache would be {value}, with 5 % of the GPU's memory left as a reserve",
     "bytes",
 )
 gpu_compute_capability_has_fp8 = Signal(
@@ -485,38 +489,39 @@ gpu_compute_capability_has_fp8 = Signal(
     "GPUs",
 )
 replicas_that_hold_all = Signal(
-    "replicas for the requests that came",
+    "replicas whose KV caches hold the load",
     f"{requests_in_flight_peak.promql} / ({requests_the_kv_pool_holds.promql} > 0)",
-    "{value} pools of this size hold the requests that came",
+    "{value} KV caches of this size hold the peak number of requests in flight",
     "replicas",
 )
 replicas_that_run_all = Signal(
-    "replicas that run the requests that came",
+    "replicas that run the load",
     f"{requests_in_flight_peak.promql} / ({requests_running.promql} > 0)",
-    "{value} servers like this one run the requests that came",
+    "{value} servers like this one run the peak number of requests in flight",
     "replicas",
 )
 chunked_prefill_is_off = Signal(
-    "chunked prefill off",
+    "chunked prefill is off",
     f"(1 - {configured('enable_chunked_prefill')}) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
-    "1 where prompts are prefilled whole: {value}",
+    "chunked prefill is off: {value}",
+    "bool",
 )
 sequences_in_a_step = Signal(
     "--max-num-seqs",
     f"clamp_min({configured('max_num_seqs')}, 256)",
-    "a step has {value} tokens at least: one for each request, and enough for a prompt to get on",
+    "a step processes at least {value} tokens: one per request, and enough for a prompt to make progress",
     "tokens",
 )
 twice_the_token_budget = Signal(
     "2 x --max-num-batched-tokens",
     f"2 * {configured('max_num_batched_tokens')}",
-    "twice the token budget is {value}",
+    "twice the token budget is {value} tokens",
     "tokens",
 )
 headroom_of_one_answer = Signal(
-    "mean answer / KV pool",
+    "mean output length / KV cache size",
     # what the running requests grow by, together, until one of them ends and gives its blocks back
     f"({GENERATED_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('kv_cache_size_tokens')}",
-    "the running requests grow by {value} of the pool until one of them ends",
-    "ratio",
+    "the running requests grow by {value} of the KV cache until one of them finishes",
+    "share",
 )

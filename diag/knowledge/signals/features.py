@@ -19,33 +19,33 @@ PAYS = 0.3
 draft_tokens = Signal(
     "draft tokens",
     f"{DRAFT_TOKENS} or 0 * {gauge('max_over_time(', RUNNING)}",
-    "{value} tokens were drafted, 0 without speculative decoding",
+    "{value} draft tokens were proposed (0 without speculative decoding)",
     "tokens",
     window_scaling="peak",
 )
 accepted_share = Signal(
-    "accepted / draft tokens",
+    "draft acceptance rate",
     f"{ACCEPTED} / ({DRAFT_TOKENS} > 0)",
-    "{value} of the drafted tokens were accepted",
-    "ratio",
+    "draft acceptance rate: {value}",
+    "share",
 )
 accepted_per_draft = Signal(
     "accepted tokens / draft",
     f"{ACCEPTED} / ({DRAFTS} > 0)",
-    "a draft gives {value} tokens more than the step writes without it",
+    "each draft adds {value} accepted tokens to its step",
     "tokens",
 )
 first_accepted = Signal(
-    "first draft tokens accepted",
+    "acceptance rate of the first draft token",
     f"{counted(PER_POSITION, FIRST)} / ({DRAFTS} > 0)",
-    "the first token of {value} of the drafts was accepted",
-    "ratio",
+    "the first draft token is accepted in {value} of the drafts",
+    "share",
 )
 draft_tokens_that_pay = Signal(
-    "draft tokens that are accepted often enough",
+    "draft length with a sufficient acceptance rate",
     f"count by ($by) (sum by ($by, position) (increase({PER_POSITION}[$window]))"
     f" / on ($by) group_left () ({DRAFTS} > 0) >= {PAYS})",
-    f"the first {{value}} tokens of a draft are each accepted in {PAYS} of the drafts or more",
+    f"the first {{value}} tokens of a draft are each accepted in at least {100 * PAYS:g} % of the drafts",
     "tokens",
 )
 
@@ -80,23 +80,23 @@ MAX_LORAS = (
     f' or label_replace({SETS}, "le", "+Inf", "", "")))'
 )
 adapters = Signal(
-    "LoRA adapters asked for",
+    "LoRA adapters in use",
     f"count by ($by) (count by ($by, adapter) ({ADAPTERS}))",
-    "{value} adapters ran within the last five minutes",
+    "{value} LoRA adapters ran within the last five minutes",
     "adapters",
 )
 adapters_kept = Signal(
-    "LoRA adapters kept in memory, or asked for",
+    "LoRA adapters to keep in host memory",
     # vLLM refuses fewer than run together; the larger of both
     f"({adapters.promql} > {configured('max_cpu_loras')}) or ({configured('max_cpu_loras')} and {adapters.promql})",
-    "the memory of the host has to keep {value} adapters",
+    "host memory has to hold {value} LoRA adapters",
     "adapters",
 )
 adapters_per_slot = Signal(
-    "LoRA adapters asked for / --max-loras",
+    "LoRA adapters in use / --max-loras",
     f"{adapters.promql} / {MAX_LORAS} or 0 * {MAX_LORAS}"
     f" or (0 * {gauge('max_over_time(', RUNNING)} unless count by ($by) (last_over_time({LORA}[$window])))",
-    "within five minutes {value} times as many adapters ran as have room at once",
+    "within five minutes, {value} LoRA adapters ran per adapter slot",
     "ratio",
 )
 waits_for_a_slot = Signal(
@@ -105,7 +105,7 @@ waits_for_a_slot = Signal(
     f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
     f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * ({gauge('max_over_time(', WAITING)} == 0)",
     "{value} of the waiting requests are deferred although there is capacity",
-    "ratio",
+    "share",
 )
 
 # -- API servers ------------------------------------------------------------------------------------------------------
@@ -117,32 +117,32 @@ LATENCY = counted("vllm:e2e_request_latency_seconds_sum")
 FRONT_END = f"(1 - {IN_ENGINE} / ({LATENCY} > 0 and {FINISHED} >= 3))"
 
 api_server_cores = Signal(
-    "cores that an API server uses",
+    "CPU cores used by an API server",
     # its own counter goes where --api-server-count is above 1: then only the process table tells
     f"max by ($by) ({CORES}) or max by ($by) ({OWN_CORES})",
-    "the busiest API server uses {value} of a core; Python gives it one",
+    "the busiest API server uses {value} CPU cores; a Python process computes on one",
     "cores",
 )
 front_end_share = Signal(
-    "latency outside of the engine / whole latency",
+    "latency outside the engine / end-to-end latency",
     FRONT_END,
-    "the requests that finished spent {value} of their time neither queued nor computed",
-    "ratio",
+    "finished requests spent {value} of their end-to-end latency outside the engine",
+    "share",
 )
 # By Little's law the same clients ask 1 / (1 - share) times as often once nothing is lost in front of the engine. What
 # they ask beyond four times as much, they would wait for the engine.
 NEEDED = f"ceil((sum by ($by) ({CORES}) or sum by ($by) ({OWN_CORES})) / clamp_min(1 - {FRONT_END}, 0.25) / 0.7)"
 ONE_MORE = f"(1 + (count by ($by) ({CORES} > 0.05) or 1 + 0 * sum by ($by) ({OWN_CORES})))"
 api_servers_needed = Signal(
-    "API servers that this load needs",
+    "API servers needed for this load",
     f"({NEEDED} > {ONE_MORE}) or ({ONE_MORE} and {NEEDED})",
-    "the same clients, kept waiting by nothing in front of the engine, need {value} API servers at 0.7 of a core each",
+    "this load needs {value} API servers at 70 % of a core each",
     "processes",
 )
 gap = " or ".join(f"{counted(f'{name}_sum')} / ({counted(f'{name}_count')} > 0)" for name in ITL)
 tokens_in_a_blink = Signal(
-    "tokens written in 0.1 s",
+    "tokens generated per stream in 0.1 s",
     f"0.1 / (({gap}) > 0)",
-    "a stream gets {value} tokens in 0.1 s, which nobody sees arrive one by one",
+    "a stream generates {value} tokens in 0.1 s",
     "tokens",
 )

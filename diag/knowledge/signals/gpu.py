@@ -27,55 +27,55 @@ def throttled_seconds(reasons: str) -> str:
 
 
 thermal_share = Signal(
-    "share of time in thermal slowdown",
+    "thermal slowdown (share of time)",
     throttled_share(THERMAL),
-    "the GPU held its clocks down for heat in {value} of the time",
-    "ratio",
+    "the GPU spent {value} of the time in thermal slowdown",
+    "share",
 )
 thermal_seconds = Signal(
-    "seconds in thermal slowdown",
+    "thermal slowdown (time)",
     throttled_seconds(THERMAL),
-    "the GPU held its clocks down for heat for {value} s",
+    "the GPU was in thermal slowdown for {value}",
     "seconds",
     window_scaling="peak",
 )
 brake_seconds = Signal(
-    "seconds in hardware power brake",
+    "hardware power brake (time)",
     throttled_seconds(BRAKE),
-    "the board was told from outside to brake for {value} s",
+    "the hardware power brake was asserted for {value}",
     "seconds",
     window_scaling="peak",
 )
 power_cap_share = Signal(
-    "share of time at the power cap",
+    "power cap (share of time)",
     throttled_share('reason="sw_power_cap"'),
-    "the GPU ran into its power limit in {value} of the time, which is normal under load",
-    "ratio",
+    "the GPU was at its power cap for {value} of the time, which is normal under load",
+    "share",
 )
 UTILIZATION = average("diag_gpu_utilization_ratio")
-utilization = Signal("GPU busy", UTILIZATION, "some kernel runs in {value} of the time", "ratio")
+utilization = Signal("GPU utilisation", UTILIZATION, "GPU utilisation is {value}", "share")
 SM = 'clock="sm"'
 clock_loss = Signal(
-    "SM clock lost",
+    "SM clock below its maximum",
     # an idle GPU lowers its clock by itself: only a busy one loses something
     f"(1 - {average('diag_gpu_clock_hertz', SM)} / ({average('diag_gpu_clock_max_hertz', SM)} > 0))"
     f" * ({UTILIZATION} > bool 0.5)",
     "the SM clock is {value} below its maximum while the GPU is busy",
-    "ratio",
+    "share",
 )
 margin = Signal(
-    "degrees to slowdown",
+    "margin to thermal slowdown",
     "min by ($by) (min_over_time(diag_gpu_temperature_margin_celsius[$window]))",
-    "{value} C are left to the slowdown temperature",
-    "C",
+    "the GPU is {value} below its slowdown temperature",
+    "celsius",
 )
 DRAWN = f"0.95 * {average('diag_gpu_power_watts')}"
 LOWEST = average("diag_gpu_power_limit_min_watts")
 sustained_power = Signal(
     "95 % of the power drawn",
     f"({DRAWN} >= {LOWEST}) or ({LOWEST} and {DRAWN}) or {DRAWN}",
-    "the cooling sustains {value} W",
-    "W",
+    "the cooling sustains {value}",
+    "watts",
 )
 
 XIDS = 'xid!~"13|31|43|45"'
@@ -87,9 +87,9 @@ SERIOUS = {
     "row that could not be replaced": "max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))",
 }
 gpu_faults = Signal(
-    "faults of the GPU",
+    "GPU faults",
     " + ".join(f"(({promql}) or 0 * ({SERIOUS['GPU lost']}))" for promql in SERIOUS.values()),
-    "{value} faults: lost, Xid, uncorrectable memory errors, rows that could not be replaced",
+    "{value} GPU faults: GPU lost, Xid errors, uncorrectable memory errors, failed row remaps",
     "faults",
     window_scaling="peak",
     culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]) > 0,"
@@ -105,45 +105,47 @@ gpu_faults = Signal(
 SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
 TOTAL = "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))"
 strangers_memory = Signal(
-    "share of memory that others hold",
+    "GPU memory held by other processes",
     '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
     f" or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))) / ({TOTAL} > 0)",
-    "processes of others hold {value} of the GPU's memory",
-    "ratio",
+    "other processes hold {value} of the GPU's memory",
+    "share",
     culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])',
     culprit_label="pid {pid}",
 )
 share_left_by_others = Signal(
-    "share of the GPU that others leave",
+    "GPU memory left by other processes",
     f'1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{{role="other"}}[$window])) / ({TOTAL} > 0) - 0.03',
-    "others leave {value} of the GPU's memory, less 0.03 for what they may still want",
-    "ratio",
+    "other processes leave {value} of the GPU's memory, after a 3 % reserve for their growth",
+    "share",
 )
 host_memory_of_others = Signal(
-    "memory that others hold / all",
+    "memory of all GPUs held by other processes",
     'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
     " / sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
-    "processes of others hold {value} of the memory of this host's GPUs",
-    "ratio",
+    "other processes hold {value} of the memory of this host's GPUs",
+    "share",
 )
 memory_of_strangers = Signal(
-    "memory that others hold on GPUs that serve / all",
+    "memory of the serving GPUs held by other processes",
     # who cannot be told may be anybody
     '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window]) '
     f"{SERVING}) or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window])))"
     " / (sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window])) > 0)",
-    "processes that are not this vLLM's hold {value} of the memory of the GPUs that it uses",
-    "ratio",
+    "processes that do not belong to this vLLM hold {value} of the memory of its GPUs",
+    "share",
 )
 pool_by_order = Signal(
-    "size of the KV pool set by hand",
+    "settings that pin the KV cache size",
     f"{page_says('num_gpu_blocks_override', '[0-9]+')} + {page_says('kv_cache_memory_bytes', '[0-9]+')}",
-    "{value} settings fix the size of the KV pool, whatever the share of memory",
+    "{value} settings pin the KV cache size, whatever --gpu-memory-utilization says",
+    "settings",
 )
 serving = Signal(
-    "serves",
+    "GPU used by this vLLM",
     "max by ($by) (last_over_time(diag_gpu_serving[$window]))",
-    "1 when this vLLM runs on it: {value}",
+    "this vLLM runs on the GPU: {value}",
+    "bool",
 )
 
 # -- links, per host --------------------------------------------------------------------------------------------------
@@ -158,18 +160,18 @@ PCIE = (
     " or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window])))"
 )
 pcie_share = Signal(
-    "PCIe traffic / what the link carries",
+    "PCIe traffic / link capacity",
     f"max by ($by) (({PCIE} / {LINK}) {SERVING})",
-    "the busiest PCIe link carries {value} of what it can",
-    "ratio",
+    "the busiest PCIe link runs at {value} of its capacity",
+    "share",
     culprit_promql=f"({PCIE} / {LINK}) {SERVING}",
     culprit_label="GPU {gpu}",
 )
 nvlinks = Signal(
-    "active NVLinks (least)",
+    "active NVLinks (fewest on a GPU)",
     "min by ($by) (last_over_time(diag_gpu_nvlink_active_links[$window]))"
     " or 0 * max by ($by) (last_over_time(diag_gpu_up[$window]))",
-    "{value} NVLinks are up on the GPU that has the fewest",
+    "the GPU with the fewest has {value} active NVLinks",
     "links",
 )
 link_lost = Signal(
@@ -177,13 +179,13 @@ link_lost = Signal(
     'max by ($by) ((1 - max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window]))'
     ' / on (instance, gpu) max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
     f" {SERVING})",
-    "a link lost {value} of its lanes",
-    "ratio",
+    "a PCIe link runs with {value} of its lanes missing",
+    "share",
 )
 slowest_clock = Signal(
     "slowest SM clock / fastest",
     'min by ($by) (avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) ' + SERVING + ")"
     ' / (max by ($by) (avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) ' + SERVING + ") > 0)",
-    "the slowest GPU's clock is {value} of the fastest's",
-    "ratio",
+    "the slowest GPU's SM clock is {value} of the fastest GPU's",
+    "share",
 )

@@ -32,27 +32,30 @@ def event_time(events: str) -> str:
 
 FAILED_SINCE = f"({event_time('engine_start_failed')} - ({LAST_PROGRESS}))"
 startup_failed = Signal(
-    "start failed",
+    "engine start failed",
     # nothing of a new start has been seen since the line that says so, and no page answers
     f"({event_time('engine_start_failed')} > bool 0) * ({FAILED_SINCE} >= bool 0) * (1 - {SERVES})",
-    "1 when the log says that the engine did not start, and nothing has started since: {value}",
+    "the log reports a failed engine start, and nothing has started since: {value}",
+    "bool",
     culprit_promql=f'(last_over_time({EVENT_TIME}{{event!~"engine_start_failed|engine_dead|worker_died|rpc_timeout|'
     f'custom_all_reduce_disabled|shm_broadcast_wait"}}[$window]) > 0) >= on (instance) group_left () '
     f"({last('diag_vllm_startup_last_progress_timestamp_seconds', by='instance')})",
     culprit_label="{event}",
 )
 starting = Signal(
-    "starting",
+    "engine starting",
     f"({IN_PHASE}) * (1 - {SERVES}) * (1 - ({startup_failed.promql}))",
-    "1 when the log shows a start under way and no page answers yet: {value}",
+    "the log shows a start in progress and /metrics does not answer yet: {value}",
+    "bool",
     culprit_promql=f'last_over_time({SPENT}[$window]) and on (instance, phase) (last_over_time({PHASE}{{phase=~"{STARTING}"}}'
     "[$window]) == 1)",
-    culprit_label="{phase} for {value} s",
+    culprit_label="{phase} for {value}",
+    culprit_unit="seconds",
 )
 processes = Signal(
     "vLLM processes",
     "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))",
-    "{value} processes of this vLLM are there",
+    "{value} processes of this vLLM are running",
     "processes",
 )
 
@@ -73,50 +76,52 @@ USUAL = {
 }
 """Seconds that a phase takes at most on what has been reported; judged, see startup_slow."""
 startup_overdue = Signal(
-    "present phase / its usual time",
+    "start-up phase / its usual duration",
     "max by ($by) ("
     + " or ".join(f'last_over_time({SPENT}{{phase="{phase}"}}[$window]) / {usual}' for phase, usual in USUAL.items())
     + ")",
-    "the longest phase has taken {value} of its usual time",
+    "the slowest start-up phase has taken {value} times its usual duration",
     "ratio",
     culprit_promql=f"last_over_time({SPENT}[$window]) > 1",
-    culprit_label="{phase} {value} s",
+    culprit_label="{phase} {value}",
+    culprit_unit="seconds",
 )
 startup_silence = Signal(
-    "seconds without a sign of progress",
+    "time without start-up progress",
     f"(time() - ({LAST_PROGRESS})) * ({IN_PHASE})",
-    "no sign of progress for {value} s",
+    "the start has made no progress for {value}",
     "seconds",
 )
 in_graph_capture = Signal(
     "in CUDA-graph capture",
     last(PHASE, 'phase="cuda_graph_capture"'),
-    "1 while the start is in CUDA-graph capture: {value}",
+    "the start is in CUDA-graph capture: {value}",
+    "bool",
 )
 processes_there = Signal(
-    "vLLM processes still there",
+    "vLLM processes still running",
     "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))"
     ' or 0 * max by ($by) (last_over_time(diag_scrape_success{collector="process"}[$window]))'
     f" or 0 * {LAST_PROGRESS} + 1",
-    "{value} processes of this vLLM are there (1 where nobody looked)",
+    "{value} processes of this vLLM are running (1 where the process table is not observed)",
     "processes",
 )
 startup_seconds = Signal(
-    "seconds since the start began",
+    "start-up time so far",
     f"sum by ($by) (last_over_time({SPENT}[$window]))",
-    "the start has taken {value} s so far",
+    "the start has taken {value} so far",
     "seconds",
 )
 twice_the_startup = Signal(
-    "twice the seconds that the start has taken",
+    "twice the start-up time so far",
     f"2 * sum by ($by) (last_over_time({SPENT}[$window]))",
-    "twice the start so far are {value} s",
+    "twice the start-up time so far is {value}",
     "seconds",
 )
 probe_failures_allowed = Signal(
-    "probes of 10 s that outlast the start by half",
+    "startupProbe failureThreshold (10 s period)",
     f"ceil(1.5 * sum by ($by) (last_over_time({SPENT}[$window])) / 10)",
-    "{value} probes, 10 s apart, outlast this start by half",
+    "{value} probes, 10 s apart, cover 1.5 times the start-up time so far",
     "probes",
 )
 
@@ -125,7 +130,9 @@ def switched_off(flag: str) -> Condition:
     """The switch is not on, or the setting not given; where nobody says, it is as it comes: off."""
     off = f"(1 - ({configured(flag)})) or 0 * {LAST_SERVED} + 1"
     name = f"--{flag.replace('_', '-')} not set"
-    return Signal(name, off, "1 where the flag is not set: {value}").at_least(1, judged("it is proposed once"))
+    return Signal(name, off, "the flag is not set: {value}", "bool").at_least(
+        1, judged("a flag that is set already is not proposed")
+    )
 
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
@@ -148,9 +155,10 @@ def log_value(event: str, field: str) -> str:
 
 
 out_of_memory = Signal(
-    "out of memory in the log",
+    "out-of-memory error in the log",
     event_recently(OOM),
-    "1 when the log says that memory did not suffice: {value}",
+    "the log reports an out-of-memory error: {value}",
+    "bool",
     culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{OOM}"}}[$window]) > 0',
     culprit_label="{event}",
 )
@@ -158,38 +166,38 @@ out_of_memory = Signal(
 
 def happened(event: str) -> Signal:
     """Whether it was this kind of line, for a fix that depends on it."""
-    return Signal(f"{event} in the log", event_recently(event), f"1 when the log says {event}: {{value}}")
+    return Signal(f"{event} in the log", event_recently(event), f"the log reports {event}: {{value}}", "bool")
 
 
 BELOW = "free_memory_below_requested"
 utilization_that_fits = Signal(
-    "share of the GPU that is free",
+    "GPU memory free at start",
     f"{log_value(BELOW, 'free_gibibytes')} / ({log_value(BELOW, 'total_gibibytes')} > 0)",
     "{value} of the GPU's memory was free at start",
-    "ratio",
+    "share",
 )
 LONGER = "max_model_len_exceeds_kv_cache"
 context_that_fits = Signal(
-    "longest context that fits",
+    "longest context that fits the KV cache",
     f"{log_value(LONGER, 'estimated_max_model_len')} or floor({log_value(LONGER, 'max_model_len')}"
     f" * {log_value(LONGER, 'available_gibibytes')} / ({log_value(LONGER, 'needed_gibibytes')} > 0) / 16) * 16",
-    "a context of {value} tokens fits",
+    "a context of {value} tokens fits the KV cache",
     "tokens",
 )
 CUDA = "cuda_out_of_memory"
 utilization_with_room = Signal(
-    "share of the GPU with room for what was wanted",
+    "GPU memory share with room for the failed allocation",
     f"({configured('gpu_memory_utilization')}) - clamp_min({log_value(CUDA, 'wanted_gibibytes')}"
     f" - {log_value(CUDA, 'free_gibibytes')}, 0) / ({log_value(CUDA, 'total_gibibytes')} > 0) - 0.005",
-    "{value} of the GPU leaves room for what was wanted",
-    "ratio",
+    "a --gpu-memory-utilization of {value} leaves room for the failed allocation",
+    "share",
 )
 
 half_of_what_is_captured = Signal(
-    "half of the largest graph by default",
+    "half of the largest CUDA graph captured by default",
     # vLLM captures up to the smaller of 2 x --max-num-seqs and 512
     f"clamp_max({configured('max_num_seqs')}, 256)",
-    "half of the largest graph captured by default is {value} tokens",
+    "half of the largest CUDA graph captured by default is {value} tokens",
     "tokens",
 )
 
@@ -229,18 +237,18 @@ WHO_IS_APART = (
 )
 RANKS_APART = f"(({STILL_WORKERS} > 0) or ({SPINNING_GPUS} > 0) or {STILL_WORKERS} or {SPINNING_GPUS})"
 ranks_apart = Signal(
-    "ranks that spin or stand still",
+    "ranks out of step",
     RANKS_APART,
-    "{value} ranks stand still while a peer spins, or spin at little power",
+    "{value} ranks stand still while a peer busy-waits, or busy-wait at low power",
     "ranks",
     culprit_promql=WHO_IS_APART,
     culprit_label="{named}",
 )
 rank_missing = Signal(
-    "ranks that others wait for",
+    "ranks missing from a collective",
     # what the log says counts where neither processes nor GPUs can be seen
     f"{RANKS_APART} or {LOG_WAITS}",
-    "others wait for {value} ranks, by processes, GPUs or the log",
+    "{value} ranks are missing from a collective, by processes, GPUs or the log",
     "ranks",
     culprit_promql=WHO_IS_APART,
     culprit_label="{named}",
@@ -249,19 +257,28 @@ ranks = Signal(
     "tensor-parallel ranks",
     f"({configured('tensor_parallel_size')}) or count by ($by) (last_over_time({WORKERS}[$window]))"
     " or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window])) + 1",
-    "the model is spread over {value} ranks",
+    "the model is sharded over {value} tensor-parallel ranks",
     "ranks",
 )
 TP, PP = configured("tensor_parallel_size"), configured("pipeline_parallel_size")
-half_of_the_ranks = Signal("half of the ranks", f"{TP} / 2", "half of the ranks are {value}", "ranks")
+half_of_the_ranks = Signal(
+    "half of the tensor-parallel ranks", f"{TP} / 2", "half of the tensor-parallel ranks are {value}", "ranks"
+)
 odd_ranks = Signal(
-    "ranks left over by halving", f"{TP} % 2", "{value} ranks are left over where they are halved", "ranks"
+    "tensor-parallel ranks left over by halving",
+    f"{TP} % 2",
+    "halving the tensor-parallel ranks leaves {value} over",
+    "ranks",
 )
 twice_the_stages = Signal(
-    "twice the pipeline's stages", f"2 * ({PP} or 1 + 0 * {TP})", "twice as many stages are {value}", "stages"
+    "twice the pipeline-parallel stages",
+    f"2 * ({PP} or 1 + 0 * {TP})",
+    "twice the pipeline-parallel stages are {value}",
+    "stages",
 )
 log_waits = Signal(
     "shm_broadcast_wait in the log",
     LOG_WAITS,
-    "1 when the log says that a rank waits for another: {value}",
+    "the log reports a rank waiting for another one: {value}",
+    "bool",
 )

@@ -35,24 +35,24 @@ load_of_peers = Signal(
 load_beyond_peers = Signal(
     "requests above the median of its peers",
     beside_peers(LOAD, "-", MEDIAN, LOAD),
-    "it holds {value} requests more than the median of its peers",
+    "it holds {value} more requests than the median of its peers",
     "requests",
 )
 peers_waiting = Signal(
     "requests waiting (median of its peers)",
     beside_peers(f"0 * {WAITS}", "+", MEDIAN, WAITS),
-    "{value} requests wait in the median of its peers",
+    "{value} requests are waiting at the median of its peers",
     "requests",
 )
 peers = Signal(
-    "engines that serve its model",
+    "engines serving the same model",
     beside_peers(f"0 * {LOAD}", "+", f"count {PEERS} ({{each}})", LOAD),
-    "engines that serve its model: {value}",
+    "engines serving the same model: {value}",
     "engines",
 )
 tokens_of_peers = Signal(
-    "tokens written / median of its peers",
+    "tokens generated / median of its peers",
     beside_peers(WRITTEN, "/", AT_LEAST_ONE, WRITTEN),
-    "it writes {value} times as many tokens as the median of its peers",
+    "it generates {value} times as many tokens as the median of its peers",
     "ratio",
 )
