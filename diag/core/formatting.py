@@ -38,8 +38,8 @@ def number(value: float) -> str:
 def quantity(value: float, unit: str) -> str:
     """A value of a signal with its unit: "7.4 %", "85 ms", "2.5 min", "17.9 GiB"; a plain number for any other unit.
 
-    Units: "share" (0..1, written as a percentage), "seconds", "bytes", "celsius", "watts", "bool" (yes or no). A sentence
-    names what a plain number counts.
+    Units: "share" (0..1, written as a percentage), "seconds", "bytes", "celsius", "watts", "bool" (yes or no). A
+    sentence names what a plain number counts.
     """
     if unit == "share":
         return f"{number(100 * value)} %"
@@ -52,6 +52,13 @@ def quantity(value: float, unit: str) -> str:
 def gibibytes(size: float, digits: int = 2) -> str:
     """Bytes in GiB with a fixed number of decimals, for sizes that are compared with each other: "79.10 GiB"."""
     return f"{size / GIB:.{digits}f} GiB"
+
+
+def threshold(comparison: str, limit: float, unit: str) -> str:
+    """A threshold as it is printed beside a value: "> 90 %", "<= 4", "= yes" for a signal that says yes or no."""
+    if unit == "bool":
+        return "= yes" if comparison in (">", ">=") else "= no"
+    return f"{comparison} {quantity(limit, unit)}"
 
 
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {

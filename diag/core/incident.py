@@ -1,11 +1,11 @@
-"""The vocabulary of an incident: what is asked, which limit is set on it and why, and what cures it.
+"""The model of an incident: signals, conditions with their thresholds, look-alikes and fixes.
 
 Everything here is frozen data. One `Incident` is the single source of the doctor's verdict, the Prometheus alert, the
-dashboard and the runbook; nothing in this file knows any of them. An expression may hold three placeholders:
+dashboard and the runbook; nothing in this file depends on any of them. An expression may use three placeholders:
 
-$window   the span a range function looks back over ("30s" at a prompt, "5m" in an alert)
+$window   the range of a range selector ("30s" for a live diagnosis, "5m" in an alert)
 $by       the labels of one subject, `Incident.per`
-$<name>   an entry of the measurement contract (diag.toml), `$freeze_seconds` for one
+$<name>   an entry of the measurement contract (diag.toml), such as `$freeze_seconds`
 """
 
 import re
@@ -22,7 +22,7 @@ OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=":
 
 @dataclass(frozen=True)
 class Source:
-    """Why a number is what it is: `reference` is a permalink, a recording's name or empty (judged)."""
+    """The rationale of a number; `reference` is a permalink, a recording's name, or empty (judged)."""
 
     kind: Literal["documented", "measured", "reported", "judged"]
     says: str
@@ -30,7 +30,7 @@ class Source:
 
 
 def documented(says: str, link: str) -> Source:
-    """The vendor's own documentation or source says so."""
+    """The vendor's documentation or source code states it."""
     return Source("documented", says, link)
 
 
@@ -40,24 +40,27 @@ def measured(says: str, recording: str) -> Source:
 
 
 def reported(says: str, link: str) -> Source:
-    """Somebody measured it in public."""
+    """Somebody published this measurement."""
     return Source("reported", says, link)
 
 
 def judged(says: str) -> Source:
-    """Nobody has measured it: a debt, and listed as one."""
+    """A judgement that no measurement supports yet."""
     return Source("judged", says)
 
 
 @dataclass(frozen=True)
 class Signal:
-    """One PromQL expression that yields one number per subject, and the sentence that reads it out.
+    """One PromQL expression that yields one number per subject, and the sentence that states it.
 
-    `sentence` has one `{value}`. `window_scaling` tells whether a limit on it holds at any window ("rate": shares, ratios, means) or
-    grows with it ("peak": maxima and counts of events). `unit` is "ratio", "seconds", "tokens", ...
+    `sentence` has one `{value}`. `unit` decides how the value is printed (`diag.core.formatting.quantity`): "share" for
+    0..1, "seconds", "bytes", "celsius", "watts", "bool" for 1 or 0, "ratio" for x per y; any other unit names what is
+    counted. `window_scaling` says whether a threshold holds at any window ("rate": shares, ratios, means) or grows with
+    the window ("peak": maxima and counts of events).
 
-    Where the number does not say which rank or which event is meant, `culprit_promql` is PromQL with one series for each of
-    them, and `culprit_label` reads one out of its labels and its value: "rank {rank}", "{phase} {value} s".
+    Where the number does not say which rank or which event it is about, `culprit_promql` is PromQL with one series for
+    each of them, and `culprit_label` is filled with its labels and its value (of `culprit_unit`): "rank {rank}",
+    "{phase} for {value}".
     """
 
     name: str
@@ -70,7 +73,7 @@ class Signal:
     culprit_unit: str = ""
 
     def above(self, limit: float | str, why: Source) -> "Condition":
-        """`self > limit`; a limit that is a word is an entry of the measurement contract."""
+        """`self > limit`; a limit given by name is an entry of the measurement contract."""
         return Condition(self, ">", limit, why)
 
     def at_least(self, limit: float | str, why: Source) -> "Condition":
@@ -88,7 +91,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Condition:
-    """A signal, a comparison, a limit, and why this limit."""
+    """A signal, a comparison, a threshold (`limit`), and the rationale of the threshold."""
 
     signal: Signal
     op: Comparison
@@ -97,17 +100,17 @@ class Condition:
 
     @property
     def promql(self) -> str:
-        """The comparison as a filter; a named limit stays a placeholder until the contract fills it."""
+        """The comparison as a PromQL filter; a named limit stays a placeholder until the contract fills it."""
         limit = f"${self.limit}" if isinstance(self.limit, str) else f"{self.limit:g}"
         return f"({self.signal.promql}) {self.op} {limit}"
 
 
 @dataclass(frozen=True)
 class LookAlike:
-    """What shows the same picture and how it is told apart.
+    """A situation with the same symptoms, and how to distinguish it from the incident.
 
-    `requires` must hold, or the incident is absent; `refuted_by`, one of its symptoms or supports, rules the look-alike
-    out where it holds, and leaves it open where it does not.
+    `requires` must hold, or the incident is absent. `refuted_by` is one of the incident's symptoms or supports: where
+    it holds, the look-alike is ruled out; where it does not, the look-alike stays possible.
     """
 
     name: str
@@ -118,20 +121,20 @@ class LookAlike:
 
 @dataclass(frozen=True)
 class Fix:
-    """One remedy: a vLLM flag, an environment variable, a host command, or (with none of these) advice.
+    """One fix: a vLLM flag, an environment variable, a host command, or (with none of these) advice.
 
-    A command may hold the labels of the subject, `{gpu}` for one; it and `change` may hold `{value}`.
+    A command may use the labels of the subject, such as `{gpu}`; the command and `change` may use `{value}`.
 
-    `value` is a constant, or a Signal that computes the number from this server, then rounded and held between `least`
-    and `most`, each a number or a Signal; None with a flag takes the flag away. `also` are flags that change along with
-    it. `direction` says which way the value may go: a proposal that would not move the running value that way is left
-    out. `only_if` says when the fix applies: where a condition is false it is left out, where one cannot be judged it
-    is kept and says what it needs. `expects` is what must hold once it is applied; without any, that the incident's
-    first symptom is gone.
+    `value` is a constant, or a Signal that computes the number from this server's telemetry; it is then rounded and
+    kept between `least` and `most`, each a number or a Signal. None with a flag removes the flag. `also` are flags that
+    change together with it. `direction` says which way the value may go: a proposal that would not move the running
+    value that way is omitted. `only_if` says when the fix applies: where a condition is false the fix is omitted, where
+    one cannot be judged the fix is kept and reports the telemetry it needs. `expects` are the conditions that must hold
+    once the fix is applied; without any, the incident's first symptom must be gone. `risk` is the trade-off.
 
-    A flag is proposed to the releases whose parser accepts it (diag/vllm/flags/flags.json). `versions` is the (first, last)
-    release in which the variable is read or the flag takes this value, "" for an open end; `instead_of` names a flag
-    whose place it takes, in releases that lack that one.
+    A flag is proposed only to releases whose parser accepts it (diag/vllm/flags/flags.json). `versions` is the first
+    and the last release in which the variable is read or the flag takes this value, "" for an open end. `instead_of`
+    names a flag that this one replaces in releases without that flag.
     """
 
     change: str
@@ -156,7 +159,7 @@ class Fix:
 
     @property
     def kind(self) -> Literal["vllm_flag", "environment", "host_command", "advice"]:
-        """What sort of change it is, as the JSON report names it."""
+        """The kind of change, as the JSON report names it."""
         if self.flag:
             return "vllm_flag"
         if self.environment:
@@ -165,21 +168,22 @@ class Fix:
 
     @property
     def name(self) -> str:
-        """What is changed: the flag, the variable or the command; empty for advice."""
+        """The flag, the variable or the command; empty for advice."""
         return self.flag or self.environment or self.command
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """Every signal that its numbers are computed from."""
+        """Every signal that its values are computed from."""
         named = (self.value, self.least, self.most, *(value for _, value in self.also))
-        return tuple(each for each in named if isinstance(each, Signal))
+        return tuple(value for value in named if isinstance(value, Signal))
 
 
 @dataclass(frozen=True)
 class BurnRateWindow:
-    """An alert over two windows at once, in both of which the first symptom must be above `factor`.
+    """A burn-rate alert over two windows: in both of them the first symptom must be above `factor`.
 
-    The long one makes it worth waking somebody, the short one ends it soon after the harm has ended.
+    The long window shows that the violation is worth a page; the short one ends the alert soon after the violation has
+    ended.
     """
 
     factor: float
@@ -191,10 +195,10 @@ class BurnRateWindow:
 class Incident:
     """One incident: present where every symptom and every look-alike's `requires` holds.
 
-    `per` are the labels of one subject. `window` is the span of the alert and `live_window` that of a doctor who
-    watches for half a minute; `hold` is the alert's `for`; with `burns` it alerts over each of these pairs of windows
-    instead. `explains` names incidents that follow from this one. `impact` says what users notice, `mitigate` what
-    relieves them before the cause is found, `hand_over` what an engineer of the vendor's needs to go on.
+    `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
+    `hold` the alert's `for`; with `burns`, there is one alert per burn-rate window instead. `explains` names incidents
+    that are consequences of this one. `impact` says what users notice, `mitigate` what helps immediately without a
+    restart, `hand_over` what the vendor's engineers need, `do_not` what makes it worse.
     """
 
     id: str
@@ -219,33 +223,33 @@ class Incident:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What must hold, in the order in which it is told."""
+        """All conditions that must hold, in the order in which they are reported."""
         return self.symptoms + tuple(look.requires for look in self.looks_like if look.requires)
 
     @property
     def every_condition(self) -> tuple[Condition, ...]:
-        """All that is asked of a server: what must hold, what supports it, what makes it worse."""
+        """Every condition of the incident: those that must hold, those that support it, and the escalation."""
         return (*self.conditions, *self.supports, *((self.escalates,) if self.escalates else ()))
 
     def over(self, burn: BurnRateWindow) -> "Incident":
-        """The same incident with the factor of a burn as the limit of its first symptom."""
+        """The same incident with the factor of a burn-rate window as the threshold of its first symptom."""
         first, *rest = self.symptoms
         return replace(self, symptoms=(replace(first, limit=burn.factor), *rest))
 
     def query(self, window: str, contract: Mapping[str, float]) -> str:
-        """The whole incident as one PromQL conjunction: a sample for every subject that has it."""
+        """The whole incident as one PromQL conjunction: one sample per affected subject."""
         on = " and "
-        return on.join(f"({fill(each.promql, self.per, window, contract)})" for each in self.conditions)
+        return on.join(f"({fill(condition.promql, self.per, window, contract)})" for condition in self.conditions)
 
 
 def fill(promql: str, per: tuple[str, ...], window: str, contract: Mapping[str, float]) -> str:
-    """The expression with its placeholders filled in; an unknown placeholder raises KeyError."""
+    """The expression with its placeholders filled in; raises KeyError for an unknown placeholder."""
     entries = {name: f"{value:g}" for name, value in contract.items()}
     return Template(promql).substitute(entries, window=window, by=", ".join(per))
 
 
 def regroup(promql: str, labels: tuple[str, ...]) -> str:
-    """The expression for a site that tells its servers apart by these labels instead of by `instance`."""
+    """The expression for a site that identifies its servers by these labels instead of by `instance`."""
     clause = re.compile(r"\b(by|on) ?\(([^()]*)\)")
     return clause.sub(lambda found: re.sub(r"\binstance\b", ", ".join(labels), found[0]), promql)
 

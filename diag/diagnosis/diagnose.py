@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from diag.core.formatting import number, quantity
+from diag.core.formatting import quantity, threshold
 from diag.core.incident import Condition, Incident, LookAlike, Severity
 from diag.core.subjects import Subject, SubjectIndex
 from diag.diagnosis.decision_table import COMPARE, DecisionTable, decision_table
@@ -233,8 +233,8 @@ def says(reading: Reading) -> str:
 
 
 def against(reading: Reading) -> str:
-    """The comparison that the value is held against: ">= 4"."""
-    return f"{reading.condition.op} {quantity(reading.limit, reading.condition.signal.unit)}"
+    """The threshold that the value is compared with: ">= 4"."""
+    return threshold(reading.condition.op, reading.limit, reading.condition.signal.unit)
 
 
 def _explain(found: list[Diagnosis]) -> list[Diagnosis]:

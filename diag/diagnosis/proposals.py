@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from diag.core.errors import BadUsage
+from diag.core.formatting import quantity
 from diag.core.incident import Condition, Fix, Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import holds
@@ -119,14 +120,18 @@ def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:
         needs=tuple(dict.fromkeys((*needs, *lacking, *lost))),
         computed=isinstance(fix.value, Signal) and after is not None,
         name=_filled(fix.name, after, bench.diagnosis.subject),
-        text=_filled(fix.change, after, bench.diagnosis.subject),
+        text=_filled(
+            fix.change, after, bench.diagnosis.subject, fix.value.unit if isinstance(fix.value, Signal) else ""
+        ),
         assumed=assumed,
         changes=(*own, *also),
     )
 
 
-def _filled(text: str, after: Value, subject: Subject) -> str:
-    for label, value in (*subject, ("value", "?" if after is None else written(after))):
+def _filled(text: str, after: Value, subject: Subject, unit: str | None = None) -> str:
+    """A text with the subject's labels and the value: with a unit as prose, without one as a command line needs it."""
+    prose = quantity(after, unit) if unit is not None and isinstance(after, float) else written(after)
+    for label, value in (*subject, ("value", "?" if after is None else prose)):
         text = text.replace(f"{{{label}}}", value)
     return text
 
