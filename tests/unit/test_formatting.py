@@ -1,0 +1,64 @@
+"""Values are written with the units that people use, and never with an exponent."""
+
+import re
+
+import pytest
+
+import diag.signals
+from diag.core.formatting import quantity, threshold
+from diag.core.incident import Signal
+
+FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool"}
+COUNTED = {
+    *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
+    *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas"),
+}
+SIGNALS = {name: value for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "written"),
+    [
+        (0.074, "share", "7.4 %"),
+        (1, "share", "100 %"),
+        (0, "share", "0 %"),
+        (0.000001, "share", "<0.001 %"),
+        (0.085, "seconds", "85 ms"),
+        (42, "seconds", "42 s"),
+        (150, "seconds", "2.5 min"),
+        (17.9 * 2**30, "bytes", "17.9 GiB"),
+        (4.5, "celsius", "4.5 °C"),
+        (66.5, "watts", "66.5 W"),
+        (1, "bool", "yes"),
+        (0, "bool", "no"),
+        (1.333, "ratio", "1.33"),
+        (1234567, "tokens", "1,234,567"),
+    ],
+)
+def test_a_value_is_written_with_its_unit(value: float, unit: str, written: str) -> None:
+    assert quantity(value, unit) == written
+
+
+@pytest.mark.parametrize("unit", sorted(FORMATTED | {"ratio", "tokens"}))
+def test_no_value_is_written_with_an_exponent(unit: str) -> None:
+    values = [sign * digit * 10.0**power for sign in (1, -1) for digit in (1, 9.996) for power in range(-12, 16)]
+    assert [value for value in values if "e+" in quantity(value, unit) or "e-" in quantity(value, unit)] == []
+
+
+@pytest.mark.parametrize(
+    ("comparison", "limit", "unit", "written"),
+    [
+        (">", 0.9, "share", "> 90 %"),
+        ("<=", 4, "requests", "<= 4"),
+        (">=", 1, "bool", "= yes"),
+        ("<=", 0, "bool", "= no"),
+    ],
+)
+def test_a_threshold_is_written_like_its_value(comparison: str, limit: float, unit: str, written: str) -> None:
+    assert threshold(comparison, limit, unit) == written
+
+
+@pytest.mark.parametrize("name", sorted(SIGNALS))
+def test_every_signal_has_a_known_unit(name: str) -> None:
+    assert SIGNALS[name].unit in FORMATTED | COUNTED | {"ratio", "1/s"}
+    assert not re.search(r"{value} (s|W|C|bytes)\b", SIGNALS[name].sentence)
