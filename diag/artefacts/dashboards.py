@@ -18,7 +18,7 @@ from diag.knowledge.signals.host import RANK_OF_GPU
 from diag.knowledge.signals.peers import PEERS
 from diag.promql import metric_names, parse
 
-UNITS = {"seconds": "s", "1/s": "ops", "W": "watt", "C": "celsius"}
+UNITS = {"seconds": "s", "1/s": "ops", "watts": "watt", "celsius": "celsius", "share": "percentunit", "bytes": "bytes"}
 """Grafana's name for a unit; every other number is shown as the doctor prints it."""
 STATES = {
     0: ("calm", GOOD),

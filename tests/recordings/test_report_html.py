@@ -105,7 +105,7 @@ def test_a_healthy_page_says_by_which_numbers() -> None:
     (table,) = with_class(root, "table", "absent")
     rows = {text(row[0]): text(row[2]) for row in table}
     assert text(next(root.iter("h1"))).startswith("HEALTHY")
-    assert rows["kv_eviction_cascade"] == "0 preemptions for every request that finished"
+    assert rows["kv_eviction_cascade"] == "0 preemptions per finished request"
     assert not list(root.iter("section"))
 
 

@@ -148,7 +148,7 @@ def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) 
         ("kv_cascade_base", "vllm:kv_cache_usage_perc", "0.2", "queue_saturation"),
         # and so does a full pool alone: requests that hardly fit, with the evictions taken out
         ("kv_undersized", "vllm:num_preemptions_total", "0", "queue_saturation"),
-        # gaps over 40 s alone rule contention out after a stall: every prompt counts as long
+        # stream pauses over 40 s alone rule contention out after a stall: every prompt counts as long
         ("engine_stalled", 'vllm:request_prompt_tokens_bucket{engine="0",le="500.0"', "0", LONG_PREFILLS),
     ],
 )

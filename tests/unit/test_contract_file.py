@@ -52,16 +52,16 @@ def test_a_limit_of_ones_own_takes_the_place_of_ours_and_says_so(tmp_path: Path)
 
 
 def test_a_limit_also_moves_what_a_look_alike_is_told_apart_by(tmp_path: Path) -> None:
-    read = contract(tmp_path, '[limits.gpu_thermal_throttling]\n"share of time in thermal slowdown" = 0.1\n')
+    read = contract(tmp_path, '[limits.gpu_thermal_throttling]\n"thermal slowdown (share of time)" = 0.1\n')
     hot = next(each for each in apply_overrides(load(), read) if each.id == "gpu_thermal_throttling")
     assert [each.refuted_by.limit for each in hot.looks_like if each.refuted_by] == [0.1]
 
 
 def test_the_limit_that_escalates_has_a_name_of_its_own(tmp_path: Path) -> None:
-    read = contract(tmp_path, '[limits.gpu_thermal_throttling]\nescalates = 0.3\n"SM clock lost" = 0.1\n')
+    read = contract(tmp_path, '[limits.gpu_thermal_throttling]\nescalates = 0.3\n"SM clock below its maximum" = 0.1\n')
     hot = next(each for each in apply_overrides(load(), read) if each.id == "gpu_thermal_throttling")
     assert hot.escalates and hot.escalates.limit == 0.3
-    assert next(each.limit for each in hot.supports if each.signal.name == "SM clock lost") == 0.1
+    assert next(each.limit for each in hot.supports if each.signal.name == "SM clock below its maximum") == 0.1
 
 
 @pytest.mark.parametrize(
