@@ -189,7 +189,7 @@ def _measured(logged: Memory, planned: Setup) -> Measured:
 
 def _notes(asked: BudgetOptions, logged: Memory, planned: Setup, gpu: GpuSpec, version: str) -> list[str]:
     """What was assumed, and where the log is of another server."""
-    found = [] if version else [f"vLLM {planned.version} is assumed: another release is given with --version"]
+    found = [] if version else [f"vLLM {planned.version} is assumed: name another release with --vllm-version"]
     if gpu.name and not asked.gpu and not planned.cpu:
         found.append(f"the GPU is this host's {printable(gpu.name, 40)}")
     length = logged.numbers.get("length")

@@ -39,7 +39,7 @@ SCRAPE_SECONDS, ANSWER_SECONDS = 5.0, 30.0
 
 @dataclass(frozen=True)
 class ObserveOptions:
-    """What the command line said; times in seconds, 0 for what suits the source.
+    """What the command line asked for; times in seconds. Without a `timeout`, the source's own is used.
 
     `prometheus` is the URL of a Prometheus to ask about the servers in `scope` instead of asking `targets`.
     """
@@ -47,7 +47,7 @@ class ObserveOptions:
     targets: Sequence[str]
     every: float = 2.0
     watch: float = 30.0
-    timeout: float = 0.0
+    timeout: float | None = None
     launch: str = ""
     incidents: Path | None = None
     contract: Path | None = None
@@ -74,6 +74,7 @@ def declared(settings: ObserveOptions) -> tuple[Contract, tuple[Incident, ...]]:
 
 
 def observe(settings: ObserveOptions, contract: Contract) -> Observation:
+    """The samples of one recording, or of live servers that are scraped for it."""
     paths = [Path(each) for each in settings.targets if Path(each).exists()]
     if not paths:
         return _watch(settings, contract)
@@ -124,6 +125,7 @@ def _watch(settings: ObserveOptions, contract: Contract) -> Observation:
 def plan(
     settings: ObserveOptions, tick: "Tick", should_go_on: Callable[[Observation], bool] = lambda _: False
 ) -> "ScrapePlan":
+    """How live servers are scraped, as these options say."""
     from diag.sources.live.scrape import ScrapePlan
 
     return ScrapePlan(

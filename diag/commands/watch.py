@@ -23,7 +23,9 @@ def watch(settings: ObserveOptions, until_resolved: bool) -> Report:
     back.
     """
     if not settings.prometheus and any(Path(each).exists() for each in settings.targets):
-        raise BadUsage("--watch is for what still goes on: a recording stays as it is")
+        raise BadUsage("--watch needs live servers or a Prometheus: a recording does not change")
+    if settings.scope.span.at or settings.scope.span.until:
+        raise BadUsage("--watch diagnoses the present: leave out --at and --to")
     transitions = Transitions()
     report = _look(settings)
     _tell(changes.first(report))

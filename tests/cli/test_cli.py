@@ -67,7 +67,7 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
     [
         (["doctor"], 69, "nothing answers at http://127.0.0.1:8000: connection refused"),
         (["doctor", CASCADE, "--nonsense"], 64, "No such option: --nonsense"),
-        (["doctor", CASCADE, "--json", "--markdown"], 64, "two formats: choose one"),
+        (["doctor", CASCADE, "--json", "--markdown"], 64, "exclude each other: choose one"),
         (["doctor", CASCADE, CASCADE], 64, "a recording is judged alone"),
         (["doctor", CASCADE, "--fail-on", "often"], 64, "--fail-on"),
         (["doctor", CASCADE, "--incidents", "nowhere"], 64, "nowhere: is not a folder"),
@@ -163,20 +163,23 @@ def test_a_users_incident_is_judged_too(tmp_path: Path) -> None:
     assert ("many_clients", "present") in [(each["incident"], each["state"]) for each in report["diagnoses"]]
 
 
-def test_the_options_and_what_they_say(golden: Callable[[str, str], None]) -> None:
-    """Not the drawing, which is typer's: every command, argument and option with its help."""
-    lines = []
-    for name, command in typer.main.get_command(app).commands.items():
-        lines += ["", f"diag {name}: {command.help}"]
-        lines += [f"  {' '.join(each.opts)}: {each.help}" for each in command.params]
-    golden("options.txt", "\n".join(lines) + "\n")
+COMMANDS = list(typer.main.get_command(app).commands)
 
 
-@pytest.mark.parametrize("command", [[], ["doctor"], ["record"], ["explain"], ["generate"], ["incidents"]])
-def test_the_help_is_shown(command: list[str]) -> None:
-    done = diag(*command, "--help")
+def test_the_help_of_every_command(golden: Callable[[str, str], None]) -> None:
+    golden(
+        "options.txt",
+        "\n".join(diag(*words, "--help", COLUMNS="80").stdout for words in ([], *([c] for c in COMMANDS))),
+    )
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_the_help_fits_an_old_terminal_and_has_two_examples(command: list[str]) -> None:
+    done = diag(*command, "--help", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Usage: diag" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    examples = done.stdout.partition("\nExamples:\n")[2].splitlines()
+    assert [line.split()[:2] for line in examples] == [["diag", *command]] * 2 if command else not examples
 
 
 def test_incidents_are_listed() -> None:

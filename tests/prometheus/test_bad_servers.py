@@ -902,7 +902,7 @@ def test_native_histograms_are_left_out() -> None:
         (["--match", 'a="b"} or up{c="d"'], '--match a="b"} or up{c="d" is no matcher'),
         (["--match", 'a=~"["'], '--match a=~"[" is no matcher'),
         (["--match", 'a="\x1b[2J'], '--match a="\\x1b[2J is no matcher'),
-        (["http://a:8000"], "with --prometheus, servers are named by --instance, --model or --job"),
+        (["http://a:8000"], "with --prometheus, select servers by --instance, --model, --job or --match, not by URL"),
     ],
 )
 def test_a_question_that_makes_no_sense(doctor: Diag, words: list[str], reason: str) -> None:
@@ -944,5 +944,5 @@ def test_times_at_the_edge_are_asked_about(doctor: Diag, words: tuple[str, ...])
 )
 def test_what_only_a_prometheus_can_be_asked(diag: Diag, command: str, option: str, value: str) -> None:
     said = diag(command, "http://127.0.0.1:1", option, value)
-    only = f"{option}: only a Prometheus can be asked that; name it with --prometheus"
+    only = f"{option} needs --prometheus URL: only a Prometheus knows other times and servers"
     assert (said.status, said.sentence) == (USAGE, only)

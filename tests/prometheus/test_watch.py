@@ -309,10 +309,10 @@ def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--until", "resolved"], "--until says when a --watch ends: give both"),
-        (["--watch", "--json"], "--watch prints lines as things change: it has neither --json nor --markdown"),
-        (["--watch", "--markdown"], "--watch prints lines as things change: it has neither --json nor --markdown"),
-        (["--watch"], "--watch is for what still goes on: a recording stays as it is"),
+        (["--until", "resolved"], "--until needs --watch: it says when the watch ends"),
+        (["--watch", "--json"], "--watch prints lines as incidents begin and end: leave out --json and --markdown"),
+        (["--watch", "--markdown"], "--watch prints lines as incidents begin and end: leave out --json and --markdown"),
+        (["--watch"], "--watch needs live servers or a Prometheus: a recording does not change"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(words: list[str], sentence: str) -> None:
@@ -324,6 +324,6 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(words: list[str], sentence
 @pytest.mark.parametrize("words", [("--at", "-1h"), ("--from", "-2h", "--to", "-1h")])
 def test_the_past_cannot_be_watched(words: tuple[str, ...]) -> None:
     process = doctored("--prometheus", "http://127.0.0.1:1", "--watch", *words)
-    sentence = "--watch looks at what goes on now: it has neither --at nor --to"
+    sentence = "--watch diagnoses the present: leave out --at and --to"
     assert process.communicate(timeout=20) == ("", f"diag: {sentence}\n")
     assert process.returncode == 64

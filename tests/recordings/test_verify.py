@@ -601,7 +601,7 @@ def test_the_exit_status_is_the_verdict(words: list[str], status: int, sentence:
         (
             ["tests/recordings/healthy", "tests/recordings/healthy", "--json", "--markdown"],
             64,
-            "two formats: choose one",
+            "exclude each other: choose one",
         ),
     ],
 )

@@ -15,7 +15,7 @@ ONE_FILE = {
     "grafanalib": "artefacts/grafana.py",
     "yaml": "core/yaml.py",
     "vllm": "vllm/flags/parser.py",
-    "typer": "cli.py",
+    "typer": ("cli.py", "commands/options.py", "commands/help.py"),
     "rich": "report/terminal.py",
     "promql_parser": "promql/",
     "httpx": "http/fetch.py",

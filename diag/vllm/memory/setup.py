@@ -116,7 +116,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     """The setup of a command; what it does not say is the default of the release, of the newest where none is given."""
     version = version or versions()[-1]
     if not release(version):
-        raise BadUsage(f"--version {version[:40]!r} is no release of vLLM: expected one such as 0.32.0")
+        raise BadUsage(f"--vllm-version {version[:40]!r} is not a vLLM release: write it like 0.32.0")
     at, cpu = release(version), SPACE in command.environment or gpu.name == "cpu"
     length, fitted = _length(command, model)
     return Setup(

@@ -1,0 +1,134 @@
+"""The help of the commands: its layout, and what stands below the options: exit statuses, environment, examples."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+
+class HelpOfCommand(TyperCommand):
+    """Plain help, which needs no rich: options in their named groups, and the notes below them line by line."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """A required argument stands there as its name alone, as in every manual."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """A section for each group, in the order of the command's parameters."""
+        groups: dict[str, list[Any]] = defaultdict(list)
+        for parameter in self.get_params(ctx):
+            group = "Arguments" if parameter.param_type_name == "argument" else "Help"
+            groups[getattr(parameter, "rich_help_panel", None) or group].append(parameter.get_help_record(ctx))
+        _write(groups, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Exit statuses, environment and examples: lines that must not be filled."""
+        formatter.write(self.epilog or "")
+
+
+class HelpOfAll(TyperGroup):
+    """Plain help: the commands by what they are for, each with its whole first sentence; then diag's own options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """A section for each group of commands, in the order of the commands."""
+        groups: dict[str, list[Any]] = defaultdict(list)
+        for name, command in self.commands.items():
+            summary = (command.help or "").partition("\n\n")[0].replace("\n", " ")
+            groups[getattr(command, "rich_help_panel", None) or "Commands"].append((name, summary))
+        groups["Options"] = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
+        _write(groups, formatter)
+
+
+def _write(groups: Mapping[str, Iterable[Any]], formatter: Any) -> None:
+    for title, records in groups.items():
+        with formatter.section(title):
+            formatter.write_dl([record for record in records if record])
+
+
+CREDENTIALS = {
+    "DIAG_BEARER_TOKEN[_FILE]": "bearer token, or the file that holds it",
+    "DIAG_BASIC_AUTH[_FILE]": "user:password, or the file that holds it",
+    "DIAG_HEADERS_FILE": "file of more HTTP headers, one 'Name: value' a line",
+    "DIAG_CA_FILE": "CA certificates to trust instead of the system's",
+    "DIAG_CLIENT_CERT": "client certificate for mutual TLS",
+    "DIAG_CLIENT_KEY": "its private key, if it is in a file of its own",
+}
+
+
+def notes(*examples: str, exits: Mapping[int, str], environment: Mapping[str, str] | None = None) -> str:
+    """What stands below the options of a command's help."""
+    statuses = {**exits, 64: "invalid usage or configuration"}
+    sections = {
+        "Exit status": _table({f"{status}": meaning for status, meaning in sorted(statuses.items())}),
+        "Environment": _table(environment or {}),
+        "Examples": [*examples],
+    }
+    return "".join(
+        f"\n{title}:\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items() if lines
+    )
+
+
+def _table(rows: Mapping[str, str]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    return [f"{name:<{width}}  {meaning}" for name, meaning in rows.items()]
+
+
+UNREACHABLE = {69: "unreachable: no metrics page, no log, no process"}
+NOTES = {
+    "doctor": notes(
+        "diag doctor http://127.0.0.1:8000 --log /var/log/vllm.log",
+        "diag doctor --prometheus http://prom:9090 --at 2026-11-20T03:30 --window 2h",
+        exits={0: "healthy", 1: "warning", 2: "critical", 3: "unknown: telemetry is missing", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
+    "verify": notes(
+        "diag verify recordings/before http://127.0.0.1:8000",
+        "diag verify recordings/before recordings/after --markdown",
+        exits={0: "fixed", 1: "better, or no effect", 2: "worse", 3: "not comparable", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
+    "config": notes(
+        "diag config http://127.0.0.1:8000",
+        "diag config recordings/monday --json",
+        exits={0: "printed", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
+    "export": notes(
+        "diag export recordings/monday --csv monday.csv",
+        "diag export --prometheus http://prom:9090 --from -2d --to -1d --csv day.csv",
+        exits={0: "written", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
+    "record": notes(
+        "diag record http://127.0.0.1:8000 recordings/before",
+        "diag record http://127.0.0.1:8000 monday --for 600 --log vllm.log",
+        exits={0: "recorded", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
+    "exporter": notes(
+        "diag exporter --vllm http://127.0.0.1:8000 --log /var/log/vllm.log",
+        "diag exporter --listen 0.0.0.0:9400 --gpus 0,1 --probe 60",
+        exits={0: "stopped by SIGTERM"},
+        environment=CREDENTIALS,
+    ),
+    "explain": notes(
+        "diag explain kv_eviction_cascade", "diag explain our_incident --incidents ./incidents", exits={0: "printed"}
+    ),
+    "generate": notes(
+        "diag generate ./monitoring --contract diag.toml",
+        "diag generate --check",
+        exits={0: "written; with --check: up to date", 1: "with --check: a file differs"},
+    ),
+    "budget": notes(
+        "diag budget 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu l40s",
+        "diag budget ./models/my-model --gpu h100 --log /var/log/vllm.log",
+        exits={0: "it fits", 2: "it does not fit", 3: "unknown: the model or the GPU is not known"},
+    ),
+    "lint": notes(
+        "diag lint 'vllm serve Qwen/Qwen3-8B --num-gpu-blocks-override 128'",
+        "diag lint deploy/vllm.yaml --vllm-version 0.32.0",
+        exits={0: "nothing worse than info", 1: "warnings", 2: "errors"},
+    ),
+    "incidents": notes("diag incidents", "diag incidents --incidents ./incidents", exits={0: "printed"}),
+}

@@ -1,0 +1,242 @@
+"""The options that commands share, each declared once, in the group that `--help` shows it in.
+
+Options that belong together are one dataclass: a command takes it as one parameter, and `grouped` shows typer each
+option of it. The names of the fields are those of `ObserveOptions`, so that a command hands on a group as it is.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from diag.core.errors import BadUsage
+
+if TYPE_CHECKING:
+    from diag.commands.observe import ObserveOptions
+    from diag.sources.prometheus.scope import Scope
+
+HERE = "http://127.0.0.1:8000"
+WINDOW = "15m"
+
+vllm_option = partial(typer.Option, rich_help_panel="vLLM and GPU")
+scrape_option = partial(typer.Option, rich_help_panel="Scraping")
+prometheus_option = partial(typer.Option, rich_help_panel="Prometheus (instead of scraping)")
+evidence_option = partial(typer.Option, rich_help_panel="Evidence")
+serve_option = partial(typer.Option, rich_help_panel="Serving")
+output_option = partial(typer.Option, rich_help_panel="Output")
+config_option = partial(typer.Option, rich_help_panel="Configuration")
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TARGET...",
+        help="URLs of vLLM servers or of diag exporters, or one recording (a folder made by diag record)."
+        f"  [default: {HERE}]",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    scrape_option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.1,
+        help="Give up on a scrape (default: 5) or on a Prometheus query (default: 30) after so long.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, output_option("--json", help="Print JSON, in the schema that diag/report documents.")]
+
+
+@dataclass(frozen=True)
+class ScrapeOptions:
+    """How live servers are scraped."""
+
+    every: Annotated[float, scrape_option("--every", metavar="SECONDS", min=0.1, help="Time between two scrapes.")] = (
+        2.0
+    )
+    watch: Annotated[
+        float,
+        scrape_option(
+            "--for", metavar="SECONDS", min=0.0, help="How long to scrape; extended while a server looks stuck."
+        ),
+    ] = 30.0
+    timeout: Timeout = None
+
+
+@dataclass(frozen=True)
+class RecordOptions(ScrapeOptions):
+    """How live servers are recorded: for twice as long."""
+
+    watch: Annotated[float, scrape_option("--for", metavar="SECONDS", min=0.0, help="How long to record.")] = 60.0
+
+
+@dataclass(frozen=True)
+class PrometheusOptions:
+    """Which Prometheus is queried, about which servers, and for which time."""
+
+    prometheus: Annotated[
+        str,
+        prometheus_option(
+            "--prometheus",
+            metavar="URL",
+            help="Query this Prometheus, Thanos, Mimir or VictoriaMetrics; no server is contacted.",
+        ),
+    ] = ""
+    at: Annotated[
+        str,
+        prometheus_option(
+            "--at", metavar="TIME", help="Diagnose the window that ends here: 2026-11-20T03:12Z or -2h.  [default: now]"
+        ),
+    ] = ""
+    window: Annotated[
+        str, prometheus_option("--window", metavar="DURATION", help="How far to look back: 15m, 24h.")
+    ] = WINDOW
+    since: Annotated[
+        str, prometheus_option("--from", metavar="TIME", help="Start of a time range, instead of --at and --window.")
+    ] = ""
+    until: Annotated[str, prometheus_option("--to", metavar="TIME", help="End of that time range.  [default: now]")] = (
+        ""
+    )
+    instance: Annotated[
+        list[str] | None,
+        prometheus_option("--instance", metavar="REGEX", help="Only servers whose instance label matches; repeatable."),
+    ] = None
+    model: Annotated[
+        list[str] | None,
+        prometheus_option("--model", metavar="REGEX", help="Only servers of a model whose name matches; repeatable."),
+    ] = None
+    job: Annotated[
+        list[str] | None,
+        prometheus_option("--job", metavar="REGEX", help="Only scrape jobs whose name matches; repeatable."),
+    ] = None
+    match: Annotated[
+        list[str] | None,
+        prometheus_option("--match", metavar="MATCHER", help='Only series with this label: cluster="eu"; repeatable.'),
+    ] = None
+
+    def scope(self, targets: Sequence[str] | None) -> "Scope":
+        """Which servers and which time is meant; BadUsage where no Prometheus is there to be asked."""
+        from diag.sources.prometheus.scope import Scope, TimeSpan
+
+        if self.prometheus and targets:
+            raise BadUsage("with --prometheus, select servers by --instance, --model, --job or --match, not by URL")
+        unused = [option for option, given in self._given().items() if given]
+        if unused and not self.prometheus:
+            raise BadUsage(
+                f"{', '.join(unused)} needs --prometheus URL: only a Prometheus knows other times and servers"
+            )
+        span = TimeSpan(self.at, self.window, self.since, self.until)
+        return Scope(span, self.instance or (), self.model or (), self.job or (), self.match or ())
+
+    def _given(self) -> Mapping[str, object]:
+        times = {"--at": self.at, "--window": self.window != WINDOW, "--from": self.since, "--to": self.until}
+        servers = {"--instance": self.instance, "--model": self.model, "--job": self.job, "--match": self.match}
+        return {**times, **servers}
+
+
+@dataclass(frozen=True)
+class EvidenceOptions:
+    """What is known of a server beside its metrics."""
+
+    log: Annotated[
+        str, evidence_option("--log", metavar="FILE", help="The server's log file; - reads standard input.")
+    ] = ""
+    log_timezone: Annotated[
+        str,
+        evidence_option(
+            "--log-timezone", metavar="ZONE", help="Time zone of the log: UTC, Europe/Berlin.  [default: this host's]"
+        ),
+    ] = ""
+    launch: Annotated[
+        str,
+        evidence_option(
+            "--launch", metavar="COMMAND", help="The server's launch command, where it cannot be read from the server."
+        ),
+    ] = ""
+
+
+UserIncidents = Annotated[
+    Path | None,
+    config_option(
+        "--incidents", metavar="DIR", help="Folder of your own incident files: Python code that runs with your rights."
+    ),
+]
+ContractFile = Annotated[
+    Path | None,
+    config_option(
+        "--contract",
+        metavar="FILE",
+        help="Your SLOs, thresholds and labels.  [default: ./diag.toml, if there is one]",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ConfigurationOptions:
+    """What a site sets: incidents of its own, SLOs and thresholds."""
+
+    incidents: UserIncidents = None
+    contract: ContractFile = None
+
+
+@dataclass(frozen=True)
+class FormatOptions:
+    """In which format a report is printed."""
+
+    as_json: Json = False
+    as_markdown: Annotated[bool, output_option("--markdown", help="Print Markdown, for a ticket.")] = False
+
+    @property
+    def form(self) -> Literal["terminal", "json", "markdown"]:
+        """The format that was asked for."""
+        if self.as_json and self.as_markdown:
+            raise BadUsage("--json and --markdown exclude each other: choose one")
+        return "json" if self.as_json else "markdown" if self.as_markdown else "terminal"
+
+
+def observe_options(targets: Sequence[str] | None, *groups: object, **more: Any) -> "ObserveOptions":
+    """What a command looks at: its targets (None: the server on this host), and every option of these groups."""
+    from diag.commands.observe import ObserveOptions
+
+    given: dict[str, Any] = {}
+    for group in groups:
+        if isinstance(group, PrometheusOptions):
+            given |= {"prometheus": group.prometheus, "scope": group.scope(targets)}
+        else:
+            given |= vars(group)
+    return ObserveOptions([HERE] if targets is None else targets, **given, **more)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer has to see it: each option of a group is a parameter of its own."""
+    parameters = inspect.signature(command).parameters.values()
+    groups: dict[str, Any] = {
+        parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)
+    }
+
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{option: given.pop(option) for option in inspect.signature(group).parameters})
+        command(**given)
+
+    flat = [option for parameter in parameters for option in _options(parameter)]
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    call.__annotations__ = {option.name: option.annotation for option in flat}
+    call.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]  # what inspect.signature looks at first
+    return call
+
+
+def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """The parameter itself, or one for each option of its group."""
+    if not is_dataclass(parameter.annotation):
+        return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    return [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(parameter.annotation)
+    ]
