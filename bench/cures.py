@@ -74,7 +74,7 @@ def main() -> None:
     page = HEAD.format(
         cores=os.cpu_count(), machine=platform.processor() or platform.machine(), seconds=SECONDS, warm=cure.WARM_UP
     )
-    for case in cure.CASES:
+    for case in (cure.CASCADE, cure.CONTENTION):
         page += TABLE.format(incident=case.incident)
         with tempfile.TemporaryDirectory() as folder:
             for row in rows(case, Path(folder)):

@@ -1,4 +1,4 @@
-"""Compares what two checkouts of diag say of every recording: `python bench/same_verdicts.py OTHER_CHECKOUT [FOLDER ...]`.
+"""Compares what two checkouts of diag say of every recording: `bench/same_verdicts.py OTHER_CHECKOUT [FOLDER ...]`.
 
 Of each recording the verdict, the states of progress, and of every diagnosis its state, severity, subject, cause,
 times and all of its numbers must be the same. Texts and the names of fields may differ. The recordings are those of

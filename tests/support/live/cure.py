@@ -51,15 +51,13 @@ class Case:
         return tuple(replace(each, stream=True) for each in self.clients)
 
 
-CASES = (
-    Case(
-        *("kv_eviction_cascade", "tiny", TINY, load.CASCADE, (0, 1)),
-        *("--num-gpu-blocks-override", "--max-num-active-seqs", (4, 9), 4.0),
-    ),
-    Case(
-        *("prefill_decode_contention", "small", SMALL, load.CONTENTION, (0,)),
-        *("--long-prefill-token-threshold", "--long-prefill-token-threshold", (256, 1024), 15.0),
-    ),
+CASCADE = Case(
+    *("kv_eviction_cascade", "tiny", TINY, load.CASCADE, (0, 1)),
+    *("--num-gpu-blocks-override", "--max-num-active-seqs", (4, 9), 4.0),
+)
+CONTENTION = Case(
+    *("prefill_decode_contention", "small", SMALL, load.CONTENTION, (0,)),
+    *("--long-prefill-token-threshold", "--long-prefill-token-threshold", (256, 1024), 15.0),
 )
 
 

@@ -38,6 +38,12 @@ class Server:
         """Send a signal to a process by the title that vLLM gives it, VLLM::EngineCore for one."""
         subprocess.run(["pkill", f"-{number.value}", "-g", str(self.process.pid), "-f", title], check=True)
 
+    def stop(self) -> None:
+        """End it with all of its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
 
 @contextmanager
 def running(folder: Path, size: str, flags: Sequence[str], **environment: str) -> Iterator[Server]:
@@ -59,11 +65,11 @@ def starting(folder: Path, size: str, flags: Sequence[str], **environment: str) 
     written = folder / f"server-{port}.log"
     with written.open("wb") as log:
         process = subprocess.Popen([*command, *flags], stdout=log, stderr=log, env=told, start_new_session=True)
+    server = Server(port, process, " ".join(["vllm serve", *COMMON, *flags]), written)
     try:
-        yield Server(port, process, " ".join(["vllm serve", *COMMON, *flags]), written)
+        yield server
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        server.stop()
 
 
 @contextmanager
@@ -78,8 +84,7 @@ def relaunched(line: str, port: int, log: Path) -> Iterator[Server]:
         wait_until_ready(server)
         yield server
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        server.stop()
 
 
 COMMON = (

@@ -1,19 +1,24 @@
-"""`diag config` on a real vLLM on the CPU: what every source says of one server, in development mode and without."""
+"""A real vLLM on the CPU with a small KV cache: what it runs with, and a cascade from its first page to its fix.
+
+The tests stand in the order in which they use the one server: the last one replaces it by the doctor's relaunch line.
+"""
 
 import ast
 import json
 import re
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.bad_servers import Reply, Request, serving
-from support.live import server
+from support.live import cure, load, server
 
 from diag.vllm.flags.defaults import default
 from diag.vllm.server.launch import FLAGS
@@ -25,15 +30,9 @@ pytestmark = [
     ),
 ]
 DIAG = str(Path(sys.executable).parent / "diag")
-GIVEN = {
-    "--max-model-len": 1024,
-    "--block-size": 32,
-    "--num-gpu-blocks-override": 64,
-    "--max-num-seqs": 7,
-    "--max-num-batched-tokens": 512,
-    "--watermark": 0.1,
-}
-FOUND = {"kv_cache_size_tokens": 2048, "kv_cache_max_concurrency": 2, "num_gpu_blocks": 64}
+GIVEN = {flag: int(value) for flag, value in zip(cure.TINY[::2], cure.TINY[1::2], strict=True)}
+FOUND = {"kv_cache_size_tokens": 4096, "kv_cache_max_concurrency": 2, "num_gpu_blocks": 128}
+OBSERVE = ("--for", "30", "--every", "1")
 
 
 def config(*arguments: str) -> dict[str, Any]:
@@ -59,8 +58,7 @@ def disputed(one: Mapping[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
-    flags = [str(word) for pair in GIVEN.items() for word in pair]
-    with server.running(tmp_path_factory.mktemp("vllm"), "tiny", flags, VLLM_SERVER_DEV_MODE="1") as running:
+    with server.running(tmp_path_factory.mktemp("vllm"), "tiny", cure.TINY, VLLM_SERVER_DEV_MODE="1") as running:
         yield running
 
 
@@ -109,7 +107,6 @@ def test_its_numbers_are_those_that_its_log_says(vllm: server.Server) -> None:
 def test_without_development_mode_the_numbers_are_the_same(vllm: server.Server, plain: str) -> None:
     dev, other = config(vllm.url), config(plain, "--log", str(vllm.log))
     assert sources(other, "--max-num-seqs") == ["its log"]
-    assert sources(other, "--watermark") == ["its log"]
     assert disputed(other) == []
     assert other["may_be_more"] is None, "the log lists what was set"
     both = values(dev).keys() & values(other).keys() & {*GIVEN, *FOUND, "--gpu-memory-utilization", "--enforce-eager"}
@@ -140,3 +137,44 @@ def test_a_recording_of_it_knows_as_much(vllm: server.Server, tmp_path: Path) ->
     one = config(str(folder))
     assert values(one) == values(config(vllm.url))
     assert sources(one, "--max-num-seqs") == ["/server_info", "its own command line"]
+
+
+def said(*command: str) -> dict[str, Any]:
+    done = subprocess.run([DIAG, *command, "--json"], stdout=subprocess.PIPE, check=False)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def primary(report: dict[str, Any]) -> dict[str, Any]:
+    """The one primary incident of a report."""
+    (diagnosis,) = (diagnosis for diagnosis in report["diagnoses"] if diagnosis["primary"])
+    return dict(diagnosis)
+
+
+def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: server.Server, tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    with load.running(vllm.port, *cure.CASCADE.clients), ThreadPoolExecutor(1) as meanwhile:
+        begun = time.time()
+        time.sleep(cure.CASCADE.settles)
+        kept = meanwhile.submit(cure.recorded, vllm.url, before, 30)
+        report = said("doctor", vllm.url, *OBSERVE)
+        kept.result()
+    named = primary(report)
+    assert named["incident"] == "kv_eviction_cascade"
+    since = named["since"] or report["observed"]["from"]
+    assert since - begun < 60  # by the scrapes: two busy cores start our process late, and have it watch on
+    low, high = cure.CASCADE.bounds
+    assert low <= {fix["name"]: fix["to"] for fix in named["fixes"]}[cure.CASCADE.flag] <= high
+    line = primary(said("doctor", str(before)))["relaunch"]
+    vllm.stop()
+    with (
+        server.relaunched(line, vllm.port, tmp_path / "relaunched.log") as fixed,
+        load.running(fixed.port, *cure.CASCADE.clients),
+    ):
+        time.sleep(cure.WARM_UP)
+        verdict = said("verify", str(before), fixed.url, *OBSERVE)
+    assert verdict["verdict"] == "cured", json.dumps(verdict, indent=1)
+    (compared,) = verdict["servers"]
+    assert compared["incidents"][0]["incident"] == "kv_eviction_cascade"
+    changes = [change["name"] for change in compared["changes"] if not change["follows"]]
+    assert changes == [cure.CASCADE.changed]

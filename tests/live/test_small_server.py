@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU: healthy is called healthy, and what makes it ill is named while it lasts."""
+"""A real vLLM on the CPU that prefills slowly: healthy is called healthy, an incident is named while it lasts."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.live import load, server
+from support.live import cure, load, server
 
 from diag.commands.budget import BudgetOptions, reckon
 
@@ -22,8 +22,7 @@ pytestmark = [
     ),
 ]
 DIAG = str(Path(sys.executable).parent / "diag")
-FLAGS = ("--max-model-len", "8192", "--max-num-batched-tokens", "16384", "--max-num-seqs", "32")
-TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "10"))
+TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "4"))
 
 
 def doctor(url: str, seconds: float = 30) -> dict[str, object]:
@@ -42,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(folder: Path) -> Iterator[server.Server]:
-    """A server that prefills slowly, with a step large enough for two long prompts."""
-    with server.running(folder, "small", FLAGS) as running:
+    """A server whose step is large enough for two long prompts."""
+    with server.running(folder, "small", cure.CONTENTION.flags) as running:
         yield running
 
 
@@ -77,3 +76,15 @@ def test_a_stopped_engine_is_a_stall_while_it_lasts(small: server.Server) -> Non
         finally:
             small.signal("VLLM::EngineCore", signal.SIGCONT)
     assert (primary(report), report["progress"][0]["state"]) == (["engine_stalled"], "stalled")
+
+
+def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: server.Server) -> None:
+    """That this fix works is measured by bench/cures.py."""
+    with load.running(small.port, *cure.CONTENTION.clients):
+        time.sleep(cure.CONTENTION.settles)
+        report = doctor(small.url)
+    (incident,) = (diagnosis for diagnosis in report["diagnoses"] if diagnosis["primary"])
+    assert incident["incident"] == "prefill_decode_contention"
+    fixes = {fix["name"]: fix["to"] for fix in incident["fixes"]}
+    low, high = cure.CONTENTION.bounds
+    assert low <= fixes[cure.CONTENTION.flag] <= high
