@@ -5,16 +5,24 @@ from datetime import UTC, datetime
 from diag.core.sizes import GIB, MIB
 
 
+def escaped(text: str) -> str:
+    """The text with control characters, terminal escapes and line breaks made visible: a label may hold any of them."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def printable(text: str, most: int = 160) -> str:
-    """Escape control characters (a label may hold a terminal's escapes) and shorten."""
-    cut = text if len(text) <= most else text[: most - 1] + "…"
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+    """The same, shortened: for text from elsewhere within a sentence."""
+    return escaped(text if len(text) <= most else text[: most - 1] + "…")
 
 
-def clock(millis: float, day: bool = False) -> str:
-    """A moment (unix milliseconds) as "12:00:05 UTC"."""
-    moment = datetime.fromtimestamp(millis / 1000, UTC)
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC" if day else "%H:%M:%S UTC")
+def clock(unix: float) -> str:
+    """A time of day, "02:16:07 UTC", from unix seconds."""
+    return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")
+
+
+def moment(unix: float) -> str:
+    """A date and a time of day, "2026-07-14 02:16:07 UTC", from unix seconds."""
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def plural(count: int, noun: str) -> str:
@@ -25,7 +33,7 @@ def plural(count: int, noun: str) -> str:
 def listed(names: list[str], most: int = 3) -> str:
     """The first few of many names: "a, b, c and 7 more"."""
     rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def number(value: float) -> str:

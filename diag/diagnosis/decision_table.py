@@ -37,14 +37,14 @@ class DecisionTable:
     ongoing: NDArray[np.bool_]
 
 
-def decision_table(incident: Incident, asked: QueryCache) -> DecisionTable:
+def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
     """Ask for everything that the incident is made of, and decide."""
-    conditions, window = tuple(dict.fromkeys(incident.every_condition)), asked.window(incident)
-    limits = tuple(asked.contract.limit(each.limit) for each in conditions)
-    subjects, instants = tuple(asked.subjects(incident.per)), asked.instants(window)
+    conditions, window = tuple(dict.fromkeys(incident.every_condition)), queries.window(incident)
+    limits = tuple(queries.contract.limit(each.limit) for each in conditions)
+    subjects, instants = tuple(queries.subjects(incident.per)), queries.instants(window)
     values = np.full((len(conditions), len(subjects), len(instants)), np.nan)
     for each, into in zip(conditions, values, strict=True):
-        rows = asked.ask(each.signal.promql, incident.per, window)
+        rows = queries.ask(each.signal.promql, incident.per, window)
         for subject, row in zip(subjects, into, strict=True):
             row[:] = rows.get(subject, np.nan)
     held = np.array([holds(rows, each.op, limit) for rows, each, limit in zip(values, conditions, limits, strict=True)])

@@ -1,4 +1,4 @@
-"""Incidents + contract + answers -> diagnoses.
+"""Incidents + contract + telemetry -> diagnoses.
 
 Every distinct signal is asked once, for all subjects and instants. An incident is decided per subject and instant by
 three-valued logic: a condition that is false makes it absent, else one that is missing makes it unknown, else it is
@@ -28,7 +28,7 @@ RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 class Reading:
     """A condition as it was found: `value` at the instant that is reported, `history` at every instant judged.
 
-    `which` names what is meant where the signal can: "rank 1".
+    `culprits` names what is meant where the signal can: "rank 1".
     """
 
     condition: Condition
@@ -36,20 +36,33 @@ class Reading:
     limit: float
     holds: bool | None
     history: tuple[float | None, ...]
-    which: tuple[str, ...] = ()
+    culprits: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
         """The value with its unit, "-" where there is none."""
         return "-" if self.value is None else quantity(self.value, self.condition.signal.unit)
 
+    @property
+    def threshold(self) -> str:
+        """What the value is compared with: "> 90 %"."""
+        return threshold(self.condition.op, self.limit, self.condition.signal.unit)
+
+    @property
+    def sentence(self) -> str:
+        """The signal's own sentence with the value in it, and the culprits."""
+        if self.value is None:
+            return "not measured"
+        sentence = self.condition.signal.sentence.format(value=self.shown)
+        return f"{sentence} ({', '.join(self.culprits)})" if self.culprits else sentence
+
 
 @dataclass(frozen=True)
 class Refuted:
-    """A look-alike that was considered and ruled out, with the number that did it."""
+    """A look-alike that was considered and ruled out, and the evidence against it: a sentence with its number."""
 
-    looks_like: str
-    because: str
+    name: str
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -84,175 +97,169 @@ class Diagnosis:
     @property
     def culprits(self) -> tuple[str, ...]:
         """What the symptoms name beyond the subject: a rank, an event."""
-        return tuple(dict.fromkeys(name for each in self.symptoms if each.holds for name in each.which))
+        return tuple(dict.fromkeys(name for reading in self.symptoms if reading.holds for name in reading.culprits))
 
 
-def diagnose(incidents: Sequence[Incident], asked: QueryCache) -> tuple[Diagnosis, ...]:
+def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
     """Judge every incident for every subject; present ones first, the primary first of all."""
-    found = [_name(each, asked) for incident in incidents for each in _decide(incident, asked)]
-    return _order(_explain(_rule_out(found)))
+    diagnoses = [_name(found, queries) for incident in incidents for found in _decide(incident, queries)]
+    return _order(_explain(_rule_out(diagnoses)))
 
 
-def _decide(incident: Incident, asked: QueryCache) -> Iterator[Diagnosis]:
+def _decide(incident: Incident, queries: QueryCache) -> Iterator[Diagnosis]:
     """One diagnosis per subject."""
-    told = decision_table(incident, asked)
-    instants = tuple((told.instants / 1000).tolist())
-    for place, readings in enumerate(_readings(told)):
-        one = _decide_one(incident, told, place, readings, instants)
-        yield replace(one, ongoing=False) if one.ongoing and asked.is_gone(one.subject) else one
+    table = decision_table(incident, queries)
+    instants = tuple((table.instants / 1000).tolist())
+    for place, readings in enumerate(_readings(table)):
+        found = _decide_one(incident, table, place, readings, instants)
+        yield replace(found, ongoing=False) if found.ongoing and queries.is_gone(found.subject) else found
 
 
-def _readings(told: DecisionTable) -> Iterator[dict[Condition, Reading]]:
+def _readings(table: DecisionTable) -> Iterator[dict[Condition, Reading]]:
     """Of each subject, its conditions at the last instant that shows what was decided."""
-    plain = told.values.astype(object)
-    plain[np.isnan(told.values)] = None
-    held = told.held[:, np.arange(len(told.subjects)), told.last].T.tolist()
-    for last, histories, holds in zip(told.last.tolist(), plain.swapaxes(0, 1).tolist(), held, strict=True):
-        conditions = zip(told.conditions, told.limits, histories, holds, strict=True)
+    values = table.values.astype(object)
+    values[np.isnan(table.values)] = None
+    held = table.held[:, np.arange(len(table.subjects)), table.last].T.tolist()
+    for last, histories, holds in zip(table.last.tolist(), values.swapaxes(0, 1).tolist(), held, strict=True):
+        conditions = zip(table.conditions, table.limits, histories, holds, strict=True)
         yield {
-            each: Reading(each, history[last], limit, TRUTH[truth], tuple(history))
-            for each, limit, history, truth in conditions
+            condition: Reading(condition, history[last], limit, TRUTH[truth], tuple(history))
+            for condition, limit, history, truth in conditions
         }
 
 
 def _decide_one(
     incident: Incident,
-    told: DecisionTable,
+    table: DecisionTable,
     place: int,
     readings: Mapping[Condition, Reading],
     instants: tuple[float, ...],
 ) -> Diagnosis:
     """Present when it held at some instant, else absent when it could be judged at some instant."""
-    first, last = int(told.first[place]), int(told.last[place])
-    state = STATES[int(told.decided[place])]
+    first, last = int(table.first[place]), int(table.last[place])
+    state = STATES[int(table.decided[place])]
     worse = incident.escalates is not None and readings[incident.escalates].holds
     return Diagnosis(
         incident=incident,
-        subject=told.subjects[place],
+        subject=table.subjects[place],
         state=state,
         severity="critical" if worse else incident.severity,
         since=instants[first] if state == "present" and first else None,
         until=instants[last] if state == "present" else None,
-        ongoing=bool(told.ongoing[place]),
+        ongoing=bool(table.ongoing[place]),
         instants=instants,
-        symptoms=tuple(readings[each] for each in incident.conditions),
-        supports=tuple(readings[each] for each in incident.supports),
-        missing=tuple(each.condition.signal.name for each in readings.values() if each.value is None),
+        symptoms=tuple(readings[condition] for condition in incident.conditions),
+        supports=tuple(readings[condition] for condition in incident.supports),
+        missing=tuple(condition.signal.name for condition, reading in readings.items() if reading.value is None),
     )
 
 
-def _name(one: Diagnosis, asked: QueryCache) -> Diagnosis:
-    """Have the readings of a present incident name what they mean."""
-    if one.state != "present":
-        return one
+def _name(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Have the readings of a present incident name their culprits."""
+    if diagnosis.state != "present":
+        return diagnosis
 
     def named(reading: Reading) -> Reading:
         signal = reading.condition.signal
         if not signal.culprit_promql:
             return reading
-        rows = asked.ask(signal.culprit_promql, one.incident.per, asked.window(one.incident))
-        then = ((labels, row[one.reported]) for labels, row in rows.like(one.subject))
-        mine = ((labels, value) for labels, value in then if not np.isnan(value))
+        window = queries.window(diagnosis.incident)
+        rows = queries.ask(signal.culprit_promql, diagnosis.incident.per, window).like(diagnosis.subject)
+        series = ((labels, row[diagnosis.reported]) for labels, row in rows)
         texts = (
             signal.culprit_label.format_map({**dict(labels), "value": quantity(value, signal.culprit_unit)})
-            for labels, value in mine
+            for labels, value in series
+            if not np.isnan(value)
         )
-        return replace(reading, which=tuple(dict.fromkeys(texts)))
+        return replace(reading, culprits=tuple(dict.fromkeys(texts)))
 
-    return replace(one, symptoms=tuple(map(named, one.symptoms)), supports=tuple(map(named, one.supports)))
-
-
-def _rule_out(found: list[Diagnosis]) -> list[Diagnosis]:
-    """Say of every look-alike of a present incident whether it was ruled out, and by which number."""
-    others = SubjectIndex((each.subject, each) for each in found)
-    return [_rule_out_one(each, others) if each.state == "present" else each for each in found]
+    return replace(
+        diagnosis, symptoms=tuple(map(named, diagnosis.symptoms)), supports=tuple(map(named, diagnosis.supports))
+    )
 
 
-def _rule_out_one(one: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosis:
+def _rule_out(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
+    """Decide of every look-alike of a present incident whether it was ruled out, and by which number."""
+    others = SubjectIndex((diagnosis.subject, diagnosis) for diagnosis in diagnoses)
+    return [_rule_out_one(found, others) if found.state == "present" else found for found in diagnoses]
+
+
+def _rule_out_one(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosis:
     refuted, left = [], []
-    same_scope = {each.incident.id: each for _, each in reversed(list(others.like(one.subject)))}
-    for look in one.incident.looks_like:
-        because = _because(look, one, same_scope.get(look.name))
-        if because is None:
-            left.append(look)
-        elif because:
-            refuted.append(Refuted(look.name, because))
-    return replace(one, refuted=tuple(refuted), open=tuple(left))
+    same_scope = {other.incident.id: other for _, other in reversed(list(others.like(diagnosis.subject)))}
+    for look_alike in diagnosis.incident.looks_like:
+        evidence = _evidence_against(look_alike, diagnosis, same_scope.get(look_alike.name))
+        if evidence is None:
+            left.append(look_alike)
+        elif evidence:
+            refuted.append(Refuted(look_alike.name, evidence))
+    return replace(diagnosis, refuted=tuple(refuted), open=tuple(left))
 
 
-def _because(look: LookAlike, one: Diagnosis, other: Diagnosis | None) -> str | None:
-    """Why a look-alike is ruled out; "" when it is present as well, None when nothing tells."""
-    decides = look.requires or look.refuted_by
+def _evidence_against(look_alike: LookAlike, diagnosis: Diagnosis, other: Diagnosis | None) -> str | None:
+    """What rules a look-alike out; "" when it is present as well, None when nothing decides."""
+    decides = look_alike.requires or look_alike.refuted_by
     if decides:
-        reading = next(each for each in (*one.symptoms, *one.supports) if each.condition == decides)
-        return f"{says(reading)} (ruled out by {against(reading)})" if reading.holds else None
+        readings = (*diagnosis.symptoms, *diagnosis.supports)
+        reading = next(reading for reading in readings if reading.condition == decides)
+        return f"{reading.sentence} ({reading.threshold} rules it out)" if reading.holds else None
     if other is None:
         return None
-    then = _readings_at(other, one.until)
-    against_it = next((each for each in then if each.holds is False), None)
-    if against_it:
-        return f"{says(against_it)} (it takes {against(against_it)})"
-    return None if any(each.holds is None for each in then) else ""
+    readings = _readings_at(other, diagnosis.until)
+    against = next((reading for reading in readings if reading.holds is False), None)
+    if against:
+        return f"{against.sentence} (it requires {against.threshold})"
+    return None if any(reading.holds is None for reading in readings) else ""
 
 
-def _readings_at(one: Diagnosis, instant: float | None) -> list[Reading]:
+def _readings_at(diagnosis: Diagnosis, instant: float | None) -> tuple[Reading, ...]:
     """The symptoms as they were at that time, or last before it: what held later rules nothing out."""
-    at = max((i for i, each in enumerate(one.instants) if instant is None or each <= instant), default=0)
-    return [_reading_at(each, at) for each in one.symptoms]
+    at = max((i for i, unix in enumerate(diagnosis.instants) if instant is None or unix <= instant), default=0)
+    return tuple(_reading_at(reading, at) for reading in diagnosis.symptoms)
 
 
 def _reading_at(reading: Reading, at: int) -> Reading:
     value = reading.history[at]
     held = None if value is None else bool(COMPARE[reading.condition.op](value, reading.limit))
-    return replace(reading, value=value, holds=held, which=())
+    return replace(reading, value=value, holds=held, culprits=())
 
 
-def onset(reading: Reading, one: Diagnosis) -> float | None:
+def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
     """Since when a condition of a present incident held without a break, up to the instant that is reported.
 
     Unix seconds, the first instant judged where it held from the start; None where it does not hold. A hole breaks
     nothing.
     """
-    if one.until is None:
+    if diagnosis.until is None:
         return None
-    at = one.reported + 1
+    at = diagnosis.reported + 1
     began = None
-    for instant, value in zip(reversed(one.instants[:at]), reversed(reading.history[:at]), strict=True):
+    for instant, value in zip(reversed(diagnosis.instants[:at]), reversed(reading.history[:at]), strict=True):
         if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
             break
         began = instant if value is not None else began
     return began
 
 
-def says(reading: Reading) -> str:
-    """The signal's own sentence, read out with its number, and what it names."""
-    if reading.value is None:
-        return "not measured"
-    sentence = reading.condition.signal.sentence.format(value=reading.shown)
-    return f"{sentence} ({', '.join(reading.which)})" if reading.which else sentence
-
-
-def against(reading: Reading) -> str:
-    """The threshold that the value is compared with: ">= 4"."""
-    return threshold(reading.condition.op, reading.limit, reading.condition.signal.unit)
-
-
-def _explain(found: list[Diagnosis]) -> list[Diagnosis]:
+def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     """Nest what follows from a present cause under it."""
-    present = SubjectIndex((each.subject, each) for each in found if each.state == "present")
-    return [replace(each, explained_by=_cause(each, present)) if each.state == "present" else each for each in found]
+    present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
+    return [
+        replace(found, explained_by=_cause(found, present)) if found.state == "present" else found
+        for found in diagnoses
+    ]
 
 
-def _cause(one: Diagnosis, present: SubjectIndex[Diagnosis]) -> str | None:
-    causes = (cause for _, cause in present.like(one.subject) if one.incident.id in cause.incident.explains)
-    return next((cause.incident.id for cause in causes), None)
+def _cause(diagnosis: Diagnosis, present: SubjectIndex[Diagnosis]) -> str | None:
+    causes = (cause for _, cause in present.like(diagnosis.subject))
+    return next((cause.incident.id for cause in causes if diagnosis.incident.id in cause.incident.explains), None)
 
 
-def _order(found: list[Diagnosis]) -> tuple[Diagnosis, ...]:
+def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Present first, the worst first; one primary per scope, and an engine lies within its instance's scope."""
     states = ("present", "unknown", "absent")
     ranked = sorted(
-        found,
+        diagnoses,
         key=lambda d: (
             states.index(d.state),
             d.explained_by is not None,
@@ -264,14 +271,14 @@ def _order(found: list[Diagnosis]) -> tuple[Diagnosis, ...]:
         ),
     )
     primaries: SubjectIndex[None] = SubjectIndex()
-    out = []
-    for each in ranked:
-        first = _harms(each) and not any(primaries.like(each.subject))
-        if first:
-            primaries.add(each.subject, None)
-        out.append(replace(each, primary=True) if first else each)
-    return tuple(out)
+    ordered = []
+    for diagnosis in ranked:
+        is_primary = _has_impact(diagnosis) and not any(primaries.like(diagnosis.subject))
+        if is_primary:
+            primaries.add(diagnosis.subject, None)
+        ordered.append(replace(diagnosis, primary=True) if is_primary else diagnosis)
+    return tuple(ordered)
 
 
-def _harms(one: Diagnosis) -> bool:
-    return one.state == "present" and one.severity != "info"
+def _has_impact(diagnosis: Diagnosis) -> bool:
+    return diagnosis.state == "present" and diagnosis.severity != "info"

@@ -21,15 +21,15 @@ VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]
 
 def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Contract, launch: str = "") -> Report:
     """Judge all of the remote's servers; `launch` is the command of the one, where there is one."""
-    asked = QueryCache(remote, contract)
+    queries = QueryCache(remote, contract)
     with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
-        beside = pool.submit(_beside, remote, incidents, asked)
-        for _ in pool.map(lambda each: asked.ask(*each), _questions(incidents, asked)):
+        beside = pool.submit(_beside, remote, incidents, queries)
+        for _ in pool.map(lambda each: queries.ask(*each), _questions(incidents, queries)):
             pass
-        observed, versions, asked.gone = beside.result()
+        observed, versions, queries.gone = beside.result()
         alone = launch if len(remote.members) == 1 else ""
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
-        report = build_report(observed, incidents, asked, running)
+        report = build_report(observed, incidents, queries, running)
     notes = (*report.observed.notes, *remote.notes)
     return _told_as_of_then(remote, replace(report, observed=replace(report.observed, notes=notes)))
 
@@ -44,10 +44,10 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _questions(incidents: Sequence[Incident], asked: QueryCache) -> dict[tuple[str, tuple[str, ...], Window], None]:
+def _questions(incidents: Sequence[Incident], queries: QueryCache) -> dict[tuple[str, tuple[str, ...], Window], None]:
     """What the incidents are made of; asked a few at a time, for the server works while answers are read."""
     return dict.fromkeys(
-        (each.signal.promql, incident.per, asked.window(incident))
+        (each.signal.promql, incident.per, queries.window(incident))
         for incident in incidents
         for each in incident.every_condition
     )
@@ -64,25 +64,25 @@ def _told_as_of_then(remote: PrometheusSource, report: Report) -> Report:
 
 
 def _beside(
-    remote: PrometheusSource, incidents: Sequence[Incident], asked: QueryCache
+    remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache
 ) -> tuple[Observed, dict[str, str], frozenset[str]]:
     """What is known of the servers and of how they were scraped, vLLM's versions, and who is gone."""
-    scraped = telemetry.scrapes(asked)
+    scraped = telemetry.scrapes(queries)
     gone = frozenset(name for name, each in scraped.items() if each.last is not None)
-    versions = _versions(asked)
-    observed = _observed(remote, scraped, versions, asked)
-    notes = telemetry.remarks(remote, scraped, incidents, asked)
+    versions = _versions(queries)
+    observed = _observed(remote, scraped, versions, queries)
+    notes = telemetry.remarks(remote, scraped, incidents, queries)
     # where all are gone, that is what has to be said
     return replace(observed, notes=notes), versions, gone if gone < scraped.keys() else frozenset()
 
 
-def _versions(asked: QueryCache) -> dict[str, str]:
-    found = (dict(subject) for subject in asked.ask(VERSIONS, ("instance",), asked.whole))
+def _versions(queries: QueryCache) -> dict[str, str]:
+    found = (dict(subject) for subject in queries.ask(VERSIONS, ("instance",), queries.whole))
     return {each["instance"]: each.get("version", "") for each in found}
 
 
 def _observed(
-    remote: PrometheusSource, scraped: Mapping[str, telemetry.Scrapes], versions: Mapping[str, str], asked: QueryCache
+    remote: PrometheusSource, scraped: Mapping[str, telemetry.Scrapes], versions: Mapping[str, str], queries: QueryCache
 ) -> Observed:
     models = {name: ", ".join(sorted(member.models)) for name, member in remote.members.items()}
     return Observed(
@@ -93,5 +93,5 @@ def _observed(
         scrapes=sum(each.count for each in scraped.values()),
         failed_scrapes=sum(each.failed for each in scraped.values()),
         servers=tuple(server(name, versions.get(name), models[name]) for name in remote.members),
-        not_measured=not_measured(asked),
+        not_measured=not_measured(queries),
     )

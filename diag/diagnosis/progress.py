@@ -36,13 +36,13 @@ class Progress:
 
     subject: Subject
     state: State
-    because: str
+    reason: str
 
 
-def judge(asked: QueryCache) -> tuple[tuple[Progress, ...], tuple[str, ...]]:
+def judge(queries: QueryCache) -> tuple[tuple[Progress, ...], tuple[str, ...]]:
     """Every engine whose progress can be judged, and a sentence for each subject whose cannot; ordered by subject."""
-    subjects = [each for each in asked.subjects(ENGINE) if not asked.is_gone(each)]
-    found = {subject: _judge_one(subject, asked) for subject in subjects}
+    subjects = [each for each in queries.subjects(ENGINE) if not queries.is_gone(each)]
+    found = {subject: _judge_one(subject, queries) for subject in subjects}
     known = tuple(each for each in found.values() if isinstance(each, Progress))
     return known, tuple(f"{scope(subject)}: {why}" for subject, each in found.items() if (why := _blind(each)))
 
@@ -51,12 +51,12 @@ def _blind(found: Progress | str) -> str:
     """Why the health of an engine cannot be told, or ""; one that still starts serves nobody yet."""
     if isinstance(found, str):
         return found
-    return found.because if found.state == "starting" else ""
+    return found.reason if found.state == "starting" else ""
 
 
 def owed_and_still(found: tuple[Progress, ...]) -> bool:
     """Whether some engine has work and does not move, but cannot be called stalled yet: worth watching on."""
-    return any(each.because == STILL for each in found)
+    return any(each.reason == STILL for each in found)
 
 
 def scope(subject: Subject) -> str:
@@ -79,32 +79,32 @@ THERE = "its processes are there and no page answers yet; its log would tell how
 DEAD = "the page answered before and has stopped answering"
 
 
-def _judge_one(subject: Subject, asked: QueryCache) -> Progress | str:
+def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
     """The state of an engine, or why it cannot be told."""
-    if _last(serves, INSTANCE, subject, asked, asked.holding(max(asked.answers.interval, 1.0))) == 0:
-        return _silent(subject, asked)
-    state = _engine_state(*(_last(each, ENGINE, subject, asked) for each in ASKED))
+    if _last(serves, INSTANCE, subject, queries, queries.holding(max(queries.source.interval, 1.0))) == 0:
+        return _silent(subject, queries)
+    state = _engine_state(*(_last(each, ENGINE, subject, queries) for each in ASKED))
     if state is None:
-        has_engine = "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, asked)
+        has_engine = "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, queries)
         return TOO_SHORT if has_engine else NO_VLLM
-    if state[0] == "idle" and _last(ranks_apart, INSTANCE, subject, asked):
+    if state[0] == "idle" and _last(ranks_apart, INSTANCE, subject, queries):
         return Progress(subject, "stalled", APART)
     return Progress(subject, *state)
 
 
-def _silent(subject: Subject, asked: QueryCache) -> Progress | str:
+def _silent(subject: Subject, queries: QueryCache) -> Progress | str:
     """The state of a server whose page does not answer at present."""
-    if _last(starting, INSTANCE, subject, asked):
+    if _last(starting, INSTANCE, subject, queries):
         return Progress(subject, "starting", STARTS)
-    if _last(startup_failed, INSTANCE, subject, asked):
+    if _last(startup_failed, INSTANCE, subject, queries):
         return Progress(subject, "dead", FAILED)
-    if _last(page_answers, INSTANCE, subject, asked, asked.live("15s")) == 0:
+    if _last(page_answers, INSTANCE, subject, queries, queries.live("15s")) == 0:
         return Progress(subject, "dead", DEAD)
-    if _last(serves, INSTANCE, subject, asked, asked.whole):
+    if _last(serves, INSTANCE, subject, queries, queries.whole):
         return GONE
-    if _last(processes, INSTANCE, subject, asked):
+    if _last(processes, INSTANCE, subject, queries):
         return Progress(subject, "starting", THERE)
-    return NO_VLLM if _last(other_page, INSTANCE, subject, asked, asked.whole) else NEVER
+    return NO_VLLM if _last(other_page, INSTANCE, subject, queries, queries.whole) else NEVER
 
 
 ASKED = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)
@@ -131,8 +131,8 @@ def _still(most: float, least: float) -> tuple[State, str]:
 
 
 def _last(
-    signal: Signal, per: tuple[str, ...], subject: Subject, asked: QueryCache, window: Window | None = None
+    signal: Signal, per: tuple[str, ...], subject: Subject, queries: QueryCache, window: Window | None = None
 ) -> float | None:
     """The signal's value for a subject at the last instant, None where there is none."""
-    row = asked.ask(signal.promql, per, window or asked.live("30s")).of(subject)
+    row = queries.ask(signal.promql, per, window or queries.live("30s")).of(subject)
     return None if row is None or np.isnan(row[-1]) else float(row[-1])

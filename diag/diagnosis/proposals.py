@@ -77,9 +77,9 @@ class Running:
     whole: bool = False
 
 
-def propose(diagnosis: Diagnosis, asked: QueryCache, running: Running) -> tuple[Proposal, ...]:
+def propose(diagnosis: Diagnosis, queries: QueryCache, running: Running) -> tuple[Proposal, ...]:
     """The applicable fixes of a present incident, in their order: the safest first."""
-    bench = _Bench(diagnosis, asked)
+    bench = _Bench(diagnosis, queries)
     found = (_propose_one(fix, bench, running) for fix in diagnosis.incident.fixes)
     return tuple(each for each in found if each is not None)
 
@@ -87,13 +87,13 @@ def propose(diagnosis: Diagnosis, asked: QueryCache, running: Running) -> tuple[
 class _Bench:
     """Asks a signal for one subject at the instant that the diagnosis reports."""
 
-    def __init__(self, diagnosis: Diagnosis, asked: QueryCache) -> None:
+    def __init__(self, diagnosis: Diagnosis, queries: QueryCache) -> None:
         self.diagnosis = diagnosis
-        self.asked = asked
+        self.queries = queries
 
     def value(self, signal: Signal) -> float | None:
         one = self.diagnosis
-        row = self.asked.ask(signal.promql, one.incident.per, self.asked.window(one.incident)).of(one.subject)
+        row = self.queries.ask(signal.promql, one.incident.per, self.queries.window(one.incident)).of(one.subject)
         value = math.nan if row is None else float(row[one.reported])
         return None if math.isnan(value) else value
 
@@ -140,7 +140,7 @@ def _met(condition: Condition, bench: _Bench, running: Running) -> bool | None:
     value = _value(condition.signal, bench, running)
     if value is None:
         return None
-    return bool(holds(np.array([value]), condition.op, bench.asked.contract.limit(condition.limit))[0] == 1)
+    return bool(holds(np.array([value]), condition.op, bench.queries.contract.limit(condition.limit))[0] == 1)
 
 
 def _value(signal: Signal, bench: _Bench, running: Running) -> float | None:

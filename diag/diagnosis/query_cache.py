@@ -60,8 +60,8 @@ class QueryCache:
     `gone` are the instances that are no longer there at the last instant, and whose state then nobody asks for.
     """
 
-    def __init__(self, answers: TelemetrySource, contract: Contract) -> None:
-        self.answers = answers
+    def __init__(self, source: TelemetrySource, contract: Contract) -> None:
+        self.source = source
         self.contract = contract
         self.gone: frozenset[str] = frozenset()
         self._cache: dict[tuple[str, tuple[str, ...], str, int, int], _Answer] = {}
@@ -70,7 +70,7 @@ class QueryCache:
     @property
     def span(self) -> float:
         """Seconds from the first instant to the last."""
-        times = self.answers.instants
+        times = self.source.instants
         return float(times[-1] - times[0]) / 1000
 
     @property
@@ -80,24 +80,24 @@ class QueryCache:
 
     def holding(self, wanted: float) -> Window:
         """A window of so many seconds; being open on the left, it holds all of them with one interval more."""
-        return Window(wanted, _written(round((wanted + self.answers.interval) * 1000)))
+        return Window(wanted, _written(round((wanted + self.source.interval) * 1000)))
 
     def live(self, window: str) -> Window:
         """This window, or a longer one where too few scrapes fall into it; never longer than the span."""
-        wanted = max(seconds(window), FEWEST_INTERVALS * self.answers.interval)
+        wanted = max(seconds(window), FEWEST_INTERVALS * self.source.interval)
         return self.holding(min(wanted, self.span) if self.span > 0 else wanted)
 
     def window(self, incident: Incident) -> Window:
         """The window to judge an incident over: the live one, or its alert's where scrapes are rare and many."""
         alert = seconds(incident.window)
-        rare = seconds(incident.live_window) < FEW_INTERVALS * self.answers.interval
-        if rare and self.span >= 2 * alert >= 2 * FEWEST_INTERVALS * self.answers.interval:
+        rare = seconds(incident.live_window) < FEW_INTERVALS * self.source.interval
+        if rare and self.span >= 2 * alert >= 2 * FEWEST_INTERVALS * self.source.interval:
             return Window(alert, incident.window)
         return self.live(incident.live_window)
 
     def instants(self, window: Window) -> Instants:
         """Every instant from the first full window on; the last one alone where none is full."""
-        times = self.answers.instants
+        times = self.source.instants
         full = times[times - times[0] >= window.seconds * 1000 - 1]
         return full if len(full) else times[-1:]
 
@@ -109,7 +109,7 @@ class QueryCache:
         with answer.lock:
             if answer.rows is None:
                 text = fill(promql, per, window.text, self.contract.values())
-                answer.rows = Rows(self.answers.ask(text, at))
+                answer.rows = Rows(self.source.ask(text, at))
         return answer.rows
 
     def is_gone(self, subject: Subject) -> bool:

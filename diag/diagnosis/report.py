@@ -1,4 +1,4 @@
-"""Everything the doctor has to say, as data: what a report prints and nothing that it has to compute."""
+"""The diagnosis of a server or a fleet as data: what a report prints and nothing that it has to compute."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,15 @@ Verdict = Literal["healthy", "warning", "critical", "unknown"]
 FAMILIES = {
     "gpu": (
         "diag_gpu_.+",
-        "throttling, power, memory and faults of the GPUs; run on its host, or scrape diag exporter",
+        "GPUs: throttling, power, memory and faults (run diag on the server's host, or scrape diag exporter)",
     ),
-    "log": ("diag_vllm_(startup|log)_.+", "start-up phases and errors; name the server's log with --log"),
-    "process": ("diag_vllm_process_.+", "stopped or spinning workers; run on its host, or scrape diag exporter"),
+    "log": ("diag_vllm_(startup|log)_.+", "server log: start-up phases and errors (name the log file with --log)"),
+    "process": (
+        "diag_vllm_process_.+",
+        "processes: stopped or busy-waiting workers (run diag on the server's host, or scrape diag exporter)",
+    ),
 }
-"""Telemetry that a page of vLLM's own lacks as a whole: its metrics, what they would tell, and how to get it."""
+"""Telemetry that vLLM's own /metrics page lacks as a whole: its metrics, what they would show, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole answer; `blind` says whose forward progress cannot be judged and why, `gone` who is there no more."""
+    """All that was found; `blind` names engines whose forward progress is unknown and why, `gone` vanished servers."""
 
     observed: Observed
     verdict: Verdict
@@ -64,30 +67,48 @@ class Report:
     @property
     def present(self) -> tuple[Finding, ...]:
         """The incidents that hold, the primary ones first."""
-        return tuple(each for each in self.findings if each.diagnosis.state == "present")
+        return tuple(finding for finding in self.findings if finding.diagnosis.state == "present")
 
     @property
     def undecided(self) -> tuple[Diagnosis, ...]:
-        """What could not be judged although the telemetry that it needs was there."""
-        blind = [FAMILIES[name][0] for name in self.observed.not_measured]
-        unknown = (each.diagnosis for each in self.findings if each.diagnosis.state == "unknown")
-        return tuple(each for each in unknown if not _needs(each, blind))
+        """What is unknown although each family of telemetry that it needs was collected."""
+        lacking = [FAMILIES[name][0] for name in self.observed.not_measured]
+        unknown = (finding.diagnosis for finding in self.findings if finding.diagnosis.state == "unknown")
+        return tuple(diagnosis for diagnosis in unknown if not _needs(diagnosis, lacking))
+
+    @property
+    def checked(self) -> frozenset[str]:
+        """The incidents that could be judged on some subject."""
+        return frozenset(f.diagnosis.incident.id for f in self.findings if f.diagnosis.state != "unknown")
+
+    @property
+    def needs_telemetry(self) -> frozenset[str]:
+        """The incidents that could be judged on no subject, or are unknown on one that has the telemetry."""
+        known = frozenset(finding.diagnosis.incident.id for finding in self.findings)
+        return (known - self.checked) | {diagnosis.incident.id for diagnosis in self.undecided}
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The incidents that could be judged and are present on no subject."""
+        return tuple(sorted(self.checked - {finding.diagnosis.incident.id for finding in self.present}))
 
 
 def build_report(
-    observed: Observed, incidents: Sequence[Incident], asked: QueryCache, running: Mapping[str, Running]
+    observed: Observed, incidents: Sequence[Incident], queries: QueryCache, running: Mapping[str, Running]
 ) -> Report:
     """Judge progress and incidents, and propose fixes for what is present."""
-    progress, blind = judge(asked)
-    findings = tuple(_finding(each, asked, running) for each in dated(diagnose(incidents, asked), asked))
+    progress, blind = judge(queries)
+    findings = tuple(
+        _finding(diagnosis, queries, running) for diagnosis in dated(diagnose(incidents, queries), queries)
+    )
     return Report(
         observed=observed,
         verdict=_verdict(findings, blind),
         progress=progress,
         findings=findings,
         blind=blind,
-        contract=tuple(asked.contract.lines()),
-        gone=tuple(sorted(asked.gone)),
+        contract=tuple(queries.contract.lines()),
+        gone=tuple(sorted(queries.gone)),
     )
 
 
@@ -96,36 +117,37 @@ def server(name: str, version: str | None, model: str | None) -> str:
     return f"{name}: vLLM {version or 'version not known'}, {model or 'model not known'}"
 
 
-def not_measured(asked: QueryCache) -> tuple[str, ...]:
+def not_measured(queries: QueryCache) -> tuple[str, ...]:
     """The families of telemetry that are absent as a whole."""
-    return tuple(name for name, (metrics, _) in FAMILIES.items() if not _has(metrics, asked))
+    return tuple(name for name, (metrics, _) in FAMILIES.items() if not _has(metrics, queries))
 
 
-def _has(metrics: str, asked: QueryCache) -> bool:
+def _has(metrics: str, queries: QueryCache) -> bool:
     """Whether some server has some of these metrics; of GPUs it is known who has any."""
     if metrics == FAMILIES["gpu"][0]:
-        return bool(asked.ask(GPUS, (), asked.whole))
+        return bool(queries.ask(GPUS, (), queries.whole))
     query = f'count by (instance) (last_over_time({{__name__=~"{metrics}"}}[$window]))'
-    return bool(asked.ask(query, (), asked.whole))
+    return bool(queries.ask(query, (), queries.whole))
 
 
-def _finding(diagnosis: Diagnosis, asked: QueryCache, running: Mapping[str, Running]) -> Finding:
+def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Running]) -> Finding:
     if diagnosis.state != "present":
         return Finding(diagnosis)
     known = by_subject(running, diagnosis.subject)
-    proposals = propose(diagnosis, asked, known)
+    proposals = propose(diagnosis, queries, known)
     return Finding(diagnosis, proposals, relaunch(known.launch, proposals))
 
 
 def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:
     """Whether a condition lacks a value that only these families of metrics could give."""
-    lacking = [each.condition.signal.promql for each in diagnosis.symptoms if each.value is None]
+    lacking = [reading.condition.signal.promql for reading in diagnosis.symptoms if reading.value is None]
     return any(re.search(rf"\b{family}", promql) for family in families for promql in lacking)
 
 
 def _verdict(findings: Sequence[Finding], blind: Sequence[str]) -> Verdict:
     """The worst severity that is present; "unknown" where nothing is, but some engine could not be judged at all."""
-    worst = max((RANK[each.diagnosis.severity] for each in findings if each.diagnosis.state == "present"), default=0)
+    present = (finding.diagnosis for finding in findings if finding.diagnosis.state == "present")
+    worst = max((RANK[diagnosis.severity] for diagnosis in present), default=0)
     if worst:
         return "critical" if worst == RANK["critical"] else "warning"
     return "unknown" if blind else "healthy"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diag.core.formatting import clock, listed, printable
+from diag.core.formatting import listed, moment, printable
 from diag.core.incident import Incident, seconds
 from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, Window
@@ -53,20 +53,20 @@ class Scrapes:
     last: float | None
 
 
-def scrapes(asked: QueryCache) -> dict[str, Scrapes]:
+def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
     """How every server was scraped over the span."""
-    interval = round(asked.answers.interval * 1000)
-    servers = max(len(asked.subjects(INSTANCE)), 1)
-    step = interval * max(1, math.ceil(asked.span * 1000 / interval / max(LOOKS // servers, FEWEST_LOOKS)))
-    times = _back(asked, step)
+    interval = round(queries.source.interval * 1000)
+    servers = max(len(queries.subjects(INSTANCE)), 1)
+    step = interval * max(1, math.ceil(queries.span * 1000 / interval / max(LOOKS // servers, FEWEST_LOOKS)))
+    times = _back(queries, step)
     window = Window(step / 1000, f"{step - 1}ms")  # neither Prometheus counts a scrape twice
-    counts, good = (asked.ask(query, INSTANCE, window, times) for query in (SCRAPES, ANSWERED))
+    counts, good = (queries.ask(query, INSTANCE, window, times) for query in (SCRAPES, ANSWERED))
     return {_name(who): _scraped(row, good[who], step / 1000, times / 1000) for who, row in counts.items()}
 
 
-def _back(asked: QueryCache, step: int) -> Instants:
+def _back(queries: QueryCache, step: int) -> Instants:
     """From the last instant back, so far apart (ms)."""
-    first, last = int(asked.answers.instants[0]), int(asked.answers.instants[-1])
+    first, last = int(queries.source.instants[0]), int(queries.source.instants[-1])
     return last - step * np.arange((last - first) // step, -1, -1, dtype=np.int64)
 
 
@@ -96,7 +96,7 @@ def _scraped(counts: Floats, good: Floats, step: float, times: Floats) -> Scrape
 
 
 def remarks(
-    remote: PrometheusSource, scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], asked: QueryCache
+    remote: PrometheusSource, scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
 ) -> tuple[str, ...]:
     """A sentence for everything that makes the answers worse than they could be."""
     checks = (
@@ -104,20 +104,20 @@ def remarks(
         _gone(scraped),
         _gaps(scraped),
         _too_slow(scraped, incidents),
-        _renamed(scraped, asked),
-        _twice(scraped, asked),
-        _silent(scraped, asked),
-        _failing(asked),
-        _unseen(remote, scraped, asked),
-        _several_api_servers(scraped, asked),
+        _renamed(scraped, queries),
+        _twice(scraped, queries),
+        _silent(scraped, queries),
+        _failing(queries),
+        _unseen(remote, scraped, queries),
+        _several_api_servers(scraped, queries),
     )
     return tuple(each for check in checks for each in check)
 
 
-def _having(metric: str, asked: QueryCache) -> set[str]:
+def _having(metric: str, queries: QueryCache) -> set[str]:
     """The servers that have a metric."""
     query = f"count by (instance) (last_over_time({metric}[$window]))"
-    return {_name(subject) for subject in asked.ask(query, INSTANCE, asked.whole)}
+    return {_name(subject) for subject in queries.ask(query, INSTANCE, queries.whole)}
 
 
 def _who(servers: Collection[str], all_of_them: Mapping[str, Scrapes]) -> str:
@@ -137,7 +137,7 @@ def _over(remote: PrometheusSource) -> Iterator[str]:
     """That it ends before what was asked for."""
     if late(remote):
         yield (
-            f"nothing was scraped after {clock(int(remote.instants[-1]), day=True)}, so all of this is how it was then:"
+            f"nothing was scraped after {moment(int(remote.instants[-1]) / 1000)}, so all of this is how it was then:"
             " see in Prometheus, Status > Targets, whether these servers are still there"
         )
 
@@ -145,7 +145,7 @@ def _over(remote: PrometheusSource) -> Iterator[str]:
 def _gone(scraped: Mapping[str, Scrapes]) -> Iterator[str]:
     gone = {name: each.last for name, each in scraped.items() if each.last is not None}
     if gone:
-        since = clock(1000 * max(gone.values()), day=True)
+        since = moment(max(gone.values()))
         yield (
             f"no longer scraped: {_who(gone, scraped)}, since {since} or before; where nobody stopped them, look at"
             " service discovery: what happens to them now is not seen"
@@ -177,8 +177,8 @@ def _blind(incidents: Sequence[Incident], scraped: Scrapes) -> list[str]:
     return [each.id for each in incidents if seconds(each.window) < 0.95 * FEWEST_INTERVALS * scraped.interval]
 
 
-def _renamed(scraped: Mapping[str, Scrapes], asked: QueryCache) -> Iterator[str]:
-    renamed = _having(RENAMED, asked) - _having(SERVES, asked)
+def _renamed(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
+    renamed = _having(RENAMED, queries) - _having(SERVES, queries)
     if renamed:
         yield (
             f"stored as vllm_... instead of vllm:..., which no rule sees: the metrics of {_who(renamed, scraped)}; put"
@@ -186,19 +186,19 @@ def _renamed(scraped: Mapping[str, Scrapes], asked: QueryCache) -> Iterator[str]
         )
 
 
-def _twice(scraped: Mapping[str, Scrapes], asked: QueryCache) -> Iterator[str]:
-    now = asked.holding(asked.answers.interval)  # a job that got another name meanwhile is none too many
-    last = asked.answers.instants[-1:]
-    double = {_name(subject) for subject in asked.ask(TWICE, INSTANCE, now, last)}
+def _twice(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
+    now = queries.holding(queries.source.interval)  # a job that got another name meanwhile is none too many
+    last = queries.source.instants[-1:]
+    double = {_name(subject) for subject in queries.ask(TWICE, INSTANCE, now, last)}
     if double:
-        jobs = {dict(each).get("job", "") for each in asked.ask(JOBS, INSTANCE, now, last) if _name(each) in double}
+        jobs = {dict(each).get("job", "") for each in queries.ask(JOBS, INSTANCE, now, last) if _name(each) in double}
         named = f" (jobs {listed(sorted(map(printable, jobs)))})" if len(jobs) > 1 else ""
         yield (
             f"several targets under one name, so that every sum counts double: {_who(double, scraped)}{named}; scrape"
             " each server once, or, where they are different ones, name in diag.toml, [site] labels, what tells them"
             " apart"
         )
-    same = [_equal(sorted(map(printable, names))) for names in _same(asked)]
+    same = [_equal(sorted(map(printable, names))) for names in _same(queries)]
     if same:
         yield (
             f"one and the same server under several names, each judged and alerted on: {listed(same)}; scrape it once,"
@@ -210,16 +210,16 @@ def _equal(names: list[str]) -> str:
     return " = ".join([*names[:ALL_OF], *(["..."] if len(names) > ALL_OF else [])])
 
 
-def _same(asked: QueryCache) -> list[frozenset[str]]:
+def _same(queries: QueryCache) -> list[frozenset[str]]:
     """Servers whose counters were born in the same microsecond."""
     born: dict[tuple[str, float], set[str]] = defaultdict(set)
-    for subject, row in asked.ask(CREATED, ("instance", "engine"), asked.whole).items():
+    for subject, row in queries.ask(CREATED, ("instance", "engine"), queries.whole).items():
         born[dict(subject).get("engine", ""), float(row[-1])].add(_name(subject))
     return sorted({frozenset(names) for names in born.values() if len(names) > 1}, key=sorted)
 
 
-def _silent(scraped: Mapping[str, Scrapes], asked: QueryCache) -> Iterator[str]:
-    silent = _having(HTTP, asked) - _having(SERVES, asked) - _having(RENAMED, asked)
+def _silent(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
+    silent = _having(HTTP, queries) - _having(SERVES, queries) - _having(RENAMED, queries)
     if silent:
         yield (
             f"answering under /v1/ and publishing nothing of vLLM's: {_who(silent, scraped)}; where that is vLLM and no"
@@ -227,10 +227,10 @@ def _silent(scraped: Mapping[str, Scrapes], asked: QueryCache) -> Iterator[str]:
         )
 
 
-def _failing(asked: QueryCache) -> Iterator[str]:
+def _failing(queries: QueryCache) -> Iterator[str]:
     """Parts of our exporter that never worked."""
     where: dict[str, list[str]] = defaultdict(list)
-    for subject in asked.ask(FAILS, INSTANCE, asked.whole):
+    for subject in queries.ask(FAILS, INSTANCE, queries.whole):
         where[dict(subject).get("collector", "")].append(printable(_name(subject)))
     if where:
         parts = [f"{printable(part)} on {listed(sorted(names))}" for part, names in sorted(where.items())]
@@ -239,21 +239,21 @@ def _failing(asked: QueryCache) -> Iterator[str]:
         )
 
 
-def _unseen(remote: PrometheusSource, scraped: Mapping[str, Scrapes], asked: QueryCache) -> Iterator[str]:
+def _unseen(remote: PrometheusSource, scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
     """GPUs that are not seen, though those of others are, or seen without the reasons for which they throttle."""
-    ours, read = _having(LISTED, asked), _having(READ, asked)
+    ours, read = _having(LISTED, queries), _having(READ, queries)
     blind = scraped.keys() - ours - read
     if blind and not ours and remote.exists(DCGM):
         yield (
             f"dcgm-exporter's metrics are there, and nothing joins them with {_who(blind, scraped)}: load"
             " alerts/dcgm.yaml, and say in diag.toml, [site] gpu_join, which labels they share"
         )
-    elif ours | read and (without := blind - _having(EXPORTER, asked) - set().union(*_same(asked))):
+    elif ours | read and (without := blind - _having(EXPORTER, queries) - set().union(*_same(queries))):
         yield (
             f"GPUs not seen, though those of other servers are: {_who(without, scraped)}; scrape `diag exporter` there"
             " too, instead of vLLM"
         )
-    untold = read - ours - _having(THROTTLE, asked)
+    untold = read - ours - _having(THROTTLE, queries)
     if untold:
         yield (
             f"GPUs seen without the reasons for which they throttle: {_who(untold, scraped)}; dcgm-exporter leaves them"
@@ -261,8 +261,8 @@ def _unseen(remote: PrometheusSource, scraped: Mapping[str, Scrapes], asked: Que
         )
 
 
-def _several_api_servers(scraped: Mapping[str, Scrapes], asked: QueryCache) -> Iterator[str]:
-    several = _having(SERVES, asked) - _having(START, asked)
+def _several_api_servers(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
+    several = _having(SERVES, queries) - _having(START, queries)
     if several:
         yield (
             f"no {START}, so that a restart shows only by counters that fall: {_who(several, scraped)}; where the"

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diag.core.formatting import escaped, plural
 from diag.diagnosis.diagnose import RANK, Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
@@ -19,41 +20,45 @@ class FleetRow:
     verdict: str
     states: str
     incidents: str
-    since: str
+    when: str
+
+    @property
+    def summary(self) -> str:
+        """Its incidents or else the states of its engines, and when."""
+        return f"{self.incidents or self.states}  {self.when}".rstrip()
 
 
-def servers(report: Report, told: words.Told) -> list[FleetRow]:
+def servers(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
     """Every server, the worst first."""
     present: dict[str, list[Diagnosis]] = {}
-    for each in report.present:
-        if RANK[each.diagnosis.severity]:
-            present.setdefault(words.instance(each.diagnosis.subject), []).append(each.diagnosis)
+    for finding in report.present:
+        if RANK[finding.diagnosis.severity]:
+            present.setdefault(words.instance(finding.diagnosis.subject), []).append(finding.diagnosis)
     states: dict[str, list[str]] = {}
-    for state in report.progress:
-        states.setdefault(words.instance(state.subject), []).append(state.state)
-    lines = [
-        _server(name, present.get(name, []), states.get(name, ["gone"] if name in report.gone else []), told)
+    for progress in report.progress:
+        states.setdefault(words.instance(progress.subject), []).append(progress.state)
+    rows = [
+        _server(name, present.get(name, []), states.get(name, ["gone"] if name in report.gone else []), written_as)
         for name in words.instances(report)
     ]
-    return sorted(lines, key=lambda each: (VERDICTS.index(each.verdict), each.instance))
+    return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.instance))
 
 
-def _server(name: str, present: Sequence[Diagnosis], states: Sequence[str], told: words.Told) -> FleetRow:
-    worst = max((RANK[each.severity] for each in present), default=0)
-    calm = "unknown" if not states else "gone" if "gone" in states else "healthy"
-    verdict = (calm, "warning", "critical")[worst]
-    causes = [each for each in present if not each.explained_by]
+def _server(name: str, present: Sequence[Diagnosis], states: Sequence[str], written_as: words.TimeFormat) -> FleetRow:
+    worst = max((RANK[diagnosis.severity] for diagnosis in present), default=0)
+    without = "unknown" if not states else "gone" if "gone" in states else "healthy"
+    causes = [diagnosis for diagnosis in present if not diagnosis.explained_by]
     return FleetRow(
-        instance=words.printable(name),
-        verdict=verdict,
+        instance=escaped(name),
+        verdict=(without, "warning", "critical")[worst],
         states=", ".join(sorted(set(states))),
-        incidents=", ".join(dict.fromkeys(each.incident.id for each in causes)),
-        since=words.when(causes[0], told) if causes else "",
+        incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes)),
+        when=words.when(causes[0], written_as) if causes else "",
     )
 
 
-def counts(lines: Sequence[FleetRow]) -> str:
+def counts(rows: Sequence[FleetRow]) -> str:
     """How many servers have which verdict: "1,000 servers: 3 critical, 40 warning, 957 healthy"."""
-    by_verdict = Counter(each.verdict for each in lines)
-    told = ", ".join(f"{by_verdict[verdict]:,} {verdict}" for verdict in VERDICTS if by_verdict[verdict])
-    return f"{len(lines):,} servers: {told}"
+    by_verdict = Counter(row.verdict for row in rows)
+    verdicts = ", ".join(f"{by_verdict[verdict]:,} {verdict}" for verdict in VERDICTS if by_verdict[verdict])
+    return f"{plural(len(rows), 'server')}: {verdicts}"

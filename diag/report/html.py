@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from diag import __version__
+from diag.core.formatting import moment
 from diag.core.incident import Source
-from diag.diagnosis.diagnose import RANK, Diagnosis, Reading, against, says
+from diag.diagnosis.diagnose import RANK, Diagnosis, Reading
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet, svg
@@ -29,7 +30,7 @@ LEGEND = (
 
 def render(report: Report) -> str:
     """The report as one page, which is XML as well; one line break at its end."""
-    found = sorted(words.worth_telling(report), key=_weight)
+    found = sorted(words.detailed(report), key=_weight)
     anchors = {_anchor(each.diagnosis) for each in found}
     parts = [
         _verdict(report),
@@ -51,7 +52,7 @@ def _weight(finding: Finding) -> tuple[bool, int]:
 
 def _head(report: Report) -> str:
     seen = report.observed
-    title = f"{report.verdict}: {seen.target}, {words.moment(seen.end)}"
+    title = f"{report.verdict}: {seen.target}, {moment(seen.end)}"
     return element(
         "head",
         element("meta", charset="utf-8"),
@@ -64,11 +65,11 @@ def _head(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     """What is wrong, and what was looked at to say so."""
-    progress = words.restless(report)
+    progress = words.not_busy(report)
     return element(
         "header",
-        *map(_headline, words.headline(report, words.moment)),
-        element("p", escape(f"Looked at {words.looked_at(report, words.moment)}")),
+        *map(_headline, words.headline(report, moment)),
+        element("p", escape(f"Looked at {words.source(report, moment)}")),
         _items(map(escape, progress)),
     )
 
@@ -77,9 +78,9 @@ def _fleet(report: Report) -> str:
     """A line for each server of a fleet that is not healthy, the worst first."""
     if not words.is_fleet(report):
         return ""
-    lines = fleet.servers(report, words.moment)
+    lines = fleet.servers(report, moment)
     rows = [
-        [_badge(each.verdict), escape(each.instance), escape(each.states), escape(each.incidents), escape(each.since)]
+        [_badge(each.verdict), escape(each.instance), escape(each.states), escape(each.incidents), escape(each.when)]
         for each in lines
         if each.verdict != "healthy"
     ]
@@ -100,7 +101,7 @@ def _finding(finding: Finding, report: Report, anchors: Collection[str]) -> str:
     parts = [
         *_what(one),
         *(_evidence(each, one) for each in words.evidence(one)),
-        _list("Ruled out", (_told(each.looks_like, each.because) for each in one.refuted)),
+        _list("Ruled out", (_told(each.name, each.evidence) for each in one.refuted)),
         _list("Not ruled out", (_told(each.name, each.distinguish) for each in one.open)),
         _list("What follows from it", (_consequence(each, anchors) for each in words.consequences(finding, report))),
         *_actions(finding),
@@ -130,14 +131,13 @@ def _what(one: Diagnosis) -> list[str]:
 
 def _lasted(one: Diagnosis) -> str:
     """Since and until when; a page is read another day, when "now" is no more."""
-    until = words.moment(one.instants[-1] if one.until is None else one.until)
-    return f"{words.since(one.since, words.moment)}, {'still so' if one.ongoing else 'ended'} at {until}"
+    until = moment(one.instants[-1] if one.until is None else one.until)
+    return f"since {words.began([one], moment)}, {'ongoing' if one.ongoing else 'ended'} at {until}"
 
 
 def _evidence(reading: Reading, one: Diagnosis) -> str:
     condition = reading.condition
     value = reading.shown
-    unit = "" if condition.signal.unit == "ratio" else f" {condition.signal.unit}"
     promise = f" ({condition.limit} of the contract)" if isinstance(condition.limit, str) else ""
     told = element(
         "figcaption",
@@ -145,10 +145,9 @@ def _evidence(reading: Reading, one: Diagnosis) -> str:
         element(
             "p",
             element("b", escape(value)),
-            escape(unit),
-            element("span", escape(f" {against(reading)}{promise}"), class_="limit"),
+            element("span", escape(f" {reading.threshold}{promise}"), class_="limit"),
         ),
-        element("p", escape(says(reading))),
+        element("p", escape(reading.sentence)),
         element("p", "Why this limit: ", _why(condition.why), class_="why"),
     )
     return element("figure", told, svg.plot(reading, one))
@@ -214,8 +213,8 @@ def _timeline(report: Report, anchors: Collection[str]) -> str:
         [
             _link(each, anchors),
             escape(words.where(each)),
-            escape(words.since(each.since, words.moment).removeprefix("since ")),
-            escape("still so" if each.ongoing or each.until is None else words.moment(each.until)),
+            escape(words.began([each], moment)),
+            escape("still so" if each.ongoing or each.until is None else moment(each.until)),
             element("span", svg.bar(each, seen.start, seen.end), class_=each.severity),
         ]
         for each in found
@@ -242,8 +241,8 @@ def _absent_row(found: list[Diagnosis]) -> list[str]:
     return [
         escape(one.incident.id),
         escape(words.place(one.subject) + more),
-        escape(says(against_it)),
-        escape(against(against_it)),
+        escape(against_it.sentence),
+        escape(against_it.threshold),
         svg.spark(against_it, one),
     ]
 
@@ -253,7 +252,7 @@ def _rest(report: Report) -> list[str]:
     return [
         _absent(report),
         _list("What cannot be told", map(escape, (*report.blind, *words.undecided(report))), "h2"),
-        _list("What was not measured, and how to get it", map(escape, words.measure(report)), "h2"),
+        _list("What was not measured, and how to get it", map(escape, words.not_collected(report)), "h2"),
         _list("The contract", map(escape, report.contract), "h2"),
         _list("Notes", map(escape, report.observed.notes), "h2"),
         _list("Servers", map(escape, words.folded(list(report.observed.servers), MOST_SERVERS)), "h2"),

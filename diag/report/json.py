@@ -10,7 +10,7 @@ from typing import Any
 
 from diag import __version__
 from diag.core.subjects import Subject
-from diag.diagnosis.diagnose import Reading, says
+from diag.diagnosis.diagnose import Reading
 from diag.diagnosis.proposals import FlagChange, Proposal, Value
 from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
@@ -31,8 +31,7 @@ def document(report: Report) -> dict[str, Any]:
         "observed": _observed(report),
         "verdict": report.verdict,
         "progress": [
-            {"subject": _subject(each.subject), "state": each.state, "because": each.because}
-            for each in report.progress
+            {"subject": _subject(each.subject), "state": each.state, "because": each.reason} for each in report.progress
         ],
         "diagnoses": [_diagnosis(each) for each in report.findings],
         "contract": list(report.contract),
@@ -81,7 +80,7 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
         "ongoing": one.ongoing,
         "symptoms": [_reading(each) for each in one.symptoms],
         "supports": [_reading(each) for each in one.supports],
-        "refuted": [{"looks_like": each.looks_like, "because": each.because} for each in one.refuted],
+        "refuted": [{"looks_like": each.name, "because": each.evidence} for each in one.refuted],
         "not_ruled_out": [{"looks_like": each.name, "tell": each.distinguish} for each in one.open],
         "missing": list(one.missing),
         "fixes": [_fix(each) for each in finding.proposals],
@@ -98,8 +97,8 @@ def _reading(reading: Reading) -> dict[str, Any]:
         "limit": reading.limit,
         "holds": reading.holds,
         "unit": signal.unit,
-        "says": says(reading),
-        "which": list(reading.which),
+        "says": reading.sentence,
+        "which": list(reading.culprits),
     }
 
 

@@ -1,85 +1,92 @@
 """The report for a ticket or a chat: GitHub-flavoured Markdown."""
 
-from diag.diagnosis.diagnose import Diagnosis, Reading, against
+from collections.abc import Iterable, Sequence
+
+from diag.core.formatting import escaped
+from diag.diagnosis.diagnose import Reading
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet
 from diag.report import sentences as words
 
-SPECIAL = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#"})
+SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#"})
 
 
-def render(report: Report) -> str:
-    """The report as Markdown, one line break at its end."""
-    parts = [f"**{escape(line)}**" for line in words.headline(report, words.told(report))]
+def render(report: Report, verbose: bool = False) -> str:
+    """The report as Markdown, one line break at its end; `verbose` names the incidents that are absent or unknown."""
+    parts = [f"**{escape(line)}**" for line in words.headline(report, words.time_format(report))]
     parts += [_fleet(report)] if words.is_fleet(report) else []
-    for finding in words.worth_telling(report):
+    for finding in words.detailed(report):
         parts += _finding(finding, report)
-    return "\n\n".join([*parts, *_footer(report)]) + "\n"
+    return "\n\n".join([*parts, *_footer(report, verbose)]) + "\n"
 
 
 def escape(text: str) -> str:
     """Text that Markdown leaves alone and that breaks no table."""
-    return words.printable(text).translate(SPECIAL)
+    return escaped(text).translate(SPECIAL)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" if cells[0] != "---" else f"|{'|'.join(cells)}|" for cells in lines)
 
 
 def _fleet(report: Report) -> str:
-    lines = fleet.servers(report, words.told(report))
-    ill = [each for each in lines if each.verdict != "healthy"]
+    servers = fleet.servers(report, words.time_format(report))
     rows = [
-        f"| {each.verdict} | {escape(each.instance)} | {each.incidents or each.states} | {each.since} |" for each in ill
+        (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
+        for server in servers
+        if server.verdict != "healthy"
     ]
-    table = ["| verdict | server | incidents | since |", "|---|---|---|---|", *rows] if rows else []
-    return "\n".join([fleet.counts(lines), "", *table])
+    counts = fleet.counts(servers)
+    return f"{counts}\n\n{table(('verdict', 'server', 'incidents', 'when'), rows)}" if rows else f"{counts}\n"
 
 
 def _finding(finding: Finding, report: Report) -> list[str]:
-    one = finding.diagnosis
+    diagnosis = finding.diagnosis
+    when = words.when(diagnosis, words.time_format(report))
+    head = ("evidence", "value", "threshold", "holds")
     parts = [
-        f"## {escape(one.incident.title)}",
-        f"{one.severity}, {escape(words.place(one.subject))}, {words.when(one, words.told(report))}",
-        _table(one),
-        _list("Ruled out", [f"{each.looks_like}: {each.because}" for each in one.refuted]),
-        _list("Not ruled out", [f"{each.name}: {each.distinguish}" for each in one.open]),
-        _list("Follows", [each.incident.id for each in words.consequences(finding, report)]),
-        _list("Fixes", [_fix(each) for each in finding.proposals], raw=True),
-        f"Relaunch:\n\n```\n{words.printable(finding.relaunch)}\n```" if finding.relaunch else "",
+        f"## {escape(diagnosis.incident.title)}",
+        f"{diagnosis.severity}, {escape(words.place(diagnosis.subject))}, {when}",
+        table(head, [_row(reading) for reading in (*diagnosis.symptoms, *diagnosis.supports)]),
+        _list("Ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
+        _list("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
+        _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
+        _list("Fixes", [_fix(proposal) for proposal in finding.proposals], raw=True),
+        f"Relaunch:\n\n```\n{escaped(finding.relaunch)}\n```" if finding.relaunch else "",
     ]
     return [part for part in parts if part]
 
 
-def _table(one: Diagnosis) -> str:
-    rows = [_row(each) for each in (*one.symptoms, *one.supports)]
-    return "\n".join(["| signal | value | limit | holds |", "|---|---|---|---|", *rows])
-
-
-def _row(reading: Reading) -> str:
-    value = reading.shown
+def _row(reading: Reading) -> tuple[str, str, str, str]:
     holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
-    return f"| {escape(reading.condition.signal.name)} | {value} | {escape(against(reading))} | {holds} |"
+    return escape(reading.condition.signal.name), reading.shown, escape(reading.threshold), holds
 
 
-def _list(title: str, texts: list[str], *, raw: bool = False) -> str:
+def _list(title: str, texts: Sequence[str], *, raw: bool = False) -> str:
     lines = [f"- {text if raw else escape(text)}" for text in texts]
     return "\n".join([f"{title}:", "", *lines]) if lines else ""
 
 
 def _fix(proposal: Proposal) -> str:
     fix = proposal.fix
-    code = words.printable(words.change(proposal))
-    facts = (f"Effect: {fix.effect}.", fix.risk and f"Risk: {fix.risk}.", fix.rollback and f"Rollback: {fix.rollback}.")
-    needs = f"Needs: {', '.join(proposal.needs)}." if proposal.needs else ""
-    text = " ".join(escape(part) for part in (proposal.text, *facts, words.versions(proposal), needs) if part)
+    code = escaped(words.change(proposal))
+    facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
+    sentences = [f"{name}: {text}." for name, text in facts.items() if text]
+    parts = (proposal.text, *sentences, words.versions(proposal), words.needs(proposal))
+    text = " ".join(escape(part) for part in parts if part)
     return f"`{code}` {text}" if code else text
 
 
-def _footer(report: Report) -> list[str]:
+def _footer(report: Report, verbose: bool) -> list[str]:
     facts = {
-        "Looked at": [words.looked_at(report, words.told(report))],
-        "Checked": [words.checked(report)],
-        "Cannot tell": [*words.blind(report), *words.undecided(report)],
-        "Not measured": words.measure(report),
-        "Contract": list(report.contract),
+        "Source": [words.source(report, words.time_format(report))],
+        "Checked": words.checked(report, verbose),
+        "Unknown": [*words.blind(report), *(words.undecided(report) if verbose else [])],
+        "Not collected": words.not_collected(report),
+        "Thresholds": list(report.contract),
         "Notes": list(report.observed.notes),
     }
     return [_list(title, texts) for title, texts in facts.items() if texts]

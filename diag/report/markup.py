@@ -2,12 +2,12 @@
 
 import html
 
-from diag.report import sentences as words
+from diag.core.formatting import escaped
 
 
 def escape(text: str) -> str:
     """Text that a browser shows as it is, with what it would obey made visible."""
-    return html.escape(words.printable(text))
+    return html.escape(escaped(text))
 
 
 def element(tag: str, /, *inside: str, **attributes: object) -> str:

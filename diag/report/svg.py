@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from diag.core.formatting import number
-from diag.diagnosis.diagnose import Diagnosis, Reading, against, onset
+from diag.core.formatting import clock, moment, quantity
+from diag.diagnosis.diagnose import Diagnosis, Reading, onset
 from diag.report import sentences as words
 from diag.report.markup import element, escape
 
@@ -72,37 +72,37 @@ class Scale:
         return self.box.height - self.box.bottom
 
 
-def plot(reading: Reading, one: Diagnosis) -> str:
-    """The history around the incident, the limit, the side where the condition holds, and since when it does."""
-    points = _around(reading, one)
+def plot(reading: Reading, diagnosis: Diagnosis) -> str:
+    """The history around the incident, the threshold, the side where the condition holds, and since when it does."""
+    points = _around(reading, diagnosis)
     scale = _scale(PLOT, points, reading.limit)
     parts = [
         _shade(reading, scale),
         *_times(scale),
         *_values(points, reading.condition.signal.unit, scale),
-        _present(one, scale),
+        _present(diagnosis, scale),
         *_limit(reading, scale),
         _line(points, scale),
-        *_onset(reading, one, scale),
-        _reported(reading, one, scale),
+        *_onset(reading, diagnosis, scale),
+        _reported(reading, diagnosis, scale),
     ]
-    name = f"{reading.condition.signal.name}, {against(reading)}, over time"
+    name = f"{reading.condition.signal.name}, {reading.threshold}, over time"
     return _svg(PLOT, "plot", *parts, role="img", aria_label=name)
 
 
-def spark(reading: Reading, one: Diagnosis) -> str:
-    """The history and the limit alone, small enough for a row of a table."""
-    points = list(zip(one.instants, reading.history, strict=True))
+def spark(reading: Reading, diagnosis: Diagnosis) -> str:
+    """The history and the threshold alone, small enough for a row of a table."""
+    points = list(zip(diagnosis.instants, reading.history, strict=True))
     scale = _scale(SPARK, points, reading.limit)
     limit = _horizontal(scale.y(reading.limit), scale, "limit")
     return _svg(SPARK, "spark", limit, _line(points, scale), aria_hidden="true")
 
 
-def bar(one: Diagnosis, start: float, end: float) -> str:
-    """When an incident was present within the span that was looked at."""
+def bar(diagnosis: Diagnosis, start: float, end: float) -> str:
+    """When an incident was present within the span that was observed."""
     scale = Scale(BAR, start, end)
     track = element("rect", class_="track", width=BAR.width, height=BAR.height, rx=2)
-    return _svg(BAR, "bar", track, _span(one, scale, 0, BAR.height), aria_hidden="true")
+    return _svg(BAR, "bar", track, _span(diagnosis, scale, 0, BAR.height), aria_hidden="true")
 
 
 def thin(points: Points, scale: Scale) -> list[list[Point]]:
@@ -111,32 +111,32 @@ def thin(points: Points, scale: Scale) -> list[list[Point]]:
     A hole that begins and ends inside one column is too narrow to be drawn.
     """
     strokes: list[list[Point]] = [[]]
-    for _, group in groupby(points, key=lambda each: round(scale.x(each[0]))):
+    for _, group in groupby(points, key=lambda point: round(scale.x(point[0]))):
         column = list(group)
         strokes += [[]] if column[0][1] is None else []
         strokes[-1] += _extremes([(unix, value) for unix, value in column if value is not None])
         strokes += [[]] if column[-1][1] is None else []
-    return [each for each in strokes if each]
+    return [stroke for stroke in strokes if stroke]
 
 
 def _extremes(points: list[Point]) -> list[Point]:
-    by_value = sorted(points, key=lambda each: each[1])
+    by_value = sorted(points, key=lambda point: point[1])
     return sorted({*by_value[:1], *by_value[-1:]})
 
 
-def _around(reading: Reading, one: Diagnosis) -> Points:
+def _around(reading: Reading, diagnosis: Diagnosis) -> Points:
     """The history from some time before the incident to some time after it."""
-    begin = one.instants[0] if one.since is None else one.since
-    end = one.instants[-1] if one.until is None else one.until
+    begin = diagnosis.instants[0] if diagnosis.since is None else diagnosis.since
+    end = diagnosis.instants[-1] if diagnosis.until is None else diagnosis.until
     room = max(ROOM * (end - begin), LEAST_ROOM)
-    points = zip(one.instants, reading.history, strict=True)
+    points = zip(diagnosis.instants, reading.history, strict=True)
     return [(unix, value) for unix, value in points if begin - room <= unix <= end + room]
 
 
 def _scale(box: Box, points: Points, limit: float) -> Scale:
     """All that is drawn lies within, with some room above and below."""
-    told = (each for each in (*(value for _, value in points), limit) if each is not None)
-    known = [each for each in told if math.isfinite(each)] or [0.0]
+    drawn = (*(value for _, value in points), limit)
+    known = [value for value in drawn if value is not None and math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
     room = (high - low) * 0.1 or abs(high) * 0.1 or 1.0
     return Scale(box, points[0][0], points[-1][0], low - room, high + room)
@@ -146,7 +146,7 @@ def _scale(box: Box, points: Points, limit: float) -> Scale:
 
 
 def _shade(reading: Reading, scale: Scale) -> str:
-    """The side of the limit where the condition holds."""
+    """The side of the threshold where the condition holds."""
     limit = scale.y(reading.limit)
     sides = {">": (scale.box.top, limit), "<": (limit, scale.bottom), "=": (limit - 2, limit + 2)}
     top, bottom = sides[reading.condition.op[0]]
@@ -156,19 +156,18 @@ def _shade(reading: Reading, scale: Scale) -> str:
 def _limit(reading: Reading, scale: Scale) -> Iterator[str]:
     y = scale.y(reading.limit)
     yield _horizontal(y, scale, "limit")
-    yield _text(against(reading), scale.right + 6, y + 4, "limit")
+    yield _text(reading.threshold, scale.right + 6, y + 4, "limit")
 
 
 def _values(points: Points, unit: str, scale: Scale) -> Iterator[str]:
-    """The least and the most value at their heights, or one below the other where these are too close; the unit."""
+    """The least and the most value at their heights, or one below the other where these are too close."""
     known = [value for _, value in points if value is not None]
-    yield _text(unit, scale.box.left - 6, scale.box.top - 8, "end")
     if not known:
         return
     most = scale.y(max(known)) + 4
-    yield _text(number(max(known)), scale.box.left - 6, most, "end")
+    yield _text(quantity(max(known), unit), scale.box.left - 6, most, "end")
     if min(known) < max(known):
-        yield _text(number(min(known)), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
+        yield _text(quantity(min(known), unit), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
 
 
 def _times(scale: Scale) -> Iterator[str]:
@@ -176,21 +175,21 @@ def _times(scale: Scale) -> Iterator[str]:
     base = scale.box.height - 8
     yield _horizontal(scale.bottom, scale, "axis")
     if scale.start == scale.end:
-        yield _text(words.moment(scale.start), scale.x(scale.start), base, "middle")
+        yield _text(moment(scale.start), scale.x(scale.start), base, "middle")
         return
-    first = words.moment(scale.start).removesuffix(" UTC")
-    same_day = _clock(scale) is words.clock
+    first = moment(scale.start).removesuffix(" UTC")
+    same_day = _time_format(scale) is clock
     yield _text(first, scale.box.left, base, "start")
-    yield _text(_clock(scale)(scale.end), scale.right, base, "end")
-    step = next((each for each in STEPS if scale.end - scale.start <= each * MARKS), STEPS[-1])
+    yield _text(_time_format(scale)(scale.end), scale.right, base, "end")
+    step = next((step for step in STEPS if scale.end - scale.start <= step * MARKS), STEPS[-1])
     for unix in range(math.ceil(scale.start / step) * step, math.ceil(scale.end), step):
         yield from _mark(unix, step, scale, 80 if same_day else 140)
 
 
-def _clock(scale: Scale) -> words.Told:
-    """How to tell a time on this axis: the date goes without saying within one day."""
-    one_day = words.moment(scale.start).split()[0] == words.moment(scale.end).split()[0]
-    return words.clock if one_day else words.moment
+def _time_format(scale: Scale) -> words.TimeFormat:
+    """How a time on this axis is written: the date goes without saying within one day."""
+    one_day = moment(scale.start).split()[0] == moment(scale.end).split()[0]
+    return clock if one_day else moment
 
 
 def _mark(unix: int, step: int, scale: Scale, room: int) -> Iterator[str]:
@@ -203,13 +202,13 @@ def _mark(unix: int, step: int, scale: Scale, room: int) -> Iterator[str]:
         yield _text(label, x, scale.box.height - 8, "middle")
 
 
-def _present(one: Diagnosis, scale: Scale) -> str:
+def _present(diagnosis: Diagnosis, scale: Scale) -> str:
     """On the axis: from when to when the incident as a whole was present."""
-    return _span(one, scale, scale.bottom - 2, scale.bottom + 2)
+    return _span(diagnosis, scale, scale.bottom - 2, scale.bottom + 2)
 
 
 def _line(points: Points, scale: Scale) -> str:
-    return element("path", class_="line", d="".join(_stroke(each, scale) for each in thin(points, scale)))
+    return element("path", class_="line", d="".join(_stroke(stroke, scale) for stroke in thin(points, scale)))
 
 
 def _stroke(points: list[Point], scale: Scale) -> str:
@@ -218,22 +217,23 @@ def _stroke(points: list[Point], scale: Scale) -> str:
     return f"M{pairs}" if len(points) > 1 else f"M{pairs}h0"
 
 
-def _onset(reading: Reading, one: Diagnosis, scale: Scale) -> Iterator[str]:
-    began = onset(reading, one)
+def _onset(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> Iterator[str]:
+    began = onset(reading, diagnosis)
     if began is None:
         return
     x = scale.x(max(began, scale.start))
-    label = words.since(began if began > one.instants[0] else None, _clock(scale))
+    start = _time_format(scale)(began)
+    label = f"since {start}" if began > diagnosis.instants[0] else f"since before {start}"
     anchor = "start" if x < scale.box.width / 3 else "end" if x > scale.box.width * 2 / 3 else "middle"
     yield _vertical(x, scale, "onset")
     yield _text(label, x, scale.box.top - 8, f"onset {anchor}")
 
 
-def _reported(reading: Reading, one: Diagnosis, scale: Scale) -> str:
+def _reported(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> str:
     """A dot at the value that is printed."""
-    if reading.value is None or one.until is None:
+    if reading.value is None or diagnosis.until is None:
         return ""
-    x, y = _number(scale.x(one.until)), _number(scale.y(reading.value))
+    x, y = _number(scale.x(diagnosis.until)), _number(scale.y(reading.value))
     return element("circle", class_="reported", cx=x, cy=y, r=3.5)
 
 
@@ -244,10 +244,10 @@ def _svg(box: Box, class_: str, *parts: str, **attributes: object) -> str:
     return element("svg", *parts, class_=class_, viewBox=f"0 0 {box.width} {box.height}", **attributes)
 
 
-def _span(one: Diagnosis, scale: Scale, top: float, bottom: float) -> str:
+def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> str:
     """From `since` to `until`; an incident of one instant can be seen as well."""
-    left = scale.x(scale.start if one.since is None else one.since)
-    right = scale.x(scale.end if one.until is None else one.until)
+    left = scale.x(scale.start if diagnosis.since is None else diagnosis.since)
+    right = scale.x(scale.end if diagnosis.until is None else diagnosis.until)
     left = min(left, right - 3)
     return _rect("present", max(left, scale.box.left), top, right, bottom)
 

@@ -4,7 +4,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from diag.core.formatting import number
+from diag.core.formatting import listed, moment, number
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
@@ -113,7 +113,7 @@ def _change(each: SettingChange) -> str:
 
 def _unknown(server: ServerComparison) -> list[str]:
     names = [words.printable(each.name) for each in server.changes if not each.known]
-    told = f"whether these changed, which one side does not publish: {words.listed(names, 8)}"
+    told = f"whether these changed, which one side does not publish: {listed(names, 8)}"
     return [f"{told}; --launch names the command"] if names else []
 
 
@@ -193,7 +193,7 @@ def terminal(found: Verification) -> str:
             if label == "that is":
                 lines += _table("signals", _signals(server))
                 lines += _table("users feel", _felt(server))
-    looks = [f"{when} {words.looked_at(each, words.moment)}" for when, each in _sides(found)]
+    looks = [f"{when} {words.looked_at(each, moment)}" for when, each in _sides(found)]
     return "\n".join([*lines, "", *_labelled("looked at", looks)]) + "\n"
 
 
@@ -228,7 +228,7 @@ def markdown(found: Verification) -> str:
         parts += [_listed(label, texts) for label, texts in _facts(server) if texts]
         parts += [_rows("signal", rows)] if (rows := _signals(server)) else []
         parts += [_rows("users feel", _felt(server))]
-    looks = [f"{when} {words.looked_at(each, words.moment)}" for when, each in _sides(found)]
+    looks = [f"{when} {words.looked_at(each, moment)}" for when, each in _sides(found)]
     return "\n\n".join([*parts, _listed("looked at", looks)]) + "\n"
 
 

@@ -1,36 +1,36 @@
-"""What a watch tells: how it is at first, then a line for whatever begins or ends."""
+"""What a watch prints: the state at first, then a line for whatever begins or ends."""
 
-from diag.diagnosis.diagnose import says
+from diag.core.formatting import moment
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transition
 from diag.report import sentences as words
 
-GONE = ": its server is no longer there, which cures nothing"
+GONE = ": its server is no longer there, so this does not mean that it was fixed"
 
 
 def first(report: Report) -> str:
-    """How it is at the first look."""
-    return "".join(_line(report.observed.end, each) for each in words.headline(report, words.moment))
+    """The state at the first observation."""
+    return "".join(_line(report.observed.end, head) for head in words.headline(report, moment))
 
 
 def line(change: Transition) -> str:
-    """One change; of what holds, what shows it and what users notice."""
-    one = change.diagnosis
-    shown = f": {says(one.symptoms[0])}; {one.incident.impact}"
-    rest = shown if change.what != "ended" else GONE if change.gone else ""
-    what = f"{one.severity.upper()} {one.incident.id} on {words.where(one)}"
+    """One change; of what holds, the evidence and the impact."""
+    diagnosis = change.diagnosis
+    holds = f": {diagnosis.symptoms[0].sentence}; {diagnosis.incident.impact}"
+    rest = holds if change.what != "ended" else GONE if change.gone else ""
+    what = f"{diagnosis.severity.upper()} {diagnosis.incident.id} on {words.where(diagnosis)}"
     return _line(change.at, f"{change.what:<6}  {what}{rest}")
 
 
 def lost(error: str, at: float) -> str:
-    """Nothing can be looked at."""
-    return _line(at, f"cannot look: {error}")
+    """Nothing can be observed."""
+    return _line(at, f"cannot be observed: {error}")
 
 
 def found(report: Report) -> str:
-    """It can be looked at again, and how it is by now."""
-    return "".join(_line(report.observed.end, f"looks again: {each}") for each in words.headline(report, words.moment))
+    """It can be observed again, and its state by now."""
+    return "".join(_line(report.observed.end, f"observed again: {head}") for head in words.headline(report, moment))
 
 
 def _line(at: float, text: str) -> str:
-    return f"{words.moment(at)}  {text}\n"
+    return f"{moment(at)}  {text}\n"

@@ -44,11 +44,11 @@ def _when(scrapes: Sequence[Scrape], failed: Sequence[Scrape]) -> str:
     if len(failed) == len(scrapes):
         return "all of them"
     if len(failed) == 1:
-        return f"at {clock(first.at)}"
+        return f"at {clock(first.at / 1000)}"
     unbroken = len(failed) == sum(first.at <= each.at <= last.at for each in scrapes)
     if unbroken and last is scrapes[-1]:
-        return f"from {clock(first.at)} on"
-    return f"{'' if unbroken else 'now and then '}from {clock(first.at)} to {clock(last.at)}"
+        return f"from {clock(first.at / 1000)} on"
+    return f"{'' if unbroken else 'now and then '}from {clock(first.at / 1000)} to {clock(last.at / 1000)}"
 
 
 def _order(table: ScrapeTable) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _counters(table: ScrapeTable) -> list[int]:
 
 def _at(sentence: str, times: Millis) -> Iterator[str]:
     if len(times):
-        yield sentence.format(listed([clock(int(each)) for each in times]))
+        yield sentence.format(listed([clock(int(each) / 1000) for each in times]))
 
 
 def _models(table: ScrapeTable) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _models(table: ScrapeTable) -> Iterator[str]:
     for (_, before), (at, after) in pairwise(seen):
         if before != after:
             change = f"from {printable(', '.join(before))} to {printable(', '.join(after))}"
-            yield f"the served model of {printable(table.instance)} changed {change} at {clock(at)}"
+            yield f"the served model of {printable(table.instance)} changed {change} at {clock(at / 1000)}"
 
 
 def _faults(table: ScrapeTable) -> Iterator[str]:

@@ -179,7 +179,7 @@ def _down(after: Snapshot, new: str, earlier: Load) -> str:
     ill = [each for each in states if each.state in ("dead", "starting", "stalled")]
     if not ill and earlier.served and all(each.state == "idle" for each in states):
         ill = states
-    return f"the server is {ill[0].state} after: {ill[0].because}" if ill else ""
+    return f"the server is {ill[0].state} after: {ill[0].reason}" if ill else ""
 
 
 def _unlike(one: tuple[Snapshot, str], other: tuple[Snapshot, str], loads: Sequence[Load]) -> Iterator[str]:

@@ -78,9 +78,9 @@ def load(side: Snapshot, instance: str) -> Load:
     answered = any((side.value(each.promql, instance) or 0) > 0 for each in (serves, other_page))
     if not len(seen):
         return Load(None, False, None, 0.0, Lengths(), Lengths(), 0.0, answered)
-    known, times = row[seen], side.asked.answers.instants[seen]
+    known, times = row[seen], side.asked.source.instants[seen]
     mean, lasted = float(known.mean()), float(times[-1] - times[0]) / 1000
-    seconds = lasted + side.asked.answers.interval
+    seconds = lasted + side.asked.source.interval
     finished = (side.value(FINISHED, instance) or 0.0) * lasted / seconds
     return Load(
         in_flight=mean,

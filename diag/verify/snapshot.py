@@ -40,7 +40,7 @@ class Snapshot:
 
     def scraped(self, promql: str, instance: str) -> Floats:
         """The value at every scrape, NaN where it failed; for an expression over samples of one interval."""
-        times = self.asked.answers.instants
+        times = self.asked.source.instants
         rows = self.asked.ask(promql, INSTANCE, self.asked.holding(0.0), times)
         return rows.get((("instance", instance),), np.full(len(times), np.nan))
 

@@ -12,10 +12,10 @@ from support.paths import RECORDINGS
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
-from diag.diagnosis.diagnose import Diagnosis, Reading, against
+from diag.core.formatting import moment
+from diag.diagnosis.diagnose import Diagnosis, Reading
 from diag.diagnosis.report import Finding, Report
 from diag.report import html, svg
-from diag.report import sentences as words
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31mred\u202e"
 SHOWN = "<script>alert(1)</script>\"'&\\x1b[31mred\\u202e"
@@ -72,7 +72,7 @@ def test_every_row_of_evidence_is_plotted_with_its_limit() -> None:
         figures = list(section(root, finding.diagnosis).iter("figure"))
         assert [figure.findtext(".//h3") for figure in figures] == [r.condition.signal.name for r in evidence(finding)]
         for figure, reading in zip(figures, evidence(finding), strict=True):
-            assert [text(each) for each in with_class(figure, "text", "limit")] == [against(reading)]
+            assert [text(each) for each in with_class(figure, "text", "limit")] == [reading.threshold]
             assert all(each.get("d") for each in with_class(figure, "path", "line"))
 
 
@@ -123,7 +123,7 @@ def hostile(report: Report) -> Report:
     first, *rest = report.findings
     one = first.diagnosis
     subject = (("engine", "0"), ("instance", HOSTILE))
-    symptoms = tuple(replace(each, which=(HOSTILE,)) for each in one.symptoms)
+    symptoms = tuple(replace(each, culprits=(HOSTILE,)) for each in one.symptoms)
     proposals = tuple(replace(each, name=HOSTILE) for each in first.proposals)
     bad = replace(first, diagnosis=replace(one, subject=subject, symptoms=symptoms), proposals=proposals)
     return replace(
@@ -220,8 +220,8 @@ def test_a_plot_shows_what_is_around_the_incident() -> None:
     told = replace(day, since=instants[600], until=instants[660])
     plot = ElementTree.fromstring(svg.plot(told.symptoms[0], told))
     drawn = [each.text for each in plot.iter() if each.text]
-    assert words.moment(instants[600 - 180]).removesuffix(" UTC") in drawn
-    assert words.moment(instants[0]).removesuffix(" UTC") not in drawn
+    assert moment(instants[600 - 180]).removesuffix(" UTC") in drawn
+    assert moment(instants[0]).removesuffix(" UTC") not in drawn
 
 
 @pytest.mark.parametrize("value", [0.0, 0.9, 1e300])

@@ -38,5 +38,6 @@ class WatchClock:
         way = "back" if jump < 0 else "forward"
         seconds = f"{abs(jump) / 1000:.1f} s"
         self.jumps.append(
-            f"the clock jumped {way} by {seconds} at {clock(millis)}; the times of the scrapes go on as if it had not"
+            f"the clock jumped {way} by {seconds} at {clock(millis / 1000)}; the times of the scrapes continue as if it"
+            " had not"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from diag.core.errors import BadUsage
-from diag.core.formatting import clock, printable
+from diag.core.formatting import moment, printable
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
@@ -28,12 +28,12 @@ class TimeSpan:
         """First and last millisecond; BadUsage where there is nothing between them."""
         if self.at and (self.since or self.until):
             raise BadUsage("--at looks back over --window, --from and --to name both ends: choose one")
-        end = moment(self.at or self.until, now) if self.at or self.until else now
-        start = moment(self.since, now) if self.since else max(0, end - round(duration(self.window) * 1000))
+        end = parse_time(self.at or self.until, now) if self.at or self.until else now
+        start = parse_time(self.since, now) if self.since else max(0, end - round(duration(self.window) * 1000))
         if start > now:
-            raise BadUsage(f"{clock(start, day=True)} is in the future: the server's clock says {clock(now, day=True)}")
+            raise BadUsage(f"{moment(start / 1000)} is in the future: the server's clock says {moment(now / 1000)}")
         if start >= end:
-            raise BadUsage(f"there is no time between {clock(start, day=True)} and {clock(end, day=True)}")
+            raise BadUsage(f"there is no time between {moment(start / 1000)} and {moment(end / 1000)}")
         return start, min(end, now)
 
 
@@ -58,7 +58,7 @@ class Scope:
         return bool(self.instances or self.jobs) and not self.models
 
 
-def moment(text: str, now: int) -> int:
+def parse_time(text: str, now: int) -> int:
     """Unix milliseconds; a duration with a minus counts back from `now`."""
     if text.startswith("-"):
         return max(0, now - round(duration(text[1:]) * 1000))

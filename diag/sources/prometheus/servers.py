@@ -10,7 +10,7 @@ from threading import Lock
 import numpy as np
 
 from diag.core.errors import BadUsage, Unreachable, Unsupported
-from diag.core.formatting import clock, listed, plural, printable
+from diag.core.formatting import listed, moment, plural, printable
 from diag.core.incident import regroup
 from diag.core.subjects import Floats, Instants, Subject
 from diag.http.session import Refused
@@ -120,7 +120,7 @@ class PrometheusSource:
         return "/".join(labels.get(each, "") for each in self._labels).strip("/")
 
     def _nobody(self, scope: Scope) -> str:
-        span = f"between {clock(self.start, day=True)} and {clock(self.end, day=True)}"
+        span = f"between {moment(self.start / 1000)} and {moment(self.end / 1000)}"
         others = self._found(Scope(scope.span), self.start) if scope != Scope(scope.span) else {}
         if others:
             some = listed([_told(*each) for each in others.items()])
@@ -166,7 +166,7 @@ class PrometheusSource:
 
     def _not_scraped(self) -> str:
         who = f"{listed(list(map(printable, self.members)))} {'was' if len(self.members) == 1 else 'were'}"
-        span = f"between {clock(self.start, day=True)} and {clock(self.end, day=True)}"
+        span = f"between {moment(self.start / 1000)} and {moment(self.end / 1000)}"
         return f"{self._prometheus.shown}: {who} there within a day, but not scraped {span}; is the time right?"
 
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from diag.core.errors import BadRecording
-from diag.core.formatting import clock, plural, printable
+from diag.core.formatting import moment, plural, printable
 from diag.exposition.lines import MOST_BYTES
 from diag.exposition.scrapes import Target
 from diag.http.gunzip import STEP, Gunzip
@@ -122,7 +122,7 @@ class _Gathered:
             yield f"only the first {MOST_SCRAPES:,} scrapes were judged"
         last = max(scrape.at for each in self.targets.values() for scrape in each.scrapes)
         if last > time.time() * 1000 + _DAY:
-            yield f"the last scrape is dated in the future ({clock(last, day=True)}): a clock was wrong"
+            yield f"the last scrape is dated in the future ({moment(last / 1000)}): a clock was wrong"
 
     def add(self, section: bytes, too_big: bool) -> None:
         """Add one header line and the page below it."""
