@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from diag.exposition.lines import NotMetrics
 from diag.exposition.page import Page, Parser
-from diag.promql import STALE, Labels
+from diag.promql import STALE, Labels, distinct
 
 Floats = NDArray[np.float64]
 Millis = NDArray[np.int64]
@@ -112,7 +112,7 @@ def median_interval(tables: Sequence[ScrapeTable], otherwise: float) -> float:
 
 def rounds(tables: Sequence[ScrapeTable], interval: float) -> Millis:
     """One instant for each round over all targets: back from the last scrape, in steps of at least 3/4 interval."""
-    times = np.unique(np.concatenate([each.times for each in tables]))
+    times = distinct(np.concatenate([each.times for each in tables]))
     apart = max(1, round(750 * interval))
     chosen = [int(times[-1])]
     while (before := int(np.searchsorted(times, chosen[-1] - apart, side="right"))) > 0:

@@ -8,7 +8,7 @@ from diag.promql.evaluate import Evaluator, evaluate
 from diag.promql.facts import instant_selectors, metric_names, output_labels
 from diag.promql.nodes import Expression
 from diag.promql.parse import parse, pretty
-from diag.promql.samples import STALE, Block, Labels, Samples, is_stale
+from diag.promql.samples import STALE, Block, Labels, Samples, distinct, is_stale
 from diag.promql.vector import Vector
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Samples",
     "Vector",
     "add_matchers",
+    "distinct",
     "evaluate",
     "instant_selectors",
     "is_stale",

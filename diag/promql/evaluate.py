@@ -22,7 +22,7 @@ from diag.promql.nodes import (
 )
 from diag.promql.parse import parse
 from diag.promql.range_functions import RANGE_FUNCTIONS, over_windows
-from diag.promql.samples import Block, Millis, Samples, without_holes
+from diag.promql.samples import Block, Millis, Samples, distinct, without_holes
 from diag.promql.selectors import instant_vector, pinned_labels, timestamps
 from diag.promql.vector import Vector, nameless, scalar, stack
 from diag.promql.windows import Spans
@@ -156,9 +156,8 @@ def _steps(ends: Millis, span: int, step: int) -> Millis:
     """Return the multiples of `step` in the windows (end - span, end]."""
     first, last = (ends - span) // step + 1, ends // step
     counts = np.maximum(last - first + 1, 0)
-    return (
-        np.unique(np.concatenate([np.arange(f, f + n) for f, n in zip(first, counts, strict=True)] or [first])) * step
-    )
+    steps = [np.arange(start, start + count) for start, count in zip(first, counts, strict=True)]
+    return distinct(np.concatenate(steps or [first])) * step
 
 
 def _negated(vector: Vector) -> Vector:

@@ -24,6 +24,13 @@ def is_stale(values: Floats) -> Bools:
     return stale
 
 
+def distinct(times: Millis) -> Millis:
+    """Sort times and keep one of equal ones; np.unique would load numpy.ma for it, a hundredth of a second."""
+    ordered = np.sort(times)
+    first: Bools = np.concatenate([[True], ordered[1:] != ordered[:-1]])[: ordered.size]
+    return ordered[first]
+
+
 @dataclass(frozen=True)
 class Block:
     """Series that share their sample times, as one scrape target's do.
