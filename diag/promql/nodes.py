@@ -39,7 +39,10 @@ class String:
 
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """An instant vector selector; the metric's name is the matcher of __name__."""
+    """An instant vector selector; the metric's name is the matcher of __name__.
+
+    text: how a selector without a metric's name is written; of any other its name.
+    """
 
     matchers: tuple[Matcher, ...]
     offset: int

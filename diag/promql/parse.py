@@ -93,7 +93,7 @@ def _selector(tree: ast.VectorSelector) -> nodes.Selector:
     for matcher in matchers:
         if matcher.op in ("=~", "!~"):
             _check_pattern(matcher.value)
-    return _only(nodes.Selector, tuple(matchers), _millis(tree.offset), str(tree))
+    return _only(nodes.Selector, tuple(matchers), _millis(tree.offset), str(tree) if tree.name is None else tree.name)
 
 
 def _subquery(tree: ast.SubqueryExpr) -> nodes.Subquery:

@@ -22,6 +22,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL | re.ASCII)
 
 
+@lru_cache(maxsize=1024)
 def refusal(pattern: str) -> str | None:
     """Say which part of a valid RE2 pattern is not supported; None when all of it is."""
     for unlike, what in _READ_DIFFERENTLY:
