@@ -1,4 +1,4 @@
-"""The fixes that our incidents share."""
+"""The fixes that several incidents share."""
 
 from diag.core.incident import Fix, documented, judged, measured
 from diag.knowledge.signals.engine import (
@@ -16,20 +16,20 @@ QUANTIZED_KV = "https://docs.vllm.ai/en/latest/features/quantization/quantized_k
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 
 FP8_HARDWARE = gpu_compute_capability_has_fp8.at_least(
-    1, documented("needs hardware FP8 and an attention backend that reads it", QUANTIZED_KV)
+    1, documented("FP8 needs hardware support and an attention backend that reads it", QUANTIZED_KV)
 )
 MORE_KV_CAPACITY = (
     Fix(
         flag="--num-gpu-blocks-override",
-        change="Let vLLM size the KV pool from the memory it has: the pool is as small as it is by order.",
-        effect="the KV pool grows to what --gpu-memory-utilization allows; waiting and preemptions fall",
+        change="Let vLLM size the KV cache from free memory: its size is pinned by --num-gpu-blocks-override.",
+        effect="the KV cache grows to what --gpu-memory-utilization allows; queue time and preemptions fall",
         only_if=(
             unless_unset("num_gpu_blocks_override").at_least(1, documented("unset by default", CONSERVING_MEMORY)),
         ),
-        risk="none known: vLLM profiles the memory at start and refuses what does not fit",
+        risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
         rollback="set the override again and restart",
         why=measured(
-            "a pool four times as large: 0 preemptions, TTFT 4.5 -> 0.025 s, 1.5 to 2.3 times the output",
+            "a KV cache 4 times as large: 0 preemptions, TTFT 4.5 s -> 25 ms, 1.5 to 2.3 times the throughput",
             "kv_cascade_base",
         ),
     ),
@@ -40,52 +40,59 @@ MORE_KV_CAPACITY = (
         least=0.05,
         most=0.95,
         direction="raise",
-        change="Give vLLM the memory that is free on the GPU, but for 5 % of it.",
-        effect="the KV pool grows by the memory gained",
+        change="Give vLLM the free memory of the GPU, except for a reserve of 5 %.",
+        effect="the KV cache grows by the memory gained",
         only_if=(
-            gpu_memory_free_share.above(0.06, judged("leave room for graphs, NCCL and fragmentation")),
-            host_memory_of_others.at_most(0.02, judged("what another program frees it will want again")),
-            unless_unset("kv_cache_memory_bytes").at_most(0, documented("overrides the share", CONSERVING_MEMORY)),
+            gpu_memory_free_share.above(0.06, judged("CUDA graphs, NCCL and fragmentation need a reserve")),
+            host_memory_of_others.at_most(
+                0.02, judged("memory that another process has freed will be allocated again")
+            ),
+            unless_unset("kv_cache_memory_bytes").at_most(
+                0, documented("it overrides --gpu-memory-utilization", CONSERVING_MEMORY)
+            ),
         ),
-        risk="out of memory at start-up or under load when something else uses the GPU",
+        risk="out of memory at start-up or under load if another process uses the GPU",
         rollback="set the old value again and restart",
-        why=documented("the fraction of GPU memory for the model executor", CONSERVING_MEMORY),
+        why=documented("it is the fraction of GPU memory for the model executor", CONSERVING_MEMORY),
     ),
     Fix(
         flag="--kv-cache-memory-bytes",
         value=kv_bytes_with_free_memory,
         direction="raise",
-        change="Give the KV pool the memory that is free on the GPU, but for 5 % of it: its size is set by order.",
-        effect="the KV pool grows by the memory gained",
+        change="Give the KV cache the free memory of the GPU, except for a reserve of 5 %: its size is pinned by this "
+        "flag.",
+        effect="the KV cache grows by the memory gained",
         only_if=(
             unless_unset("kv_cache_memory_bytes").at_least(1, documented("unset by default", CONSERVING_MEMORY)),
-            gpu_memory_free_share.above(0.06, judged("leave room for graphs, NCCL and fragmentation")),
-            host_memory_of_others.at_most(0.02, judged("what another program frees it will want again")),
+            gpu_memory_free_share.above(0.06, judged("CUDA graphs, NCCL and fragmentation need a reserve")),
+            host_memory_of_others.at_most(
+                0.02, judged("memory that another process has freed will be allocated again")
+            ),
         ),
-        risk="out of memory at start-up or under load when something else uses the GPU",
+        risk="out of memory at start-up or under load if another process uses the GPU",
         rollback="set the old size again and restart",
-        why=documented("the size of the KV cache of each GPU, in bytes", CONSERVING_MEMORY),
+        why=documented("it is the KV cache size per GPU, in bytes", CONSERVING_MEMORY),
     ),
     Fix(
         flag="--kv-cache-dtype",
         value="fp8",
-        change="Store the KV cache in FP8: the same memory holds about twice the tokens.",
-        effect="requests the KV pool holds double; waiting and preemptions fall",
+        change="Store the KV cache in FP8: the same memory holds about twice as many tokens.",
+        effect="twice as many requests fit the KV cache; queue time and preemptions fall",
         only_if=(
             FP8_HARDWARE,
-            kv_cache_is_fp8.at_most(0, documented("nothing is gained twice", QUANTIZED_KV)),
+            kv_cache_is_fp8.at_most(0, documented("a cache that is quantized already gains nothing", QUANTIZED_KV)),
         ),
-        risk="a small loss of accuracy: evaluate your model; the attention backend must support it",
+        risk="a small loss of accuracy (evaluate your model); the attention backend must support FP8",
         rollback="--kv-cache-dtype auto and restart",
-        why=documented("half the bytes per token of a 16-bit cache", QUANTIZED_KV),
+        why=documented("it takes half the bytes per token of a 16-bit cache", QUANTIZED_KV),
     ),
     Fix(
-        change="Run {value} replicas of it: each request then meets a pool that is less contended.",
+        change="Run {value} replicas, so that fewer requests share each KV cache.",
         value=replicas_that_hold_all,
         rounding="up",
         least=2,
-        effect="waiting and KV usage fall on every replica",
+        effect="queue time and KV cache usage fall on every replica",
         restart=False,
-        why=measured("capacity is the one real cure", "kv_cascade_base"),
+        why=measured("more capacity is what ends the preemptions", "kv_cascade_base"),
     ),
 )

@@ -104,7 +104,7 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
     assert held_back
     assert "contract_breached" not in {each["labels"]["incident"] for each in arrived}
     annotations = page[0]["annotations"]
-    assert annotations["summary"] == "KV-cache evictions feed on themselves on h:1 engine 0"
+    assert annotations["summary"] == "KV-cache preemption cascade on h:1 engine 0"
     assert annotations["runbook_url"] == "https://wiki.example/vllm/kv_eviction_cascade.md"
     assert annotations["doctor"] == "diag doctor http://h:1"
     begin, end = (int(part.split("=")[1]) for part in annotations["dashboard_url"].split("?")[1].split("&")[:2])

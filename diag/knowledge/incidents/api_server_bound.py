@@ -41,8 +41,8 @@ incident = Incident(
         ),
         LookAlike(
             "an API server that gets no core",
-            distinguish="There, the host has too few cores and others take them: it uses less than one, and more processes "
-            "would have to share the same.",
+            distinguish="There, the host has too few cores and others take them: it uses less than one, and more "
+            "processes would have to share the same.",
             refuted_by=FULL_CORE,
         ),
         LookAlike("engine_stalled", distinguish="There, requests wait for a step that does not end."),

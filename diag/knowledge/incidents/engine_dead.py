@@ -44,7 +44,7 @@ incident = Incident(
         "Start a replica elsewhere where the host itself is gone.",
     ),
     hand_over=(
-        "the log from the last good line to its end, `dmesg -T | tail -100` for the OOM killer and Xid lines, and "
-        "the time of death by the dashboard",
+        "the log from the last good line to its end, `dmesg -T | tail -100` for the OOM killer and Xid lines, and the "
+        "time of death by the dashboard",
     ),
 )

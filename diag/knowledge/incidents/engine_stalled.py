@@ -29,8 +29,8 @@ incident = Incident(
     looks_like=(
         LookAlike(
             "tp_communication_stall",
-            distinguish="The page is the same. One worker without CPU time, or a GPU at full utilisation and little power, or "
-            "the log's shm_broadcast line tells; none of these is on the page.",
+            distinguish="The page is the same. One worker without CPU time, or a GPU at full utilisation and little "
+            "power, or the log's shm_broadcast line tells; none of these is on the page.",
         ),
         LookAlike("engine_dead", distinguish="There, the page itself no longer answers."),
         LookAlike("queue_saturation", distinguish="There, requests wait as well, but tokens flow."),

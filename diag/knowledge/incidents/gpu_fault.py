@@ -22,7 +22,8 @@ incident = Incident(
     looks_like=(
         LookAlike(
             "an application's own error",
-            distinguish="Xid 13, 31, 43 and 45 come from the program, an illegal access for one; they are not counted here.",
+            distinguish="Xid 13, 31, 43 and 45 come from the program, an illegal access for one; they are not counted "
+            "here.",
             refuted_by=FAULTS,
         ),
         LookAlike(

@@ -34,7 +34,8 @@ incident = Incident(
         ),
         LookAlike(
             "a power cap",
-            distinguish="sw_power_cap alone is normal on a busy card and never an alarm; it counts in a reason of its own.",
+            distinguish="sw_power_cap alone is normal on a busy card and never an alarm; it counts in a reason of its "
+            "own.",
             refuted_by=HOT,
         ),
     ),
@@ -66,8 +67,8 @@ incident = Incident(
         "Take the hottest host's share of the traffic down at the balancer.",
     ),
     hand_over=(
-        "the temperatures and fan speeds of the whole chassis (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), the "
-        "inlet temperature, and how many hosts throttle at once",
+        "the temperatures and fan speeds of the whole chassis (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), the inlet "
+        "temperature, and how many hosts throttle at once",
     ),
     do_not=("Do not reboot or restart vLLM for it: the heat stays.",),
 )

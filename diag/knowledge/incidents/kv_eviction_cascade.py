@@ -1,4 +1,4 @@
-"""Too many requests for the KV pool: each eviction is work done twice, and makes the next one likelier."""
+"""Too many requests for the KV cache: every preemption costs a recompute, which makes the next preemption likelier."""
 
 from dataclasses import replace
 
@@ -20,18 +20,18 @@ from diag.signals import (
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
 
-SIX = measured("64 -> 6: preemptions per request 1.33 -> 0.09", "cure_max_num_seqs_mean")
+SIX = measured("64 -> 6: preemptions per finished request 1.33 -> 0.09", "cure_max_num_seqs_mean")
 CAPPED = (
-    "turns the cascade into a queue: a quarter to half of the throughput went, and the time to the first token was"
-    " about twice as long, where it was measured; for those who prefer steady streams"
+    "turns preemptions into queue time: measured, a quarter to half of the throughput was lost and TTFT about "
+    "doubled; trades throughput for steady inter-token latency"
 )
 CAP = Fix(
     flag="--max-num-active-seqs",
     value=requests_the_kv_pool_holds,
     direction="lower",
-    only_if=(kv_pool_share_of_running.below(1, judged("a cap that more than ran does not reach changes nothing")),),
-    change="Run no more requests than the KV pool holds at their observed mean length; the CUDA graphs stay.",
-    effect="preemptions per request fall below 0.2; streams become steady; requests waiting rise",
+    only_if=(kv_pool_share_of_running.below(1, judged("a cap above the number of running requests has no effect")),),
+    change="Run no more requests than the KV cache holds at the observed mean length. The CUDA graphs are unaffected.",
+    effect="preemptions per finished request fall below 0.2; inter-token latency becomes steady; more requests wait",
     risk=CAPPED,
     rollback="remove the flag and restart",
     expects=(hardly_evicts,),
@@ -40,56 +40,59 @@ CAP = Fix(
 
 incident = Incident(
     id="kv_eviction_cascade",
-    title="KV-cache evictions feed on themselves",
+    title="KV-cache preemption cascade",
     severity="critical",
     per=("instance", "engine"),
     cause="""
-        Running requests grow by a token a step until no KV block is free. vLLM then preempts the request it admitted
-        last, frees its blocks and puts it back at the head of the queue. On its return, prompt and output so far are
-        prefilled again. That work takes step time from everyone, so requests stay longer and more are evicted.
+        Every running request grows by one token per step until no KV block is free. vLLM then preempts the request that
+        it admitted last, frees its blocks and puts it back at the head of the queue. When that request resumes, its
+        prompt and its output so far are recomputed. The recompute takes step time from all other requests, so they stay
+        longer and more of them are preempted.
     """,
-    impact="answers stop in mid-stream for seconds and new requests queue, while the GPU does work twice",
+    impact="running streams pause for seconds, new requests queue; preempted requests are recomputed",
     symptoms=(
         evicts,
         kv_cache_usage_peak.above(
-            0.9, measured("peaks 0.94-1.0, while each eviction frees blocks and pulls the mean down", "kv_cascade")
+            0.9,
+            measured("usage peaks at 94-100 %, while every preemption frees blocks and lowers the mean", "kv_cascade"),
         ),
         requests_waiting_median.at_least(1, documented("a preempted request goes back to the queue", TUNING)),
     ),
     supports=(
-        kv_cache_usage_median.above(0.8, measured("median 0.84-0.95 in a cascade", "kv_cascade_base")),
-        freezes_per_request.above(0.01, measured("0.01-0.14 while evicted requests are computed again", "kv_cascade")),
+        kv_cache_usage_median.above(0.8, measured("median usage is 84-95 % in a cascade", "kv_cascade_base")),
+        freezes_per_request.above(0.01, measured("0.01-0.14 while preempted requests are recomputed", "kv_cascade")),
     ),
     looks_like=(
         LookAlike(
             "kv_pool_undersized",
-            distinguish="Only a handful of requests run: one long prompt fills the pool.",
-            requires=requests_running.at_least(4, judged("below that, halving --max-num-seqs frees almost nothing")),
+            distinguish="Only a handful of requests run: one long prompt fills the KV cache.",
+            requires=requests_running.at_least(4, judged("below 4, halving --max-num-seqs frees almost nothing")),
         ),
         LookAlike(
-            "kv_pool_saturated", distinguish="The pool is just as full and the queue as long; nothing is preempted."
+            "kv_pool_saturated",
+            distinguish="The KV cache is just as full and the queue as long, but no request is preempted.",
         ),
-        LookAlike("queue_saturation", distinguish="Requests wait as well, but the KV pool has room for them."),
+        LookAlike("queue_saturation", distinguish="Requests queue too, but the KV cache has room for them."),
     ),
     explains=("kv_pool_saturated", "queue_saturation", "replicas_unbalanced", "contract_breached"),
     fixes=(
         Fix(
-            change="Let no more than {value} requests at a time through the gateway for each engine: what its pool"
-            " holds at their mean length. Until the pool is larger.",
+            change="Limit gateway concurrency to {value} per engine (what the KV cache holds at the observed mean "
+            "length) until the cache is enlarged.",
             value=requests_the_kv_pool_holds,
-            effect="preemptions end with the requests that run now; who waits, waits at the gateway",
+            effect="preemptions end once the requests that run now have finished; excess requests queue at the gateway",
             risk=CAPPED,
             restart=False,
             expects=(hardly_evicts,),
             why=SIX,
         ),
-        *(replace(each, expects=(hardly_evicts,)) for each in MORE_KV_CAPACITY),
+        *(replace(fix, expects=(hardly_evicts,)) for fix in MORE_KV_CAPACITY),
         CAP,
         replace(
             CAP,
             flag="--max-num-seqs",
             instead_of=CAP.flag,
-            change="Admit no more requests than the KV pool holds at their observed mean length.",
+            change="Admit no more requests than the KV cache holds at the observed mean length.",
             rollback="set the old value again and restart",
         ),
         Fix(
@@ -99,30 +102,32 @@ incident = Incident(
             least=0.05,
             most=0.2,
             direction="raise",
-            change="Admit a request only while {value} of the KV pool stays free: what those that run grow by until one"
-            " of them ends, and no less than what was measured to help.",
-            effect="preemptions per request roughly halve",
-            risk="it only halves them; others saw the time to the first token rise from 6.6 to 11.2 s",
+            change="Admit a new request only while {value} of the KV cache stays free: the amount by which the "
+            "running requests grow until one of them finishes, and at least the amount that was measured to help.",
+            effect="preemptions per finished request fall by about half",
+            risk="preemptions only halve; others reported that TTFT rose from 6.6 to 11.2 s",
             rollback="--watermark 0 and restart",
-            why=measured("0.05: preemptions per request 1.33 -> 0.69", "cure_watermark"),
+            why=measured("0.05: preemptions per finished request 1.33 -> 0.69", "cure_watermark"),
         ),
         Fix(
-            change="Route long and short prompts to servers of their own.",
-            effect="one long prompt no longer evicts many short requests",
+            change="Route long and short prompts to separate servers.",
+            effect="one long prompt no longer causes the preemption of many short requests",
             restart=False,
-            only_if=(prompt_lengths_spread.above(8, judged("lengths this mixed waste the pool on a few requests")),),
-            why=judged("the long ones hold most of the pool"),
+            only_if=(
+                prompt_lengths_spread.above(8, judged("with lengths this mixed, few requests hold most of the cache")),
+            ),
+            why=judged("long prompts hold most of the KV cache"),
         ),
     ),
     mitigate=(
-        "Let fewer requests in at the gateway until nobody waits: evictions end within a minute of that.",
-        "Divert the longest prompts first: they hold most of the pool.",
+        "Lower the concurrency limit at the gateway until no request waits: preemptions end within a minute of that.",
+        "Divert the longest prompts first: they hold most of the KV cache.",
     ),
     hand_over=(
-        "the distribution of prompt and answer lengths, the size of the pool from the log, and the launch command",
+        "the distribution of prompt and output lengths, the KV cache size from the log, and the launch command",
     ),
     do_not=(
-        "Do not lower --gpu-memory-utilization: it shrinks the pool.",
-        "Do not raise --max-num-seqs: more requests in the same pool are evicted sooner.",
+        "Do not lower --gpu-memory-utilization: it shrinks the KV cache.",
+        "Do not raise --max-num-seqs: more requests in the same KV cache are preempted sooner.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The KV pool is too small for the lengths of these requests: they pass nearly one at a time."""
+"""The KV cache is too small for the length of these requests: they run nearly one at a time."""
 
 from diag.incident import Incident, LookAlike, judged, measured
 from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
@@ -12,30 +12,30 @@ from diag.signals import (
 
 incident = Incident(
     id="kv_pool_undersized",
-    title="The KV pool holds only a handful of requests of this length",
+    title="KV cache too small for the request length",
     severity="warning",
     per=("instance", "engine"),
     cause="""
-        A request of the observed length takes a quarter of the KV pool or more, so hardly any run at the same time and
-        batching, which is where the throughput comes from, does not happen.
+        A request of the observed length takes a quarter of the KV cache or more. Hardly any requests run concurrently,
+        so there is no batching, which is where the throughput comes from.
     """,
-    impact="requests are served nearly one after the other; everybody else waits",
+    impact="requests are served nearly one after the other; all others wait",
     symptoms=(
-        requests_the_kv_pool_holds.below(4, judged("below four, no cap or watermark helps: only a larger pool does")),
+        requests_the_kv_pool_holds.below(4, judged("below 4, no cap or watermark helps: only a larger KV cache does")),
         requests_running.below(4, measured("1 runs while 5 wait", "kv_undersized")),
-        requests_waiting_median.at_least(1, judged("somebody waits in at least half of the samples")),
+        requests_waiting_median.at_least(1, judged("at least one request waits in half of the samples")),
     ),
     supports=(
-        kv_cache_usage_with_next.above(0.9, measured("1.03: the next prompt does not fit", "kv_undersized")),
+        kv_cache_usage_with_next.above(0.9, measured("103 %: the next prompt does not fit", "kv_undersized")),
         preemptions_per_request.above(0.2, measured("0.35 with one or two requests running", "kv_undersized")),
     ),
     looks_like=(
-        LookAlike("kv_eviction_cascade", distinguish="There, many requests run and evict each other."),
-        LookAlike("queue_saturation", distinguish="There, a low --max-num-seqs keeps the pool empty."),
+        LookAlike("kv_eviction_cascade", distinguish="Many requests run and preempt each other."),
+        LookAlike("queue_saturation", distinguish="A low --max-num-seqs keeps the KV cache mostly empty."),
     ),
     explains=("kv_pool_saturated",),
     fixes=MORE_KV_CAPACITY,
-    mitigate=("Divert long prompts to a server with a larger pool.",),
-    hand_over=("the size of the pool and --max-model-len from the log, and the lengths of the prompts",),
-    do_not=("Do not lower --max-num-seqs: halving a handful frees almost nothing.",),
+    mitigate=("Divert long prompts to a server with a larger KV cache.",),
+    hand_over=("the KV cache size and --max-model-len from the log, and the prompt lengths",),
+    do_not=("Do not lower --max-num-seqs: halving a handful of requests frees almost nothing.",),
 )

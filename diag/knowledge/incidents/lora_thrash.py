@@ -69,8 +69,8 @@ incident = Incident(
             rollback="the old numbers again, and restart",
         ),
         Fix(
-            change="Where the memory does not suffice: send each adapter to replicas of its own, so that none is asked "
-            "for more adapters than it has slots.",
+            change="Where the memory does not suffice: send each adapter to replicas of its own, so that none is "
+            "asked for more adapters than it has slots.",
             effect="LoRA adapters asked for / --max-loras falls to 1 on every replica",
             restart=False,
             why=reported("requests beyond the slots stay in the queue", SCHEDULING),

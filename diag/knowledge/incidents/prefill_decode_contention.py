@@ -1,4 +1,4 @@
-"""Long prompts are prefilled in steps so large that every stream that decodes stands still meanwhile."""
+"""Long prompts are prefilled in steps so large that every decoding stream stalls meanwhile."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import (
@@ -18,53 +18,62 @@ from diag.signals import (
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#chunked-prefill"
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill.html"
-HARDLY_FREEZES = freezes_per_request.at_most(0.1, measured("0.3-3.3 with freezes, 0 when cured", "contention_bigbatch"))
+HARDLY_FREEZES = freezes_per_request.at_most(0.1, measured("0.3-3.3 with stalls, 0 once fixed", "contention_bigbatch"))
 CHUNKED = chunked_prefill_is_off.at_most(
-    0, documented("without it prompts are not divided, and a step must hold --max-model-len", TUNING)
+    0, documented("without chunked prefill, prompts are not split and a step must hold --max-model-len", TUNING)
 )
 
 incident = Incident(
     id="prefill_decode_contention",
-    title="Long prefills freeze the streams that decode",
+    title="Long prefills stall decoding",
     severity="warning",
     per=("instance", "engine"),
     cause="""
-        A step computes the next token of every running request and as many prompt tokens as its budget allows. When a
-        long prompt takes the step, the step takes as long as the prompt, and every stream waits for it.
+        A step computes the next token of every running request and as many prompt tokens as its token budget allows.
+        When a long prompt fills the step, the step takes as long as that prefill, and every decoding stream waits.
     """,
-    impact="all streams stop for seconds whenever somebody sends a long prompt",
+    impact="all running streams pause for seconds whenever a long prompt arrives",
     symptoms=(
-        ordinary_decode_share.below(0.65, measured("0.21-0.61 with freezes, 0.83-0.91 healthy", "contention_bigbatch")),
-        freezes_per_request.above(0.1, measured("0.3-3.3 with freezes, 0 when cured", "contention_bigbatch")),
-        long_prefills.above(0, measured("3-9 in 30 s", "contention_bigbatch")),
-        long_prompts.above(0, judged("even a slow CPU reads 500 tokens in a second: shorter prompts freeze nobody")),
+        ordinary_decode_share.below(
+            0.65, measured("21-61 % with stalls, 83-91 % on a healthy server", "contention_bigbatch")
+        ),
+        freezes_per_request.above(0.1, measured("0.3-3.3 with stalls, 0 once fixed", "contention_bigbatch")),
+        long_prefills.above(0, measured("3-9 long prefills in 30 s", "contention_bigbatch")),
+        long_prompts.above(0, judged("even a slow CPU prefills 500 tokens in 1 s: shorter prompts stall no stream")),
     ),
-    supports=(prompt_lengths_spread.above(8, judged("long prompts among short ones: each long one stops many")),),
+    supports=(
+        prompt_lengths_spread.above(8, judged("long prompts among short ones: each long one stalls many streams")),
+    ),
     looks_like=(
         LookAlike(
             "kv_eviction_cascade",
-            distinguish="There, evicted requests are prefilled again and again.",
+            distinguish="Preempted requests are prefilled again and again.",
             requires=hardly_evicts,
         ),
         LookAlike(
             "engine_stalled",
-            distinguish="A stall leaves one gap of its own length in every stream; no prompt accounts for it.",
-            requires=standstills.at_most(0, measured("gaps of 42 s against 10 s at most", "engine_stalled")),
+            distinguish="An engine stall leaves one pause of its own length in every stream, and no prompt accounts "
+            "for it.",
+            requires=standstills.at_most(
+                0, measured("pauses of 42 s in a stall; long prefills cause at most 10 s", "engine_stalled")
+            ),
         ),
-        LookAlike("gpu_thermal_throttling", distinguish="There, every gap grows, not a few of them."),
+        LookAlike("gpu_thermal_throttling", distinguish="Every inter-token latency grows, not only a few of them."),
     ),
     fixes=(
         Fix(
-            change="Send prompts of more than {value} tokens to a server of their own: what is prefilled in 0.6 of the"
-            " freeze limit. Until the threshold is set.",
+            change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of freeze_seconds) to a "
+            "separate server until the threshold is set.",
             value=tokens_prefilled_in_a_freeze,
             rounding="power_of_two_below",
             least=256,
-            effect="freezes per request fall to 0 here",
+            effect="stream pauses per finished request fall to 0 on this server",
             restart=False,
             expects=(HARDLY_FREEZES,),
-            only_if=(prompt_lengths_spread.above(8, judged("where nearly all are long there is nothing to divert")),),
-            why=judged("who is not there stops nobody"),
+            only_if=(
+                prompt_lengths_spread.above(8, judged("where nearly all prompts are long, there is nothing to divert")),
+            ),
+            why=judged("diverted prompts cannot block these streams"),
         ),
         Fix(
             flag="--long-prefill-token-threshold",
@@ -74,15 +83,19 @@ incident = Incident(
             direction="lower",
             only_if=(
                 CHUNKED,
-                threshold_share_of_step.below(1, judged("a step holds no more than its budget anyway")),
+                threshold_share_of_step.below(1, judged("a threshold above the token budget of a step has no effect")),
             ),
             expects=(HARDLY_FREEZES,),
-            change="Cap what one long prompt may take of a step: its part of what this server prefills in 0.6 of the "
-            "freeze limit.",
-            effect="freezes per request fall to 0 (the 99th percentile of gaps rises: judge by the longest gap)",
-            risk="the long prompt itself takes about a tenth longer",
+            change="Cap how many tokens of one long prompt a step may take: its part of what this server prefills in "
+            "60 % of freeze_seconds.",
+            effect="stream pauses per finished request fall to 0 (p99 of inter-token latency rises: judge by the "
+            "maximum)",
+            risk="the long prompt itself takes about 10 % longer",
             rollback="--long-prefill-token-threshold 0 and restart",
-            why=measured("longest gap 3.8 -> 0.5 s, TTFT p95 of short requests 0.39 s", "contention_cure_threshold"),
+            why=measured(
+                "maximum inter-token latency 3.8 s -> 0.5 s, TTFT p95 of short requests 0.39 s",
+                "contention_cure_threshold",
+            ),
         ),
         Fix(
             flag="--max-num-batched-tokens",
@@ -92,24 +105,22 @@ incident = Incident(
             direction="lower",
             only_if=(CHUNKED,),
             expects=(HARDLY_FREEZES,),
-            change="Cap the whole step instead: only where several long prompts at once share a step for all that.",
-            effect="freezes per request fall to 0",
+            change="Cap the whole step instead. Use this only where several long prompts still share a step.",
+            effect="stream pauses per finished request fall to 0",
             risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s",
             rollback="set the old value again and restart",
-            why=measured("the same gaps as with the threshold", "contention_smallbatch"),
+            why=measured("the same inter-token latency as with the threshold", "contention_smallbatch"),
         ),
         Fix(
-            change="Separate prefill from decode: two pools of servers joined by --kv-transfer-config.",
-            effect="long prompts no longer share a step with anybody's stream",
-            why=documented("disaggregated prefill", DISAGGREGATED),
+            change="Run prefill and decode on separate servers, connected by --kv-transfer-config.",
+            effect="long prompts no longer share a step with decoding streams",
+            why=documented("disaggregated prefill keeps prefill from interrupting decode", DISAGGREGATED),
         ),
     ),
-    mitigate=(
-        "Divert prompts of more than a few thousand tokens to a server of their own until the threshold is set.",
-    ),
-    hand_over=("the lengths of the prompts over an hour, the version, and the launch command",),
+    mitigate=("Divert prompts of more than a few thousand tokens to a separate server until the threshold is set.",),
+    hand_over=("the prompt lengths over an hour, the vLLM version, and the launch command",),
     do_not=(
         "Do not set --max-num-partial-prefills above 1: V1 refuses to start with it.",
-        "Do not judge the cure by the 99th percentile of gaps: it rises while the freezes go.",
+        "Do not judge the fix by p99 of inter-token latency: it rises while the pauses disappear.",
     ),
 )

@@ -40,12 +40,14 @@ incident = Incident(
         ),
         LookAlike(
             "a fleet of two",
-            distinguish="Two have no median that tells which one is off, and where one idles on purpose the other is not ill.",
+            distinguish="Two have no median that tells which one is off, and where one idles on purpose the other is "
+            "not ill.",
             requires=peers.at_least(3, judged("of three, two that agree show the third")),
         ),
         LookAlike(
             "a slow replica",
-            distinguish="It is sent no more than its peers and does less: heat, other hardware, other flags, evictions.",
+            distinguish="It is sent no more than its peers and does less: heat, other hardware, other flags, "
+            "evictions.",
             refuted_by=WRITES,
         ),
         LookAlike("engine_stalled", distinguish="There, it does not move at all: every request sent to it stays."),
@@ -54,15 +56,15 @@ incident = Incident(
         ),
         LookAlike(
             "a pool of another kind",
-            distinguish="Whatever serves a model of the same name is taken for a peer: a pool for prefill or for tests, too. "
-            "--served-model-name tells them apart.",
+            distinguish="Whatever serves a model of the same name is taken for a peer: a pool for prefill or for "
+            "tests, too. --served-model-name tells them apart.",
         ),
     ),
     explains=("queue_saturation", "contract_breached"),
     fixes=(
         Fix(
-            change="Have the balancer go by what each replica holds: the fewest outstanding requests, or its queue and "
-            "its KV usage, instead of round robin or chance.",
+            change="Have the balancer go by what each replica holds: the fewest outstanding requests, or its queue "
+            "and its KV usage, instead of round robin or chance.",
             effect="requests above the median of its peers fall, and nobody waits while another replica has room",
             restart=False,
             why=documented("balance by scheduled and waiting requests and the state of the KV cache", DATA_PARALLEL),

@@ -37,7 +37,8 @@ incident = Incident(
         LookAlike("a scheduler that is stuck", distinguish="It leaves all ranks idle: none spins.", refuted_by=APART),
         LookAlike(
             "a compile or warm-up while serving",
-            distinguish="The same line stands in the log, and the rank that compiles uses a full core: none stands still.",
+            distinguish="The same line stands in the log, and the rank that compiles uses a full core: none stands "
+            "still.",
             refuted_by=APART,
         ),
         LookAlike("gpu_fault", distinguish="There, the driver reports an Xid or the GPU does not answer."),
@@ -92,8 +93,8 @@ incident = Incident(
         "itself.",
     ),
     hand_over=(
-        "the stack of every rank, `NCCL_DEBUG=INFO` of the next start, `nvidia-smi topo -m`, and `ethtool -S` of "
-        "each NIC where ranks span hosts",
+        "the stack of every rank, `NCCL_DEBUG=INFO` of the next start, `nvidia-smi topo -m`, and `ethtool -S` of each "
+        "NIC where ranks span hosts",
     ),
     do_not=(
         "Do not add replicas or load: the server is not busy, it is stuck.",

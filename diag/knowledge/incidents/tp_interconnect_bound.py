@@ -64,8 +64,8 @@ incident = Incident(
                     1, documented("it has to divide what is left of the ranks", PARALLELISM)
                 ),
             ),
-            change="Where the model has to be spread and NVLink is missing: pipeline over half of it, which "
-            "exchanges once a stage instead of twice a layer.",
+            change="Where the model has to be spread and NVLink is missing: pipeline over half of it, which exchanges "
+            "once a stage instead of twice a layer.",
             effect="PCIe traffic falls; throughput rises, latency at low load may rise too",
             risk="a request alone gets slower",
             rollback="the old sizes again, and restart",

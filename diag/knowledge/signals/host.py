@@ -47,8 +47,8 @@ starting = Signal(
     f"({IN_PHASE}) * (1 - {SERVES}) * (1 - ({startup_failed.promql}))",
     "the log shows a start in progress and /metrics does not answer yet: {value}",
     "bool",
-    culprit_promql=f'last_over_time({SPENT}[$window]) and on (instance, phase) (last_over_time({PHASE}{{phase=~"{STARTING}"}}'
-    "[$window]) == 1)",
+    culprit_promql=f"last_over_time({SPENT}[$window]) and on (instance, phase)"
+    f' (last_over_time({PHASE}{{phase=~"{STARTING}"}}[$window]) == 1)',
     culprit_label="{phase} for {value}",
     culprit_unit="seconds",
 )
