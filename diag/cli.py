@@ -113,6 +113,9 @@ def doctor(
         FailOn,
         output_option("--fail-on", metavar="VERDICT", help="Exit with 0 below this: warning, critical or never."),
     ] = FailOn.warning,
+    verbose: Annotated[
+        bool, output_option("--verbose", help="Also name every incident that is absent or needs more telemetry.")
+    ] = False,
     configuration: ConfigurationOptions,
 ) -> None:
     """Diagnose a live vLLM server, a recording, or a fleet through Prometheus.
@@ -134,7 +137,7 @@ def doctor(
         report, status = watch.watch(options, until_what is Until.resolved), 0
     else:
         report = work.run(options)
-        work.print_report(report, form)
+        work.print_report(report, form, verbose)
         status = work.exit_code(report, fail_on.value)
     if html:
         work.write_html(report, html)

@@ -22,15 +22,15 @@ def run(settings: ObserveOptions) -> Report:
     return take_snapshot(settings).report
 
 
-def print_report(report: Report, form: Format) -> None:
-    """Print a report on standard output."""
+def print_report(report: Report, form: Format, verbose: bool = False) -> None:
+    """Print a report on standard output; JSON has every incident anyway."""
     if form == "terminal":
         from diag.report import terminal
 
-        return terminal.write(report)
+        return terminal.write(report, verbose)
     from diag.report import json, markdown
 
-    sys.stdout.write((json if form == "json" else markdown).render(report))
+    sys.stdout.write(json.render(report) if form == "json" else markdown.render(report, verbose))
 
 
 def write_html(report: Report, file: Path) -> None:

@@ -1,6 +1,7 @@
 """Every recording of a real server gets the truth that stands in its recording.toml, by its pages and its log."""
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -10,10 +11,12 @@ import jsonschema
 import pytest
 from support import rewriting
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
+from support.reports import present_only, uncounted
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
+from diag.knowledge.catalog import load
 from diag.report import json as as_json
 from diag.report import layout, markdown, terminal
 
@@ -31,8 +34,8 @@ DETAILED = (
 )
 
 
-def judged(name: str) -> Report:
-    return doctor.run(ObserveOptions([str(Path("tests") / "recordings" / name)]))
+def judged(name: str, incidents: Path | None = None) -> Report:
+    return doctor.run(ObserveOptions([str(Path("tests") / "recordings" / name)], incidents=incidents))
 
 
 def truth(name: str) -> dict[str, list[str]]:
@@ -120,15 +123,60 @@ def test_no_line_is_wider_than_100_columns_but_one_to_paste(name: str) -> None:
 
 @pytest.mark.parametrize("name", DETAILED)
 def test_the_terminal_report(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"{name}.txt", terminal.render(judged(name)))
+    golden(f"{name}.txt", uncounted(terminal.render(judged(name))))
 
 
 def test_the_json_report(golden: Callable[[str, str], None]) -> None:
-    golden("kv_cascade.json", as_json.render(judged("kv_cascade")))
+    golden("kv_cascade.json", present_only(judged("kv_cascade")))
 
 
 def test_the_markdown_report(golden: Callable[[str, str], None]) -> None:
-    golden("kv_cascade.md", markdown.render(judged("kv_cascade")))
+    golden("kv_cascade.md", uncounted(markdown.render(judged("kv_cascade"))))
+
+
+def test_the_json_has_every_incident_of_the_catalogue() -> None:
+    document = json.loads(as_json.render(judged("kv_cascade")))
+    assert {diagnosis["incident"] for diagnosis in document["diagnoses"]} == {incident.id for incident in load()}
+
+
+MORE = """
+from diag.incident import Incident, Signal, judged
+
+signal = Signal("requests", "max by ($by) (max_over_time({metric}[$window]))", "{{value}} requests", "requests")
+incident = Incident(
+    id="{name}", title="Another", severity="warning", per=("instance", "engine"), cause="", impact="",
+    symptoms=(signal.above(1_000_000, judged("more than any server has")),), looks_like=(), fixes=(),
+)
+"""
+
+
+@pytest.fixture
+def more_incidents(tmp_path: Path) -> Path:
+    """A folder with one incident that is absent and one that is unknown."""
+    for name, metric in (("another_absent", "vllm:num_requests_running"), ("another_unknown", "vllm:not_there")):
+        (tmp_path / f"{name}.py").write_text(MORE.format(name=name, metric=metric), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["kv_cascade", "engine_dead", "healthy"])
+def test_another_incident_changes_a_report_on_others_by_its_count_only(name: str, more_incidents: Path) -> None:
+    before, after = judged(name), judged(name, more_incidents)
+    assert (len(after.checked), len(after.needs_telemetry)) == (
+        len(before.checked) + 1,
+        len(before.needs_telemetry) + 1,
+    )
+    assert terminal.render(after) != terminal.render(before)
+    assert uncounted(terminal.render(after)) == uncounted(terminal.render(before))
+    assert uncounted(markdown.render(after)) == uncounted(markdown.render(before))
+    assert present_only(after) == present_only(before)
+
+
+def test_verbose_names_what_is_absent_and_what_is_unknown(more_incidents: Path) -> None:
+    report = judged("kv_cascade", more_incidents)
+    for text in (terminal.render(report, verbose=True), markdown.render(report, verbose=True).replace("\\", "")):
+        assert re.search(r"absent: another_absent,", text)
+        assert "another_unknown on 127.0.0.1:8101 engine 0: not measured: requests" in text
+    assert "another_" not in terminal.render(report) + markdown.render(report)
 
 
 def test_the_same_recording_gives_the_same_bytes() -> None:
