@@ -1,4 +1,4 @@
-"""The API server is what limits: one Python process at a full core, and requests wait before and behind the engine."""
+"""The API server is the bottleneck: one Python process uses a full CPU core while the engine has time to spare."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 from diag.signals import (
@@ -14,39 +14,41 @@ from diag.signals import (
 SCALE_OUT = "https://docs.vllm.ai/en/latest/configuration/optimization/"
 CASE = "https://github.com/vllm-project/vllm/issues/4806"
 
-FULL_CORE = api_server_cores.at_least(0.9, documented("one process of Python computes on one core", SCALE_OUT))
+FULL_CORE = api_server_cores.at_least(0.9, documented("one Python process computes on one core", SCALE_OUT))
 incident = Incident(
     id="api_server_bound",
-    title="The API server is at one full core, and the engine waits for it",
+    title="API server CPU-bound",
     severity="warning",
     per=("instance",),
     hold="2m",
     cause="""
-        One process takes requests in, renders and tokenises prompts, and turns each token of each stream into text. It
-        is Python and computes on one core. Once that is full, new requests reach the engine late and finished tokens
-        lie about unread, while the GPU idles: more GPUs or another --max-num-seqs change nothing.
+        One process accepts requests, renders and tokenises prompts, and turns every generated token into text. It is a
+        Python process and computes on one core. Once that core is fully used, new requests reach the engine late and
+        generated tokens are sent late, while the GPU idles: more GPUs or a higher --max-num-seqs have no effect.
     """,
-    impact="the first token comes late and streams stutter, on hardware that has time to spare",
+    impact="TTFT rises and streams stutter although the GPU has capacity to spare",
     symptoms=(
         FULL_CORE,
-        front_end_share.above(0.3, measured("at most 0.06 on every server that serves in time", "api_server_bound")),
-        requests_finished.at_least(10, judged("of fewer, one may be what took long")),
+        front_end_share.above(0.3, measured("at most 6 % on every server that is not CPU-bound", "api_server_bound")),
+        requests_finished.at_least(10, judged("with fewer, a single slow request may decide the result")),
     ),
-    supports=(utilization.below(0.8, reported("100 % of a core beside 60-75 % of the GPU", CASE)),),
+    supports=(utilization.below(0.8, reported("100 % of a core with GPU utilisation at 60-75 %", CASE)),),
     looks_like=(
         LookAlike(
             "queue_saturation",
-            distinguish="There, requests wait inside of the engine for their turn.",
-            requires=queue_time_share.below(0.25, judged("who queues for the engine does not wait for the API server")),
+            distinguish="Requests queue inside the engine.",
+            requires=queue_time_share.below(
+                0.25, judged("requests that queue in the engine are not held up by the API server")
+            ),
         ),
         LookAlike(
-            "an API server that gets no core",
-            distinguish="There, the host has too few cores and others take them: it uses less than one, and more "
-            "processes would have to share the same.",
+            "an API server without CPU time",
+            distinguish="The host has too few cores and other processes take them: the API server uses less than one "
+            "core, and more API servers would share the same cores.",
             refuted_by=FULL_CORE,
         ),
-        LookAlike("engine_stalled", distinguish="There, requests wait for a step that does not end."),
-        LookAlike("engine_underfed", distinguish="There, nobody asks for more: the API server idles too."),
+        LookAlike("engine_stalled", distinguish="Requests wait for a step that does not return."),
+        LookAlike("engine_underfed", distinguish="There is too little load: the API server idles too."),
     ),
     explains=("engine_underfed", "contract_breached"),
     fixes=(
@@ -55,12 +57,13 @@ incident = Incident(
             value=api_servers_needed,
             least=2,
             direction="raise",
-            change="Run so many API servers in front of the engine, by `vllm serve`; each needs a core of its own.",
-            effect="latency outside of the engine falls to a few per cent, GPUs are busier",
-            risk="process_* metrics go from the page and the periodic line of statistics from the log; "
-            "vllm:lora_requests_info is no longer right",
-            rollback="without the flag, and restart",
-            why=documented("scale the API server out where the CPU is the bottleneck", SCALE_OUT),
+            change="Run this number of API servers in front of the engine, with `vllm serve`; each needs a core of "
+            "its own.",
+            effect="latency outside the engine falls to a few percent of the end-to-end latency; GPU utilisation rises",
+            risk="process_* metrics disappear from /metrics and the periodic statistics line from the log; "
+            "vllm:lora_requests_info is no longer correct",
+            rollback="remove the flag and restart",
+            why=documented("scale out the API server where the CPU is the bottleneck", SCALE_OUT),
         ),
         Fix(
             flag="--stream-interval",
@@ -68,30 +71,30 @@ incident = Incident(
             least=2,
             most=16,
             direction="raise",
-            change="Send the tokens of a stream in groups, as many as come within 0.1 s.",
-            effect="cores that an API server uses fall, where answers are streamed",
-            risk="text arrives in small jumps",
-            rollback="1, and restart",
-            why=judged("each event costs as much, whether it holds one token or several"),
+            change="Send the tokens of a stream in groups: as many as are generated within 0.1 s.",
+            effect="the CPU use of the API servers falls where responses are streamed",
+            risk="streamed text arrives in small bursts",
+            rollback="--stream-interval 1 and restart",
+            why=judged("every event costs the same, whether it holds one token or several"),
         ),
         Fix(
             flag="--disable-log-requests",
             value="",
             versions=("", "0.10.0"),
-            change="Do not write every prompt into the log.",
-            effect="cores that an API server uses fall",
-            risk="prompts are missing from the log",
-            rollback="without the flag, and restart",
-            why=documented("off by itself from 0.10.1 on", SCALE_OUT),
+            change="Stop logging every prompt.",
+            effect="the CPU use of the API servers falls",
+            risk="the log no longer contains prompts",
+            rollback="remove the flag and restart",
+            why=documented("request logging is off by default from 0.10.1 on", SCALE_OUT),
         ),
     ),
     mitigate=(
         "Move some of the clients to another replica.",
-        "Ask for less of what is computed for each token: logprobs, several answers to one prompt, very long prompts.",
+        "Request less work per token: no logprobs, one completion per prompt, no very long prompts.",
     ),
-    hand_over=("what the process does: `py-spy top --pid <API server>` for half a minute",),
+    hand_over=("a profile of the process: `py-spy top --pid <API server>` for 30 s",),
     do_not=(
-        "Do not add GPUs and do not raise --max-num-seqs: the engine has time to spare.",
-        "Do not take the wait for a slow model: the engine's own times are as usual.",
+        "Do not add GPUs and do not raise --max-num-seqs: the engine has capacity to spare.",
+        "Do not blame the model: the latency inside the engine is normal.",
     ),
 )

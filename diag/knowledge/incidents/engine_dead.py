@@ -1,4 +1,4 @@
-"""The server answered before and does not answer any more."""
+"""The server answered before and no longer answers."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import page_answers
@@ -7,44 +7,42 @@ TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
 incident = Incident(
     id="engine_dead",
-    title="The server stopped answering",
+    title="Server stopped responding",
     severity="critical",
     per=("instance",),
     window="1m",
     live_window="15s",
     cause="""
-        When EngineCore dies, the API server says EngineDeadError and shuts itself down within a second; the port is
-        refused from then on. A host that went away, a killed container or a network path look the same from here.
+        When EngineCore dies, the API server raises EngineDeadError and shuts down within a second; connections are
+        refused from then on. A lost host, a killed container or a broken network path look the same to a scraper.
     """,
     impact="every request fails",
-    symptoms=(
-        page_answers.at_most(0, measured("refused from the scrape after the kill on, until the end", "engine_dead")),
-    ),
+    symptoms=(page_answers.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),),
     looks_like=(
-        LookAlike("engine_stalled", distinguish="There, the page goes on answering and only the work stands still."),
+        LookAlike("engine_stalled", distinguish="/metrics keeps answering; only the engine makes no progress."),
     ),
     explains=("engine_stalled", "contract_breached"),
     fixes=(
         Fix(
-            change="Read the last lines of the server's log before it is rotated away: EngineDeadError, a CUDA error, "
-            "out of memory, or a signal from outside.",
+            change="Read the last lines of the server log before it is rotated: look for EngineDeadError, a CUDA "
+            "error, an out-of-memory error, or a signal.",
             command="journalctl -u vllm -n 200   # or: kubectl logs --previous <pod>",
-            effect="names what killed it",
+            effect="it names what killed the server",
             restart=False,
-            why=documented("the root cause stands above EngineDeadError", TROUBLESHOOTING),
+            why=documented("the root cause is logged above EngineDeadError", TROUBLESHOOTING),
         ),
         Fix(
-            change="Restart it, and have the platform do so next time (Restart=on-failure, a livenessProbe).",
-            effect="the page answers again after the start-up time",
-            why=judged("a dead engine does not come back"),
+            change="Restart the server, and have the platform do so next time (Restart=on-failure, a livenessProbe).",
+            effect="/metrics answers again once the server has started",
+            why=judged("a dead engine does not recover"),
         ),
     ),
     mitigate=(
-        "Take it out of rotation: a balancer that only looks at TCP goes on sending.",
-        "Start a replica elsewhere where the host itself is gone.",
+        "Take the server out of rotation: a load balancer that only checks TCP keeps sending requests to it.",
+        "If the host itself is lost, start a replica on another one.",
     ),
     hand_over=(
-        "the log from the last good line to its end, `dmesg -T | tail -100` for the OOM killer and Xid lines, and the "
-        "time of death by the dashboard",
+        "the log from the last normal line to its end, `dmesg -T | tail -100` for the OOM killer and Xid lines, and "
+        "the time of the failure from the dashboard",
     ),
 )

@@ -1,4 +1,4 @@
-"""The engine sits idle for most of the time while requests do come in: what users wait for is not here."""
+"""The engine idles most of the time although requests arrive: latency that users notice arises elsewhere."""
 
 from diag.incident import Fix, Incident, LookAlike, judged, measured
 from diag.signals import (
@@ -10,31 +10,31 @@ from diag.signals import (
 
 incident = Incident(
     id="engine_underfed",
-    title="The engine idles between requests",
+    title="Engine idle between requests",
     severity="info",
     per=("instance", "engine"),
-    hold="12h",  # a quiet night is no news
+    hold="12h",  # a quiet night is normal
     cause="""
-        Requests are served, but in most samples none is running: the engine waits for its clients. If users complain
-        nevertheless, the time is lost before the request reaches vLLM or after the answer has left it.
+        Requests are served, but in most samples none is running: the engine waits for its clients. If users still
+        report high latency, it arises before the request reaches vLLM or after the response has left it.
     """,
-    impact="none here; if users complain, look in front of this server",
+    impact="none on this server; if users report high latency, it arises in front of this server",
     symptoms=(
-        requests_running_median.at_most(0, measured("0 in the median sample", "healthy_after_cascade")),
-        requests_running.below(1, measured("0.4 on average", "healthy_after_cascade")),
-        requests_waiting_peak.at_most(0, judged("nobody waited at any sample")),
-        requests_finished.at_least(10, judged("a server that nobody uses is idle, not underfed")),
+        requests_running_median.at_most(0, measured("0 requests run in the median sample", "healthy_after_cascade")),
+        requests_running.below(1, measured("0.4 requests run on average", "healthy_after_cascade")),
+        requests_waiting_peak.at_most(0, judged("no request waited in any sample")),
+        requests_finished.at_least(10, judged("a server without traffic is idle, not underfed")),
     ),
-    looks_like=(LookAlike("engine_stalled", distinguish="There, requests are in flight and do not finish."),),
+    looks_like=(LookAlike("engine_stalled", distinguish="Requests are in flight and do not finish."),),
     fixes=(
         Fix(
-            change="Look in front of the server: the gateway's own latency and limits, the client's connection pool, "
-            "the time between its requests.",
-            effect="requests running rise",
+            change="Check what is in front of the server: the gateway's latency and limits, the client's connection "
+            "pool, and the time between its requests.",
+            effect="more requests run",
             restart=False,
-            why=judged("the engine has room"),
+            why=judged("the engine has capacity to spare"),
         ),
     ),
-    mitigate=("Nothing is wrong on this server; look at the balancer, the gateway and the clients.",),
-    hand_over=("the rate of requests at the gateway beside `requests finished` here",),
+    mitigate=("Nothing is wrong on this server; check the load balancer, the gateway and the clients.",),
+    hand_over=("the request rate at the gateway, and `requests finished` on this server",),
 )
