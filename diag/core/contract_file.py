@@ -1,14 +1,14 @@
-"""diag.toml: read, and refused in one sentence that names the place. What it does not say keeps its default.
+"""Reads diag.toml; an invalid one is refused in one sentence that names the line. A missing key keeps its default.
 
-[contract]    ttft_seconds = 2.5    ...      the entries of `Contract`
-[limits.kv_eviction_cascade]                 by the signal's name, as `diag explain` prints it; or "escalates"
-"preemptions / finished request" = 0.3
+[contract]    ttft_seconds = 2.5    ...      SLOs: the entries of `Contract`
+[limits.kv_eviction_cascade]                 thresholds, by the signal that `diag explain` names, or "escalates"
+"preemptions per finished request" = 0.3
 [site]        labels = ["cluster", "pod"]    the entries of `Site`
 """
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from diag.core.errors import BadContract
 
 
 def find(explicit: Path | None) -> Contract:
-    """The contract named on the command line, else ./diag.toml where there is one, else the defaults."""
+    """The file named on the command line, else ./diag.toml where there is one, else the defaults."""
     here = Path("diag.toml")
     if explicit is None and not here.is_file():
         return Contract()
@@ -26,18 +26,20 @@ def find(explicit: Path | None) -> Contract:
 
 
 def read(path: Path) -> Contract:
-    """The contract in a diag.toml; raises BadContract in one sentence that names the place."""
+    """The SLOs, thresholds and names in a diag.toml; BadContract, with the line, where it is invalid."""
     try:
         text = path.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadContract(f"{path}: cannot be read as TOML: {error}") from error
+    except OSError as error:
+        raise BadContract(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadContract(f"{path} is not valid TOML: {error}") from error
     return _File(path, text, tables).contract()
 
 
 @dataclass(frozen=True)
 class _File:
-    """A diag.toml: what it says, and where it says it."""
+    """A diag.toml: its tables, and its text to find the line of a mistake."""
 
     path: Path
     text: str
@@ -45,7 +47,7 @@ class _File:
 
     def contract(self) -> Contract:
         for name in self.tables:
-            self._known(name, ("contract", "limits", "site"), "", "table")
+            self._known(name, ("contract", "limits", "site"), "")
         stated = self._table("contract")
         buckets = self._buckets(stated.pop("buckets", []))
         entries = {name: self._entry(name, value, buckets) for name, value in stated.items()}
@@ -53,17 +55,18 @@ class _File:
             **entries, site=self._site(), limits=self._limits(), origin=str(self.path), stated=frozenset(entries)
         )
 
-    def bad(self, table: str, key: str, says: str) -> BadContract:
-        """The refusal, with the line that it is about."""
-        return BadContract(f"{self.path}{self._line(table, key)}: [{table}] {says}")
+    def bad(self, table: str, key: str, reason: str) -> BadContract:
+        """The refusal, with the line of the key."""
+        return BadContract(f"{self.path}{self._line(table, key)}: [{table}] {reason}")
 
     def _line(self, table: str, key: str) -> str:
         """The line of a key, ":3"; empty where the key is written in a way that only a parser finds."""
-        now = ""
+        current = ""
+        assignment = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
         for number, line in enumerate(self.text.splitlines(), 1):
             header = re.match(r"\s*\[([^]]*)\]", line)
-            now = header[1].strip() if header else now
-            if (now == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line)) or (header and now == key):
+            current = header[1].strip() if header else current
+            if (current == table and assignment.match(line)) or (header and current == key):
                 return f":{number}"
         return ""
 
@@ -74,10 +77,13 @@ class _File:
             raise BadContract(f"{self.path}{self._line(above, key)}: [{name}] must be a table")
         return dict(found)
 
-    def _known(self, name: str, those: tuple[str, ...] | list[str], table: str, kind: str = "entry") -> None:
-        if name not in those:
-            says = f"has no {kind} '{name}'; it may have {', '.join(those)}"
-            raise self.bad(table, name, says) if table else BadContract(f"{self.path}{self._line('', name)}: {says}")
+    def _known(self, name: str, known: Sequence[str], table: str) -> None:
+        if name in known:
+            return
+        if table:
+            raise self.bad(table, name, f"has no key '{name}'; its keys are {', '.join(known)}")
+        tables = ", ".join(f"[{table}]" for table in known)
+        raise BadContract(f"{self.path}{self._line('', name)}: there is no table [{name}]; the tables are {tables}")
 
     def _number(self, table: str, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -87,18 +93,18 @@ class _File:
     def _buckets(self, value: object) -> list[float]:
         if not isinstance(value, list):
             raise self.bad("contract", "buckets", f"buckets must be a list of numbers, not {value!r}")
-        return [self._number("contract", "buckets", each) for each in value]
+        return [self._number("contract", "buckets", bucket) for bucket in value]
 
     def _entry(self, name: str, value: object, buckets: list[float]) -> float:
         self._known(name, [*names(), "buckets"], "contract")
         number = self._number("contract", name, value)
-        edges = next(each.metadata["edges"] for each in fields(Contract) if each.name == name)
-        if edges and number not in (*edges, *buckets):
-            every = ", ".join(f"{each:g}" for each in edges)
-            says = f"{name} must be an edge of vLLM's histogram, {every}, or one of `buckets`, not {number:g}"
-            raise self.bad("contract", name, says)
-        if name in ("objective", "kv_pool_fill") and number >= 1:
-            raise self.bad("contract", name, f"{name} must be a share below 1, not {number:g}")
+        entry = next(field.metadata for field in fields(Contract) if field.name == name)
+        if entry["buckets"] and number not in (*entry["buckets"], *buckets):
+            known = ", ".join(f"{bucket:g}" for bucket in entry["buckets"])
+            reason = f"{name} must be a bucket of vLLM's histogram ({known}) or listed in `buckets`, not {number:g}"
+            raise self.bad("contract", name, reason)
+        if entry["unit"] == "share" and number >= 1:
+            raise self.bad("contract", name, f"{name} must be a fraction below 1 (0.99 is 99 %), not {number:g}")
         return number
 
     def _limits(self) -> dict[str, dict[str, float]]:
@@ -117,20 +123,20 @@ class _File:
     def _site(self) -> Site:
         table = self._table("site")
         for name in table:
-            self._known(name, [each.name for each in fields(Site)], "site")
+            self._known(name, [field.name for field in fields(Site)], "site")
         checks: dict[str, Callable[[str, object], Any]] = {"labels": self._labels, "gpu_join": self._labels}
         return Site(**{name: checks.get(name, self._url)(name, value) for name, value in table.items()})
 
     def _labels(self, name: str, value: object) -> tuple[str, ...]:
-        if not (isinstance(value, list) and value and all(_is_label(each) for each in value)):
+        if not (isinstance(value, list) and value and all(_is_label(label) for label in value)):
             raise self.bad("site", name, f"{name} must be a list of label names, not {value!r}")
         if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
-            raise self.bad("site", name, f"{name} must name each label once, and neither engine, gpu nor le")
+            raise self.bad("site", name, f"{name} must list each label once, and none of engine, gpu and le")
         return tuple(value)
 
     def _url(self, name: str, value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", value):
-            raise self.bad("site", name, f"{name} must be a URL that begins with http:// or https://, not {value!r}")
+            raise self.bad("site", name, f"{name} must be a URL with http:// or https://, not {value!r}")
         return value.rstrip("/")
 
 

@@ -1,49 +1,49 @@
-"""Every error a user can meet; the message is the sentence they read, with what to do about it.
+"""Every error that a user can meet; its message is the sentence that they read, with what to do about it.
 
 DiagError
-├── BadUsage        a combination of options that makes no sense
-├── Unreachable     nothing answered: no page, no log, no process
-├── Unsupported     PromQL that the evaluator does not fully implement, by name
-├── QueryFailed     PromQL that is valid but has no answer (many-to-many matching, for one)
-├── BadIncident     an incident declaration that is refused
-├── BadContract     a diag.toml that is refused
-└── BadRecording    a recording that cannot be judged
+├── BadUsage        options that contradict each other, or name nothing that exists
+├── Unreachable     no metrics page, no log and no process
+├── Unsupported     not PromQL, or PromQL that the evaluator does not fully implement
+├── QueryFailed     PromQL without a result on these samples (many-to-many matching, for example)
+├── BadIncident     an incident file that is invalid
+├── BadContract     a diag.toml that is invalid
+└── BadRecording    a recording that cannot be read or written
 
 They are caught once, in cli.py.
 """
 
 
 class DiagError(Exception):
-    """Base of the family; `exit_code` is what the process ends with (sysexits.h)."""
+    """Base of the family; `exit_code` is the exit status of the process (sysexits.h)."""
 
     exit_code = 64
 
 
 class BadUsage(DiagError):
-    """Options that contradict each other or point nowhere."""
+    """Options contradict each other, or name nothing that exists."""
 
 
 class Unreachable(DiagError):
-    """No page, no log and no process could be seen."""
+    """There is no metrics page, no log and no process to read."""
 
     exit_code = 69
 
 
 class Unsupported(DiagError):
-    """An expression is not PromQL, or uses a part of PromQL that is not implemented."""
+    """An expression is not PromQL, or uses a part of it that is not implemented."""
 
 
 class QueryFailed(DiagError):
-    """A supported expression has no answer on these samples."""
+    """A supported expression has no result on these samples."""
 
 
 class BadIncident(DiagError):
-    """An incident file was refused."""
+    """An incident file is invalid."""
 
 
 class BadContract(DiagError):
-    """A measurement contract (diag.toml) was refused."""
+    """A diag.toml (SLOs, thresholds, names) is invalid."""
 
 
 class BadRecording(DiagError):
-    """A recording cannot be read or holds nothing to judge."""
+    """A recording cannot be read or written, or holds no samples."""
