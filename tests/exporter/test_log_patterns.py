@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.paths import LOGS
 
-from diag.exporter.log.patterns import EVENTS, PATTERNS, PHASES, STAGES, Pattern, amount, recognise, values
+from diag.core.log_events import LOG_EVENTS
+from diag.exporter.log.patterns import EVENTS, PATTERNS, PHASES, STAGES, Pattern
+from diag.exporter.log.recognise import amount, recognise, values
 from diag.vllm.server.launch import FLAGS
+
+FIELDS = {event.name: set(event.fields) for event in LOG_EVENTS}
 
 
 class Case(NamedTuple):
@@ -87,7 +91,7 @@ def test_the_table_names_stages_events_and_flags_that_there_are() -> None:
     assert {each.name for each in PATTERNS if each.kind == "event"} == set(EVENTS)
     for each in PATTERNS:
         fields = set(re.compile(each.numbers).groupindex)
-        assert fields <= (set(EVENTS[each.name]) if each.kind == "event" else {*FLAGS, "version", "model"})
+        assert fields <= (FIELDS[each.name] if each.kind == "event" else {*FLAGS, "version", "model"})
 
 
 def test_the_phases_are_the_stages_by_another_name() -> None:

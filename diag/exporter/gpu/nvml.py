@@ -199,7 +199,7 @@ class Device:
 
 
 class Events:
-    """The Xid errors of these GPUs from now on; NVML keeps no history. Raises NvmlUnavailable where there are no events."""
+    """The Xid errors of these GPUs from now on, for NVML keeps no history. Raises NvmlUnavailable without events."""
 
     def __init__(self, devices: Iterable[Device]) -> None:
         self._set = _or_away("nvmlEventSetCreate")

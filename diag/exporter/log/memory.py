@@ -12,10 +12,12 @@ from itertools import islice
 from pathlib import Path
 
 from diag.core.errors import BadUsage
+from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
 from diag.core.sizes import GIB
 from diag.exporter.log.facts import settings
 from diag.exporter.log.line import MOST_CHARACTERS, LineReader
-from diag.exporter.log.patterns import Pattern, amount, recognise, values
+from diag.exporter.log.patterns import Pattern
+from diag.exporter.log.recognise import amount, recognise, values
 
 MOST_LINES = 20_000_000
 Size = tuple[int, int]
@@ -134,9 +136,9 @@ def _known(found: Memory, pattern: Pattern, text: str) -> None:
         with _no_number():
             found.settings[name] = float(said[name])
     found.version = told.get("version", found.version)
-    if pattern.name == "no_kv_cache_memory":
+    if pattern.name == NO_KV_CACHE_MEMORY:
         found.sizes.setdefault("pool", (0, 0))
-    ran_out = pattern.name == "cuda_out_of_memory"
+    ran_out = pattern.name == CUDA_OUT_OF_MEMORY
     for name, value in told.items():
         with _no_number():
             if name in _NUMBERS:

@@ -1,66 +1,25 @@
 """The lines of vLLM's log that mean something, as one table: every text that vLLM 0.6.0 - 0.33.0 has had for them.
 
-A text is recognised at its beginning only, and only at a level at which vLLM writes it: what a client sends is logged
-inside of other lines, and must not look like a failure.
+To add a line, add a Pattern and a line of tests/data/logs/texts.tsv; a new event is declared in diag/core/log_events.py
+first. `recognise` reads the table.
 """
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
-from diag.core.sizes import GIB, LOG_UNITS
+from diag.core.log_events import LOG_EVENTS
+from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTUP_PHASES
 
 Kind = Literal["banner", "hint", "stage", "progress", "setting", "event", "serves", "ends", "fatal"]
 """What a line tells. A banner begins a new start; a hint does so only where no start is under way; a stage is what a
 start has reached; progress is that it moves inside a stage; `fatal` ends it for a wrong command line.
 """
-STAGES = (
-    "process_start",
-    "load_weights",
-    "compile",
-    "profile_memory",
-    "allocate_kv_cache",
-    "kernel_warm_up",
-    "cuda_graph_capture",
-    "warm_up",
-    "ready",
-)
-"""In the order of vLLM 0.32. Kernels are warmed up before the graphs are captured: the phase warm_up has two parts."""
-PHASES = tuple(each for each in STAGES if each != "kernel_warm_up")
-EVENTS: Mapping[str, tuple[str, ...]] = {
-    "cuda_out_of_memory": ("wanted_gibibytes", "total_gibibytes", "free_gibibytes"),
-    "no_kv_cache_memory": (),
-    "max_model_len_exceeds_kv_cache": (
-        "max_model_len",
-        "needed_gibibytes",
-        "available_gibibytes",
-        "estimated_max_model_len",
-    ),
-    "free_memory_below_requested": ("free_gibibytes", "total_gibibytes", "utilization", "requested_gibibytes"),
-    "shm_broadcast_wait": ("seconds",),
-    "rpc_timeout": (),
-    "engine_dead": (),
-    "engine_start_failed": (),
-    "worker_died": (),
-    "nccl_timeout": (),
-    "cuda_error": (),
-    "custom_all_reduce_disabled": (),
-    "preemption_v0": (),
-}
-"""The events of the contract, and the numbers that their lines have."""
-OF_THE_DEVICE = frozenset(
-    {
-        "cuda_out_of_memory",
-        "no_kv_cache_memory",
-        "max_model_len_exceeds_kv_cache",
-        "free_memory_below_requested",
-        "nccl_timeout",
-        "cuda_error",
-    }
-)
-"""Happen in the engine and its workers; the API server, which logs what clients sent, is not believed about them."""
+PHASES = tuple(phase.name for phase in STARTUP_PHASES)
+KERNEL_WARM_UP = "kernel_warm_up"
+_BEFORE_CAPTURE = PHASES.index(CUDA_GRAPH_CAPTURE)
+STAGES = (*PHASES[:_BEFORE_CAPTURE], KERNEL_WARM_UP, *PHASES[_BEFORE_CAPTURE:])
+"""Kernels are warmed up before the graphs are captured: the phase warm_up has two parts."""
+EVENTS = tuple(event.name for event in LOG_EVENTS)
 
 RAW = ""
 """The level of a line without a head: a traceback, a progress bar, what a library prints."""
@@ -297,46 +256,3 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0"),
     Pattern("event", "preemption_v0", r"Sequence group \S+ is preempted by ", WARNED, last="0.10.2"),
 )
-
-_RANK = r"(?:\[[^\]]{0,120}Rank \d+\] ?){0,3}"
-_BEFORE = re.compile(
-    r"(?: *what\(\): +)?"
-    rf"{_RANK}(?:Process group watchdog thread terminated with exception: )?{_RANK}"
-    r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception): )?"
-    r"(?:Worker failed with error ['\"])?"
-)
-"""What may stand before the words of a failure: its class, torch's name of the rank, an engine that quotes a worker."""
-_ANY = re.compile("|".join(each.begins for each in PATTERNS))
-"""Without groups: says no ten times as fast as the next."""
-_WHICH = re.compile("|".join(f"({each.begins})" for each in PATTERNS))
-
-
-def recognise(text: str, level: str) -> Pattern | None:
-    """What a line tells, by its text without its head."""
-    pattern = _which(text)
-    if pattern is None and level in FAILED:
-        before = _BEFORE.match(text)
-        pattern = _which(text[before.end() :]) if before and before.end() else None
-    return pattern if pattern and level in pattern.levels else None
-
-
-def _which(text: str) -> Pattern | None:
-    match = _WHICH.match(text) if _ANY.match(text) else None
-    return PATTERNS[match.lastindex - 1] if match and match.lastindex else None
-
-
-def values(pattern: Pattern, text: str) -> dict[str, str]:
-    """The groups of `numbers` that are in the line."""
-    match = _compiled(pattern.numbers).search(text) if pattern.numbers else None
-    return {name: value for name, value in match.groupdict().items() if value} if match else {}
-
-
-def amount(text: str) -> float:
-    """A number as vLLM prints it: "131,072", "2.0 GiB" (in gibibytes), "136.00 MiB"; ValueError for none."""
-    digits, _, unit = text.replace(",", "").partition(" ")
-    return float(digits) * LOG_UNITS.get(unit, GIB) / GIB
-
-
-@lru_cache(len(PATTERNS))
-def _compiled(regex: str) -> re.Pattern[str]:
-    return re.compile(regex)

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import tzinfo
 
+from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, ON_DEVICE, WORKER_DIED
 from diag.core.metric_families import Sample
+from diag.core.startup_phases import READY, WARM_UP
 from diag.exporter.log.facts import LogFacts
 from diag.exporter.log.line import ACCESS, BAR, MOST_CHARACTERS, Line, LineReader
-from diag.exporter.log.patterns import EVENTS, OF_THE_DEVICE, PHASES, RAW, STAGES, Pattern, amount, recognise, values
+from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, RAW, STAGES, Pattern
+from diag.exporter.log.recognise import amount, recognise, values
 from diag.vllm.server.config import ServerFacts
 
 MOST_BARS = 1_000
-_READY = STAGES.index("ready")
+_READY = STAGES.index(READY)
 
 # -- the start --------------------------------------------------------------------------------------------------------
 
@@ -109,7 +112,7 @@ class Startup:
 
 
 def _phase(stage: int) -> str:
-    return "warm_up" if STAGES[stage] == "kernel_warm_up" else STAGES[stage]
+    return WARM_UP if STAGES[stage] == KERNEL_WARM_UP else STAGES[stage]
 
 
 # -- everything together ----------------------------------------------------------------------------------------------
@@ -189,7 +192,7 @@ class ServerLog:
         pattern = recognise(line.text, line.level)
         if line.level != RAW:
             self._of_a_request = line.text.startswith("Exception in ASGI application")
-        elif self._uncaught(line.text) and not (pattern and pattern.name == "engine_start_failed"):
+        elif self._uncaught(line.text) and not (pattern and pattern.name == ENGINE_START_FAILED):
             self._fail(at)
         if pattern:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
@@ -255,7 +258,7 @@ class ServerLog:
     def _on_event(self, pattern: Pattern, line: Line, at: float) -> None:
         if self._doubtful(pattern, line):
             return
-        if pattern.name == "engine_start_failed":
+        if pattern.name == ENGINE_START_FAILED:
             self._fail(at)
             return
         self._count(pattern.name, at)
@@ -265,11 +268,11 @@ class ServerLog:
 
     def _doubtful(self, pattern: Pattern, line: Line) -> bool:
         """Text that a client may have sent; or the death of an engine whose server was told to stop."""
-        if self._startup.ready and self._startup.over and pattern.name in ("engine_dead", "worker_died"):
+        if self._startup.ready and self._startup.over and pattern.name in (ENGINE_DEAD, WORKER_DIED):
             return True
         if line.level == RAW:
             return self._of_a_request
-        return line.process.lower().startswith("apiserver") and pattern.name in OF_THE_DEVICE
+        return line.process.lower().startswith("apiserver") and pattern.name in ON_DEVICE
 
     def _count(self, event: str, at: float) -> None:
         self._counts[event] += 1
@@ -279,7 +282,7 @@ class ServerLog:
         """What breaks after the start ended is no failure of it."""
         if self._startup.ready:
             return
-        self._count("engine_start_failed", at)
+        self._count(ENGINE_START_FAILED, at)
         if self._startup.stage is None:
             self._startup = Startup(at)
         self._startup.end(at)

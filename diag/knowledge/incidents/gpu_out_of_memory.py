@@ -3,9 +3,6 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 from diag.knowledge.shared_fixes import CONSERVING_MEMORY, FP8_HARDWARE
 from diag.signals import (
-    BELOW,
-    CUDA,
-    LONGER,
     context_that_fits,
     half_of_what_is_captured,
     happened,
@@ -48,7 +45,7 @@ incident = Incident(
             direction="lower",
             change="Serve no longer contexts than the KV pool can hold.",
             effect="the engine starts",
-            only_if=(happened(LONGER).at_least(1, SAID),),
+            only_if=(happened("max_model_len_exceeds_kv_cache").at_least(1, SAID),),
             risk="longer requests are refused",
             rollback="the old length again, and restart",
             why=documented("the context length sets what the KV pool has to hold", CONSERVING_MEMORY),
@@ -61,7 +58,7 @@ incident = Incident(
             direction="lower",
             change="Plan with the memory that is free, or first end the process that holds the rest.",
             effect="the engine starts; the KV pool shrinks by as much",
-            only_if=(happened(BELOW).at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
+            only_if=(happened("free_memory_below_requested").at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
             risk="fewer requests at once",
             rollback="the old share again, and restart",
             why=reported("free 67.24 of 79.25 GiB: 0.84", "https://github.com/ovg-project/kvcached/issues/110"),
@@ -74,7 +71,7 @@ incident = Incident(
             direction="lower",
             change="Leave room beside vLLM's share for what was wanted.",
             effect="the allocation that failed fits",
-            only_if=(happened(CUDA).at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
+            only_if=(happened("cuda_out_of_memory").at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
             risk="fewer requests at once",
             rollback="the old share again, and restart",
             why=reported("136 MiB wanted, 120.88 free at 0.98", "https://github.com/vllm-project/vllm/issues/57475"),
@@ -86,7 +83,7 @@ incident = Incident(
             change="Where it happened in the capture: capture graphs up to half the size, fewer of them.",
             effect="the graphs take a fraction of their memory",
             only_if=(
-                happened(CUDA).at_least(1, SAID),
+                happened("cuda_out_of_memory").at_least(1, SAID),
                 switched_off("enforce_eager"),
                 running_value("cudagraph_capture_sizes").at_most(0, SIZED),
                 running_value("compilation_config").at_most(0, SIZED),

@@ -4,12 +4,22 @@ Names and units: the exporter's page. A family that is not there as a whole leav
 """
 
 from diag.core.incident import Condition, Signal, judged
+from diag.core.log_events import (
+    CUDA_OUT_OF_MEMORY,
+    ENGINE_START_FAILED,
+    FREE_MEMORY_BELOW_REQUESTED,
+    MAX_MODEL_LEN_EXCEEDS_KV_CACHE,
+    NO_START_FAILURE,
+    OUT_OF_MEMORY,
+    SHM_BROADCAST_WAIT,
+)
+from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTING, STARTUP_PHASES
 from diag.knowledge.signals.engine import configured
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 PHASE = "diag_vllm_startup_phase"
 SPENT = "diag_vllm_startup_phase_seconds"
-STARTING = "process_start|load_weights|compile|profile_memory|allocate_kv_cache|cuda_graph_capture|warm_up"
+IS_STARTING = f'phase=~"{"|".join(STARTING)}"'
 
 
 def last(metric: str, matchers: str = "", join: str = "max", by: str = "$by") -> str:
@@ -22,7 +32,7 @@ def last(metric: str, matchers: str = "", join: str = "max", by: str = "$by") ->
 LAST_PROGRESS = last("diag_vllm_startup_last_progress_timestamp_seconds")
 SERVES = last("diag_vllm_up")
 LAST_SERVED = "max by (instance) (last_over_time(diag_vllm_up[$window]))"
-IN_PHASE = last(PHASE, f'phase=~"{STARTING}"')
+IN_PHASE = last(PHASE, IS_STARTING)
 
 
 def event_time(events: str) -> str:
@@ -30,16 +40,15 @@ def event_time(events: str) -> str:
     return last(EVENT_TIME, f'event=~"{events}"')
 
 
-FAILED_SINCE = f"({event_time('engine_start_failed')} - ({LAST_PROGRESS}))"
+FAILED_SINCE = f"({event_time(ENGINE_START_FAILED)} - ({LAST_PROGRESS}))"
 startup_failed = Signal(
     "engine start failed",
     # nothing of a new start has been seen since the line that says so, and no page answers
-    f"({event_time('engine_start_failed')} > bool 0) * ({FAILED_SINCE} >= bool 0) * (1 - {SERVES})",
+    f"({event_time(ENGINE_START_FAILED)} > bool 0) * ({FAILED_SINCE} >= bool 0) * (1 - {SERVES})",
     "the log reports a failed engine start, and nothing has started since: {value}",
     "bool",
-    culprit_promql=f'(last_over_time({EVENT_TIME}{{event!~"engine_start_failed|engine_dead|worker_died|rpc_timeout|'
-    f'custom_all_reduce_disabled|shm_broadcast_wait"}}[$window]) > 0) >= on (instance) group_left () '
-    f"({last('diag_vllm_startup_last_progress_timestamp_seconds', by='instance')})",
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event!~"{"|".join(NO_START_FAILURE)}"}}[$window]) > 0)'
+    f" >= on (instance) group_left () ({last('diag_vllm_startup_last_progress_timestamp_seconds', by='instance')})",
     culprit_label="{event}",
 )
 starting = Signal(
@@ -60,25 +69,14 @@ processes = Signal(
 )
 
 
-def elapsed(phase: str) -> str:
-    """Seconds spent in a phase so far."""
-    return last(SPENT, f'phase="{phase}"')
-
-
-USUAL = {
-    "process_start": 120,
-    "load_weights": 900,
-    "compile": 300,
-    "profile_memory": 120,
-    "allocate_kv_cache": 60,
-    "cuda_graph_capture": 180,
-    "warm_up": 300,
-}
-"""Seconds that a phase takes at most on what has been reported; judged, see startup_slow."""
 startup_overdue = Signal(
     "start-up phase / its usual duration",
     "max by ($by) ("
-    + " or ".join(f'last_over_time({SPENT}{{phase="{phase}"}}[$window]) / {usual}' for phase, usual in USUAL.items())
+    + " or ".join(
+        f'last_over_time({SPENT}{{phase="{phase.name}"}}[$window]) / {phase.usual_seconds}'
+        for phase in STARTUP_PHASES
+        if phase.usual_seconds
+    )
     + ")",
     "the slowest start-up phase has taken {value} times its usual duration",
     "ratio",
@@ -94,7 +92,7 @@ startup_silence = Signal(
 )
 in_graph_capture = Signal(
     "in CUDA-graph capture",
-    last(PHASE, 'phase="cuda_graph_capture"'),
+    last(PHASE, f'phase="{CUDA_GRAPH_CAPTURE}"'),
     "the start is in CUDA-graph capture: {value}",
     "bool",
 )
@@ -137,7 +135,7 @@ def switched_off(flag: str) -> Condition:
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
 
-OOM = "cuda_out_of_memory|no_kv_cache_memory|max_model_len_exceeds_kv_cache|free_memory_below_requested"
+OOM = "|".join(OUT_OF_MEMORY)
 RECENT = "5m"
 
 
@@ -169,26 +167,27 @@ def happened(event: str) -> Signal:
     return Signal(f"{event} in the log", event_recently(event), f"the log reports {event}: {{value}}", "bool")
 
 
-BELOW = "free_memory_below_requested"
 utilization_that_fits = Signal(
     "GPU memory free at start",
-    f"{log_value(BELOW, 'free_gibibytes')} / ({log_value(BELOW, 'total_gibibytes')} > 0)",
+    f"{log_value(FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
+    f" / ({log_value(FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0)",
     "{value} of the GPU's memory was free at start",
     "share",
 )
-LONGER = "max_model_len_exceeds_kv_cache"
 context_that_fits = Signal(
     "longest context that fits the KV cache",
-    f"{log_value(LONGER, 'estimated_max_model_len')} or floor({log_value(LONGER, 'max_model_len')}"
-    f" * {log_value(LONGER, 'available_gibibytes')} / ({log_value(LONGER, 'needed_gibibytes')} > 0) / 16) * 16",
+    f"{log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'estimated_max_model_len')}"
+    f" or floor({log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'max_model_len')}"
+    f" * {log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'available_gibibytes')}"
+    f" / ({log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'needed_gibibytes')} > 0) / 16) * 16",
     "a context of {value} tokens fits the KV cache",
     "tokens",
 )
-CUDA = "cuda_out_of_memory"
 utilization_with_room = Signal(
     "GPU memory share with room for the failed allocation",
-    f"({configured('gpu_memory_utilization')}) - clamp_min({log_value(CUDA, 'wanted_gibibytes')}"
-    f" - {log_value(CUDA, 'free_gibibytes')}, 0) / ({log_value(CUDA, 'total_gibibytes')} > 0) - 0.005",
+    f"({configured('gpu_memory_utilization')}) - clamp_min({log_value(CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
+    f" - {log_value(CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
+    f" / ({log_value(CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005",
     "a --gpu-memory-utilization of {value} leaves room for the failed allocation",
     "share",
 )
@@ -225,7 +224,7 @@ STILL_WORKERS = (
     f" * (max by ($by) ({WORKER_CPU}) > bool {SPINS})"
 )
 SPINNING_GPUS = f"(count by ($by) {SPINNING} or 0 * count by ($by) {BUSY})"
-WAITED = event_time("shm_broadcast_wait")
+WAITED = event_time(SHM_BROADCAST_WAIT)
 LOG_WAITS = f"({WAITED} > bool 0) * (time() - {WAITED} < bool 120)"
 """It is repeated every 60 s."""
 WHO_IS_APART = (

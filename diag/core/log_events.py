@@ -1,0 +1,94 @@
+"""The events that the exporter counts in a vLLM server's log, each declared once.
+
+They are the label `event` of diag_vllm_log_events_total. Which lines show one is said in diag/exporter/log/patterns.py,
+what an incident makes of it in diag/knowledge/. An event that no incident reads says why it is counted all the same.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LogEvent:
+    """One event. `fields` are the numbers in its line, published as diag_vllm_log_value.
+
+    out_of_memory: memory ran out on a GPU. on_device: it happens in the engine and its workers, so the API server,
+    which logs what clients sent, is not believed about it. start_failure: it may be why a start failed, and the doctor
+    names it then. unread: why it is counted, where no incident reads it.
+    """
+
+    name: str
+    meaning: str
+    fields: tuple[str, ...] = ()
+    out_of_memory: bool = False
+    on_device: bool = False
+    start_failure: bool = False
+    unread: str = ""
+
+
+CUDA_OUT_OF_MEMORY = "cuda_out_of_memory"
+NO_KV_CACHE_MEMORY = "no_kv_cache_memory"
+MAX_MODEL_LEN_EXCEEDS_KV_CACHE = "max_model_len_exceeds_kv_cache"
+FREE_MEMORY_BELOW_REQUESTED = "free_memory_below_requested"
+SHM_BROADCAST_WAIT = "shm_broadcast_wait"
+ENGINE_DEAD = "engine_dead"
+ENGINE_START_FAILED = "engine_start_failed"
+WORKER_DIED = "worker_died"
+_NO_PAGE = "The incident engine_dead reads that /metrics stopped answering, which needs no log."
+
+LOG_EVENTS = (
+    LogEvent(
+        CUDA_OUT_OF_MEMORY,
+        "An allocation on a GPU failed.",
+        ("wanted_gibibytes", "total_gibibytes", "free_gibibytes"),
+        out_of_memory=True,
+        on_device=True,
+        start_failure=True,
+    ),
+    LogEvent(
+        NO_KV_CACHE_MEMORY,
+        "No GPU memory is left for the KV cache.",
+        out_of_memory=True,
+        on_device=True,
+        start_failure=True,
+    ),
+    LogEvent(
+        MAX_MODEL_LEN_EXCEEDS_KV_CACHE,
+        "The KV cache cannot hold one request of the longest context.",
+        ("max_model_len", "needed_gibibytes", "available_gibibytes", "estimated_max_model_len"),
+        out_of_memory=True,
+        on_device=True,
+        start_failure=True,
+    ),
+    LogEvent(
+        FREE_MEMORY_BELOW_REQUESTED,
+        "Less GPU memory is free at start than --gpu-memory-utilization asks for.",
+        ("free_gibibytes", "total_gibibytes", "utilization", "requested_gibibytes"),
+        out_of_memory=True,
+        on_device=True,
+        start_failure=True,
+    ),
+    LogEvent(SHM_BROADCAST_WAIT, "A rank has waited for another one for a minute.", ("seconds",)),
+    LogEvent(
+        "rpc_timeout",
+        "A call from the API server to the engine timed out.",
+        unread="It says which call a stalled engine did not answer; engine_stalled reads the stall off the counters.",
+    ),
+    LogEvent(ENGINE_DEAD, "The engine ended while the API server still runs.", unread=_NO_PAGE),
+    LogEvent(ENGINE_START_FAILED, "A start ended with an error."),
+    LogEvent(WORKER_DIED, "A worker process ended by itself.", unread=_NO_PAGE),
+    LogEvent("nccl_timeout", "A collective operation of the ranks timed out.", on_device=True, start_failure=True),
+    LogEvent("cuda_error", "CUDA, cuBLAS, cuDNN or NCCL failed.", on_device=True, start_failure=True),
+    LogEvent(
+        "custom_all_reduce_disabled",
+        "vLLM fell back to NCCL for the all-reduce of the ranks.",
+        unread="It explains slow tensor parallelism to a reader; tp_interconnect_bound decides by measured traffic.",
+    ),
+    LogEvent(
+        "preemption_v0",
+        "The engine of vLLM before 0.11 preempted a request.",
+        unread="vLLM's page counts preemptions; the line is for a log without a page.",
+    ),
+)
+OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)
+ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)
+NO_START_FAILURE = tuple(event.name for event in LOG_EVENTS if not event.start_failure)
