@@ -1,4 +1,4 @@
-"""The report for a machine: schema "diag.doctor/1", held by diag.doctor.schema.json beside this file.
+"""The report for a machine: schema "diag.doctor/2", held by diag.doctor.schema.json beside this file.
 
 Deterministic order, no NaN or Inf, the same bytes for the same recording.
 """
@@ -15,7 +15,7 @@ from diag.diagnosis.proposals import FlagChange, Proposal, Value
 from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
 
-SCHEMA = "diag.doctor/1"
+SCHEMA = "diag.doctor/2"
 
 
 def render(report: Report) -> str:
@@ -31,21 +31,22 @@ def document(report: Report) -> dict[str, Any]:
         "observed": _observed(report),
         "verdict": report.verdict,
         "progress": [
-            {"subject": _subject(each.subject), "state": each.state, "because": each.reason} for each in report.progress
+            {"subject": _subject(progress.subject), "state": progress.state, "reason": progress.reason}
+            for progress in report.progress
         ],
-        "diagnoses": [_diagnosis(each) for each in report.findings],
-        "contract": list(report.contract),
+        "diagnoses": [_diagnosis(finding) for finding in report.findings],
+        "thresholds": list(report.contract),
     }
 
 
-def looked(report: Report) -> dict[str, Any]:
-    """What was looked at, where and when."""
+def observed(report: Report) -> dict[str, Any]:
+    """Which samples of which servers were judged."""
     seen = report.observed
     return {
         "source": seen.source,
         "target": seen.target,
-        "from": seen.start,
-        "to": seen.end,
+        "start": seen.start,
+        "end": seen.end,
         "scrapes": seen.scrapes,
         "failed_scrapes": seen.failed_scrapes,
         "servers": list(seen.servers),
@@ -53,12 +54,11 @@ def looked(report: Report) -> dict[str, Any]:
 
 
 def _observed(report: Report) -> dict[str, Any]:
-    seen = report.observed
     return {
-        **looked(report),
-        "not_measured": list(seen.not_measured),
-        "not_judgeable": list(report.blind),
-        "notes": list(seen.notes),
+        **observed(report),
+        "not_collected": list(report.observed.not_measured),
+        "progress_unknown": list(report.blind),
+        "notes": list(report.observed.notes),
     }
 
 
@@ -67,23 +67,25 @@ def _subject(subject: Subject) -> dict[str, str]:
 
 
 def _diagnosis(finding: Finding) -> dict[str, Any]:
-    one = finding.diagnosis
+    diagnosis = finding.diagnosis
     return {
-        "incident": one.incident.id,
-        "state": one.state,
-        "severity": one.severity,
-        "subject": _subject(one.subject),
-        "primary": one.primary,
-        "explained_by": one.explained_by,
-        "since": one.since,
-        "until": one.until,
-        "ongoing": one.ongoing,
-        "symptoms": [_reading(each) for each in one.symptoms],
-        "supports": [_reading(each) for each in one.supports],
-        "refuted": [{"looks_like": each.name, "because": each.evidence} for each in one.refuted],
-        "not_ruled_out": [{"looks_like": each.name, "tell": each.distinguish} for each in one.open],
-        "missing": list(one.missing),
-        "fixes": [_fix(each) for each in finding.proposals],
+        "incident": diagnosis.incident.id,
+        "state": diagnosis.state,
+        "severity": diagnosis.severity,
+        "subject": _subject(diagnosis.subject),
+        "primary": diagnosis.primary,
+        "explained_by": diagnosis.explained_by,
+        "since": diagnosis.since,
+        "until": diagnosis.until,
+        "ongoing": diagnosis.ongoing,
+        "symptoms": [_reading(reading) for reading in diagnosis.symptoms],
+        "supporting_evidence": [_reading(reading) for reading in diagnosis.supports],
+        "ruled_out": [{"look_alike": refuted.name, "evidence": refuted.evidence} for refuted in diagnosis.refuted],
+        "not_ruled_out": [
+            {"look_alike": look_alike.name, "distinguish": look_alike.distinguish} for look_alike in diagnosis.open
+        ],
+        "missing_signals": list(diagnosis.missing),
+        "fixes": [_fix(proposal) for proposal in finding.proposals],
         "relaunch": finding.relaunch,
     }
 
@@ -93,12 +95,12 @@ def _reading(reading: Reading) -> dict[str, Any]:
     return {
         "signal": signal.name,
         "value": reading.value,
-        "op": reading.condition.op,
-        "limit": reading.limit,
-        "holds": reading.holds,
+        "comparison": reading.condition.op,
+        "threshold": reading.limit,
         "unit": signal.unit,
-        "says": reading.sentence,
-        "which": list(reading.culprits),
+        "holds": reading.holds,
+        "sentence": reading.sentence,
+        "culprits": list(reading.culprits),
     }
 
 
@@ -107,26 +109,26 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
     return {
         "kind": fix.kind,
         "name": proposal.name,
-        "from": _whole(proposal.before),
-        "to": _whole(proposal.after),
+        "before": _whole(proposal.before),
+        "after": _whole(proposal.after),
         "change": proposal.text,
-        "why": words.why(fix.why),
-        "effect": fix.effect,
-        "risk": fix.risk,
+        "rationale": words.why(fix.why),
+        "expected_effect": fix.effect,
+        "trade_off": fix.risk,
         "restart": fix.restart,
         "rollback": fix.rollback,
-        "versions": words.versions(proposal),
-        "needs": list(proposal.needs),
-        "changes": [_change(each) for each in proposal.changes],
+        "vllm_versions": words.versions(proposal),
+        "check_first": list(proposal.needs),
+        "changes": [_change(change) for change in proposal.changes],
     }
 
 
 def _change(change: FlagChange) -> dict[str, Any]:
     return {
         "name": change.name,
-        "from": _whole(change.before),
-        "to": _whole(change.after),
-        "from_is_default": change.assumed,
+        "before": _whole(change.before),
+        "after": _whole(change.after),
+        "before_is_default": change.assumed,
     }
 
 
@@ -140,5 +142,5 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list) else value
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list) else value

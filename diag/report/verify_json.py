@@ -8,7 +8,7 @@ from typing import Any
 
 from diag import __version__
 from diag.diagnosis.diagnose import Diagnosis
-from diag.report.json import looked
+from diag.report.json import observed
 from diag.report.verify import headlines
 from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
 from diag.verify.load import Load
@@ -30,8 +30,8 @@ def document(found: Verification) -> dict[str, Any]:
         "diag": __version__,
         "verdict": found.verdict,
         "headlines": headlines(found),
-        "before": {**looked(found.before), "verdict": found.before.verdict},
-        "after": {**looked(found.after), "verdict": found.after.verdict},
+        "before": {**observed(found.before), "verdict": found.before.verdict},
+        "after": {**observed(found.after), "verdict": found.after.verdict},
         "servers": [_server(each) for each in found.servers],
         "alone": list(found.alone),
     }

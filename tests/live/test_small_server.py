@@ -85,6 +85,6 @@ def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: ser
         report = doctor(small.url)
     (incident,) = (diagnosis for diagnosis in report["diagnoses"] if diagnosis["primary"])
     assert incident["incident"] == "prefill_decode_contention"
-    fixes = {fix["name"]: fix["to"] for fix in incident["fixes"]}
+    fixes = {fix["name"]: fix["after"] for fix in incident["fixes"]}
     low, high = cure.CONTENTION.bounds
     assert low <= fixes[cure.CONTENTION.flag] <= high

@@ -161,10 +161,10 @@ def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: 
         kept.result()
     named = primary(report)
     assert named["incident"] == "kv_eviction_cascade"
-    since = named["since"] or report["observed"]["from"]
+    since = named["since"] or report["observed"]["start"]
     assert since - begun < 60  # by the scrapes: two busy cores start our process late, and have it watch on
     low, high = cure.CASCADE.bounds
-    assert low <= {fix["name"]: fix["to"] for fix in named["fixes"]}[cure.CASCADE.flag] <= high
+    assert low <= {fix["name"]: fix["after"] for fix in named["fixes"]}[cure.CASCADE.flag] <= high
     line = primary(said("doctor", str(before)))["relaunch"]
     vllm.stop()
     with (

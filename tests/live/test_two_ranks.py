@@ -131,7 +131,7 @@ def the_ranks_work(exporter: Exporter, report: dict[str, object]) -> None:
 def the_rank_is_named(exporter: Exporter, report: dict[str, object]) -> None:
     first = report["diagnoses"][0]
     assert (first["incident"], first["primary"]) == ("tp_communication_stall", True)
-    assert "rank 1" in [name for each in first["symptoms"] for name in each["which"]]
+    assert "rank 1" in [name for each in first["symptoms"] for name in each["culprits"]]
     assert stopped(exporter) == [("1", "worker")]
 
 
