@@ -1,8 +1,8 @@
 """Prometheus rules from the declarations: what the doctor judges by is what is alerted on.
 
-Every incident is an alert; a signal that several rules use is recorded once. Signals and alerts that look over the same
-window for the same kind of subject share a group, whose rules are evaluated in their order: an alert never reads what
-was recorded an interval ago.
+Every incident is an alert; a signal that several rules use is recorded once. Signals and alerts over the same window
+for the same kind of subject share a group, whose rules are evaluated in order: an alert never reads what was recorded
+an interval ago.
 """
 
 from collections import Counter
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from diag.artefacts.names import alert_name, comparison, expression, per, recorded, runbook_url, uid
+from diag.artefacts.names import alert_name, claim, expression, per, recorded, runbook_url, threshold, uid
+from diag.artefacts.units import alert_value
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident
 from diag.diagnosis.diagnose import RANK
@@ -18,14 +19,14 @@ from diag.promql import pretty
 
 INTERVAL = "15s"
 KEEP_FIRING = "5m"
-"""A missed scrape or a moment of calm does not end an alert and begin another."""
+"""A missed scrape or a short recovery does not end an alert and start another."""
 Rule = dict[str, Any]
 Group = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One alerting rule: the incident (with the limit it has here), which windows, what value the reader is told."""
+    """One alerting rule: the incident with its threshold here, its windows, and the condition whose value is shown."""
 
     incident: Incident
     windows: tuple[str, ...]
@@ -34,19 +35,19 @@ class Alert:
     labels: tuple[tuple[str, str], ...] = ()
 
     def conditions(self) -> Iterator[tuple[str, Condition]]:
-        """All that must hold and over which window, what is told first."""
+        """All that must hold and over which window; the condition whose value is shown comes first."""
         for window in self.windows:
             for condition in dict.fromkeys((self.first, *self.incident.conditions)):
                 yield window, condition
 
 
 def alerts(incident: Incident) -> list[Alert]:
-    """The alerts of an incident: one; one for each pair of windows that a budget burns over; a worse one beside it."""
+    """The alerts of an incident: one, or one per burn-rate window; and a critical one where the incident escalates."""
     if incident.burns:
         return [_burning(incident.over(burn), (burn.short, burn.long)) for burn in incident.burns]
-    own = Alert(incident, (incident.window,), incident.conditions[0], incident.severity)
-    worse = [replace(own, first=incident.escalates, severity="critical")] if incident.escalates else []
-    return [own, *worse]
+    alert = Alert(incident, (incident.window,), incident.conditions[0], incident.severity)
+    critical = [replace(alert, first=incident.escalates, severity="critical")] if incident.escalates else []
+    return [alert, *critical]
 
 
 def _burning(incident: Incident, windows: tuple[str, str]) -> Alert:
@@ -55,31 +56,32 @@ def _burning(incident: Incident, windows: tuple[str, str]) -> Alert:
 
 def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     """The rule groups of all incidents; those of one kind of subject and one window together."""
-    rules = [alert for each in incidents for alert in alerts(each)]
+    rules = [alert for incident in incidents for alert in alerts(incident)]
     shared = _shared(rules, contract)
-    together: dict[str, list[Alert]] = {}
+    by_group: dict[str, list[Alert]] = {}
     for alert in rules:
         name = "-".join((*alert.incident.per, alert.windows[0]))
-        together.setdefault(f"diag-{name}", []).append(alert)
-    return [_group(name, members, shared, contract) for name, members in together.items()]
+        by_group.setdefault(f"diag-{name}", []).append(alert)
+    return [_group(name, members, shared, contract) for name, members in by_group.items()]
 
 
 def _shared(rules: Iterable[Alert], contract: Contract) -> set[str]:
-    """The expressions that more than one rule asks for."""
-    asked = Counter(
-        text
-        for alert in rules
-        for text in {expression(each.signal, alert.incident, window, contract) for window, each in alert.conditions()}
-    )
-    return {text for text, times in asked.items() if times > 1}
+    """The expressions that more than one rule uses."""
+    uses = Counter(text for alert in rules for text in set(_expressions(alert, contract)))
+    return {text for text, count in uses.items() if count > 1}
+
+
+def _expressions(alert: Alert, contract: Contract) -> Iterator[str]:
+    for window, condition in alert.conditions():
+        yield expression(condition.signal, alert.incident, window, contract)
 
 
 def _group(name: str, members: Sequence[Alert], shared: set[str], contract: Contract) -> Group:
     records = {
-        recorded(each.signal, alert.incident, window, contract.site): text
+        recorded(condition.signal, alert.incident, window, contract.site): text
         for alert in members
-        for window, each in alert.conditions()
-        if (text := expression(each.signal, alert.incident, window, contract)) in shared
+        for window, condition in alert.conditions()
+        if (text := expression(condition.signal, alert.incident, window, contract)) in shared
     }
     rules: list[Rule] = [{"record": record, "expr": pretty(text)} for record, text in records.items()]
     rules += [rule(alert, contract, set(records.values())) for alert in members]
@@ -89,9 +91,10 @@ def _group(name: str, members: Sequence[Alert], shared: set[str], contract: Cont
 def rule(alert: Alert, contract: Contract, shared: set[str]) -> Rule:
     """One alerting rule as Prometheus reads it."""
     incident = alert.incident
+    parts = [_condition(window, condition, alert, contract, shared) for window, condition in alert.conditions()]
     return {
         "alert": alert_name(incident.id),
-        "expr": pretty(" and ".join(_condition(*each, alert, contract, shared) for each in alert.conditions())),
+        "expr": pretty(" and ".join(parts)),
         "for": incident.hold,
         "keep_firing_for": KEEP_FIRING,
         "labels": {"incident": incident.id, "severity": alert.severity, **dict(alert.labels)},
@@ -102,23 +105,30 @@ def rule(alert: Alert, contract: Contract, shared: set[str]) -> Rule:
 def _condition(window: str, condition: Condition, alert: Alert, contract: Contract, shared: set[str]) -> str:
     text = expression(condition.signal, alert.incident, window, contract)
     name = recorded(condition.signal, alert.incident, window, contract.site) if text in shared else f"({text})"
-    return f"{name} {comparison(condition, contract)}"
+    return f"{name} {condition.op} {contract.limit(condition.limit):g}"
 
 
 def _annotations(alert: Alert, contract: Contract) -> dict[str, str]:
     incident, site = alert.incident, contract.site
-    told = alert.first.signal.sentence.format(value="{{ $value | humanize }}")
-    others = [each for _, each in alert.conditions() if each != alert.first]
-    limits = "; ".join(f"{each.signal.name} {comparison(each, contract)}" for each in dict.fromkeys(others))
     return {
         "summary": f"{incident.title} on {subject(incident, site)}",
-        "description": f"{told} (limit {comparison(alert.first, contract)}, over {' and '.join(alert.windows)})"
-        + (f"; also: {limits}" if limits else ""),
+        "description": _description(alert, contract),
         "impact": incident.impact,
         "runbook_url": runbook_url(site, incident.id),
         "dashboard_url": dashboard_url(incident, site),
         "doctor": doctor(site),
     }
+
+
+def _description(alert: Alert, contract: Contract) -> str:
+    """The measured value with its threshold, then the other conditions, which hold as well."""
+    signal = alert.first.signal
+    measured = signal.sentence.format(value=alert_value(signal.unit))
+    others = dict.fromkeys(condition for _, condition in alert.conditions() if condition != alert.first)
+    also = "; ".join(claim(condition, contract) for condition in others)
+    limit = "" if signal.unit == "bool" else f"threshold {threshold(alert.first, contract)} "
+    text = f"{measured} ({limit}over {' and '.join(alert.windows)})"
+    return f"{text}; also true: {also}" if also else text
 
 
 def subject(incident: Incident, site: Site) -> str:
@@ -140,18 +150,18 @@ def _milliseconds(promql: str) -> str:
 
 
 def doctor(site: Site) -> str:
-    """What to type."""
+    """The command that diagnoses the server of the alert."""
     if "instance" in site.labels:
         return "diag doctor http://{{ $labels.instance }}"
     return f"diag doctor http://<address of {' '.join(f'{{{{ $labels.{label} }}}}' for label in site.labels)}>"
 
 
 def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any]]:
-    """What Alertmanager need not say: what follows from a cause that is being said, and a warning that became critical.
+    """Alertmanager's inhibition rules: a cause mutes what follows from it, a critical alert its own warning.
 
-    A ticket never silences a page.
+    A warning never mutes a critical alert.
     """
-    known = {each.id: each for each in incidents}
+    known = {incident.id: incident for incident in incidents}
     explained = [(cause, known[name]) for cause in incidents for name in cause.explains]
     rules = [
         _inhibit(f'incident="{cause.id}"', f'incident="{effect.id}"', _common(cause, effect, site))
@@ -160,10 +170,12 @@ def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any
     ]
     return rules + [
         _inhibit(
-            f'incident="{each.id}",severity="critical"', f'incident="{each.id}",severity="warning"', per(each, site)
+            f'incident="{incident.id}",severity="critical"',
+            f'incident="{incident.id}",severity="warning"',
+            per(incident, site),
         )
-        for each in incidents
-        if each.escalates
+        for incident in incidents
+        if incident.escalates
     ]
 
 

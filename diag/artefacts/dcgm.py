@@ -1,8 +1,8 @@
-"""Our exporter's GPU metrics from NVIDIA's dcgm-exporter: recording rules, so that no second GPU exporter is needed.
+"""Recording rules that give dcgm-exporter's metrics the names and units of `diag exporter`.
 
 Fields and units: dcgm_fields.h of DCGM 4.6; which of them are scraped: default-counters.csv of dcgm-exporter 4.8.3. Its
-4.9.0 (DCGM 4.7) gives the default fields new names, some of them in other units: the new one comes first below. Where a
-DCGM value would have to be bent to be ours, it is left out: a missing sample is unknown, a bent one is wrong.
+4.9.0 (DCGM 4.7) gives the default fields new names, some of them in other units: the new one comes first below. A DCGM
+value that means something else than ours is left out: a missing sample is unknown, a wrong one misleads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ MEBI = 1024**2
 
 
 class Record(NamedTuple):
-    """One rule: our metric, DCGM's value in our unit, the labels that are given to it and those that it has already."""
+    """One rule: our metric, DCGM's value in our unit, the labels to add, and those of DCGM's to keep."""
 
     metric: str
     promql: str
@@ -26,19 +26,19 @@ class Record(NamedTuple):
 
 
 def device(*fields: str) -> str:
-    """Of these fields of a GPU, some of them scaled, the first that is scraped."""
+    """The first of these fields of a GPU that is scraped; a field may be scaled."""
     return " or ".join(f"DCGM_FI_DEV_{field}" for field in fields)
 
 
 def nanoseconds(*fields: str) -> str:
-    """Likewise of counters, in seconds: what NVML counts is nanoseconds, whatever older versions of the CSV say."""
+    """Likewise of counters, in seconds: NVML counts nanoseconds, whatever older versions of the CSV say."""
     return device(*(f"{field} / 1e9" for field in fields))
 
 
 TEMPERATURE = device("GPU_TEMP_CELSIUS", "GPU_TEMP")
 ACTIVE = device("CLOCKS_EVENT_REASONS", "CLOCK_THROTTLE_REASONS")
 XID = "DCGM_EXP_XID_ERRORS_TOTAL"
-THROTTLED = {
+THROTTLE_SECONDS = {
     "sw_power_cap": nanoseconds("POWER_VIOLATION"),
     # the second one counts both kinds of heat: it stands in where DCGM cannot tell them apart
     "sw_thermal": nanoseconds("CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS", "THERMAL_VIOLATION"),
@@ -91,7 +91,7 @@ RECORDS = (
         Record("diag_gpu_throttle_active", f"floor(({ACTIVE}) / {bit}) % 2", {"reason": reason})
         for reason, bit in THROTTLE_REASONS.items()
     ),
-    *(Record("diag_gpu_throttle_seconds_total", time, {"reason": reason}) for reason, time in THROTTLED.items()),
+    *(Record("diag_gpu_throttle_seconds_total", time, {"reason": reason}) for reason, time in THROTTLE_SECONDS.items()),
     *(
         Record(metric, promql.replace("WAY", way.upper()), {"direction": way})
         for metric, promql in TRAFFIC.items()
@@ -116,8 +116,8 @@ RECORDS = (
         {"kind": "uncorrected"},
     ),
     Record("diag_gpu_remap_failure", device("ROW_REMAP_FAILED", "ROW_REMAP_FAILURE")),
-    # An Xid's series is born at 1, and a counter that is born at 1 never increases: here it begins with a minute of 0.
-    # A day's look back, whoever the GPU belonged to, is for the scrape that failed: what returns is not new.
+    # An Xid's series starts at 1, and increase() does not see a start at 1: so the rule records 0 for its first minute.
+    # The day's look back ignores the pod: a series that returns after a failed scrape is not a new error.
     Record(
         "diag_gpu_xid_errors_total",
         f"0 * ({XID} unless on (UUID, xid) last_over_time({XID}[1d] offset 1m)) or {XID}",
@@ -125,34 +125,34 @@ RECORDS = (
     ),
 )
 SERVING = Record("diag_gpu_serving", f"0 * ({TEMPERATURE}) + 1")
-"""Only by pod: attribution says whose GPU it is, a shared host does not."""
+"""Only where GPUs are joined by pod: on a shared host nobody knows which server uses which GPU."""
 
 WHOLE = ("GPU_I_ID", "vgpu")
-"""Labels of a MIG slice and of a share of a GPU. A server has neither: it meets only GPUs that are whole."""
+"""Labels of a MIG slice and of a shared GPU. A server has neither, so it joins only whole GPUs."""
 
-SWITCHED_ON = """\
-DCGM_FI_DEV_CLOCKS_EVENT_REASONS, gauge, Why the clocks are held down (bits).
-DCGM_FI_DEV_POWER_VIOLATION, counter, Time at the power limit (in ns).
-DCGM_FI_DEV_THERMAL_VIOLATION, counter, Time held down for heat (in ns).
-DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS, counter, Time held down by the driver for heat (in ns).
-DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS, counter, Time held down by the hardware for heat (in ns).
-DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS, counter, Time held down from outside (in ns).
-DCGM_FI_DEV_SYNC_BOOST_VIOLATION, counter, Time held down for another GPU (in ns).
-DCGM_FI_DEV_BOARD_LIMIT_VIOLATION, counter, Time at a limit of the board (in ns).
-DCGM_FI_DEV_RELIABILITY_VIOLATION, counter, Time at a limit of reliability (in ns).
+CSV_LINES = """\
+DCGM_FI_DEV_CLOCKS_EVENT_REASONS, gauge, Clock throttle reasons (bit mask).
+DCGM_FI_DEV_POWER_VIOLATION, counter, Time throttled by the power limit (in ns).
+DCGM_FI_DEV_THERMAL_VIOLATION, counter, Time throttled for thermal reasons (in ns).
+DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS, counter, Time in software thermal slowdown (in ns).
+DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS, counter, Time in hardware thermal slowdown (in ns).
+DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS, counter, Time in hardware power brake (in ns).
+DCGM_FI_DEV_SYNC_BOOST_VIOLATION, counter, Time throttled by sync boost (in ns).
+DCGM_FI_DEV_BOARD_LIMIT_VIOLATION, counter, Time throttled by a board limit (in ns).
+DCGM_FI_DEV_RELIABILITY_VIOLATION, counter, Time throttled by the reliability limit (in ns).
 DCGM_EXP_XID_ERRORS_TOTAL, counter, Xid errors since the exporter started.
-DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, Memory errors that were corrected.
-DCGM_FI_DEV_ECC_DBE_VOL_TOTAL, counter, Memory errors that could not be corrected.
-DCGM_FI_DEV_GPU_TEMP_LIMIT, gauge, Degrees left to the slowdown temperature (in C).
-DCGM_FI_DEV_MAX_SM_CLOCK, gauge, Highest SM clock (in MHz).
-DCGM_FI_DEV_MAX_MEM_CLOCK, gauge, Highest memory clock (in MHz).
-DCGM_FI_DEV_ENFORCED_POWER_LIMIT, gauge, Power limit in force (in W).
+DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, Corrected ECC errors.
+DCGM_FI_DEV_ECC_DBE_VOL_TOTAL, counter, Uncorrected ECC errors.
+DCGM_FI_DEV_GPU_TEMP_LIMIT, gauge, Margin to the slowdown temperature (in C).
+DCGM_FI_DEV_MAX_SM_CLOCK, gauge, Maximum SM clock (in MHz).
+DCGM_FI_DEV_MAX_MEM_CLOCK, gauge, Maximum memory clock (in MHz).
+DCGM_FI_DEV_ENFORCED_POWER_LIMIT, gauge, Enforced power limit (in W).
 DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN, gauge, Lowest power limit that can be set (in W).
-DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF, gauge, Power limit that the vendor set (in W).
+DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF, gauge, Default power limit (in W).
 DCGM_FI_DEV_PCIE_LINK_GEN, gauge, PCIe generation.
-DCGM_FI_DEV_PCIE_MAX_LINK_GEN, gauge, Highest PCIe generation.
+DCGM_FI_DEV_PCIE_MAX_LINK_GEN, gauge, Maximum PCIe generation.
 DCGM_FI_DEV_PCIE_LINK_WIDTH, gauge, PCIe lanes.
-DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH, gauge, Most PCIe lanes.
+DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH, gauge, Maximum PCIe lanes.
 DCGM_FI_PROF_PCIE_TX_BYTES_TOTAL, counter, Bytes sent over PCIe.
 DCGM_FI_PROF_PCIE_RX_BYTES_TOTAL, counter, Bytes received over PCIe.
 DCGM_FI_DEV_NVLINK_COUNT_TX_BYTES, counter, Bytes sent over NVLink 5 and later.
@@ -162,28 +162,29 @@ DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, counter, NVLink data CRC errors.
 DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, counter, NVLink replays.
 DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, counter, NVLink recoveries.
 DCGM_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, counter, NVLink ECC errors."""
-LEFT_OUT = f"""\
-Load this only where no exporter of ours sees the GPUs: it records the same names.
+"""What the CSV of dcgm-exporter needs beside its defaults."""
+HEADER = f"""\
+Load this file only where no `diag exporter` reads the GPUs: both record the same names.
 
-A GPU belongs to the one vLLM server that has the same labels ([site] gpu_join in diag.toml). Where two servers answer
-under the same ones, or the server does not answer, whose GPU it is stays unknown, and nothing is recorded. Nor is it
-for a slice of MIG, or for a GPU that pods share.
+A GPU belongs to the one vLLM server with the same values of the labels in diag.toml, [site] gpu_join. Nothing is
+recorded where two servers have the same values, where the server does not answer, for a MIG slice, or for a GPU that
+several pods share.
 
-dcgm-exporter's default counters leave out every throttle reason, Xid errors, ECC errors, limits and links. Without
-these lines in its CSV the rules that need them record nothing. A CSV of your own replaces the default: start from a
-copy. The lines are for 4.8.3 and later; an older exporter may refuse to start on a field that it does not know
+dcgm-exporter's default counters have no throttle reasons, Xid errors, ECC errors, limits or links. Add the lines below
+to its CSV, or the rules that need them record nothing. A CSV of your own replaces the default one: start from a copy.
+The lines are for 4.8.3 and later; an older exporter may refuse to start on a field that it does not know
 (DCGM_EXP_XID_ERRORS_TOTAL and DCGM_FI_PROF_PCIE_*_TOTAL before 4.8.3, ..._ECC_DATA_... before 4.8.0, ..._SLOWDOWN_NS
 before 4.4.0; before 4.0.0 DCGM_FI_DEV_CLOCKS_EVENT_REASONS was called DCGM_FI_DEV_CLOCK_THROTTLE_REASONS).
 
-{SWITCHED_ON}
+{CSV_LINES}
 
-No rule records these, since DCGM's fields do not say it:
-diag_gpu_up: a GPU that is lost has no series, which is not 0. Nor does a missing series say that it is lost.
-diag_gpu_info: DCGM packs the compute capability into one number, of which a rule makes no "9.0".
-diag_gpu_process_memory_bytes: DCGM does not tell processes apart, nor vLLM's from others.
+No rule records these metrics, because no DCGM field has their meaning:
+diag_gpu_up: a lost GPU has no series, and a missing series does not prove a lost GPU.
+diag_gpu_info: DCGM packs the compute capability into one number, which a rule cannot turn into "9.0".
+diag_gpu_process_memory_bytes: DCGM does not tell vLLM's processes from others.
 diag_gpu_nvlink_active_links, diag_gpu_peer_info: the state of links and their topology are not fields of a GPU.
 DCGM_FI_DEV_XID_ERRORS is not a counter: it holds the last Xid and never returns to 0.
-DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL is not a counter of bytes: it is a rate, of both directions together."""
+DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL is not a counter of bytes: it is a rate of both directions together."""
 
 
 def group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
@@ -197,12 +198,12 @@ def group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _servers(key: tuple[str, ...]) -> str:
-    """The name under which the servers that are alone under their key are recorded: every other rule asks for them."""
+    """The recorded name of the servers that are the only one with their key: every other rule joins with it."""
     return f"{'_'.join(key)}:vllm_servers:alone"
 
 
 def _rule(record: Record, labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
-    copied = [each for each in labels if each not in key]  # Prometheus refuses one that is in `on` as well
+    copied = [label for label in labels if label not in key]  # Prometheus refuses one that is in `on` as well
     expr = (
         f"max by ({_list(labels, ('gpu', 'uuid'), record.kept)}) (\n"
         f"  {_workload(record.promql, key)}\n"
@@ -217,21 +218,21 @@ def _rule(record: Record, labels: tuple[str, ...], key: tuple[str, ...]) -> dict
 def _workload(promql: str, key: tuple[str, ...]) -> str:
     """DCGM's series with our name for the UUID, and the workload's labels where a scrape has set them aside.
 
-    Prometheus keeps its own `pod`, that of dcgm-exporter, and calls the other one `exported_pod`, unless it is told to
-    honour the labels of the page.
+    Prometheus keeps its own `pod`, that of dcgm-exporter, and calls the workload's `exported_pod`, unless the scrape
+    job sets honor_labels.
     """
-    for ours, theirs in {"uuid": "UUID", **{each: f"exported_{each}" for each in key}}.items():
+    for ours, theirs in {"uuid": "UUID", **{label: f"exported_{label}" for label in key}}.items():
         promql = f'label_replace({promql}, "{ours}", "$1", "{theirs}", "(.+)")'
     return promql
 
 
 def _server(labels: tuple[str, ...], key: tuple[str, ...]) -> str:
-    """1 for each server that is alone under its key; a key with an empty label would be everybody's."""
-    named = ",".join(f'{each}!=""' for each in key)
+    """1 for each server that is the only one with its key; a key with an empty label would match everything."""
+    named = ",".join(f'{label}!=""' for label in key)
     servers = f"group by ({_list(key, labels)}) ({RUNNING}{{{named}}})"
     return f"({servers} and on ({_list(key)}) count by ({_list(key)}) ({servers}) == 1)"
 
 
-def _list(*labels: Iterable[str]) -> str:
+def _list(*groups: Iterable[str]) -> str:
     """Each label once."""
-    return ", ".join(dict.fromkeys(label for each in labels for label in each))
+    return ", ".join(dict.fromkeys(label for labels in groups for label in labels))

@@ -1,17 +1,20 @@
-"""Every generated file: its text, and whether what lies on disk says the same."""
+"""Every generated file: its text, and whether the file on disk has it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diag.artefacts import alerts, dashboards, dcgm, guards, runbooks
-from diag.artefacts.names import MARK
+from diag.artefacts import alerts, dcgm, runbooks, telemetry_alerts
+from diag.artefacts.dashboards.pages import dashboards
+from diag.artefacts.metric_reference import metric_reference
+from diag.artefacts.names import GENERATED_MARK
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.incident import Incident
 from diag.core.yaml import dump
 
 FOLDERS = ("alerts", "dashboards", "runbooks")
+"""Whose files go when they are no longer generated. Others write in docs/, and may quote the mark."""
 RELABEL = {
     "metric_relabel_configs": [
         {"source_labels": ["__name__"], "regex": "vllm_(.+)", "target_label": "__name__", "replacement": "vllm:$1"}
@@ -23,53 +26,51 @@ def files(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
     """The text of every file by its path under the root of the artefacts."""
     return {
         **_alerts(incidents, contract),
-        **dashboards.dashboards(incidents, contract),
+        **dashboards(incidents, contract),
         **runbooks.runbooks(incidents, contract),
+        "docs/metrics.md": metric_reference(incidents),
     }
 
 
 def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
-    groups = [*alerts.groups(incidents, contract), guards.group(contract)]
+    groups = [*alerts.groups(incidents, contract), telemetry_alerts.group(contract)]
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": {"name": "diag", "labels": {"app.kubernetes.io/name": "diag"}},
         "spec": {"groups": groups},
     }
-    by_dcgm = dcgm.group(contract.site.labels, contract.site.gpu_join)
+    dcgm_rules = {"groups": [dcgm.group(contract.site.labels, contract.site.gpu_join)]}
     inhibit = {"inhibit_rules": alerts.inhibitions(incidents, contract.site)}
     texts: dict[str, tuple[str, dict[str, Any]]] = {
-        "diag.rules.yaml": (f"{MARK}: a rule file of Prometheus.", {"groups": groups}),
-        "prometheusrule.yaml": (f"{MARK}: the rules of diag.rules.yaml for the Prometheus Operator.", resource),
-        "dcgm.yaml": (
-            f"{MARK}: a rule file of Prometheus, for users of dcgm-exporter.\n{dcgm.LEFT_OUT}",
-            {"groups": [by_dcgm]},
-        ),
-        "inhibit_rules.yaml": (f"{MARK}: what Alertmanager need not say; put it into alertmanager.yml.", inhibit),
-        "relabel.yaml": (f"{MARK}: for a scrape job whose metrics are stored as vllm_ instead of vllm:.", RELABEL),
+        "diag.rules.yaml": ("a rule file for Prometheus.", {"groups": groups}),
+        "prometheusrule.yaml": ("the rules of diag.rules.yaml for the Prometheus Operator.", resource),
+        "dcgm.yaml": (f"a rule file for Prometheus, for dcgm-exporter's metrics.\n{dcgm.HEADER}", dcgm_rules),
+        "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
+        "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_ instead of vllm:.", RELABEL),
     }
     steps = (Path(__file__).parent / "steps.md").read_text(encoding="utf-8")
     return {
         "alerts/README.md": steps,
-        **{f"alerts/{name}": dump(head, content) for name, (head, content) in texts.items()},
+        **{f"alerts/{name}": dump(f"{GENERATED_MARK}: {head}", content) for name, (head, content) in texts.items()},
     }
 
 
 def write(root: Path, texts: dict[str, str]) -> list[str]:
-    """Write what differs, take away what is generated no more; returns one line for each.
+    """Write what differs and delete what is no longer generated; one line for each file.
 
-    A file of somebody else's is never overwritten: BadUsage names it before anything is written.
+    A file that diag did not write is never overwritten: BadUsage names it before anything is written.
     """
     changed = list(differences(root, texts))
     for name, _ in changed:
-        if (root / name).exists() and MARK not in (_read(root / name) or ""):
+        if (root / name).exists() and GENERATED_MARK not in (_read(root / name) or ""):
             raise BadUsage(f"{root / name}: was not written by diag generate: move it, or name another folder")
     try:
         for name, _ in changed:
             _change(root / name, texts.get(name))
     except OSError as error:
         raise BadUsage(f"{root}: cannot be written: {error}") from error
-    return [f"{name}: {what}" for name, what in changed]
+    return [f"{name}: {difference}" for name, difference in changed]
 
 
 def _change(file: Path, text: str | None) -> None:
@@ -81,20 +82,20 @@ def _change(file: Path, text: str | None) -> None:
 
 
 def differences(root: Path, texts: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The files that do not say what the declarations do, and how they differ."""
+    """The files that do not match the declarations, and how they differ."""
     for name, text in texts.items():
-        there = _read(root / name)
-        if there != text:
-            yield name, "missing" if there is None else "differs"
+        present = _read(root / name)
+        if present != text:
+            yield name, "missing" if present is None else "differs"
     for folder in FOLDERS:
         for file in sorted((root / folder).glob("*")):
             name = f"{folder}/{file.name}"
-            if name not in texts and MARK in (_read(file) or ""):
+            if name not in texts and GENERATED_MARK in (_read(file) or ""):
                 yield name, "no longer generated"
 
 
 def _read(file: Path) -> str | None:
-    """The text of a file; None where there is none, or none that is ours."""
+    """The text of a file; None where there is none, or where it is not text."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

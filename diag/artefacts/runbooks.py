@@ -1,57 +1,57 @@
-"""Runbooks from the declarations, to be read at three in the morning; `diag explain` prints the same text."""
+"""Runbooks from the declarations, written for 3 a.m.; `diag explain` prints the same text."""
 
 import re
 from collections.abc import Mapping, Sequence
 
-from diag.artefacts.guards import GUARDS, PAGE, SERVER, asked
-from diag.artefacts.names import MARK, alert_name, comparison, expression, opposite, per
+from diag.artefacts.names import GENERATED_MARK, alert_name, claim, expression, in_words, opposite, per, threshold
+from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, expression_of
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Source, regroup
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
 
-EXIT = {"info": 0, "warning": 1, "critical": 2}
+EXIT_STATUS = {"info": 0, "warning": 1, "critical": 2}
 
 
 def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
     """The text of every runbook by its file, and their index."""
-    pages = {each.id: runbook(each, incidents, contract) for each in incidents}
-    return {
-        f"runbooks/{name}.md": text
-        for name, text in {**pages, PAGE: _telemetry(contract), "README": _index(incidents)}.items()
-    }
+    pages = {incident.id: runbook(incident, incidents, contract) for incident in incidents}
+    pages |= {RUNBOOK_PAGE: _telemetry(contract), "README": _index(incidents)}
+    return {f"runbooks/{name}.md": text for name, text in pages.items()}
 
 
 def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract) -> str:
-    """One incident: is it real, how to tell, what to do, how to see that it worked, and what not to do."""
+    """One incident: confirm it, tell it apart, mitigate, fix, verify, hand over, and what not to do."""
+    known = {each.id: each for each in incidents}
     sections = {
         "Meaning": _meaning(incident, incidents),
-        "Impact": [f"{_sentence(incident.impact)}"],
-        "Is it real? (two minutes)": _is_it_real(incident, contract),
-        "Diagnose": _diagnose(incident, contract),
-        "What looks like it": _look_alikes(incident, {each.id: each for each in incidents}, contract),
-        "Mitigate": _mitigate(incident),
-        "Fix": _fixes(incident),
+        "Impact": [_sentence(incident.impact)],
+        "Confirm": _confirm(incident, contract),
+        "Immediate mitigation": _mitigation(incident),
+        "Symptoms (all must hold)": _symptoms(incident, contract),
+        "Supporting evidence": _supporting(incident, contract),
+        "What looks like it, how to distinguish": _look_alikes(incident, known, contract),
+        "Fix (remediation), trade-off, rollback": _fixes(incident, contract),
         "Verify": _verify(incident, contract),
-        "Escalate": _escalate(incident),
-        "Do NOT": [f"- {each}" for each in incident.do_not],
-        "Where the limits come from": _provenance(incident, contract),
-        "The whole of it as PromQL": _promql(incident.query(incident.window, contract.values()), contract),
+        "Escalate and hand over": _escalate(incident),
+        "Do NOT": [f"- {warning}" for warning in incident.do_not],
+        "Threshold rationale": _rationale(incident, contract),
+        "Complete PromQL expression": _promql(incident.query(incident.window, contract.values()), contract),
     }
     head = (
-        f"# {alert_name(incident.id)}: {incident.title}\n\n*{MARK}.* `{incident.id}`, {incident.severity},"
-        f" judged for each {' and '.join(per(incident, contract.site))} over {incident.window}\n"
+        f"# {alert_name(incident.id)}: {incident.title}\n\n*{GENERATED_MARK}.* Incident `{incident.id}`, severity"
+        f" {incident.severity}, evaluated per {' and '.join(per(incident, contract.site))} over {incident.window}.\n"
     )
     return head + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
 
 
 def _meaning(incident: Incident, incidents: Sequence[Incident]) -> list[str]:
-    causes = [each.id for each in incidents if incident.id in each.explains]
+    causes = [other.id for other in incidents if incident.id in other.explains]
     lines = [" ".join(incident.cause.split())]
     if causes:
-        lines += ["", f"It may follow from {_linked(causes)}: look there first where that one is present, too."]
+        lines += ["", f"Possible causes: {_linked(causes)}. If one of them is present too, start there."]
     if incident.explains:
-        lines += ["", f"It explains {_linked(incident.explains)}, whose alerts it silences."]
+        lines += ["", f"Explains: {_linked(incident.explains)}. Alertmanager mutes these while this alert fires."]
     return lines
 
 
@@ -63,36 +63,40 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-# -- is it real, and why ----------------------------------------------------------------------------------------------
+# -- is it this incident ----------------------------------------------------------------------------------------------
 
 
-def _is_it_real(incident: Incident, contract: Contract) -> list[str]:
-    subject = " ".join(("<instance>", *(f"{label} <{label}>" for label in incident.per if label != "instance")))
-    rows = [
-        f"  {'because' if not at else '':<13} {each.signal.name:<36} <value>  {comparison(each, contract)}"
-        for at, each in enumerate(incident.symptoms)
-    ]
+def _confirm(incident: Incident, contract: Contract) -> list[str]:
+    """The command, from where to run it, and what it prints while the incident lasts."""
+    labels = [f"{label} <{label}>" for label in incident.per if label != "instance"]
+    conditions = [(condition.signal.name, threshold(condition, contract)) for condition in incident.symptoms]
+    width = max(len(name) for name, _ in conditions)
     return [
-        *_where(incident, contract),
-        f"{incident.severity.upper()} {incident.id} on {subject}, now, since <time>: {incident.impact}",
-        "",
-        *rows,
+        *_command(incident, contract),
         "```",
         "",
-        f"Exit status {EXIT[incident.severity]}. `HEALTHY` and 0: it has ended, and the dashboard shows when."
-        " `CANNOT TELL` and 3: it says what is missing and how to get it.",
+        f"While it lasts, the report begins with `{incident.severity.upper()}` and names `{incident.id}` on"
+        f" `{' '.join(('<instance>', *labels))}`. Its evidence:",
+        "",
+        "```text",
+        *(f"{name:<{width}}  <value>  {limit}" for name, limit in conditions),
+        "```",
+        "",
+        f"The exit status is {EXIT_STATUS[incident.severity]}. `HEALTHY` (exit status 0): the incident has ended, and"
+        " the dashboard shows when. `CANNOT TELL` (exit status 3): telemetry is missing, and the report says how to get"
+        " it.",
     ]
 
 
-def _where(incident: Incident, contract: Contract) -> list[str]:
-    """The command, and from where: what a page of vLLM's does not say is seen on the server's own host."""
+def _command(incident: Incident, contract: Contract) -> list[str]:
+    """Some incidents show only on the server's own host: vLLM's page knows neither GPUs nor the log."""
     names = _metrics(incident, contract)
     log = any(name.startswith(("diag_vllm_startup_", "diag_vllm_log_")) for name in names)
-    here = log or any(name.startswith("diag_gpu_") for name in names)
-    anywhere = "from anywhere that reaches the server; on its own host it sees GPUs and processes, too"
-    at = "on the server's own host" if here else anywhere
+    host_only = log or any(name.startswith("diag_gpu_") for name in names)
+    anywhere = "from any host that reaches the server (on the server's own host it also reads GPUs and processes)"
+    place = "on the server's own host" if host_only else anywhere
     return [
-        f"Half a minute, {at}:",
+        f"Run this {place}; it takes 30 s:",
         "",
         "```console",
         f"$ diag doctor http://<instance>{' --log FILE' if log else ''}",
@@ -100,42 +104,34 @@ def _where(incident: Incident, contract: Contract) -> list[str]:
 
 
 def _metrics(incident: Incident, contract: Contract) -> list[str]:
-    """Every metric that its symptoms ask for."""
-    texts = (expression(each.signal, incident, incident.window, contract) for each in incident.symptoms)
+    """Every metric that its symptoms read."""
+    texts = (expression(condition.signal, incident, incident.window, contract) for condition in incident.symptoms)
     return sorted({name for text in texts for name in metric_names(parse(text))} - {"up"})
 
 
-def _diagnose(incident: Incident, contract: Contract) -> list[str]:
-    """Each symptom with what Prometheus is asked and answers; then the metrics themselves, on the page."""
-    parts = [line for each in incident.symptoms for line in _symptom(each, incident, contract)]
-    supports = [f"- {_claim(each, contract)}" for each in incident.supports]
-    return [
-        *parts,
-        *(["It is the likelier where:", "", *supports, ""] if supports else []),
-        *_pages(incident, contract),
-    ]
+def _symptoms(incident: Incident, contract: Contract) -> list[str]:
+    """Each symptom with its PromQL; then the raw metrics, on the page."""
+    parts = [line for condition in incident.symptoms for line in _symptom(condition, incident, contract)]
+    return [*parts, *_raw_metrics(incident, contract)]
 
 
 def _symptom(condition: Condition, incident: Incident, contract: Contract) -> list[str]:
-    asked = expression(condition.signal, incident, incident.window, contract)
-    says = condition.signal.sentence.format(value="<value>")
+    promql = expression(condition.signal, incident, incident.window, contract)
+    reading = condition.signal.sentence.format(value="`<value>`")
+    other_side = in_words(opposite(condition), contract)
     return [
-        f"**{_claim(condition, contract)}**. Ask Prometheus; it is the case where the answer is"
-        f' {comparison(condition, contract)} ("{says}"):',
+        f"**{claim(condition, contract)}**: {reading}. The symptom holds when this query returns {condition.op}"
+        f" {contract.limit(condition.limit):g}; {other_side} rules this incident out.",
         "",
         "```promql",
-        pretty(asked),
+        pretty(promql),
         "```",
         "",
     ]
 
 
-def _claim(condition: Condition, contract: Contract) -> str:
-    return f"{condition.signal.name} {comparison(condition, contract)}"
-
-
-def _pages(incident: Incident, contract: Contract) -> list[str]:
-    """The commands that show the raw samples: vLLM's page, and the exporter's for what vLLM does not say."""
+def _raw_metrics(incident: Incident, contract: Contract) -> list[str]:
+    """The commands that show the raw samples: vLLM's page, and the exporter's for what vLLM does not publish."""
     names = _metrics(incident, contract)
     pages = {
         "http://<instance>/metrics": [name for name in names if name.startswith("vllm:")],
@@ -145,8 +141,8 @@ def _pages(incident: Incident, contract: Contract) -> list[str]:
     if not commands:
         return []
     return [
-        "The samples themselves: twice, ten seconds apart; counters (`_total`, `_count`, `_sum`) are to be compared,"
-        " gauges to be read. A name that an older vLLM does not have prints nothing.",
+        "Raw metrics: scrape twice, 10 s apart; compare counters (`_total`, `_count`, `_sum`), read gauges. Older vLLM"
+        " releases lack some of these names.",
         "",
         "```console",
         *commands,
@@ -154,21 +150,28 @@ def _pages(incident: Incident, contract: Contract) -> list[str]:
     ]
 
 
+def _supporting(incident: Incident, contract: Contract) -> list[str]:
+    lines = [f"- {claim(condition, contract)}" for condition in incident.supports]
+    if incident.escalates:
+        lines.append(f"- {claim(incident.escalates, contract)}: the alert becomes critical")
+    return ["Not required; each one makes the diagnosis more likely or more severe:", "", *lines] if lines else []
+
+
 def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
     rows = [
-        f"| {_linked([each.name]) if each.name in known else each.name} | {_cell(each.distinguish)}"
-        f" | {_cell(_decides(each, known, contract))} |"
-        for each in incident.looks_like
+        f"| {_linked([look.name]) if look.name in known else look.name} | {_cell(look.distinguish)}"
+        f" | {_cell(_deciding_number(look, known, contract))} |"
+        for look in incident.looks_like
     ]
-    return ["| it may be | how to tell | by which number |", "|---|---|---|", *rows] if rows else []
+    return ["| it could be | how to distinguish | deciding number |", "|---|---|---|", *rows] if rows else []
 
 
-def _decides(look: LookAlike, known: Mapping[str, Incident], contract: Contract) -> str:
-    """What rules a look-alike out; else what it would take to be it."""
+def _deciding_number(look: LookAlike, known: Mapping[str, Incident], contract: Contract) -> str:
+    """What rules a look-alike out; else what it requires itself."""
     against = look.requires or look.refuted_by
     if against:
-        return f"it is not where {_claim(against, contract)}"
-    return f"it takes {_claim(known[look.name].symptoms[0], contract)}" if look.name in known else ""
+        return f"ruled out by {claim(against, contract)}"
+    return f"requires {claim(known[look.name].symptoms[0], contract)}" if look.name in known else ""
 
 
 def _cell(text: str) -> str:
@@ -178,43 +181,44 @@ def _cell(text: str) -> str:
 # -- what to do -------------------------------------------------------------------------------------------------------
 
 
-def _mitigate(incident: Incident) -> list[str]:
-    return ["Before the cause is cured, for those who wait:", "", *(f"- {each}" for each in incident.mitigate)]
+def _mitigation(incident: Incident) -> list[str]:
+    return [f"- {step}" for step in incident.mitigate]
 
 
-def _fixes(incident: Incident) -> list[str]:
+def _fixes(incident: Incident, contract: Contract) -> list[str]:
     lines = [
-        "In this order. `diag doctor` leaves out what does not apply to this server and puts in the numbers that it"
-        " computes from it; `diag` itself never changes a server.",
+        "Try them in this order. `diag doctor` leaves out what does not apply to this server and computes the values"
+        " from its measurements; `diag` never changes a server.",
         "",
     ]
-    return lines + [line for number, fix in enumerate(incident.fixes, 1) for line in _fix(number, fix)]
+    return lines + [line for number, fix in enumerate(incident.fixes, 1) for line in _fix(number, fix, contract)]
 
 
-def _fix(number: int, fix: Fix) -> list[str]:
-    needs = "; ".join(f"{each.signal.name} {each.op} {each.limit}" for each in fix.only_if)
-    told = {
-        "along with it": ", ".join(f"`{flag} <computed>`" for flag, _ in fix.also),
-        "in place of": f"`{fix.instead_of}`, in releases that lack it" if fix.instead_of else "",
-        "applies where": needs,
+def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
+    details = {
+        "together with": ", ".join(f"`{flag} <computed>`" for flag, _ in fix.also),
+        "replaces": f"`{fix.instead_of}`, in releases without it" if fix.instead_of else "",
+        "applies if": "; ".join(claim(condition, contract) for condition in fix.only_if),
         "effect": fix.effect,
-        "price": fix.risk,
-        "rollback": fix.rollback,
-        "restart": "needed" if fix.restart else "not needed",
+        "trade-off": fix.risk,
+        "rollback": re.sub(r"<[^>]+>", r"`\g<0>`", fix.rollback),
+        "restart": "required" if fix.restart else "not required",
         "versions": released(fix),
-        "why": why(fix.why),
+        "rationale": why(fix.why),
     }
-    name = f" `{_what(fix)}`:" if fix.name else ""
-    return [f"{number}.{name} {_open(fix.change)}", *(f"   - {key}: {value}" for key, value in told.items() if value)]
+    change = f" `{_typed(fix)}`:" if fix.name else ""
+    indent = " " * len(f"{number}. ")
+    lines = [f"{indent}- {name}: {text}" for name, text in details.items() if text]
+    return [f"{number}.{change} {_computed(fix.change)}", *lines]
 
 
-def _open(text: str) -> str:
-    """The text with what the doctor fills in named: `<computed>`."""
-    return text.replace("{value}", "<computed>")
+def _computed(text: str) -> str:
+    """The text with a name for what the doctor computes; in code, or Markdown takes it for a tag of HTML."""
+    return text.replace("{value}", "`<computed>`")
 
 
-def _what(fix: Fix) -> str:
-    """The change as it is typed; a number that `diag doctor` computes is named as one."""
+def _typed(fix: Fix) -> str:
+    """The change as it is typed."""
     if fix.command:
         return re.sub(r"\{(\w+)\}", r"<\1>", fix.command)
     if fix.value is None:
@@ -224,39 +228,37 @@ def _what(fix: Fix) -> str:
 
 
 def _verify(incident: Incident, contract: Contract) -> list[str]:
-    """Which series must move, how far, and by when."""
-    window = f"{incident.window} and two scrapes"
+    """Which signals must move, how far, and by when."""
     return [
-        f"One of these must hold within {window} of the change under the same load:",
+        f"Under the same load, at least one of these holds within {incident.window} and two scrapes of the change:",
         "",
-        *(f"- {each.signal.name} {opposite(each, contract)}" for each in incident.symptoms),
+        *(f"- {claim(opposite(condition), contract)}" for condition in incident.symptoms),
         "",
-        f"Then `diag doctor http://<instance>` no longer names {incident.id}, and the alert ends 5 minutes later"
-        " (`keep_firing_for`). With a recording from before the change (`diag record http://<instance> BEFORE`),"
-        " `diag verify BEFORE http://<instance>` says whether it is cured at the same load, and what got worse. Where"
-        " nothing has moved by then, roll back and take the next fix.",
+        f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves 5 minutes later"
+        " (`keep_firing_for`). If you recorded the server before the change (`diag record http://<instance> BEFORE`),"
+        " `diag verify BEFORE http://<instance>` checks whether the change fixed it at the same load, and what it cost."
+        " If nothing has moved by then, roll back and try the next fix.",
     ]
 
 
 def _escalate(incident: Incident) -> list[str]:
     return [
-        "Where the fixes do not help, hand over:",
+        "If no fix helps, hand over:",
         "",
-        "- `diag record http://<instance> DIR --for 120 --log FILE`: what the server said, without secrets, for anybody"
-        " to judge",
-        *(f"- {each}" for each in incident.hand_over),
+        "- the recording that `diag record http://<instance> DIR --for 120 --log FILE` makes (it holds no secrets)",
+        *(f"- {item}" for item in incident.hand_over),
     ]
 
 
 # -- where it comes from ----------------------------------------------------------------------------------------------
 
 
-def _provenance(incident: Incident, contract: Contract) -> list[str]:
+def _rationale(incident: Incident, contract: Contract) -> list[str]:
     rows = (
-        f"| {_cell(_claim(each, contract))} | {_cell(each.why.says)} | {_reference(each.why)} |"
-        for each in incident.every_condition
+        f"| {_cell(claim(condition, contract))} | {_cell(condition.why.says)} | {_reference(condition.why)} |"
+        for condition in incident.every_condition
     )
-    return ["| limit | because | source |", "|---|---|---|", *dict.fromkeys(rows)]
+    return ["| threshold | rationale | source |", "|---|---|---|", *dict.fromkeys(rows)]
 
 
 def _reference(source: Source) -> str:
@@ -275,24 +277,28 @@ def _promql(text: str, contract: Contract) -> list[str]:
 def _telemetry(contract: Contract) -> str:
     """The runbook of the alerts about the telemetry itself."""
     parts = [
-        f"\n## {each.alert}\n\n{_plain(each.summary)}: {each.impact}.\n\n{each.cure}\n\n"
-        f"```promql\n{pretty(asked(each, contract))}\n```\n"
-        for each in GUARDS
+        f"\n## {alert.name}\n\n{_without_labels(alert.summary)}. Impact: {alert.impact}.\n\n{alert.action}\n\n"
+        f"```promql\n{pretty(expression_of(alert, contract))}\n```\n"
+        for alert in TELEMETRY_ALERTS
     ]
-    return f"# What cannot be seen\n\n*{MARK}.* Missing telemetry is neither health nor harm.\n" + "".join(parts)
+    return f"# Missing telemetry\n\n*{GENERATED_MARK}.* Missing telemetry means unknown, not healthy.\n" + "".join(
+        parts
+    )
 
 
-def _plain(template: str) -> str:
+def _without_labels(template: str) -> str:
     """A template of an alert with names in the place of its labels."""
-    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"<\1>", template.replace(SERVER, "<server>"))
+    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`<\1>`", template.replace(SERVER, "`<server>`"))
 
 
 def _index(incidents: Sequence[Incident]) -> str:
     rows = "".join(
-        f"| {_linked([each.id])} | {alert_name(each.id)} | {each.severity} | {', '.join(each.per)} | {each.title} |\n"
-        for each in incidents
+        f"| {_linked([incident.id])} | {alert_name(incident.id)} | {incident.severity} | {', '.join(incident.per)}"
+        f" | {incident.title} |\n"
+        for incident in incidents
     )
     return (
-        f"# Runbooks\n\n*{MARK}.* One for each alert; where telemetry is missing: [{PAGE}]({PAGE}.md).\n\n"
-        f"| incident | alert | severity | judged for each | |\n|---|---|---|---|---|\n{rows}"
+        f"# Runbooks\n\n*{GENERATED_MARK}.* One runbook per alert. Alerts about missing telemetry:"
+        f" [{RUNBOOK_PAGE}]({RUNBOOK_PAGE}.md).\n\n"
+        f"| incident | alert | severity | evaluated per | title |\n|---|---|---|---|---|\n{rows}"
     )

@@ -15,9 +15,9 @@ from string import Template
 from typing import Literal
 
 Severity = Literal["info", "warning", "critical"]
-Comparison = Literal[">", ">=", "<", "<=", "=="]
+Comparison = Literal[">", ">=", "<", "<="]
 OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
-"""What holds where a comparison does not; `==` has no opposite among the comparisons."""
+"""What holds where a comparison does not."""
 
 
 @dataclass(frozen=True)

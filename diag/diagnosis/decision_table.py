@@ -12,7 +12,7 @@ from diag.core.incident import Comparison, Condition, Incident
 from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.query_cache import QueryCache
 
-COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal, "==": np.equal}
+COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
 

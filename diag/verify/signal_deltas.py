@@ -63,7 +63,7 @@ def expected(incident: Incident, fixes: Sequence[Tried]) -> tuple[Condition, ...
     """What the fixes that were tried promise, then that the symptoms no longer hold; one condition of each signal."""
     promised = dict.fromkeys(each for one in fixes for each in one.fix.expects)
     told = {each.signal for each in promised}
-    others = (each for each in incident.symptoms if each.op in OPPOSITE and each.signal not in {*told, *WORK})
+    others = (each for each in incident.symptoms if each.signal not in {*told, *WORK})
     return (*promised, *(replace(each, op=OPPOSITE[each.op]) for each in others))
 
 

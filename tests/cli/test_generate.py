@@ -47,10 +47,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_writes_all_of_it_anywhere(generated: Path) -> None:
     names = {str(file.relative_to(generated)) for file in generated.rglob("*") if file.is_file()}
-    ours = {
-        str(file.relative_to(ROOT)) for name in ("alerts", "dashboards", "runbooks") for file in (ROOT / name).iterdir()
-    }
-    assert names == ours
+    folders = ("alerts", "dashboards", "runbooks")
+    committed = {str(file.relative_to(ROOT)) for folder in folders for file in (ROOT / folder).iterdir()}
+    assert names == committed | {"docs/metrics.md"}
 
 
 def test_a_second_run_changes_nothing(generated: Path) -> None:
@@ -134,7 +133,7 @@ def test_a_site_of_its_own_is_in_all_of_it(tmp_path: Path) -> None:
     assert "https://grafana.example/d/diag-kv_eviction_cascade" in alerts
     assert 'le=~"2.5|2.5[.]0"' in alerts and "by (instance" not in alerts
     page = json.loads((tmp_path / "dashboards/kv_eviction_cascade.json").read_text())
-    assert "KV cache usage (peak) > 0.95" in [each.get("title") for each in page["panels"]]
+    assert "KV cache usage (peak) > 95 %" in [each.get("title") for each in page["panels"]]
     assert "https://wiki.example/v/kv_eviction_cascade.md" in [each["url"] for each in page["links"]]
     assert "set in" in (tmp_path / "runbooks/kv_eviction_cascade.md").read_text()
 

@@ -23,6 +23,7 @@ from support.waiting import until
 
 from diag.artefacts.generate import files
 from diag.core.contract import Contract, Site
+from diag.core.incident import Incident
 from diag.core.metric_families import FAMILIES
 from diag.knowledge.catalog import load
 from diag.knowledge.signals.peers import PEERS
@@ -31,6 +32,7 @@ from diag.promql import metric_names, parse
 SCHEMA = ROOT / "tests" / "data" / "grafana-dashboard.schema.json"
 """grafana/grafana-foundation-sdk, Apache-2.0: the model of a dashboard in Grafana 11 to 13."""
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
+EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
 
 
 def test_there_is_a_page_for_every_incident_an_overview_and_one_of_gpus() -> None:
@@ -42,7 +44,10 @@ def test_there_is_a_page_for_every_incident_an_overview_and_one_of_gpus() -> Non
 
 @cache
 def validator() -> jsonschema.Draft7Validator:
-    return jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
+    schema = json.loads(SCHEMA.read_text())
+    # `value?: any` in the SDK's TypeScript; its JSON schema writes every `any` as an object
+    schema["definitions"]["DynamicConfigValue"]["properties"]["value"] = {}
+    return jsonschema.Draft7Validator(schema)
 
 
 @EVERY_PAGE
@@ -76,23 +81,102 @@ def test_no_panels_overlap(page: str) -> None:
 
 
 @EVERY_PAGE
-def test_every_panel_says_what_good_looks_like_and_none_is_named_twice(page: str) -> None:
-    told = [each for each in panels(page) if each["type"] != "text"]
-    assert all(each["title"] and each["description"] for each in told)
-    titles = [each["title"] for each in told]
+def test_every_panel_has_a_description_and_none_is_named_twice(page: str) -> None:
+    shown = [panel for panel in panels(page) if panel["type"] != "text"]
+    assert all(panel["title"] and panel["description"] for panel in shown)
+    titles = [panel["title"] for panel in shown]
     assert len(titles) == len(set(titles))
 
 
-@pytest.mark.parametrize("incident", load(), ids=lambda each: each.id)
-def test_every_limit_of_an_incident_is_a_line_on_its_page(incident: Any) -> None:
+@EVERY_INCIDENT
+def test_every_threshold_of_an_incident_is_a_line_on_its_page(incident: Incident) -> None:
     lines = {
-        each["title"]: each["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
-        for each in panels(incident.id)
-        if each["type"] == "timeseries" and len(each["fieldConfig"]["defaults"]["thresholds"]["steps"]) > 1
+        panel["title"]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
+        for panel in panels(incident.id)
+        if panel["type"] == "timeseries" and len(panel["fieldConfig"]["defaults"]["thresholds"]["steps"]) > 1
     }
     for condition in incident.every_condition:
         limit = Contract().limit(condition.limit)
         assert any(condition.signal.name in title and value == limit for title, value in lines.items())
+
+
+GRAFANA_UNITS = {
+    "share": "percentunit",
+    "seconds": "s",
+    "bytes": "bytes",
+    "celsius": "celsius",
+    "watts": "watt",
+    "bool": "bool_yes_no",
+}
+
+
+@EVERY_INCIDENT
+def test_a_panel_of_a_signal_has_the_signals_unit(incident: Incident) -> None:
+    """A signal of another unit is a plain number."""
+    shown = {panel["title"]: unit(panel) for panel in panels(incident.id) if panel["type"] == "timeseries"}
+    for condition in incident.every_condition:
+        expected = GRAFANA_UNITS.get(condition.signal.unit, "short")
+        title = rf"(.*: )?{re.escape(condition.signal.name)} ([<>]=?|=) .+"
+        assert {unit for name, unit in shown.items() if re.fullmatch(title, name)} == {expected}
+
+
+COUNTS = {
+    *("Critical alerts", "Warning alerts", "Highest error budget burn rate", "Error budget burn rate"),
+    *("Servers up", "Requests waiting", "Requests", "Servers", "GPU faults", "CPU cores used per worker"),
+}
+"""The panels beside those of signals that show plain numbers; a column of Servers has a unit of its own."""
+MEASURED = {
+    "Generation throughput": "count:tokens/s",
+    "Token throughput": "count:tokens/s",
+    "KV cache usage": "percentunit",
+    "GPU utilisation": "percentunit",
+    "GPU power": "watt",
+    "GPU power / limit": "percentunit",
+    "SM clock": "hertz",
+    "Time to first token (TTFT), p95": "s",
+    "Inter-token latency (ITL), mean": "s",
+    "Finished requests": "reqps",
+    "Temperature margin": "celsius",
+    "Share of time throttled": "percentunit",
+    "Memory": "bytes",
+    "PCIe and NVLink traffic": "Bps",
+}
+SIGNALS = {condition.signal.name for incident in load() for condition in incident.every_condition}
+
+
+@EVERY_PAGE
+def test_every_number_has_a_unit_unless_it_is_a_count(page: str) -> None:
+    numbers = [panel for panel in panels(page) if panel["type"] not in {"text", "state-timeline"}]
+    own = {panel["title"]: unit(panel) for panel in numbers if not any(name in panel["title"] for name in SIGNALS)}
+    assert own == {title: MEASURED.get(title, "short") for title in own}
+    assert own.keys() <= MEASURED.keys() | COUNTS
+
+
+def unit(panel: dict[str, Any]) -> str:
+    if panel["type"] == "heatmap":
+        return panel["options"]["cellValues"]["unit"]
+    return panel["fieldConfig"]["defaults"].get("unit") or "short"
+
+
+def test_the_columns_of_the_servers_table_have_units_and_states_are_words() -> None:
+    (table,) = (panel for panel in panels("overview") if panel["type"] == "table")
+    overrides = table["fieldConfig"]["overrides"]
+    values = {
+        override["matcher"]["options"]["names"][0]: {each["id"]: each["value"] for each in override["properties"]}
+        for override in overrides
+    }
+    units = {name: properties.get("unit") for name, properties in values.items()}
+    assert units == {
+        "state": None,
+        "running": "short",
+        "waiting": "short",
+        "KV cache usage": "percentunit",
+        "throughput": "count:tokens/s",
+        "TTFT p95": "s",
+        "error budget burn rate": "short",
+    }
+    names = {value: shown["text"] for value, shown in values["state"]["mappings"][0]["options"].items()}
+    assert names == {"0": "ok", "1": "pending", "2": "info", "3": "warning", "4": "critical"}
 
 
 @EVERY_PAGE

@@ -340,7 +340,7 @@ def _unnamed(expected: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
 
 def test_each_field_is_a_default_or_is_switched_on() -> None:
     """Of each rule one field at least; an alias and a stand-in need no line."""
-    lines = [line.split(",") for line in dcgm.SWITCHED_ON.splitlines()]
+    lines = [line.split(",") for line in dcgm.CSV_LINES.splitlines()]
     assert all(len(line) == 3 and line[1].strip() in ("gauge", "counter") for line in lines), (
         "a CSV line has three fields"
     )
@@ -349,10 +349,10 @@ def test_each_field_is_a_default_or_is_switched_on() -> None:
     named = [set(re.findall(r"DCGM_[A-Z0-9_]+", record.promql)) for record in dcgm.RECORDS]
     assert not [names for names in named if not names & (switched_on | SCRAPED)]
     assert switched_on <= set().union(*named), "a line that no rule needs"
-    assert dcgm.SWITCHED_ON in dcgm.LEFT_OUT
+    assert dcgm.CSV_LINES in dcgm.HEADER
 
 
 def test_every_gpu_metric_is_recorded_or_said_to_be_left_out() -> None:
     metrics = {name for name in FAMILIES if name.startswith(METRIC)}
     rules = {record.metric for record in (*dcgm.RECORDS, dcgm.SERVING)}
-    assert metrics - rules == set(re.findall(r"diag_gpu_\w+", dcgm.LEFT_OUT))
+    assert metrics - rules == set(re.findall(r"diag_gpu_\w+", dcgm.HEADER))

@@ -14,12 +14,12 @@ from support.prometheus_server import PLACES, Server, answer, program, serving
 from support.timelines import LEAD, SICK, blocks, timeline
 from support.waiting import until
 
-from diag.artefacts.guards import GUARDS, asked
+from diag.artefacts.telemetry_alerts import TELEMETRY_ALERTS, expression_of
 from diag.core.contract import Contract
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"
 END = 1_790_000_000_000
-(RENAMED,) = (each for each in GUARDS if each.alert == "VllmMetricsRenamed")
+(RENAMED,) = (alert for alert in TELEMETRY_ALERTS if alert.name == "VllmMetricsRenamed")
 STORED = '{__name__=~"vllm.num_requests_running"}'
 
 
@@ -52,7 +52,7 @@ def names(server: Server) -> set[str]:
 def test_a_prometheus_2_stores_other_names_and_the_guard_sees_them() -> None:
     with scraped(PLACES[0], "{}") as server:
         assert names(server) == {"vllm_num_requests_running"}
-        found = server.query(asked(RENAMED, Contract()), round(time.time() * 1000))
+        found = server.query(expression_of(RENAMED, Contract()), round(time.time() * 1000))
         assert [set(dict(key)) for key in found] == [{"instance"}]
 
 
@@ -60,7 +60,7 @@ def test_a_prometheus_2_stores_other_names_and_the_guard_sees_them() -> None:
 def test_a_prometheus_3_keeps_the_names_and_the_guard_is_silent() -> None:
     with scraped(PLACES[1], "{}") as server:
         assert names(server) == {"vllm:num_requests_running"}
-        assert server.query(asked(RENAMED, Contract()), round(time.time() * 1000)) == {}
+        assert server.query(expression_of(RENAMED, Contract()), round(time.time() * 1000)) == {}
 
 
 @pytest.mark.prometheus

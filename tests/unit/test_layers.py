@@ -12,7 +12,7 @@ from support.paths import ROOT, TESTS
 PACKAGE = ROOT / "diag"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ONE_FILE = {
-    "grafanalib": "artefacts/grafana.py",
+    "grafanalib": "artefacts/grafana/",
     "yaml": "core/yaml.py",
     "vllm": "vllm/flags/parser.py",
     "typer": ("cli.py", "commands/options.py", "commands/help.py"),

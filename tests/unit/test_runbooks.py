@@ -1,35 +1,40 @@
-"""The runbooks: every section there, every limit with its source, every link and command one that works."""
+"""The runbooks: every section there, every threshold with its source, every link and command one that works."""
 
 import re
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
+from support.paths import RECORDINGS, ROOT
 from typer.testing import CliRunner
 
 from diag.cli import app
+from diag.core import formatting
 from diag.core.contract import Contract
-from diag.core.incident import Incident
+from diag.core.incident import Condition, Incident
 from diag.knowledge.catalog import load
 from diag.promql import parse
 from diag.vllm.flags.registry import releases
 
 RUNBOOKS = sorted((ROOT / "runbooks").glob("*.md"))
+LOOK_ALIKES, FIX = "What looks like it, how to distinguish", "Fix (remediation), trade-off, rollback"
 SECTIONS = (
     "Meaning",
     "Impact",
-    "Is it real? (two minutes)",
-    "Diagnose",
-    "What looks like it",
-    "Mitigate",
-    "Fix",
+    "Confirm",
+    "Immediate mitigation",
+    "Symptoms (all must hold)",
+    "Supporting evidence",
+    LOOK_ALIKES,
+    FIX,
     "Verify",
-    "Escalate",
+    "Escalate and hand over",
     "Do NOT",
-    "Where the limits come from",
-    "The whole of it as PromQL",
+    "Threshold rationale",
+    "Complete PromQL expression",
 )
-EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda each: each.id)
+OPPOSITE = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
+EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
+EVERY_RUNBOOK = pytest.mark.parametrize("file", RUNBOOKS, ids=lambda file: file.stem)
 
 
 def section(incident: Incident, title: str) -> str:
@@ -37,62 +42,87 @@ def section(incident: Incident, title: str) -> str:
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
+def threshold(condition: Condition, comparison: str) -> str:
+    return formatting.threshold(comparison, Contract().limit(condition.limit), condition.signal.unit)
+
+
 def words(text: str) -> str:
     return " ".join(text.split())
 
 
 @EVERY_INCIDENT
-def test_nothing_is_missing_at_three_in_the_morning(incident: Incident) -> None:
-    missing = [title for title in SECTIONS if not section(incident, title).strip()]
-    assert missing == ([] if incident.do_not else ["Do NOT"])
+def test_no_section_is_missing(incident: Incident) -> None:
+    missing = {title for title in SECTIONS if not section(incident, title).strip()}
+    optional = {"Do NOT": incident.do_not, "Supporting evidence": (*incident.supports, incident.escalates)}
+    assert missing == {title for title, content in optional.items() if not any(content)}
 
 
 @EVERY_INCIDENT
-def test_what_to_expect_is_what_the_doctor_prints(incident: Incident) -> None:
-    shown = section(incident, "Is it real? (two minutes)")
-    assert f"{incident.severity.upper()} {incident.id} on <instance>" in shown
-    assert all(condition.signal.name in shown for condition in incident.symptoms)
+def test_the_expected_report_has_severity_subject_and_every_symptom_with_its_threshold(incident: Incident) -> None:
+    shown = section(incident, "Confirm")
+    assert f"begins with `{incident.severity.upper()}` and names `{incident.id}` on `<instance>" in words(shown)
+    for condition in incident.symptoms:
+        line = rf"{re.escape(condition.signal.name)} +<value>  {re.escape(threshold(condition, condition.op))}"
+        assert re.search(rf"^{line}$", shown, re.MULTILINE)
+
+
+def test_the_doctor_prints_the_evidence_that_the_runbook_expects() -> None:
+    expected = section(next(incident for incident in load() if incident.id == "kv_eviction_cascade"), "Confirm")
+    printed = CliRunner().invoke(app, ["doctor", str(RECORDINGS / "kv_cascade")]).output
+    evidence = re.findall(r"^(\S.*?) +<value>  (.+)$", expected, re.MULTILINE)
+    assert evidence
+    for name, limit in evidence:
+        assert any(name in line and limit in line for line in printed.splitlines()), (name, limit, printed)
 
 
 @EVERY_INCIDENT
-def test_every_limit_says_where_it_comes_from(incident: Incident) -> None:
-    table = section(incident, "Where the limits come from")
-    for each in incident.every_condition:
-        limit = Contract().limit(each.limit)
-        row = next(line for line in table.splitlines() if f"{each.signal.name} {each.op} {limit:g} " in line)
-        assert each.why.says.replace("|", "\\|") in row
-        assert each.why.reference in row and each.why.kind in row
+def test_every_threshold_says_where_it_comes_from(incident: Incident) -> None:
+    table = section(incident, "Threshold rationale").splitlines()
+    for condition in incident.every_condition:
+        start = f"| {condition.signal.name} {threshold(condition, condition.op)} |"
+        rows = [row for row in table if row.startswith(start)]
+        why = condition.why
+        assert any(why.says.replace("|", "\\|") in row and why.reference in row and why.kind in row for row in rows)
 
 
 @EVERY_INCIDENT
-def test_every_fix_comes_with_its_price_and_how_to_take_it_back(incident: Incident) -> None:
-    told = section(incident, "Fix")
+def test_a_symptom_says_what_its_query_returns_while_it_holds(incident: Incident) -> None:
+    text = section(incident, "Symptoms (all must hold)")
+    for condition in incident.symptoms:
+        limit = f"{Contract().limit(condition.limit):g}"
+        assert f"**{condition.signal.name} {threshold(condition, condition.op)}**" in text
+        assert f"The symptom holds when this query returns {condition.op} {limit};" in text
+
+
+@EVERY_INCIDENT
+def test_every_fix_comes_with_its_trade_off_and_rollback(incident: Incident) -> None:
+    text = section(incident, FIX)
     for number, fix in enumerate(incident.fixes, 1):
-        one = told.partition(f"\n{number}. ")[2].partition(f"\n{number + 1}. ")[0]
-        assert fix.change.replace("{value}", "<computed>") in one and f"effect: {fix.effect}" in one
-        assert all(text in one for text in (fix.risk, fix.rollback, *releases(fix.flag, fix.versions)))
-        assert f"restart: {'needed' if fix.restart else 'not needed'}" in one
+        item = text.partition(f"\n{number}. ")[2].partition(f"\n{number + 1}. ")[0]
+        assert fix.change.replace("{value}", "`<computed>`") in item and f"effect: {fix.effect}" in item
+        assert all(part in item for part in (fix.risk, *releases(fix.flag, fix.versions)))
+        assert fix.rollback in item.replace("`", "")
+        assert f"restart: {'required' if fix.restart else 'not required'}" in item
 
 
 @EVERY_INCIDENT
-def test_what_must_move_is_the_other_side_of_every_limit(incident: Incident) -> None:
-    told = section(incident, "Verify")
-    for each in incident.symptoms:
-        other = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}[each.op]
-        assert f"- {each.signal.name} {other} {Contract().limit(each.limit):g}" in told
-    assert f"within {incident.window} and two scrapes" in told
+def test_what_must_move_is_the_other_side_of_every_threshold(incident: Incident) -> None:
+    text = section(incident, "Verify")
+    for condition in incident.symptoms:
+        assert f"- {condition.signal.name} {threshold(condition, OPPOSITE[condition.op])}\n" in text
+    assert f"within {incident.window} and two scrapes" in text
 
 
 @EVERY_INCIDENT
-def test_every_look_alike_comes_with_what_tells_it_apart(incident: Incident) -> None:
-    told = section(incident, "What looks like it")
+def test_every_look_alike_says_how_to_distinguish_it(incident: Incident) -> None:
+    text = section(incident, LOOK_ALIKES)
     for look in incident.looks_like:
-        row = next(line for line in told.splitlines() if line.startswith((f"| {look.name} |", f"| [{look.name}](")))
+        row = next(line for line in text.splitlines() if line.startswith((f"| {look.name} |", f"| [{look.name}](")))
         assert look.distinguish.replace("|", "\\|") in row
         assert not look.requires or look.requires.signal.name in row
 
 
-@pytest.mark.parametrize("file", RUNBOOKS, ids=lambda file: file.stem)
+@EVERY_RUNBOOK
 def test_links_lead_somewhere_and_promql_is_promql(file: Path) -> None:
     text = file.read_text()
     links = re.findall(r"\]\(([^)#]+)\)", text)
@@ -102,11 +132,18 @@ def test_links_lead_somewhere_and_promql_is_promql(file: Path) -> None:
     assert text.count("```") % 2 == 0
 
 
+@EVERY_RUNBOOK
+def test_a_placeholder_stands_in_code(file: Path) -> None:
+    """Markdown takes `<value>` in a sentence for HTML and shows nothing."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", file.read_text(), flags=re.DOTALL)
+    assert re.findall(r"<(?!https?://)[a-z][\w ]*>", prose) == []
+
+
 def test_every_incident_is_in_the_index_and_every_alert_has_its_page() -> None:
     index = (ROOT / "runbooks" / "README.md").read_text()
-    assert all(f"[{each.id}]({each.id}.md)" in index for each in load())
-    alerts = re.findall(r"runbook_url: (runbooks/\S+)", (ROOT / "alerts" / "diag.rules.yaml").read_text())
-    assert alerts and all((ROOT / each).is_file() for each in alerts)
+    assert all(f"[{incident.id}]({incident.id}.md)" in index for incident in load())
+    pages = re.findall(r"runbook_url: (runbooks/\S+)", (ROOT / "alerts" / "diag.rules.yaml").read_text())
+    assert pages and all((ROOT / page).is_file() for page in pages)
 
 
 def test_the_commands_that_are_named_exist() -> None:

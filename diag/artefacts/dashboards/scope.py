@@ -1,0 +1,78 @@
+"""Which servers a dashboard is about: its variables, and every expression narrowed to what they choose."""
+
+import re
+from dataclasses import dataclass
+
+from diag.core.contract import Contract, Site
+from diag.core.incident import fill, regroup
+from diag.knowledge.signals.peers import PEERS
+from diag.promql import metric_names, parse
+
+SHORT, RATE_INTERVAL = "1m", "$__rate_interval"
+
+
+@dataclass(frozen=True)
+class DashboardScope:
+    """Which servers a page is about: chosen by its variables, grouped by the site's labels."""
+
+    contract: Contract
+    variables: tuple[str, ...]
+
+    @property
+    def site(self) -> Site:
+        """How its servers are told apart."""
+        return self.contract.site
+
+    def by(self, *labels: str) -> tuple[str, ...]:
+        """The labels of a server, and more."""
+        return (*self.site.labels, *labels)
+
+    def fill(self, promql: str, by: tuple[str, ...]) -> str:
+        """An expression of ours over Grafana's rate interval; `$by` is what tells its series apart."""
+        filled = fill(promql, by, SHORT, self.contract.values())
+        return self.narrow(regroup(filled, self.site.labels)).replace(f"[{SHORT}]", f"[{RATE_INTERVAL}]")
+
+    def narrow(self, promql: str) -> str:
+        """The expression over what the page's variables choose; a comparison with peers needs all of them."""
+        of_one = {*self.site.labels, "engine"} if PEERS in promql else set()
+        for name in sorted(metric_names(parse(promql))):
+            chosen = {label: variable for label, variable in self._labels(name).items() if label not in of_one}
+            matchers = ", ".join(f'{label}=~"${variable}"' for label, variable in chosen.items())
+            promql = re.sub(rf"(?<![\w:]){re.escape(name)}(?![\w:])(?!\{{)", f"{name}{{{matchers}}}", promql)
+            promql = re.sub(
+                rf"(?<![\w:]){re.escape(name)}\{{(?!{re.escape(matchers)})", f"{name}{{{matchers}, ", promql
+            )
+        return promql
+
+    def _labels(self, metric: str) -> dict[str, str]:
+        """The labels of a metric that a variable of the page chooses by."""
+        if metric == "ALERTS":
+            return {label: label for label in self.site.labels}
+        labels = {label: label for label in ("job", *self.site.labels)}
+        if metric.startswith("vllm:"):
+            labels["model_name"] = "model"
+        own = {"engine": "vllm:", "gpu": "diag_gpu_"}
+        return labels | {name: name for name in own if name in self.variables and metric.startswith(own[name])}
+
+    def variable_queries(self) -> dict[str, str]:
+        """The query of each variable; each is narrowed by those before it."""
+        queries = {"job": "label_values(up, job)"}
+        chosen = ['job=~"$job"']
+        for label in (label for label in self.site.labels if label != "job"):
+            presence = f'{{__name__=~"vllm:num_requests_running|diag_vllm_up", {", ".join(chosen)}}}'
+            queries[label] = f"label_values({presence}, {label})"
+            chosen.append(f'{label}=~"${label}"')
+        matchers = ", ".join(chosen)
+        own = {"model": ("vllm:num_requests_running", "model_name"), "engine": ("vllm:num_requests_running", "engine")}
+        own["gpu"] = ("diag_gpu_utilization_ratio", "gpu")
+        return queries | {
+            name: f"label_values({metric}{{{matchers}}}, {label})"
+            for name, (metric, label) in own.items()
+            if name in self.variables
+        }
+
+
+def legend(labels: tuple[str, ...]) -> str:
+    """The name of a series: its labels, "{{instance}} engine {{engine}}"."""
+    prefixes = {"engine": "engine ", "gpu": "GPU ", "rank": "rank "}
+    return " ".join(f"{prefixes.get(label, '')}{{{{{label}}}}}" for label in labels)

@@ -1,0 +1,155 @@
+"""What several pages show: the state of alerts, servers and GPUs over time, annotations and links."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diag.artefacts.dashboards.scope import DashboardScope, legend
+from diag.artefacts.grafana import panels
+from diag.artefacts.grafana.panels import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, Threshold
+from diag.artefacts.names import claim, expression, in_words, opposite, per, runbook_url
+from diag.artefacts.units import TOKENS_PER_SECOND, grafana_unit
+from diag.core.contract import Site
+from diag.core.incident import Condition, Incident
+from diag.knowledge.signals.engine import KV_USAGE
+from diag.knowledge.signals.gpu import THERMAL
+
+STATES = {
+    0: ("ok", GOOD),
+    1: ("pending", "yellow"),
+    2: ("info", NEUTRAL),
+    3: ("warning", "orange"),
+    4: ("critical", BAD),
+}
+SEVERITIES = {"info": 2, "warning": 3, "critical": 4}
+KV_CACHE_USAGE = "(max by ($by) ({}) or max by ($by) ({}))".format(*KV_USAGE)
+GENERATED, PROMPT = (f"sum by ($by) (rate(vllm:{kind}_tokens_total[$window]))" for kind in ("generation", "prompt"))
+SM_CLOCK = 'max by ($by) (diag_gpu_clock_hertz{clock="sm"})'
+
+
+@dataclass(frozen=True)
+class LinePanel:
+    """Lines over time: the labels of a series beside the server's, and the expressions by what they are called."""
+
+    header: PanelHeader
+    labels: tuple[str, ...]
+    promql: Mapping[str, str]
+
+
+def line_panels(specs: Iterable[LinePanel], scope: DashboardScope) -> list[Any]:
+    """The panels as Grafana's."""
+    return [_line_panel(spec, scope) for spec in specs]
+
+
+def _line_panel(spec: LinePanel, scope: DashboardScope) -> Any:
+    by = scope.by(*spec.labels)
+    name = legend((*by, *("reason" for text in spec.promql.values() if "reason)" in text)))
+    queries = [PanelQuery(scope.fill(text, by), f"{name} {part}".strip()) for part, text in spec.promql.items()]
+    return panels.time_series(spec.header, queries)
+
+
+def server_and_gpus(scope: DashboardScope, width: int = 24) -> list[Any]:
+    """What vLLM does over what its GPUs do."""
+    requests = {state: f"sum by ($by) (vllm:num_requests_{state})" for state in ("running", "waiting")}
+    power = {"drawn": "max by ($by) (diag_gpu_power_watts)", "limit": "max by ($by) (diag_gpu_power_limit_watts)"}
+
+    def header(title: str, description: str, unit: str = "short") -> PanelHeader:
+        return PanelHeader(title, description, unit, width)
+
+    return line_panels(
+        [
+            LinePanel(
+                header("Requests", "Healthy: few requests wait; the running ones follow the load."),
+                ("engine",),
+                requests,
+            ),
+            LinePanel(
+                header("Token throughput", "Healthy: above 0 while requests run.", TOKENS_PER_SECOND),
+                ("engine",),
+                {"generated": GENERATED, "prompt": PROMPT},
+            ),
+            LinePanel(
+                header("KV cache usage", "Healthy: below 90 %, or full without preemptions.", "percentunit"),
+                ("engine",),
+                {"": KV_CACHE_USAGE},
+            ),
+            LinePanel(
+                header("GPU utilisation", "Healthy: high under load. At low power: busy-waiting.", "percentunit"),
+                ("gpu",),
+                {"": "max by ($by) (diag_gpu_utilization_ratio)"},
+            ),
+            LinePanel(
+                header("GPU power", "Normal: at the limit under load. Low at high utilisation: busy-waiting.", "watt"),
+                ("gpu",),
+                power,
+            ),
+            LinePanel(
+                header("SM clock", "Healthy: steady under load. A sawtooth: thermal throttling.", "hertz"),
+                ("gpu",),
+                {"": SM_CLOCK},
+            ),
+        ],
+        scope,
+    )
+
+
+def worst_severity(matchers: str, by: Sequence[str]) -> str:
+    """The worst state of the alerts: 1 pending, then by severity."""
+    firing = [
+        f'ALERTS{{alertstate="firing", severity="{name}", {matchers}}} * 0 + {value}'
+        for name, value in SEVERITIES.items()
+    ]
+    states = [*firing, f'ALERTS{{alertstate="pending", {matchers}}}']
+    return f"max by ({', '.join(by)}) ({' or '.join(states)})"
+
+
+def symptom_panel(condition: Condition, incident: Incident, scope: DashboardScope) -> Any:
+    """A symptom with its threshold: past the line, on the red side, it holds."""
+    other_side = in_words(opposite(condition), scope.contract)
+    return alarm_panel(condition, incident, f"{_capitalized(other_side)} rules this incident out.", scope)
+
+
+def alarm_panel(condition: Condition, incident: Incident, meaning: str, scope: DashboardScope) -> Any:
+    """A signal with its threshold, red on the side where the condition holds, and where the threshold comes from."""
+    description = f"{meaning} Threshold rationale: {condition.why.says}."
+    limit = scope.contract.limit(condition.limit)
+    line = Threshold(limit, GOOD, BAD) if condition.op in (">", ">=") else Threshold(limit, BAD, GOOD)
+    return signal_panel(condition, incident, ("", description), line, scope)
+
+
+def signal_panel(
+    condition: Condition, incident: Incident, texts: tuple[str, str], line: Threshold, scope: DashboardScope
+) -> Any:
+    """A condition's signal as the alert evaluates it; `texts` are a prefix of the title, and the description."""
+    promql = scope.narrow(expression(condition.signal, incident, incident.window, scope.contract))
+    prefix, description = texts
+    header = PanelHeader(
+        f"{prefix}{claim(condition, scope.contract)}", description, grafana_unit(condition.signal.unit)
+    )
+    return panels.time_series(header, [PanelQuery(promql, legend(per(incident, scope.site)))], line)
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def annotations(scope: DashboardScope) -> dict[str, tuple[str, str, str]]:
+    """Alerts, restarts, thermal throttling and Xid errors: expression, title and colour."""
+    server = legend(scope.by())
+    throttled = f"sum by ($by) (increase(diag_gpu_throttle_seconds_total{{{THERMAL}}}[$window])) > 1"
+    restarts = "max by ($by) (changes(process_start_time_seconds[$window])) > 0"
+    xid = "sum by ($by, xid) (increase(diag_gpu_xid_errors_total[$window])) > 0"
+    firing = scope.narrow('ALERTS{alertstate="firing", incident=~".+"}')
+    by_gpu = scope.by("gpu")
+    return {
+        "alerts": (firing, f"{{{{incident}}}} {server}", "red"),
+        "restarts": (scope.fill(restarts, scope.by()), f"restart {server}", "blue"),
+        "throttling": (scope.fill(throttled, by_gpu), f"thermal throttling {server} GPU {{{{gpu}}}}", "orange"),
+        "Xid": (scope.fill(xid, by_gpu), f"Xid {{{{xid}}}} {server} GPU {{{{gpu}}}}", "purple"),
+    }
+
+
+def links(page: str, site: Site) -> dict[str, str]:
+    """All dashboards of ours, and the runbook where it is on the web."""
+    runbook = runbook_url(site, page)
+    return {"vLLM dashboards": "", **({"runbook": runbook} if runbook.startswith("http") else {})}

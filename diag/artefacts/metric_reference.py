@@ -1,0 +1,119 @@
+"""The reference of the exporter's metrics, docs/metrics.md: each with the signals and incidents that read it."""
+
+from collections.abc import Iterator, Sequence
+from string import Template
+
+from diag.artefacts.names import GENERATED_MARK
+from diag.core.incident import Incident, Signal
+from diag.core.metric_families import FAMILIES, MetricFamily
+from diag.core.throttle_reasons import THROTTLE_REASONS
+from diag.promql import metric_names, parse
+
+SECTIONS = {
+    "diag_vllm_startup_": "Start-up of vLLM, from its log",
+    "diag_vllm_log_": "Log of vLLM",
+    "diag_vllm_process_": "Processes of vLLM",
+    "diag_vllm_": "vLLM server",
+    "diag_probe_": "Probe request (with `--probe`)",
+    "diag_gpu_": "GPUs",
+    "diag_": "The exporter itself",
+}
+"""A metric is in the first section whose prefix it has."""
+UNITS = {
+    "_timestamp_seconds": "Unix time in seconds",
+    "_bytes_per_second": "bytes/s",
+    "_cpu_seconds": "CPU seconds",
+    "_seconds": "seconds",
+    "_bytes": "bytes",
+    "_celsius": "°C",
+    "_hertz": "Hz",
+    "_watts": "W",
+    "_joules": "J",
+    "_ratio": "share (0 to 1)",
+    "_info": "always 1",
+}
+"""The unit by the end of the name, without `_total`."""
+INTRODUCTION = f"""\
+# Metrics of the exporter
+
+*{GENERATED_MARK}.* `diag exporter` serves these metrics beside vLLM's own, which it passes through unchanged.
+
+A value that the exporter cannot know has no sample; it is never written as 0, -1 or NaN. The label `gpu` is the index
+of a GPU. The last two columns name the signals and incidents that read a metric; `diag explain INCIDENT` prints the
+runbook of an incident.
+"""
+
+
+def metric_reference(incidents: Sequence[Incident]) -> str:
+    """The page: a table per section, and the values of the label `reason`."""
+    readers = _readers(incidents)
+    sections: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        sections.setdefault(_section(name), []).append(_row(name, family, readers.get(name, [])))
+    head = "| metric | type | labels | unit | meaning | signals | incidents |\n|---|---|---|---|---|---|---|\n"
+    tables = [f"\n## {title}\n\n{head}" + "".join(rows) for title, rows in sections.items()]
+    return INTRODUCTION + "".join(tables) + _throttle_reasons()
+
+
+def _readers(incidents: Sequence[Incident]) -> dict[str, list[tuple[Signal, Incident]]]:
+    """The signals and incidents that read a metric."""
+    found: dict[str, list[tuple[Signal, Incident]]] = {}
+    for incident in incidents:
+        for signal in dict.fromkeys(_signals(incident)):
+            for name in _metrics(signal):
+                found.setdefault(name, []).append((signal, incident))
+    return found
+
+
+def _signals(incident: Incident) -> Iterator[Signal]:
+    """All that is read of a server for an incident: what it is judged by and what its fixes are computed from."""
+    yield from (condition.signal for condition in incident.every_condition)
+    yield from (look.refuted_by.signal for look in incident.looks_like if look.refuted_by)
+    for fix in incident.fixes:
+        yield from fix.signals
+        yield from (condition.signal for condition in (*fix.only_if, *fix.expects))
+
+
+def _metrics(signal: Signal) -> set[str]:
+    texts = (signal.promql, signal.culprit_promql)
+    return {name for text in texts if text for name in metric_names(parse(_filled(text)))}
+
+
+def _filled(promql: str) -> str:
+    """With something for each placeholder, so that it parses."""
+    return Template(promql).substitute(_Placeholders())
+
+
+class _Placeholders(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return {"window": "5m", "by": "instance"}.get(name, "1")
+
+
+def _section(name: str) -> str:
+    return next(title for prefix, title in SECTIONS.items() if name.startswith(prefix))
+
+
+def _row(name: str, family: MetricFamily, readers: Sequence[tuple[Signal, Incident]]) -> str:
+    signals = sorted({signal.name for signal, _ in readers})
+    incidents = sorted({incident.id for _, incident in readers})
+    cells = (
+        f"`{name}`",
+        family.kind,
+        ", ".join(f"`{label}`" for label in family.labels),
+        _unit(name, family),
+        family.help,
+        "; ".join(signals),
+        ", ".join(f"`{incident}`" for incident in incidents),
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def _unit(name: str, family: MetricFamily) -> str:
+    stem = name.removesuffix("_total")
+    unit = next((unit for suffix, unit in UNITS.items() if stem.endswith(suffix)), "")
+    return unit or ("count" if family.kind == "counter" else "")
+
+
+def _throttle_reasons() -> str:
+    rows = "".join(f"| `{reason}` | {bit:#x} |\n" for reason, bit in THROTTLE_REASONS.items())
+    return f"\n## Values of the label `reason`\n\n| reason | NVML's bit |\n|---|---|\n{rows}"

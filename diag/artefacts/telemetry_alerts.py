@@ -1,0 +1,111 @@
+"""Alerts about the telemetry itself: without telemetry every other alert is silent, and silence is not health."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from diag.artefacts.names import runbook_url
+from diag.core.contract import Contract
+from diag.core.incident import fill, regroup
+from diag.knowledge.signals.engine import edge
+from diag.promql import pretty
+
+RUNBOOK_PAGE = "telemetry"
+"""The runbook of all of them."""
+SERVER = "{server}"
+"""Stands for the labels of the server in a summary."""
+SLO_BUCKETS = {
+    "vllm:time_to_first_token_seconds": "$ttft_seconds",
+    "vllm:e2e_request_latency_seconds": "$e2e_seconds",
+    "vllm:inter_token_latency_seconds": "$itl_seconds",
+    "vllm:request_prefill_time_seconds": "$freeze_seconds",
+}
+"""The histograms that need a bucket at a threshold of diag.toml."""
+
+
+@dataclass(frozen=True)
+class TelemetryAlert:
+    """One alert: `hold` is its `for`, `action` what to do about it; `promql` may name entries of the contract."""
+
+    name: str
+    promql: str
+    hold: str
+    severity: str
+    summary: str
+    impact: str
+    action: str
+
+
+TELEMETRY_ALERTS = (
+    TelemetryAlert(
+        name="VllmTelemetryAbsent",
+        promql="absent_over_time(vllm:num_requests_running[10m]) and absent_over_time(diag_vllm_up[10m])",
+        hold="5m",
+        severity="warning",
+        summary="Prometheus has no metrics from any vLLM server",
+        impact="no vLLM alert can fire: silence does not mean healthy",
+        action="Check Status > Targets in Prometheus: is the server, or `diag exporter`, listed and up? If so, look "
+        "for metric names with `vllm_` instead of `vllm:` (VllmMetricsRenamed).",
+    ),
+    TelemetryAlert(
+        name="VllmMetricsRenamed",
+        promql="count by (instance) (last_over_time(vllm_num_requests_running[10m]))",
+        hold="5m",
+        severity="warning",
+        summary=f"The metrics of {SERVER} are stored under vllm_ instead of vllm:",
+        impact="the rules read names with vllm: and do not see this server",
+        action="Prometheus 2 replaces the colon when it negotiates OpenMetrics. Scrape `diag exporter`, which always "
+        "serves the text format, or add the relabelling of alerts/relabel.yaml to the scrape job.",
+    ),
+    TelemetryAlert(
+        name="VllmBucketMissing",
+        promql=" or ".join(
+            f"max by (instance) (last_over_time({metric}_count[10m]))"
+            f" unless on (instance) max by (instance) (last_over_time({metric}_bucket{{{edge(seconds)}}}[10m]))"
+            for metric, seconds in SLO_BUCKETS.items()
+        ),
+        hold="5m",
+        severity="warning",
+        summary=f"A latency histogram of {SERVER} has no bucket at the threshold set in diag.toml",
+        impact="VllmContractBreached or VllmPrefillDecodeContention cannot be judged for this server",
+        action="The server runs with custom histogram buckets (vLLM 0.32 and later). List them in diag.toml, as "
+        "`buckets = [...]` in `[contract]`, set the threshold to one of them, and run `diag generate` again.",
+    ),
+    TelemetryAlert(
+        name="DiagCollectorFailed",
+        promql='max by (instance, collector) (max_over_time(diag_scrape_success{collector!="vllm"}[10m])) == 0',
+        hold="10m",
+        severity="info",
+        summary=f"The exporter's collector {{{{ $labels.collector }}}} fails on {SERVER}",
+        impact="incidents that need this collector cannot be judged",
+        action="Read the standard error of `diag exporter`. Usual reasons: the GPU driver does not answer, the log "
+        "file is not readable, or the processes belong to another user.",
+    ),
+)
+
+
+def group(contract: Contract) -> dict[str, Any]:
+    """These alerts as one rule group."""
+    rules = [_rule(alert, contract) for alert in TELEMETRY_ALERTS]
+    return {"name": "diag-telemetry", "interval": "1m", "rules": rules}
+
+
+def expression_of(alert: TelemetryAlert, contract: Contract) -> str:
+    """The alert's expression as this site's Prometheus evaluates it."""
+    return regroup(fill(alert.promql, (), "", contract.values()), contract.site.labels)
+
+
+def _rule(alert: TelemetryAlert, contract: Contract) -> dict[str, Any]:
+    site = contract.site
+    server = "/".join(f"{{{{ $labels.{label} }}}}" for label in site.labels)
+    return {
+        "alert": alert.name,
+        "expr": pretty(expression_of(alert, contract)),
+        "for": alert.hold,
+        "labels": {"severity": alert.severity},
+        "annotations": {
+            "summary": alert.summary.replace(SERVER, server),
+            "description": alert.action,
+            "impact": alert.impact,
+            "runbook_url": runbook_url(site, RUNBOOK_PAGE),
+        },
+    }

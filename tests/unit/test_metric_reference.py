@@ -1,0 +1,68 @@
+"""The reference of the exporter's metrics: every metric, every label, and who reads it."""
+
+import re
+
+import pytest
+from support.paths import ROOT
+
+from diag.artefacts.metric_reference import metric_reference
+from diag.core.metric_families import FAMILIES
+from diag.knowledge.catalog import load
+
+ROWS = {
+    cells[0].strip("`"): cells
+    for line in (ROOT / "docs" / "metrics.md").read_text().splitlines()
+    if (cells := [cell.strip() for cell in line.strip("|").split(" | ")])[0].startswith("`diag_")
+}
+EVERY_METRIC = pytest.mark.parametrize("name", FAMILIES)
+
+
+def test_every_metric_has_one_row() -> None:
+    text = metric_reference(load())
+    assert re.findall(r"^\| `(diag_\w+)`", text, re.MULTILINE) == sorted(FAMILIES, key=text.index)
+    assert ROWS.keys() == FAMILIES.keys()
+
+
+@EVERY_METRIC
+def test_a_row_has_type_labels_and_meaning(name: str) -> None:
+    family = FAMILIES[name]
+    _, kind, labels, _, meaning, *_ = ROWS[name]
+    assert (kind, meaning) == (family.kind, family.help)
+    assert tuple(re.findall(r"`(\w+)`", labels)) == family.labels
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("diag_gpu_power_watts", "W"),
+        ("diag_gpu_throttle_seconds_total", "seconds"),
+        ("diag_gpu_pcie_throughput_bytes_per_second", "bytes/s"),
+        ("diag_gpu_utilization_ratio", "share (0 to 1)"),
+        ("diag_vllm_log_last_line_timestamp_seconds", "Unix time in seconds"),
+        ("diag_gpu_xid_errors_total", "count"),
+        ("diag_gpu_info", "always 1"),
+    ],
+)
+def test_a_unit_is_that_of_the_name(name: str, unit: str) -> None:
+    assert ROWS[name][3] == unit
+
+
+@EVERY_METRIC
+def test_the_incidents_of_a_row_are_those_whose_conditions_or_fixes_name_the_metric(name: str) -> None:
+    named = re.compile(rf"(?<![\w:]){name}(?!\w)")
+    readers = {
+        incident.id
+        for incident in load()
+        if any(named.search(f"{signal.promql} {signal.culprit_promql}") for signal in signals(incident))
+    }
+    assert set(re.findall(r"`(\w+)`", ROWS[name][6])) == readers
+
+
+def signals(incident):
+    looks = [look.refuted_by for look in incident.looks_like if look.refuted_by]
+    conditions = [*incident.every_condition, *looks]
+    conditions += [condition for fix in incident.fixes for condition in (*fix.only_if, *fix.expects)]
+    return [
+        *(condition.signal for condition in conditions),
+        *(signal for fix in incident.fixes for signal in fix.signals),
+    ]
