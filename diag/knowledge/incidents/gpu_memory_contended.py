@@ -1,56 +1,56 @@
-"""Processes of others hold memory on a GPU that serves."""
+"""Other processes hold memory on a GPU that this vLLM uses."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import serving, share_left_by_others, strangers_memory, switched_off
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 
-STRANGERS = strangers_memory.above(0.05, judged("a desktop or a monitoring agent holds less"))
+STRANGERS = strangers_memory.above(0.05, judged("a desktop or a monitoring agent holds less than that"))
 incident = Incident(
     id="gpu_memory_contended",
-    title="Others hold memory on a GPU that serves",
+    title="GPU memory shared with other processes",
     severity="warning",
     per=("instance", "gpu"),
     hold="5m",
     cause="""
-        vLLM takes its share of the whole GPU at start and never asks again. What another process allocates comes out of
-        the rest; when both grow, one of them runs out of memory, and vLLM does not start again where it was.
+        vLLM allocates its share of the whole GPU at start-up and keeps it. Other processes allocate from the rest. When
+        both grow, one of them runs out of memory, and vLLM can no longer start with its old settings.
     """,
-    impact="out of memory under load or at the next restart, and compute that is shared with a stranger",
+    impact="out of memory under load or at the next restart; the GPU's compute is shared as well",
     symptoms=(
         STRANGERS,
-        serving.at_least(1, documented("a GPU that this vLLM does not use is not its concern", CONSERVING_MEMORY)),
+        serving.at_least(1, documented("a GPU that this vLLM does not use cannot affect it", CONSERVING_MEMORY)),
     ),
     looks_like=(
-        LookAlike("a monitoring agent", distinguish="It holds some hundred MB.", refuted_by=STRANGERS),
+        LookAlike("a monitoring agent", distinguish="It holds a few hundred MB.", refuted_by=STRANGERS),
         LookAlike(
-            "a process of this vLLM that is left over",
-            distinguish="It has vLLM's title and the start time of an earlier server.",
+            "a leftover process of this vLLM",
+            distinguish="It has vLLM's process title and the start time of an earlier server.",
         ),
     ),
     fixes=(
         Fix(
             command="nvidia-smi -i {gpu} --query-compute-apps=pid,process_name,used_memory --format=csv",
-            change="See whose they are; end what was left over, and move the rest to another GPU.",
-            effect="the share of memory that others hold falls",
+            change="Find out who owns the processes; end leftover ones and move the others to another GPU.",
+            effect="the memory held by other processes falls",
             restart=False,
-            why=judged("two programs that both plan with the whole GPU do not fit on it"),
+            why=judged("two programs that each plan with the whole GPU do not fit on it"),
         ),
         Fix(
             flag="--gpu-memory-utilization",
-            change="Where they have to share: leave out of vLLM's share what the others hold at their most.",
-            effect="both fit; the KV pool shrinks by as much",
-            risk="fewer requests at once",
-            rollback="the old share again, and restart",
+            change="If they have to share the GPU, reduce vLLM's share by the most that the others hold.",
+            effect="both fit; the KV cache shrinks by the same amount",
+            risk="fewer requests run concurrently",
+            rollback="set the old value again and restart",
             value=share_left_by_others,
             rounding="hundredth_below",
             least=0.05,
             direction="lower",
             only_if=(switched_off("kv_cache_memory_bytes"),),
-            why=documented("the share is of the whole GPU, whoever else uses it", CONSERVING_MEMORY),
+            why=documented("the value is a share of the whole GPU, whoever else uses it", CONSERVING_MEMORY),
         ),
     ),
-    mitigate=("Ask the owner of the process to move it; do not kill what you do not own.",),
+    mitigate=("Ask the owner of the process to move it; do not kill processes that you do not own.",),
     hand_over=(
         "the process list of the GPU with owners (`nvidia-smi --query-compute-apps=pid,process_name,used_memory "
         "--format=csv`)",

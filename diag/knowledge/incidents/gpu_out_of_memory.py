@@ -1,4 +1,4 @@
-"""Memory did not suffice: at start, in capture, in warm-up or under load; the log says how much was missing."""
+"""GPU memory did not suffice at start-up, in capture, in warm-up or under load; the log has the numbers."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 from diag.knowledge.shared_fixes import CONSERVING_MEMORY, FP8_HARDWARE
@@ -14,28 +14,29 @@ from diag.signals import (
     utilization_with_room,
 )
 
-SAID = judged("the log's own words decide which of these it was")
-SIZED = documented("vLLM refuses a largest size beside sizes that contradict it", CONSERVING_MEMORY)
+SAID = judged("the line in the log decides which of these cases it is")
+SIZED = documented("vLLM refuses a maximum capture size that conflicts with explicit capture sizes", CONSERVING_MEMORY)
 
 incident = Incident(
     id="gpu_out_of_memory",
-    title="The GPU's memory does not suffice",
+    title="GPU out of memory",
     severity="critical",
     per=("instance",),
     hold="0s",
     cause="""
-        vLLM plans with --gpu-memory-utilization of the whole GPU: weights, activations at the largest step, CUDA graphs
-        (inside that share since 0.20, beside it before), and what is left becomes the KV pool. One of them did not fit.
+        vLLM plans with the share --gpu-memory-utilization of the whole GPU: weights, activations of the largest step
+        and CUDA graphs (inside that share since 0.20, outside of it before); the rest becomes the KV cache. One of
+        these did not fit.
     """,
-    impact="the engine does not start, or dies under load with every request on it",
-    symptoms=(out_of_memory.at_least(1, measured("the log's own words, with the numbers", "fail_max_model_len")),),
-    supports=(host_memory_of_others.above(0.02, judged("what others hold is missing here")),),
+    impact="the engine does not start, or it dies under load and all its requests fail",
+    symptoms=(out_of_memory.at_least(1, measured("vLLM logs the error with its numbers", "fail_max_model_len")),),
+    supports=(host_memory_of_others.above(0.02, judged("memory that other processes hold is missing here")),),
     looks_like=(
         LookAlike(
             "kv_pool_saturated",
-            distinguish="A full KV pool makes requests wait; it is no lack of memory of the process.",
+            distinguish="A full KV cache makes requests queue; the process itself does not lack memory.",
         ),
-        LookAlike("gpu_memory_contended", distinguish="There, another process holds the memory that is missing."),
+        LookAlike("gpu_memory_contended", distinguish="Another process holds the memory that is missing."),
     ),
     explains=("startup_failed",),
     fixes=(
@@ -43,12 +44,14 @@ incident = Incident(
             flag="--max-model-len",
             value=context_that_fits,
             direction="lower",
-            change="Serve no longer contexts than the KV pool can hold.",
+            change="Limit the context length to what fits the KV cache.",
             effect="the engine starts",
             only_if=(happened("max_model_len_exceeds_kv_cache").at_least(1, SAID),),
-            risk="longer requests are refused",
-            rollback="the old length again, and restart",
-            why=documented("the context length sets what the KV pool has to hold", CONSERVING_MEMORY),
+            risk="longer requests are rejected",
+            rollback="set the old value again and restart",
+            why=documented(
+                "the KV cache has to hold at least one request of the maximum context length", CONSERVING_MEMORY
+            ),
         ),
         Fix(
             flag="--gpu-memory-utilization",
@@ -57,11 +60,13 @@ incident = Incident(
             least=0.05,
             direction="lower",
             change="Plan with the memory that is free, or first end the process that holds the rest.",
-            effect="the engine starts; the KV pool shrinks by as much",
+            effect="the engine starts; the KV cache shrinks by the same amount",
             only_if=(happened("free_memory_below_requested").at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
-            risk="fewer requests at once",
-            rollback="the old share again, and restart",
-            why=reported("free 67.24 of 79.25 GiB: 0.84", "https://github.com/ovg-project/kvcached/issues/110"),
+            risk="fewer requests run concurrently",
+            rollback="set the old value again and restart",
+            why=reported(
+                "67.24 of 79.25 GiB were free: 0.84 fits", "https://github.com/ovg-project/kvcached/issues/110"
+            ),
         ),
         Fix(
             flag="--gpu-memory-utilization",
@@ -69,44 +74,49 @@ incident = Incident(
             rounding="hundredth_below",
             least=0.05,
             direction="lower",
-            change="Leave room beside vLLM's share for what was wanted.",
+            change="Leave room outside vLLM's share for the allocation that failed.",
             effect="the allocation that failed fits",
             only_if=(happened("cuda_out_of_memory").at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
-            risk="fewer requests at once",
-            rollback="the old share again, and restart",
-            why=reported("136 MiB wanted, 120.88 free at 0.98", "https://github.com/vllm-project/vllm/issues/57475"),
+            risk="fewer requests run concurrently",
+            rollback="set the old value again and restart",
+            why=reported(
+                "136 MiB were requested and 120.88 MiB free at 0.98",
+                "https://github.com/vllm-project/vllm/issues/57475",
+            ),
         ),
         Fix(
             flag="--max-cudagraph-capture-size",
             value=half_of_what_is_captured,
             direction="lower",
-            change="Where it happened in the capture: capture graphs up to half the size, fewer of them.",
-            effect="the graphs take a fraction of their memory",
+            change="If it happened during capture, capture CUDA graphs only up to half the size.",
+            effect="the CUDA graphs take a fraction of the memory",
             only_if=(
                 happened("cuda_out_of_memory").at_least(1, SAID),
                 switched_off("enforce_eager"),
                 running_value("cudagraph_capture_sizes").at_most(0, SIZED),
                 running_value("compilation_config").at_most(0, SIZED),
             ),
-            risk="batches above it run without graphs",
+            risk="batches above that size run without CUDA graphs",
             rollback="remove the flag and restart",
-            why=documented("graphs cost memory for each size", CONSERVING_MEMORY),
+            why=documented("every captured size costs memory", CONSERVING_MEMORY),
         ),
         Fix(
             flag="--kv-cache-dtype",
             value="fp8",
-            change="Where no KV memory is left: store it in FP8, use more GPUs, or quantize the weights.",
+            change="If no memory is left for the KV cache, store it in FP8, use more GPUs, or quantize the weights.",
             effect="the engine starts",
             only_if=(happened("no_kv_cache_memory").at_least(1, SAID), FP8_HARDWARE),
-            risk="a small loss of accuracy; the attention backend must support it",
+            risk="a small loss of accuracy; the attention backend must support FP8",
             rollback="--kv-cache-dtype auto and restart",
-            why=documented("what reduces memory", CONSERVING_MEMORY),
+            why=documented("these reduce the memory that vLLM needs", CONSERVING_MEMORY),
         ),
     ),
     mitigate=(
-        "Where it died under load: restart it with the lower value that `diag doctor` computes, behind a rate limit.",
-        "Where it never started: the old configuration still works, roll back to it.",
+        "If it died under load, restart it behind a rate limit with the lower value that `diag doctor` computes.",
+        "If it did not start with a new configuration, roll back to the old one, which still works.",
     ),
-    hand_over=("the line of the log with its numbers, `nvidia-smi` at that moment, and the launch command",),
-    do_not=("Do not raise --gpu-memory-utilization for an out of memory outside of the KV pool: it takes more away.",),
+    hand_over=("the log line with its numbers, the output of `nvidia-smi` at that moment, and the launch command",),
+    do_not=(
+        "Do not raise --gpu-memory-utilization if an allocation outside the KV cache failed: it leaves even less room.",
+    ),
 )

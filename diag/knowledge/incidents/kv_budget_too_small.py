@@ -1,4 +1,4 @@
-"""A low --gpu-memory-utilization leaves memory of the GPU to nobody, and the load does not miss it either."""
+"""A low --gpu-memory-utilization leaves GPU memory unused, and the load does not need it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
@@ -18,38 +18,47 @@ PREFIX_CACHING = "https://docs.vllm.ai/en/latest/features/automatic_prefix_cachi
 
 incident = Incident(
     id="kv_budget_too_small",
-    title="GPU memory is paid for and left to nobody",
+    title="GPU memory left unused",
     severity="info",
     per=("instance",),
-    hold="12h",  # a quiet night says nothing: it has to hold through the busiest hour of a day
+    hold="12h",  # it has to hold through the busiest hour of a day, a quiet night proves nothing
     cause="""
-        vLLM takes its share of the GPU at start and leaves the rest to others, of whom there are none. The requests
-        that come fill less than half of the pool, so none of them waits for what is missing. Prefixes that could be
-        kept in it do: blocks that only the prefix cache holds count as free, and are the first to go.
+        vLLM allocates its share of the GPU at start-up and leaves the rest to other processes, but there are none. The
+        requests fill less than half of the KV cache, so none of them waits for memory. The prefix cache would benefit:
+        blocks that only the prefix cache holds count as free and are evicted first.
     """,
-    impact="none: memory that is paid for is used by nobody",
+    impact="none for users; paid-for GPU memory stays unused",
     symptoms=(
-        kv_cache_usage_peak.below(0.5, judged("twice these requests would fit")),
-        running_value("gpu_memory_utilization").below(0.85, documented("0.9 or 0.92 by default", CONSERVING_MEMORY)),
-        gpu_memory_free_share.above(0.15, judged("graphs, NCCL and fragmentation need less")),
-        requests_finished.at_least(10, judged("a server that nobody uses tells nothing about its load")),
+        kv_cache_usage_peak.below(0.5, judged("twice as many of these requests would fit")),
+        running_value("gpu_memory_utilization").below(
+            0.85, documented("the default is 0.9 or 0.92", CONSERVING_MEMORY)
+        ),
+        gpu_memory_free_share.above(0.15, judged("CUDA graphs, NCCL and fragmentation need less")),
+        requests_finished.at_least(10, judged("a server without traffic shows nothing about its load")),
     ),
-    supports=(prefix_cache_hit_ratio.below(0.6, judged("a larger pool keeps more prefixes, where some are shared")),),
+    supports=(prefix_cache_hit_ratio.below(0.6, judged("a larger KV cache keeps more prefixes if prompts share any")),),
     looks_like=(
         LookAlike(
             "a quiet hour",
-            distinguish="The pool is there for the busiest hour: look at the peak of that one first.",
-            requires=requests_running_median.at_least(1, judged("a server that idles in between is underfed")),
+            distinguish="The KV cache is sized for the busiest hour: check its peak usage in that hour first.",
+            requires=requests_running_median.at_least(
+                1, judged("a server that idles between requests is a different incident (engine_underfed)")
+            ),
         ),
         LookAlike(
             "gpu_memory_contended",
-            distinguish="There, the share is low because others need the rest.",
-            requires=memory_of_strangers.at_most(0.02, judged("what another program frees it will want again")),
+            distinguish="The share is low because other processes need the rest.",
+            requires=memory_of_strangers.at_most(
+                0.02, judged("memory that another process has freed will be allocated again")
+            ),
         ),
         LookAlike(
-            "a pool of a fixed size",
-            distinguish="--num-gpu-blocks-override or --kv-cache-memory-bytes sets it, whatever the share.",
-            requires=pool_by_order.at_most(0, documented("both take precedence", CONSERVING_MEMORY)),
+            "a KV cache of a fixed size",
+            distinguish="Its size is pinned by --num-gpu-blocks-override or --kv-cache-memory-bytes, whatever the "
+            "share.",
+            requires=pool_by_order.at_most(
+                0, documented("both take precedence over --gpu-memory-utilization", CONSERVING_MEMORY)
+            ),
         ),
     ),
     fixes=(
@@ -60,22 +69,22 @@ incident = Incident(
             least=0.05,
             most=0.95,
             direction="raise",
-            change="Give vLLM the memory that is free on the GPU, but for 5 % of it: the prefix cache keeps more, and "
-            "a busier day has room.",
-            effect="GPU memory free falls to 0.05; the prefix cache hit ratio rises where prompts share a beginning",
-            risk="out of memory at start-up or under load when something else uses the GPU",
-            rollback="the old share again, and restart",
-            why=documented("cached blocks are kept until their room is needed", PREFIX_CACHING),
+            change="Give vLLM the free memory of the GPU, except for a reserve of 5 %: the prefix cache keeps more, "
+            "and a busier day has room.",
+            effect="GPU memory free falls to 5 %; the prefix cache hit rate rises where prompts share a prefix",
+            risk="out of memory at start-up or under load if another process uses the GPU",
+            rollback="set the old value again and restart",
+            why=documented("cached blocks are kept until their memory is needed", PREFIX_CACHING),
         ),
         Fix(
-            change="Or use what is left for something else: a second, smaller model beside it, or a smaller GPU for "
-            "this one, if its busiest hour looks the same.",
-            effect="GPU memory free falls; nothing changes for this server's users",
+            change="Or use the unused memory otherwise: run a second, smaller model on this GPU, or move this model "
+            "to a smaller GPU, if usage in its busiest hour is the same.",
+            effect="GPU memory free falls; nothing changes for the users of this server",
             restart=False,
-            why=judged("half of the pool is never used"),
+            why=judged("half of the KV cache is never used"),
         ),
     ),
-    mitigate=("Nothing needs relief.",),
+    mitigate=("No immediate mitigation is needed.",),
     hand_over=("KV cache usage (peak) over the last week, and what else is planned for this GPU",),
-    do_not=("Do not lower --gpu-memory-utilization to tidy up: the pool shrinks first.",),
+    do_not=("Do not lower --gpu-memory-utilization further: the KV cache is the first to shrink.",),
 )

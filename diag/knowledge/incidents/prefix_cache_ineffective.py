@@ -1,4 +1,4 @@
-"""Prefix caching finds next to nothing, although the prompts are long enough to share something."""
+"""The prefix cache hit rate is low although the prompts are long enough to share prefixes."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import blocks_per_prompt, prefix_cache_hit_ratio, requests_finished, running_value
@@ -7,43 +7,50 @@ PREFIX_CACHING = "https://docs.vllm.ai/en/latest/features/automatic_prefix_cachi
 
 incident = Incident(
     id="prefix_cache_ineffective",
-    title="The prefix cache finds next to nothing",
+    title="Low prefix cache hit rate",
     severity="info",
     per=("instance", "engine"),
     cause="""
-        Only whole KV blocks from the first token on can be shared. A time stamp, a user's name or a random id in front
-        of a common system prompt makes every prompt a new one; several replicas without prefix-aware routing do too.
+        Only whole KV blocks from the first token on can be shared. A timestamp, a user name or a random id before a
+        common system prompt makes every prefix unique. Several replicas without prefix-aware routing have the same
+        effect.
     """,
-    impact="none by itself: prompts that share a beginning are prefilled again each time",
+    impact="none by itself: shared prefixes are prefilled again for every request, which raises TTFT",
     symptoms=(
         prefix_cache_hit_ratio.below(0.3, judged("60-80 % is usual for a chatbot with a system prompt")),
-        requests_finished.at_least(10, judged("fewer say little about what is shared")),
+        requests_finished.at_least(10, judged("fewer requests say little about shared prefixes")),
     ),
     looks_like=(
         LookAlike(
             "short prompts",
-            distinguish="A prompt of a block or two has nothing that could be shared.",
-            requires=blocks_per_prompt.at_least(4, measured("6.7 blocks per prompt, no hit", "prefix_unique")),
+            distinguish="A prompt of one or two KV blocks has no prefix worth sharing.",
+            requires=blocks_per_prompt.at_least(
+                4, measured("6.7 blocks per prompt and a hit rate of 0 %", "prefix_unique")
+            ),
         ),
     ),
     fixes=(
         Fix(
             flag="--enable-prefix-caching",
             value="",
-            only_if=(running_value("enable_prefix_caching").at_most(0, documented("on by default", PREFIX_CACHING)),),
-            change="Turn prefix caching on.",
-            effect="the prefix cache hit ratio rises where prompts share a beginning",
+            only_if=(
+                running_value("enable_prefix_caching").at_most(
+                    0, documented("prefix caching is on by default", PREFIX_CACHING)
+                ),
+            ),
+            change="Enable prefix caching.",
+            effect="the prefix cache hit rate rises where prompts share a prefix",
             rollback="--no-enable-prefix-caching and restart",
-            why=documented("on by default for models that generate", PREFIX_CACHING),
+            why=documented("it is on by default for generative models", PREFIX_CACHING),
         ),
         Fix(
-            change="Where users mean to share a beginning: put what is common first and what varies last, and route "
-            "requests of one conversation to the same replica.",
-            effect="the prefix cache hit ratio rises, time to the first token falls",
+            change="If prompts are meant to share a prefix, put the common part first and the variable part last, and "
+            "route the requests of one conversation to the same replica.",
+            effect="the prefix cache hit rate rises; TTFT falls",
             restart=False,
-            why=documented("only a common beginning is shared", PREFIX_CACHING),
+            why=documented("only common prefixes are shared", PREFIX_CACHING),
         ),
     ),
-    mitigate=("Nothing needs relief: it costs prefill work, and answers are right.",),
+    mitigate=("No immediate mitigation is needed: it costs prefill work, and the responses are correct.",),
     hand_over=("two prompts of one client that were meant to share a prefix, compared byte by byte",),
 )

@@ -1,4 +1,4 @@
-"""One replica or data-parallel rank is sent far more than its peers: its requests wait while the others have room."""
+"""One replica or data-parallel rank receives far more load than its peers: its requests queue, theirs do not."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
@@ -13,97 +13,107 @@ from diag.signals import (
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 
-WRITES = tokens_of_peers.at_least(1, judged("who is sent too much writes no less than its peers, who is slow does"))
+WRITES = tokens_of_peers.at_least(
+    1, judged("an overloaded replica generates no fewer tokens than its peers, a slow one does")
+)
 incident = Incident(
     id="replicas_unbalanced",
-    title="One replica holds far more requests than its peers",
+    title="Load imbalance between replicas",
     severity="warning",
     per=("instance", "engine"),
-    hold="2m",  # a GPU that is too hot, which is a cause of it, is known no sooner
+    hold="2m",  # thermal throttling, one of its causes, is detected no sooner
     cause="""
-        A balancer that does not see what each replica holds sends this one more than it serves: round robin, for
-        requests differ in length by orders of magnitude; sticky sessions, a hash or a hot prefix, for a few clients are
-        most of the load. Its queue grows while its peers have room, and no mean over the fleet shows it.
+        A load balancer that ignores the load of each replica sends this one more than it can serve. Round robin does so
+        because requests differ in length by orders of magnitude; sticky sessions, hashing or a hot prefix do so because
+        a few clients are most of the load. The queue of this replica grows while its peers have capacity, and no mean
+        over the fleet shows it.
     """,
-    impact="whoever is sent here waits for the first token, while its peers would have served at once",
+    impact="TTFT rises on this replica, while its peers could serve at once",
     symptoms=(
-        load_of_peers.above(2, judged("less may be chance: requests differ in length")),
-        load_beyond_peers.at_least(4, judged("one or two long requests more are chance, whatever the ratio")),
-        requests_waiting_median.at_least(1, judged("an uneven load harms nobody until somebody waits")),
+        load_of_peers.above(2, judged("a smaller imbalance may be chance: requests differ in length")),
+        load_beyond_peers.at_least(4, judged("one or two extra long requests are chance, whatever the ratio")),
+        requests_waiting_median.at_least(1, judged("an imbalance has no impact until requests wait")),
     ),
     supports=(WRITES,),
     looks_like=(
         LookAlike(
             "a fleet that is too small",
-            distinguish="There, its peers wait as well, and queue_saturation is found on most of them: add a replica.",
-            requires=peers_waiting.below(1, judged("where most of the peers wait, none has room for more")),
+            distinguish="Requests queue on its peers too, and most of them report queue_saturation: add a replica.",
+            requires=peers_waiting.below(1, judged("where requests wait on most peers, no peer has capacity to spare")),
         ),
         LookAlike(
             "a fleet of two",
-            distinguish="Two have no median that tells which one is off, and where one idles on purpose the other is "
-            "not ill.",
-            requires=peers.at_least(3, judged("of three, two that agree show the third")),
+            distinguish="With two replicas, no median shows which one deviates; one of them may be idle on purpose.",
+            requires=peers.at_least(3, judged("with three replicas, two that agree identify the third")),
         ),
         LookAlike(
             "a slow replica",
-            distinguish="It is sent no more than its peers and does less: heat, other hardware, other flags, "
-            "evictions.",
+            distinguish="It receives no more load than its peers and generates fewer tokens: heat, other hardware, "
+            "other flags, or preemptions.",
             refuted_by=WRITES,
         ),
-        LookAlike("engine_stalled", distinguish="There, it does not move at all: every request sent to it stays."),
         LookAlike(
-            "gpu_thermal_throttling", distinguish="There, its GPU is hot and slow: it is not sent more than its peers."
+            "engine_stalled",
+            distinguish="The replica makes no progress at all: every request sent to it stays in flight.",
         ),
         LookAlike(
-            "a pool of another kind",
-            distinguish="Whatever serves a model of the same name is taken for a peer: a pool for prefill or for "
-            "tests, too. --served-model-name tells them apart.",
+            "gpu_thermal_throttling",
+            distinguish="Its GPU is hot and slow, but it receives no more load than its peers.",
+        ),
+        LookAlike(
+            "servers with a different role",
+            distinguish="All servers with the same model name count as peers, including prefill or test servers. Give "
+            "those another --served-model-name.",
         ),
     ),
     explains=("queue_saturation", "contract_breached"),
     fixes=(
         Fix(
-            change="Have the balancer go by what each replica holds: the fewest outstanding requests, or its queue "
-            "and its KV usage, instead of round robin or chance.",
-            effect="requests above the median of its peers fall, and nobody waits while another replica has room",
+            change="Balance by the load of each replica (fewest outstanding requests, or queue length and KV cache "
+            "usage) instead of round robin or random choice.",
+            effect="requests above the median of its peers fall; no request waits while another replica has capacity",
             restart=False,
-            why=documented("balance by scheduled and waiting requests and the state of the KV cache", DATA_PARALLEL),
+            why=documented("balance by scheduled and waiting requests and by the state of the KV cache", DATA_PARALLEL),
         ),
         Fix(
-            change="Look for what pins clients to it: session affinity, a hash over a few keys, connections that are "
-            "balanced when they are opened and then kept. Choose the replica anew for each request.",
+            change="Find what pins clients to this replica: session affinity, a hash over a few keys, or long-lived "
+            "connections that are balanced only when opened. Choose the replica for every request.",
             effect="requests / median of its peers falls below 2",
-            risk="a conversation that moves finds no prefix in the cache of its new replica",
+            risk="a conversation that moves to another replica misses the prefix cache there",
             restart=False,
-            why=judged("a few large clients are most of the load"),
+            why=judged("a few large clients often are most of the load"),
         ),
         Fix(
-            change="Where the router sends a prefix to the replica that has it in its cache, let the queue count as "
-            "well: a system prompt that all share sends all to one.",
-            effect="the hot prefix is cached on several replicas, and their loads become alike",
-            risk="each replica computes the prefix once, and other prefixes have less room",
+            change="If the router prefers the replica that has the prefix cached, make it consider the queue length "
+            "too: a shared system prompt would send all requests to one replica.",
+            effect="the hot prefix is cached on several replicas, and their load evens out",
+            risk="every replica computes the prefix once, and other prefixes have less room",
             restart=False,
-            why=judged("a hit saves a prefill, a queue costs many"),
+            why=judged("a cache hit saves one prefill, a queue costs many"),
         ),
         Fix(
-            change="Between data-parallel ranks, see who balances: vLLM goes by the queues of all ranks; with "
-            "--data-parallel-hybrid-lb only by those of its node, and with --data-parallel-external-lb, or ranks with "
-            "ports of their own, not at all. Then the balancer in front has to.",
-            effect="the ranks' loads become alike",
+            change="Between data-parallel ranks, check which component balances: vLLM balances by the queues of all "
+            "ranks; with --data-parallel-hybrid-lb only by those of its node; with --data-parallel-external-lb, or "
+            "with a port per rank, not at all, and the load balancer in front has to do it.",
+            effect="the load of the ranks evens out",
             restart=False,
             only_if=(
-                running_value("data_parallel_size").above(1, documented("the number of the ranks", DATA_PARALLEL)),
+                running_value("data_parallel_size").above(
+                    1, documented("it is the number of data-parallel ranks", DATA_PARALLEL)
+                ),
             ),
-            why=documented("internal, hybrid and external load balancing", DATA_PARALLEL),
+            why=documented("vLLM has internal, hybrid and external load balancing", DATA_PARALLEL),
         ),
     ),
-    mitigate=("Lower its weight at the balancer, or send nothing new there until its queue is gone.",),
+    mitigate=(
+        "Lower the weight of this replica at the load balancer, or send it no new requests until its queue is empty.",
+    ),
     hand_over=(
-        "the balancer's policy, weights and affinity, how many requests it sent to each replica in the last hour, and "
-        "the launch command of this replica beside that of a peer",
+        "the load balancer's policy, weights and affinity, the requests it sent to each replica in the last hour, and "
+        "the launch commands of this replica and of a peer",
     ),
     do_not=(
-        "Do not add a replica: there is room already, and it would not be used either.",
-        "Do not restart it: it comes back with an empty cache, to the same share of the requests.",
+        "Do not add a replica: there is unused capacity already, and a new replica would not be used either.",
+        "Do not restart it: it comes back with an empty prefix cache and the same share of the requests.",
     ),
 )
