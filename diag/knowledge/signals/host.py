@@ -57,7 +57,7 @@ starting = Signal(
     "the log shows a start in progress and /metrics does not answer yet: {value}",
     "bool",
     culprit_promql=f"last_over_time({SPENT}[$window]) and on (instance, phase)"
-    f' (last_over_time({PHASE}{{phase=~"{STARTING}"}}[$window]) == 1)',
+    f" (last_over_time({PHASE}{{{IS_STARTING}}}[$window]) == 1)",
     culprit_label="{phase} for {value}",
     culprit_unit="seconds",
 )
