@@ -22,6 +22,7 @@ pytestmark = [
     ),
 ]
 DIAG = str(Path(sys.executable).parent / "diag")
+FLAGS = ("--max-model-len", "8192", "--max-num-batched-tokens", "16384", "--max-num-seqs", "32")
 TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "4"))
 
 
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def small(folder: Path) -> Iterator[server.Server]:
     """A server whose step is large enough for two long prompts."""
-    with server.running(folder, "small", cure.CONTENTION.flags) as running:
+    with server.running(folder, "small", FLAGS) as running:
         yield running
 
 
@@ -67,17 +68,6 @@ def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> No
     assert {each["progress"][0]["state"] for each in reports} == {"busy"}
 
 
-def test_a_stopped_engine_is_a_stall_while_it_lasts(small: server.Server) -> None:
-    with load.running(small.port, *load.STEADY):
-        time.sleep(10)
-        small.signal("VLLM::EngineCore", signal.SIGSTOP)
-        try:
-            report = doctor(small.url, 40)
-        finally:
-            small.signal("VLLM::EngineCore", signal.SIGCONT)
-    assert (primary(report), report["progress"][0]["state"]) == (["engine_stalled"], "stalled")
-
-
 def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: server.Server) -> None:
     """That this fix works is measured by bench/cures.py."""
     with load.running(small.port, *cure.CONTENTION.clients):
@@ -88,3 +78,14 @@ def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: ser
     fixes = {fix["name"]: fix["after"] for fix in incident["fixes"]}
     low, high = cure.CONTENTION.bounds
     assert low <= fixes[cure.CONTENTION.flag] <= high
+
+
+def test_a_stopped_engine_is_a_stall_while_it_lasts(small: server.Server) -> None:
+    with load.running(small.port, *load.STEADY):
+        time.sleep(10)
+        small.signal("VLLM::EngineCore", signal.SIGSTOP)
+        try:
+            report = doctor(small.url, 40)
+        finally:
+            small.signal("VLLM::EngineCore", signal.SIGCONT)
+    assert (primary(report), report["progress"][0]["state"]) == (["engine_stalled"], "stalled")
