@@ -1,9 +1,9 @@
 """The exporter of one vLLM server: its page, its threads, and its life from the command line to a signal."""
 
-import asyncio
 import logging
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -50,7 +50,7 @@ class Exporter:
     def page(self, seconds: float) -> bytes:
         """The whole page."""
         look = self._part.look()
-        self._vllm.wait_until_asked()
+        self._vllm.wait_until_sent()
         looks = self._beside.look()
         return self._beside.page(look.outcome(seconds), looks, seconds)
 
@@ -71,15 +71,15 @@ class Probing:
 
     def start(self) -> None:
         """Begin; the thread ends with the process."""
-        threading.Thread(target=lambda: asyncio.run(self._go_on()), name="diag-probe", daemon=True).start()
+        threading.Thread(target=self._go_on, name="diag-probe", daemon=True).start()
 
-    async def _go_on(self) -> None:
+    def _go_on(self) -> None:
         own = server(self._vllm.server.address, self._every)
         while True:
             if own.path or self._vllm.server.path:
                 own.path = self._vllm.server.path
-                self._last = await own.probe(self._every)
-            await asyncio.sleep(self._every)
+                self._last = own.probe(self._every)
+            time.sleep(self._every)
 
     def samples(self) -> Sequence[Sample]:
         """How the last one went; nothing before the first."""
@@ -94,7 +94,6 @@ def chosen(gpus: str) -> tuple[str, ...]:
 def run(settings: ExporterOptions) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     name, port = serve.parse(settings.listen)
     exporter = Exporter(settings)
     listener = serve.PageServer(serve.Listen(name, port, *settings.tls), exporter, settings.timeout)

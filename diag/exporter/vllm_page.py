@@ -1,18 +1,16 @@
 """vLLM's own page, byte for byte, and what it says of the server."""
 
-import asyncio
 import os
 import time
 from dataclasses import dataclass
 
 from diag.exporter.part import Unusable
-from diag.exposition.lines import NotMetrics, is_cut, refuse_other_formats, sample
+from diag.exposition.lines import NotMetrics, is_cut, sample
 from diag.http.address import Address
-from diag.http.credentials import context, from_environment
+from diag.http.client import Client, Manner
+from diag.http.credentials import from_environment
 from diag.http.failure import Failure
-from diag.http.fetch import Fetcher
-from diag.http.keepalive import KeepAlive
-from diag.http.vllm_server import ACCEPT, VllmServer
+from diag.http.vllm_server import VllmServer
 from diag.vllm.server.config import Config, ServerFacts, from_page
 
 MOST_BYTES = 16 * 2**20
@@ -82,53 +80,40 @@ class PageScraper:
     name = "vllm"
 
     def __init__(self, address: Address, timeout: float, launch: str = "") -> None:
-        self._runner = asyncio.Runner()
         self.server = server(address, timeout, launch)
-        self._quick = quick(address, timeout)
         self._reader = PageReader()
-        self._asked_of: bytes | None = None
+        self._facts_of: bytes | None = None
 
     def look(self) -> Scraped:
         """Scrape now; Unusable with one sentence where there is no page of metrics."""
         try:
-            page = self._as_ever() or self._runner.run(self.server.page())
-            scraped = self._reader.read(page, self.server.told)
-            return scraped if self._asked_of == self._reader.start else self._runner.run(self._ask(scraped))
+            scraped = self._reader.read(self.server.page(), self.server.facts)
+            return scraped if self._facts_of == self._reader.start else self._with_facts(scraped)
         except (Failure, NotMetrics) as error:
             raise Unusable(f"{self.server.address.shown}: {error}") from error
 
-    def wait_until_asked(self) -> None:
+    def wait_until_sent(self) -> None:
         """Wait until the request is on its way: what the host computes meanwhile must not hold it up."""
-        if self._quick:
-            self._quick.sent.wait(HEAD_START)
+        if self.server.address.is_loopback:
+            self.server.client.sent.wait(HEAD_START)
 
-    def _as_ever(self) -> bytes | None:
-        """The page from where it was found, None where it has not been found or is not as it was."""
-        page = self._quick.get(self.server.path, ACCEPT, MOST_BYTES) if self._quick and self.server.path else None
-        if page is not None:
-            refuse_other_formats(page)
-        return page
-
-    async def _ask(self, scraped: Scraped) -> Scraped:
-        """A server that is new or was started anew is asked what its page does not say."""
-        await self.server.ask()
-        self._asked_of = self._reader.start
-        return self._reader.read(scraped.page, self.server.told)
+    def _with_facts(self, scraped: Scraped) -> Scraped:
+        """A server that is new or was restarted is asked for what its page does not contain."""
+        self.server.fetch_facts()
+        self._facts_of = self._reader.start
+        return self._reader.read(scraped.page, self.server.facts)
 
 
 def server(address: Address, timeout: float, launch: str = "") -> VllmServer:
-    """The server to ask, with the credentials of the environment."""
-    access = from_environment(os.environ)
-    fetcher = Fetcher(address, access, context(access, address.scheme == "https"), timeout)
-    return VllmServer(address, fetcher, ServerFacts(launch=launch), MOST_BYTES)
+    """The server to scrape, with the credentials of the environment.
 
-
-def quick(address: Address, timeout: float) -> KeepAlive | None:
-    """The short way to a server on this host; None where a proxy may have to be asked."""
-    access = from_environment(os.environ)
-    headers = dict(access.headers) | ({"Authorization": address.authorization} if address.authorization else {})
-    tls = context(access, address.scheme == "https")
-    return KeepAlive(address, headers, tls, timeout) if address.is_loopback else None
+    On this host the connection is kept and the page comes uncompressed, which spares vLLM and us CPU time; elsewhere
+    every scrape has its own connection: behind a kept one, a second server on the same address would go unnoticed.
+    """
+    local = address.is_loopback
+    manner = Manner(timeout, keep=local, encoding="identity" if local else "gzip")
+    client = Client(address, from_environment(os.environ), manner)
+    return VllmServer(address, client, ServerFacts(launch=launch), MOST_BYTES)
 
 
 def _refuse(page: bytes) -> None:

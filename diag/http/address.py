@@ -10,7 +10,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.http.credentials import basic
 
-_PORTS = {"http": 80, "https": 443}
+PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def parse(text: str) -> Address:
     """Read a URL or host:port; BadUsage, without what may be a password in it, where it is none."""
     try:
         url = urlsplit(text if "://" in text else f"http://{text}")
-        port = url.port or _PORTS.get(url.scheme, 0)
+        port = url.port or PORTS.get(url.scheme, 0)
     except ValueError as error:
         raise BadUsage(f"{_safe(text)} is no URL: {error}") from error
-    if url.scheme not in _PORTS:
+    if url.scheme not in PORTS:
         raise BadUsage(f"{_safe(text)}: only http and https can be asked")
     host = url.hostname or ""
-    if not host or not host.isprintable() or set(host) & set(" \"'<>\\^`{|}"):
+    if not host or not host.isprintable() or set(host) & set(" \"'<>\\^`{|}*"):
         raise BadUsage(f"{_safe(text)} names no host")
     return Address(url.scheme, host, port, url.path, url.query, _authorization(url))
 

@@ -4,6 +4,7 @@ import base64
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from diag.core.errors import BadUsage
@@ -43,25 +44,25 @@ def basic(user_and_password: str) -> str:
     return "Basic " + base64.b64encode(user_and_password.encode()).decode()
 
 
-def context(access: Credentials, encrypted: bool) -> ssl.SSLContext:
-    """The context for requests that may be encrypted; to load the system's authorities takes longer than a scrape."""
-    return tls(access) if encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def tls(access: Credentials) -> ssl.SSLContext:
+def tls(credentials: Credentials) -> ssl.SSLContext:
     """The context that checks servers against the system's authorities, or against DIAG_CA_FILE alone."""
-    if access.client_key and not access.client_cert:
+    return _context(credentials.ca_file, credentials.client_cert, credentials.client_key)
+
+
+@cache  # to load the system's authorities takes longer than a scrape
+def _context(ca_file: str, client_cert: str, client_key: str) -> ssl.SSLContext:
+    if client_key and not client_cert:
         raise BadUsage("DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT")
     try:
-        context = ssl.create_default_context(cafile=access.ca_file or None)
+        context = ssl.create_default_context(cafile=ca_file or None)
     except OSError as error:
-        raise BadUsage(f"DIAG_CA_FILE {access.ca_file} cannot be used: {_why(error)}") from error
-    if access.client_cert:
+        raise BadUsage(f"DIAG_CA_FILE {ca_file} cannot be used: {_why(error)}") from error
+    if client_cert:
         try:
             # An empty password instead of a prompt: nobody may be there to answer it.
-            context.load_cert_chain(access.client_cert, access.client_key or None, password="")
+            context.load_cert_chain(client_cert, client_key or None, password="")
         except OSError as error:
-            raise BadUsage(f"DIAG_CLIENT_CERT {access.client_cert} cannot be used: {_why(error)}") from error
+            raise BadUsage(f"DIAG_CLIENT_CERT {client_cert} cannot be used: {_why(error)}") from error
     return context
 
 
@@ -81,7 +82,7 @@ def _headers(file: str) -> dict[str, str]:
         name, colon, value = line.partition(":")
         if not line.strip() or line.startswith("#"):
             continue
-        if not colon or not name.replace("-", "").isalnum():
+        if not colon or not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
             raise BadUsage(f'DIAG_HEADERS_FILE line {number} is not "Name: value"')
         headers[name] = _fit_for_a_header(value.strip(), f"DIAG_HEADERS_FILE line {number}")
     return headers

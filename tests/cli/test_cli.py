@@ -65,7 +65,7 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (["doctor"], 69, "nothing answers at http://127.0.0.1:8000: connection refused"),
+        (["doctor"], 69, "cannot connect to http://127.0.0.1:8000: connection refused"),
         (["doctor", CASCADE, "--nonsense"], 64, "No such option: --nonsense"),
         (["doctor", CASCADE, "--json", "--markdown"], 64, "exclude each other: choose one"),
         (["doctor", CASCADE, CASCADE], 64, "a recording is judged alone"),

@@ -32,7 +32,7 @@ from diag.sources.recording.writer import Recorder, record
 def keep(server: Server | str, folder: Path, **plan: Any) -> Observation:
     """A recording of some three scrapes; a busy machine may leave one out."""
     target = server if isinstance(server, str) else server.url
-    return record([target], folder, ScrapePlan(**{"every": 0.2, "duration": 0.4, "access": Credentials(), **plan}))
+    return record([target], folder, ScrapePlan(**{"every": 0.2, "duration": 0.4, "credentials": Credentials(), **plan}))
 
 
 def everything(observed: Observation) -> list[tuple[dict[str, str], list[float]]]:
@@ -110,7 +110,9 @@ def test_secrets_are_not_recorded(tmp_path: Path) -> None:
     launch = "HF_TOKEN=secret vllm serve /home/alice/m --api-key secret --max-num-seqs 64"
     with serving(answers) as server:
         access = Credentials(headers={"Authorization": "Bearer secret"})
-        keep(f"http://me:secret@127.0.0.1:{server.port}/?token=secret", tmp_path / "r", access=access, launch=launch)
+        keep(
+            f"http://me:secret@127.0.0.1:{server.port}/?token=secret", tmp_path / "r", credentials=access, launch=launch
+        )
     everything_written = text(tmp_path / "r") + (tmp_path / "r" / "recording.toml").read_text()
     assert "secret" not in everything_written
     assert "alice" not in everything_written

@@ -29,7 +29,7 @@ from support.bad_servers import Answer, Reply, Request, serving, talking
 from diag import cli
 from diag.commands import observe
 from diag.diagnosis import fleet
-from diag.http import session
+from diag.http import prometheus_api
 from diag.http.address import parse
 from diag.http.credentials import WAYS, Credentials
 from diag.knowledge import catalog
@@ -39,7 +39,7 @@ from diag.sources.prometheus.client import Prometheus
 SECRET = "s3cret"
 BASIC = base64.b64encode(f"me:{SECRET}".encode()).decode()
 NOW = 1_790_000_000
-WHICH = "is this the address of a Prometheus, with its path, https://host/prometheus for one?"
+WHICH = "is this the address of a Prometheus, including its path (for example https://host/prometheus)?"
 NOT_HERE = "are vLLM servers or `diag exporter` among its targets, and is the time right?"
 USAGE, UNREACHABLE = 64, 69
 CATALOGUE = cache(catalog.load)
@@ -96,7 +96,7 @@ def doctor(diag: Diag) -> Diag:
 
 @pytest.fixture(autouse=True)
 def _quickly_and_without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(prometheus_api, "_PAUSES", (0.01, 0.01))
     monkeypatch.setattr(observe, "load", CATALOGUE)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
@@ -176,17 +176,23 @@ def drip_headers(connection: socket.socket, over: Any) -> None:
 @pytest.mark.parametrize(
     ("talk", "reason"),
     [
-        (bad.hang, "took the connection and sent nothing for 0.3 s; is the server overloaded?"),
-        (bad.drip, "gave no whole answer within 0.6 s; ask for fewer servers or a shorter span"),
-        (drip_headers, "gave no whole answer within 0.6 s; ask for fewer servers or a shorter span"),
-        (sent(b"Content-Length: 9", b"", b"{", stay=True), "stopped for 0.3 s in the middle of its answer"),
-        (bad.break_off, "broke off in the middle of its answer"),
-        (sent(b"Transfer-Encoding: chunked", b"", b"5", b'{"da'), "broke off in the middle of its answer"),
-        (sent(b"Transfer-Encoding: chunked", b"", b"1", b"{", b""), "broke off in the middle of its answer"),
-        (sent(b"Content-Encoding: gzip", b"", b"no gzip"), "answered in an encoding that is damaged"),
-        (sent(b"X: y\r\n" * 200), f"answered something that is not HTTP; {WHICH}"),
-        (bad.babble, f"answered something that is not HTTP; {WHICH}"),
-        (bad.slam, "closed the connection without an answer; is it https?"),
+        (bad.hang, "accepted the connection but sent nothing for 0.3 s; is the server overloaded or stopped?"),
+        (bad.drip, "did not finish its response within 0.6 s; query fewer servers or a shorter time range"),
+        (drip_headers, "did not finish its response within 0.6 s; query fewer servers or a shorter time range"),
+        (sent(b"Content-Length: 9", b"", b"{", stay=True), "stopped sending for 0.3 s in the middle of its response"),
+        (bad.break_off, "closed the connection in the middle of its response"),
+        (
+            sent(b"Transfer-Encoding: chunked", b"", b"5", b'{"da'),
+            "closed the connection in the middle of its response",
+        ),
+        (
+            sent(b"Transfer-Encoding: chunked", b"", b"1", b"{", b""),
+            "closed the connection in the middle of its response",
+        ),
+        (sent(b"Content-Encoding: gzip", b"", b"no gzip"), "sent a damaged gzip body"),
+        (sent(b"X: y\r\n" * 200), f"sent something that is not HTTP; {WHICH}"),
+        (bad.babble, f"sent something that is not HTTP; {WHICH}"),
+        (bad.slam, "closed the connection without a response; is it https?"),
     ],
 )
 def test_a_server_that_does_not_answer_properly(doctor: Diag, talk: Callable[..., None], reason: str) -> None:
@@ -201,23 +207,22 @@ def test_a_closed_port_is_told_at_once(doctor: Diag) -> None:
     url = f"http://127.0.0.1:{bad.closed_port()}"
     said = doctor(url)
     reason = "connection refused; is the server up, is the port right?"
-    assert (said.status, said.sentence) == (UNREACHABLE, f"nothing answers at {url}: {reason}")
+    assert (said.status, said.sentence) == (UNREACHABLE, f"cannot connect to {url}: {reason}")
     assert said.seconds < 0.5
 
 
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
-        ("no-such-host.invalid", "no host of that name is known"),
-        ("a..b", "no host can have that name"),
-        ("*", "no host can have that name"),
-        ("a" * 70, "no host can have that name"),
+        ("no-such-host.invalid", "unknown host name"),
+        ("a..b", "invalid host name"),
+        ("a" * 70, "invalid host name"),
     ],
 )
 def test_a_host_that_is_not_known(doctor: Diag, host: str, reason: str) -> None:
     said = doctor(f"http://{host}:9090")
     assert said.status == UNREACHABLE
-    assert said.sentence == f"nothing answers at http://{host}:9090: {reason}; is the name right?"
+    assert said.sentence == f"cannot connect to http://{host}:9090: {reason}; is the name right?"
 
 
 def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +233,7 @@ def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, mo
     monkeypatch.setattr(socket, "getaddrinfo", silence)
     said = doctor("http://prometheus.example:9090", "--timeout", "0.2")
     assert said.status == UNREACHABLE
-    assert "gave no whole answer within 0.4 s" in said.sentence
+    assert "no connection within 0.4 s; is the host up, does its name resolve?" in said.sentence
     assert said.seconds < 0.7
 
 
@@ -238,8 +243,8 @@ def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, mo
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (Reply(b"", 401), f"wants credentials (HTTP 401); set {WAYS}"),
-        (Reply(b"", 403), f"wants credentials (HTTP 403); set {WAYS}"),
+        (Reply(b"", 401), f"requires credentials (HTTP 401); set {WAYS}"),
+        (Reply(b"", 403), f"requires credentials (HTTP 403); set {WAYS}"),
         (Reply(b"404 page not found\n", 404), f'answered "404 page not found" instead of JSON (HTTP 404); {WHICH}'),
         (Reply(b"boom", 500), 'answered "boom" instead of JSON (HTTP 500); is it starting, or overloaded?'),
         (Reply(b"\x1b[2Jx", 400), f'answered "\\x1b[2Jx" instead of JSON (HTTP 400); {WHICH}'),
@@ -247,8 +252,8 @@ def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, mo
         (Reply(b""), f"answered nothing instead of JSON (HTTP 200); {WHICH}"),
         (Reply(b'{"status": "succ'), f'answered "{{"status": "succ" instead of JSON (HTTP 200); {WHICH}'),
         (Reply(b"[" * 100_000), f'answered "{"[" * 60}" instead of JSON (HTTP 200); {WHICH}'),
-        (document(message="hello"), f"answered JSON that is no answer of the Prometheus API; {WHICH}"),
-        (Reply(b"[1]"), f"answered JSON that is no answer of the Prometheus API; {WHICH}"),
+        (document(message="hello"), f"answered JSON that is not from the Prometheus API; {WHICH}"),
+        (Reply(b"[1]"), f"answered JSON that is not from the Prometheus API; {WHICH}"),
         (document(500, data={}), "answered HTTP 500; is it starting, or overloaded?"),
         (document(404, data={}), f"answered HTTP 404; {WHICH}"),
         (error(400, "bad_data", "no \x1b[31mtenant"), "refuses to be asked: no \\x1b[31mtenant (HTTP 400)"),
@@ -289,24 +294,24 @@ def test_an_answer_of_another_shape(doctor: Diag, path: str, data: Any) -> None:
 
     with serving(answer) as server:
         said = doctor(server.url)
-    right = f"answered JSON that is no answer of the Prometheus API; {WHICH}"
+    right = f"answered JSON that is not from the Prometheus API; {WHICH}"
     assert said.status == UNREACHABLE
     assert said.sentence == f"{server.url} {WITHOUT if path == '/series' and data == [] else right}"
 
 
 def test_a_huge_answer_is_not_taken(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(prometheus_api, "MOST_BYTES", 1 << 20)
     with talking(bad.flood) as server:
         said = doctor(server.url)
-    reason = "answered more than 1 MiB; ask for fewer servers or a shorter span"
+    reason = "sent more than 1 MiB; query fewer servers or a shorter time range"
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
 
 
 def test_a_gzip_bomb_is_not_unpacked(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(prometheus_api, "MOST_BYTES", 1 << 20)
     bomb = Reply(gzip.compress(b"#" * 50 * 2**20, 1), headers={"Content-Encoding": "gzip"})
     with serving(lambda _: bomb) as server:
-        assert "answered more than 1 MiB" in doctor(server.url).sentence
+        assert "sent more than 1 MiB" in doctor(server.url).sentence
 
 
 def test_a_redirect_is_read_no_further(doctor: Diag) -> None:
@@ -430,7 +435,7 @@ def test_credentials_that_are_refused_are_said(doctor: Diag, monkeypatch: pytest
     monkeypatch.setenv("DIAG_BEARER_TOKEN", SECRET)
     with serving(lambda _: error(status, "auth", f"{SECRET} is no token")) as server:
         said = doctor(server.url)
-    assert said.sentence == f"{server.url} refuses the credentials it was given (HTTP {status}); check {WAYS}"
+    assert said.sentence == f"{server.url} rejects the credentials (HTTP {status}); check {WAYS}"
 
 
 def test_a_redirect_to_another_host_is_not_followed(
@@ -540,8 +545,8 @@ def test_a_client_certificate_that_is_missing_is_said(
     # Whether the server's alert arrives before it closes the connection is a matter of luck.
     assert said.status == UNREACHABLE
     assert re.fullmatch(
-        f"{server.url} (wants a client certificate that it trusts;|(reset|broke off) the (encrypted )?connection;"
-        " if it wants a client certificate,) set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY",
+        f"{server.url} (requires a client certificate that it trusts;|(reset|closed) the (encrypted )?connection;"
+        " if it requires a client certificate,) set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY",
         said.sentence,
     )
 
@@ -549,7 +554,7 @@ def test_a_client_certificate_that_is_missing_is_said(
 def test_https_to_a_server_of_http_is_said(doctor: Diag) -> None:
     with serving(empty) as server:
         said = doctor(f"https://127.0.0.1:{server.port}")
-    reason = "does not speak TLS as expected; is it http instead of https?"
+    reason = "does not speak TLS; is it http instead of https?"
     assert said.sentence == f"https://127.0.0.1:{server.port} {reason}"
 
 
@@ -801,7 +806,7 @@ def test_a_server_that_falls_silent_is_waited_for_once(doctor: Diag, prometheus:
 
     with serving(front(prometheus, refusing("vllm:", silent))) as server:
         said = doctor(server.url, *THEN, "--timeout", "0.5")
-    reason = "took the connection and sent nothing for 0.5 s; is the server overloaded?"
+    reason = "accepted the connection but sent nothing for 0.5 s; is the server overloaded or stopped?"
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
     assert said.seconds < 1.8
 
@@ -843,7 +848,7 @@ def test_an_answer_of_another_shape_in_the_middle(doctor: Diag, prometheus: str,
     odd = refusing("vllm:", lambda _: document(status="success", data=data))
     with serving(front(prometheus, odd)) as server:
         said = doctor(server.url, *THEN)
-    reason = f"answered JSON that is no answer of the Prometheus API; {WHICH}"
+    reason = f"answered JSON that is not from the Prometheus API; {WHICH}"
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
 
 

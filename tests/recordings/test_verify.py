@@ -595,7 +595,7 @@ def test_the_exit_status_is_the_verdict(words: list[str], status: int, sentence:
         ),
         (["nowhere"], 64, "BEFORE is no recording (http://nowhere:80 would be asked)"),
         (["\x1b[31mred", "other"], 64, "\\x1b[31mred is no URL"),
-        (["tests/recordings/kv_cascade", "127.0.0.1:9"], 69, "nothing answers at http://127.0.0.1:9"),
+        (["tests/recordings/kv_cascade", "127.0.0.1:9"], 69, "cannot connect to http://127.0.0.1:9"),
         (["tests/recordings/kv_cascade"], 69, "BEFORE was recorded there: if it is elsewhere now, name AFTER"),
         (["README.md", "tests/recordings/healthy"], 64, "it is no recording of `diag record`"),
         (

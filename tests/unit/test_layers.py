@@ -18,13 +18,11 @@ ONE_FILE = {
     "typer": ("cli.py", "commands/options.py", "commands/help.py"),
     "rich": "report/terminal.py",
     "promql_parser": "promql/",
-    "httpx": "http/fetch.py",
     "prometheus_client": "core/metric_families.py",
     "pandas": "report/dataframe.py",
     "prometheus_api_client": "sources/prometheus/client.py",
     "psutil": "exporter/process.py",
     "pynvml": "exporter/gpu/nvml.py",
-    "requests": "http/session.py",
 }
 
 

@@ -71,7 +71,7 @@ import sys
 from pathlib import Path
 from diag.sources.recording.reader import read
 read(Path({str(RECORDINGS / "idle")!r}))
-print([each for each in ("httpx", "asyncio", "ssl", "prometheus_client", "rich") if each in sys.modules])
+print([each for each in ("http.client", "asyncio", "ssl", "prometheus_client", "rich") if each in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -202,7 +202,7 @@ def test_a_page_that_is_too_big_is_a_failed_scrape(tmp_path: Path, monkeypatch: 
     text = scrapes(1) + scrapes(3, page=PAGE + "# x\n" * 2**20) + scrapes(5)
     observed = read(written(tmp_path, text))
     assert (observed.scrapes, observed.failed_scrapes) == (3, 1)
-    assert observed.notes == ("1 of 3 scrapes of h:1 failed: answered a page of more than 1 MiB (at 00:00:03 UTC)",)
+    assert observed.notes == ("1 of 3 scrapes of h:1 failed: sent more than 1 MiB (at 00:00:03 UTC)",)
 
 
 def test_a_page_that_is_too_big_is_never_held_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

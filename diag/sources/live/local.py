@@ -1,6 +1,5 @@
-"""A server on this very host: its page with its GPUs, processes and log, as the exporter would serve it."""
+"""A server on this host: its page with its GPUs, processes and log, as the exporter would serve it."""
 
-import asyncio
 import time
 from datetime import tzinfo
 
@@ -15,7 +14,7 @@ from diag.http.vllm_server import VllmServer
 from diag.vllm.server.config import ServerFacts
 
 SECONDS = 2.0
-"""What a look at GPUs, processes or log may take."""
+"""How long reading GPUs, processes or log may take."""
 
 
 class LocalPages:
@@ -28,20 +27,20 @@ class LocalPages:
         self._reader = PageReader()
         self._host.start()
 
-    async def page(self) -> bytes:
+    def page(self) -> bytes:
         """The whole page; Failure or NotMetrics where neither a page nor anything else shows a server."""
-        looks, start = self._beside.look(), time.monotonic()
+        looks, begin = self._beside.look(), time.monotonic()
         try:
-            page = await self._server.page()
+            page = self._server.page()
             if is_ours(page):
                 return page
-            scraped = LookOutcome[Scraped](self._reader.read(page, self._server.told), "", 0.0)
+            scraped = LookOutcome[Scraped](self._reader.read(page, self._server.facts), "", 0.0)
         except (Failure, NotMetrics) as error:
             if not self._host.has_server:
                 raise
-            scraped = LookOutcome[Scraped](None, str(error), time.monotonic() - start)
-        return await asyncio.to_thread(self._beside.page, scraped, looks, SECONDS)
+            scraped = LookOutcome[Scraped](None, str(error), time.monotonic() - begin)
+        return self._beside.page(scraped, looks, SECONDS)
 
-    def told(self) -> ServerFacts:
-        """What the server, its log and its processes say of it."""
-        return self._host.told(self._server.told)
+    def facts(self) -> ServerFacts:
+        """What the server, its log and its processes report of it."""
+        return self._host.told(self._server.facts)

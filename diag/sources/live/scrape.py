@@ -4,16 +4,15 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from diag.core.errors import Unreachable
 from diag.core.formatting import listed, printable
 from diag.exposition.scrapes import Target
 from diag.http.address import parse_all
-from diag.http.credentials import Credentials, context, from_environment
+from diag.http.client import Client, Manner
+from diag.http.credentials import Credentials, from_environment
 from diag.http.failure import sentence
-from diag.http.fetch import Fetcher
 from diag.http.vllm_server import VllmServer
 from diag.sources.live.clock import WatchClock
 from diag.sources.live.target import Discard, Pages, Sink, WatchedServer
@@ -37,7 +36,7 @@ class WatchProgress:
 class ScrapePlan:
     """How to watch; times in seconds.
 
-    access: None reads the environment. probe: how long one request for one token may take, None to send none.
+    credentials: None reads the environment. probe: how long one request for one token may take, None to send none.
     beside: where the pages of a server come from if not from itself. on_progress: told after every scrape.
     should_go_on: asked when the time is over, and then every few scrapes.
     """
@@ -45,7 +44,7 @@ class ScrapePlan:
     every: float = 2.0
     duration: float = 30.0
     timeout: float = 5.0
-    access: Credentials | None = None
+    credentials: Credentials | None = None
     launch: str = ""
     probe: float | None = None
     beside: Callable[[VllmServer], Pages | None] = lambda _: None
@@ -68,11 +67,11 @@ class Watch:
     def __init__(self, targets: Sequence[str], plan: ScrapePlan, sink: Sink | None = None) -> None:
         self._addresses = parse_all(targets)
         self._plan = plan
-        self._access = plan.access or from_environment(os.environ)
+        self._credentials = plan.credentials or from_environment(os.environ)
         self._sink = sink or Discard()
-        self._wall = WatchClock()
-        self._lives: list[WatchedServer] = []
-        self._asks: list[asyncio.Task[None]] = []
+        self._clock = WatchClock()
+        self._servers: list[WatchedServer] = []
+        self._fact_requests: list[asyncio.Task[None]] = []
         self._probes: list[asyncio.Task[None]] = []
         self._untried = len(self._addresses)
         self._notes: list[str] = []
@@ -80,56 +79,53 @@ class Watch:
         self._scrapes = self._failed = 0
 
     @property
-    def told(self) -> dict[str, ServerFacts]:
+    def facts(self) -> dict[str, ServerFacts]:
         """What is known of each server beside its pages."""
-        return {each.target.instance: each.told for each in self._lives}
+        return {each.target.instance: each.facts for each in self._servers}
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What has to be said beside what the scrapes themselves show."""
-        return (*self._notes, *self._wall.jumps, *(note for each in self._lives for note in each.server.notes))
+        return (*self._notes, *self._clock.jumps, *(note for each in self._servers for note in each.server.notes))
 
     def run(self) -> Observation:
         """Watch to the end or until Ctrl-C and return what was seen; KeyboardInterrupt where that is nothing."""
         try:
             asyncio.run(self._run())
         except (KeyboardInterrupt, _Interrupted) as error:
-            if not any(each.answered for each in self._lives):
+            if not any(each.answered for each in self._servers):
                 raise KeyboardInterrupt from error
             self._notes.append("interrupted: judged on what was seen until then")
         return self._observation()
 
     def _observation(self) -> Observation:
-        lives = [each for each in self._lives if each.target.scrapes]
+        lives = [each for each in self._servers if each.target.scrapes]
         shown = ", ".join(dict.fromkeys(each.shown for each in self._addresses.values()))
         origin = Origin("scrape", shown, self._plan.every, self.remarks)
-        return observation(origin, [each.target for each in lives], self.told)
+        return observation(origin, [each.target for each in lives], self.facts)
 
     async def _run(self) -> None:
-        async with AsyncExitStack() as stack:
-            tls = context(self._access, any(each.scheme == "https" for each in self._addresses.values()))
-            for instance, address in self._addresses.items():
-                fetcher = Fetcher(address, self._access, tls, self._plan.timeout)
-                await stack.enter_async_context(fetcher)
-                server = VllmServer(address, fetcher, ServerFacts(launch=self._plan.launch))
-                beside = self._plan.beside(server)
-                self._lives.append(WatchedServer(Target(instance), server, beside, self._wall, self._sink))
-            self._start = _now()
-            try:
-                await self._watch()
-            finally:
-                for task in (*self._asks, *self._probes):
-                    task.cancel()
+        for instance, address in self._addresses.items():
+            client = Client(address, self._credentials, Manner(self._plan.timeout))
+            server = VllmServer(address, client, ServerFacts(launch=self._plan.launch))
+            beside = self._plan.beside(server)
+            self._servers.append(WatchedServer(Target(instance), server, beside, self._clock, self._sink))
+        self._start = _now()
+        try:
+            await self._watch()
+        finally:
+            for task in (*self._fact_requests, *self._probes):
+                task.cancel()
 
     async def _watch(self) -> None:
         until = self._plan.duration
         await self._to(until)
-        await asyncio.gather(*self._asks)
+        await asyncio.gather(*self._fact_requests)
         while not all(each.done() for each in self._probes) or self._goes_on():
             until = _now() - self._start + 2 * self._plan.every
             await self._to(until)
         await asyncio.gather(*self._probes)
-        await _together(each.scrape() for each in self._lives if each.owes_probe)
+        await _together(each.scrape() for each in self._servers if each.owes_probe)
 
     def _goes_on(self) -> bool:
         try:
@@ -139,7 +135,7 @@ class Watch:
 
     async def _to(self, until: float) -> None:
         """Scrape every target until so many seconds after the start."""
-        await _together(self._cadence(each, until) for each in self._lives)
+        await _together(self._cadence(each, until) for each in self._servers)
 
     async def _cadence(self, live: WatchedServer, until: float) -> None:
         """Scrape one target at whole multiples of the interval; those that a slow answer covers are left out."""
@@ -155,7 +151,7 @@ class Watch:
             self._first_contact()
         if live.server.path and not live.asked:
             live.asked = True
-            self._asks.append(asyncio.create_task(live.server.ask()))
+            self._fact_requests.append(asyncio.create_task(live.fetch_facts()))
             if self._plan.probe is not None:
                 self._probes.append(asyncio.create_task(live.probe(self._plan.probe)))
         self._scrapes += 1
@@ -168,8 +164,8 @@ class Watch:
 
     def _first_contact(self) -> None:
         self._untried -= 1
-        if not self._untried and not any(each.answered for each in self._lives):
-            raise _unreachable(self._lives)
+        if not self._untried and not any(each.answered for each in self._servers):
+            raise _unreachable(self._servers)
 
 
 def _now() -> float:

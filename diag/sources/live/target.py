@@ -1,15 +1,21 @@
 """One live server that is watched: its page scraped on a cadence and gathered, its probe on every later page."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from diag.core.formatting import printable
 from diag.exposition.lines import NotMetrics
 from diag.exposition.scrapes import Target
+from diag.http.background import start
 from diag.http.failure import Failure
 from diag.http.vllm_server import Probe, VllmServer
 from diag.sources.live.clock import WatchClock
 from diag.vllm.server.config import ServerFacts
+
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -36,10 +42,10 @@ class Discard:
 class Pages(Protocol):
     """Where pages come from: the server itself, or what stands beside it too."""
 
-    async def page(self) -> bytes:
+    def page(self) -> bytes:
         """The page; Failure or NotMetrics where there is none."""
 
-    def told(self) -> ServerFacts:
+    def facts(self) -> ServerFacts:
         """What is known of the server beside its pages."""
 
 
@@ -63,7 +69,7 @@ class WatchedServer:
         """Scrape once, and remember why where that fails."""
         at = self.wall.now()
         try:
-            page = await (self.beside or self.server).page()
+            page = await _in_background((self.beside or self.server).page)
         except (Failure, NotMetrics) as error:
             self._failed(at, error)
             return
@@ -80,18 +86,27 @@ class WatchedServer:
         self.target.fail(at, reason)
 
     @property
-    def told(self) -> ServerFacts:
+    def facts(self) -> ServerFacts:
         """What is known of the server beside its pages."""
-        return self.beside.told() if self.beside else self.server.told
+        return self.beside.facts() if self.beside else self.server.facts
+
+    async def fetch_facts(self) -> None:
+        """Ask the server for what its page does not contain."""
+        await _in_background(self.server.fetch_facts)
 
     async def probe(self, seconds: float) -> None:
         """Send one request for one token; how it went is on every later page."""
-        self.probed = await self.server.probe(seconds)
+        self.probed = await _in_background(partial(self.server.probe, seconds))
 
     @property
     def owes_probe(self) -> bool:
         """Whether a probe ended since the last scrape."""
         return self.probed is not None and not self.published
+
+
+async def _in_background(work: Callable[[], T]) -> T:
+    """Run what waits for a server in a thread, so that one server does not delay another."""
+    return await asyncio.wrap_future(start(work))
 
 
 def _with(page: bytes, probed: Probe | None) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from prometheus_api_client import PrometheusConnect
 
@@ -11,8 +11,8 @@ from diag.core.formatting import printable
 from diag.http import failure
 from diag.http.address import Address
 from diag.http.credentials import Credentials
-from diag.http.failure import Failure
-from diag.http.session import NO_API, WHICH, Adapter, Refused, Session
+from diag.http.failure import PROMETHEUS, Failure
+from diag.http.prometheus_api import NO_API, Refused, Session
 from diag.promql import pretty
 
 T = TypeVar("T")
@@ -35,8 +35,7 @@ class Prometheus:
         limit = min(_LONGEST, seconds)
         self.shown = printable(url)
         self._session = Session(self.shown, address, access, limit)
-        self._library = PrometheusConnect(url, session=self._session, method="POST")
-        self._session.mount(url, Adapter(address, access))  # the library's own would ask again where it is of no use
+        self._library = PrometheusConnect(url, session=cast(Any, self._session), method="POST")
         self._limit = {"timeout": f"{round(limit * 1000)}ms"}
 
     @property
@@ -85,7 +84,7 @@ class Prometheus:
             raise self._unlike(NO_API) from error
 
     def _unlike(self, what: str) -> Unreachable:
-        return Unreachable(failure.sentence(self.shown, Failure(what, WHICH)))
+        return Unreachable(failure.sentence(self.shown, Failure(what, PROMETHEUS.address)))
 
 
 def _printed(promql: str) -> str:

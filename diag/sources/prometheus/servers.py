@@ -13,7 +13,7 @@ from diag.core.errors import BadUsage, Unreachable, Unsupported
 from diag.core.formatting import listed, moment, plural, printable
 from diag.core.incident import regroup
 from diag.core.subjects import Floats, Instants, Subject
-from diag.http.session import Refused
+from diag.http.prometheus_api import Refused
 from diag.promql import add_matchers, parse, pretty
 from diag.sources.prometheus.client import Prometheus, Series
 from diag.sources.prometheus.labelled_config import INFO, Flags, completed, flags
@@ -98,7 +98,7 @@ class PrometheusSource:
         try:
             found = self._found(scope, self.start - _BEFORE)
         except Refused as error:
-            if not error.unread or scope == Scope(scope.span):
+            if not error.unparsable or scope == Scope(scope.span):
                 raise
             these = "this --instance, --model, --job or --match"
             raise BadUsage(f"{self._prometheus.shown} cannot read {these}: {error}") from error
@@ -242,7 +242,7 @@ class PrometheusSource:
         with self._lock:
             self._reasons.setdefault(why, str(error))
             self._refused[why] += 1
-            self._late += error.late
+            self._late += error.timed_out
         if self._late >= _MOST_LATE:
             hint = "name fewer servers or a shorter --window"
             self._lost = f"{self._prometheus.shown} does not finish its queries: {error}; {hint}"

@@ -138,7 +138,7 @@ class _Gathered:
         if header[1]:
             target.fail(at, (header[4] or b"no reason was recorded").decode("utf-8", "replace"), log)
         elif too_big:
-            target.fail(at, f"answered a page of more than {MOST_BYTES >> 20} MiB", log)
+            target.fail(at, f"sent more than {MOST_BYTES >> 20} MiB", log)
         else:
             target.add(at, page + log if page.endswith(b"\n") else page)
 

@@ -118,7 +118,7 @@ def _toml(seen: Observation, watch: Watch, every: float) -> Iterator[str]:
     yield f"scrape_interval_seconds = {every!r}"
     yield f"span_seconds = {span!r}"
     yield f"remarks = {_strings(watch.remarks)}"
-    for instance, each in watch.told.items():
+    for instance, each in watch.facts.items():
         yield ""
         yield f"[config.{_string(instance)}]"
         yield from _server(each)
