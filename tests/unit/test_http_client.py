@@ -1,0 +1,210 @@
+"""The HTTP client: what it sends, how it keeps connections, its limits, and proxies; real servers on 127.0.0.1."""
+
+import base64
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+from support import bad_servers as bad
+from support.bad_servers import Reply, serving, talking
+
+from diag.http.address import parse
+from diag.http.client import Client, Manner
+from diag.http.credentials import Credentials
+from diag.http.failure import Failure, sentence
+from diag.http.proxy import Proxy, proxy_for
+
+Talk = Callable[[socket.socket, threading.Event], None]
+
+
+def client(url: str, wait: float = 30.0, **manner: bool | str) -> Client:
+    return Client(parse(url), Credentials(), Manner(wait, **manner))  # type: ignore[arg-type]
+
+
+def counting(connections: list[int], per_connection: int) -> Talk:
+    """Answers that many requests over each connection with its number, then closes it."""
+
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        connections.append(len(connections) + 1)
+        body = str(connections[-1]).encode()
+        for _ in range(per_connection):
+            bad.take(connection)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    return talk
+
+
+# Connections
+
+
+def test_a_connection_is_kept_where_that_is_wanted() -> None:
+    connections: list[int] = []
+    with talking(counting(connections, per_connection=3)) as server:
+        kept = client(server.url, keep=True)
+        assert [kept.get("/").body for _ in range(3)] == [b"1", b"1", b"1"]
+
+
+def test_every_request_has_its_own_connection_otherwise() -> None:
+    connections: list[int] = []
+    with talking(counting(connections, per_connection=3)) as server:
+        fresh = client(server.url)
+        assert [fresh.get("/").body for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
+    connections: list[int] = []
+    with talking(counting(connections, per_connection=1)) as server:
+        kept = client(server.url, keep=True)
+        assert [kept.get("/").body for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def test_a_connection_with_half_a_response_is_not_kept() -> None:
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        bad.take(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + b"#" * 2**20)
+        over.wait()
+
+    with talking(talk) as server:
+        kept = client(server.url, keep=True)
+        for _ in range(2):
+            with pytest.raises(Failure, match="sent more than 0 MiB"):
+                kept.get("/", most_bytes=1000)
+
+
+# What is sent
+
+
+def test_a_path_is_sent_as_a_url_may_be() -> None:
+    with serving(lambda _: Reply()) as server:
+        client(server.url).get("/a b/ä%20?x=[1]")
+    assert server.requests[0].path == "/a%20b/%C3%A4%20?x=[1]"
+
+
+def test_a_header_is_sent_once_whatever_its_case() -> None:
+    with serving(lambda _: Reply()) as server:
+        credentials = Credentials(headers={"authorization": "Custom x", "user-agent": "me"})
+        Client(parse(f"http://me:pass@127.0.0.1:{server.port}"), credentials, Manner(30.0)).get("/")
+    headers = [(name.lower(), value) for name, value in server.requests[0].headers.items()]
+    basic = "Basic " + base64.b64encode(b"me:pass").decode()
+    assert [pair for pair in headers if pair[0] in ("authorization", "user-agent")] == [
+        ("user-agent", "me"),
+        ("authorization", basic),
+    ]
+
+
+def test_a_page_comes_uncompressed_where_that_is_wanted() -> None:
+    with serving(lambda _: Reply()) as server:
+        client(server.url, encoding="identity").get("/")
+    assert server.requests[0].headers["Accept-Encoding"] == "identity"
+
+
+# Limits of time
+
+
+def drip_headers(connection: socket.socket, over: threading.Event) -> None:
+    bad.take(connection)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+    while not over.wait(0.02):
+        connection.sendall(b"#")
+
+
+def stop_in_the_middle(connection: socket.socket, over: threading.Event) -> None:
+    bad.take(connection)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n#")
+    over.wait()
+
+
+@pytest.mark.parametrize(
+    ("talk", "reason"),
+    [
+        (bad.hang, "accepted the connection but sent nothing for 0.3 s"),
+        (stop_in_the_middle, "stopped sending for 0.3 s in the middle of its response"),
+        (bad.drip, "did not finish its response within 0.6 s"),
+        (drip_headers, "did not finish its response within 0.6 s"),
+    ],
+)
+def test_a_slow_server_is_given_up(talk: Talk, reason: str) -> None:
+    with talking(talk) as server, pytest.raises(Failure, match=reason):
+        client(server.url, wait=0.3).get("/")
+
+
+def test_a_server_that_is_silent_where_tls_should_begin_is_given_up() -> None:
+    with (
+        talking(bad.hang) as server,
+        pytest.raises(Failure, match=r"accepted the connection but sent nothing for 0.3 s"),
+    ):
+        client(f"https://127.0.0.1:{server.port}", wait=0.3).get("/")
+
+
+# Proxies
+
+
+@pytest.fixture(autouse=True)
+def _without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def test_no_proxy_is_used_unless_the_environment_names_one() -> None:
+    assert proxy_for(parse("http://h:1")) is None
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_the_environment_names_the_proxy(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "http://me:p%40ss@proxy:3128")
+    found = proxy_for(parse("http://h:1"))
+    assert found == Proxy("proxy", 3128, {"Proxy-Authorization": "Basic " + base64.b64encode(b"me:p@ss").decode()})
+    assert "p@ss" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("exempt", "host"),
+    [
+        ("*", "h"),
+        ("h", "h"),
+        (".cluster.local", "vllm.cluster.local"),
+        ("a, cluster.local", "vllm.cluster.local"),
+        ("h:8000", "h"),
+        ("10.0.0.0/8", "10.1.2.3"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("", "127.0.0.1"),
+    ],
+)
+def test_exempt_hosts_are_asked_directly(monkeypatch: pytest.MonkeyPatch, exempt: str, host: str) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", exempt)
+    assert proxy_for(parse(f"http://{host}:8000")) is None
+
+
+@pytest.mark.parametrize(("exempt", "host"), [("10.0.0.0/8", "11.1.2.3"), ("ocal", "vllm.local"), ("10.0.0.0/8", "h")])
+def test_other_hosts_are_not_exempt(monkeypatch: pytest.MonkeyPatch, exempt: str, host: str) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", exempt)
+    assert proxy_for(parse(f"http://{host}:8000")) == Proxy("proxy", 3128)
+
+
+def test_https_goes_through_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads: list[bytes] = []
+
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        heads.append(connection.recv(65536))
+        connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+
+    with talking(talk) as server:
+        monkeypatch.setenv("https_proxy", f"http://me:pass@127.0.0.1:{server.port}")
+        with pytest.raises(Failure) as error:
+            client("https://server.invalid").get("/")
+    assert heads[0].startswith(b"CONNECT server.invalid:443 HTTP/1.")
+    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"me:pass") in heads[0]
+    assert sentence("it", error.value) == (
+        "it cannot be reached through the proxy; check http_proxy, https_proxy and no_proxy"
+    )
+
+
+@pytest.mark.parametrize("url", ["socks5://h:1", "https://h:1", "http://h:port", "http:///x"])
+def test_a_proxy_that_cannot_be_used_is_a_failure(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("http_proxy", url)
+    with pytest.raises(Failure, match="through the proxy"):
+        client("http://server.invalid").get("/")
