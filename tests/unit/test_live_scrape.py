@@ -595,7 +595,7 @@ def stamps(*moments: tuple[float, float]) -> tuple[list[int], list[str]]:
 def test_a_clock_that_is_set_back_does_not_set_back_the_scrapes() -> None:
     times, jumps = stamps((1000, 50), (1002, 52), (1000.8, 54), (1002.8, 56))
     assert times == [1_000_000, 1_002_000, 1_004_000, 1_006_000]
-    assert jumps == ["the clock jumped back by 3.2 s at 00:16:44 UTC; the times of the scrapes go on as if it had not"]
+    assert jumps == ["the clock jumped back by 3.2 s at 00:16:44 UTC; the times of the scrapes continue as if it had not"]
 
 
 def test_a_clock_that_is_set_forward_is_said() -> None:
