@@ -3,7 +3,8 @@
 address        a target's URL in parts; what of it may be printed
 credentials    headers and TLS context, from the environment and from files
 proxy          which proxy the environment names for an address
-client         the client: limits of time and size, redirects, kept connections
+client         the client: what is sent, limits of size, redirects, kept connections
+deadline       limits of time: for each wait, and for a whole response
 background     threads that nobody has to wait for
 gunzip         decompression in small steps
 failure        what goes wrong, in words: one table for all of it

@@ -4,9 +4,7 @@ http.client leaves open what a hostile server makes use of: a response in drips,
 thousand times its size, or redirects that carry credentials elsewhere. This is where all of that is bounded.
 """
 
-import io
 import json
-import socket
 import ssl
 import threading
 import time
@@ -14,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection, IncompleteRead
-from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from diag import __version__
@@ -24,6 +21,7 @@ from diag.http import failure
 from diag.http.address import PORTS, Address
 from diag.http.background import start
 from diag.http.credentials import Credentials, tls
+from diag.http.deadline import Deadline, timed_response
 from diag.http.failure import VLLM, Failure, Hints
 from diag.http.gunzip import Gunzip
 from diag.http.proxy import Proxy, proxy_for
@@ -102,11 +100,11 @@ class Client:
     def send(self, request: Request) -> Response:
         """Send a request; Failure where there is no whole response."""
         seconds = request.seconds or 2 * self._manner.wait
-        clock = _Clock(request.seconds or self._manner.wait, seconds, self.hints)
+        deadline = Deadline(request.seconds or self._manner.wait, seconds, self.hints)
         path = request.path
         try:
             for _ in range(_HOPS):
-                response = self._exchange(request, path, clock)
+                response = self._exchange(request, path, deadline)
                 if not response.location or not request.follow:
                     return response
                 path = self._same_server(path, response.location)
@@ -120,33 +118,33 @@ class Client:
             return failure.of_credentials(status, self._has_credentials)
         return Failure(f"answered HTTP {status}", self.hints.address)
 
-    def _exchange(self, request: Request, path: str, clock: "_Clock") -> Response:
+    def _exchange(self, request: Request, path: str, deadline: Deadline) -> Response:
         """One request and its response; again over a new connection where one that was kept turns out to be closed."""
         try:
             kept = self._idle.pop()
         except IndexError:
-            return self._over(self._connected(clock), request, path, clock)
+            return self._over(self._connected(deadline), request, path, deadline)
         try:
-            return self._over(kept, request, path, clock)
+            return self._over(kept, request, path, deadline)
         except (ConnectionError, ssl.SSLError):
             self._idle.clear()  # the others are as old
-            return self._over(self._connected(clock), request, path, clock)
+            return self._over(self._connected(deadline), request, path, deadline)
 
-    def _over(self, connection: HTTPConnection, request: Request, path: str, clock: "_Clock") -> Response:
+    def _over(self, connection: HTTPConnection, request: Request, path: str, deadline: Deadline) -> Response:
         reusable = False
-        connection.sock.settimeout(clock.next())
-        connection.response_class = partial(_response, clock)  # type: ignore[assignment]
+        connection.sock.settimeout(deadline.next())
+        connection.response_class = partial(timed_response, deadline)  # type: ignore[assignment]
         try:
             target, headers = self._head(path, request)
             connection.request(request.method, target, request.body, headers)
             self.sent.set()
             raw = connection.getresponse()
-            response = _read(raw, request.most_bytes, clock)
+            response = _read(raw, request.most_bytes, deadline)
             reusable = self._manner.keep and not raw.will_close and not response.location
             raw.close()  # only then the connection takes the next request
             return response
         except TimeoutError as error:
-            raise failure.silent(clock.wait) from error
+            raise failure.silent(deadline.wait) from error
         finally:
             self.sent.clear()
             if reusable:
@@ -161,16 +159,16 @@ class Client:
             target = self._address.origin + target
         return target, _merged(self._headers, request.headers, proxied.headers if proxied else {})
 
-    def _connected(self, clock: "_Clock") -> HTTPConnection:
+    def _connected(self, deadline: Deadline) -> HTTPConnection:
         """A new connection, its socket open; a name server, too, has no more time than the whole request."""
-        seconds = min(CONNECT_SECONDS, clock.wait)
+        seconds = min(CONNECT_SECONDS, deadline.wait)
         connection = self._connection(seconds)
         try:
-            start(connection.connect).result(clock.left())
+            start(connection.connect).result(deadline.left())
         except TimeoutError as error:
             if self._proxy:
                 raise failure.of_proxy() from error
-            raise _no_connection(connection, clock, seconds) from error
+            raise _no_connection(connection, deadline, seconds) from error
         except OSError as error:
             if self._proxy and not isinstance(error, ssl.SSLError):
                 raise failure.of_proxy() from error
@@ -204,89 +202,14 @@ class Client:
         return target.path + (f"?{target.query}" if target.query else "")
 
 
-class _Clock:
-    """The time of one request: `wait` seconds for every next byte, and a deadline for all of them."""
-
-    def __init__(self, wait: float, seconds: float, hints: Hints) -> None:
-        self.wait, self.hints, self.seconds = wait, hints, seconds
-        self.begin = time.monotonic()
-
-    def left(self) -> float:
-        """Seconds until the deadline; Failure where it is over."""
-        left = self.begin + self.seconds - time.monotonic()
-        if left <= 0:
-            raise self.late
-        return left
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the deadline is over."""
-        return time.monotonic() - self.begin >= self.seconds
-
-    def next(self) -> float:
-        """Seconds for the next byte."""
-        return min(self.wait, self.left())
-
-    @property
-    def late(self) -> Failure:
-        """The deadline is over."""
-        return failure.too_long(self.seconds, self.hints)
-
-
-class _TimedReads(io.RawIOBase):
-    """The bytes of one response as a socket gives them, each wait bounded and all of them together."""
-
-    def __init__(self, connected: socket.socket, clock: _Clock) -> None:
-        self._socket, self._clock, self._begun = connected, clock, False
-        self._raw = connected.makefile("rb", buffering=0)
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        """Read what there is; Failure where nothing comes in time."""
-        seconds, wait = self._clock.next(), self._clock.wait
-        self._socket.settimeout(seconds)
-        try:
-            count = self._raw.readinto(buffer)
-        except TimeoutError as error:
-            if seconds < wait:
-                raise self._clock.late from error
-            raise (failure.stopped if self._begun else failure.silent)(wait) from error
-        self._begun = True
-        return count
-
-    def close(self) -> None:
-        """Let go of the socket."""
-        self._raw.close()
-        super().close()
-
-
-@dataclass(frozen=True)
-class _TimedSocket:
-    """What HTTPResponse looks at of a socket."""
-
-    connected: socket.socket
-    clock: _Clock
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        """The response's bytes."""
-        return io.BufferedReader(_TimedReads(self.connected, self.clock))
-
-
-def _no_connection(connection: HTTPConnection, clock: _Clock, seconds: float) -> Failure:
+def _no_connection(connection: HTTPConnection, deadline: Deadline, seconds: float) -> Failure:
     """It took too long: a name server keeps to no limit of ours, and after a connection TLS may be silent."""
     if connection.sock:
         return failure.silent(seconds)
-    return failure.no_connection(clock.seconds if clock.is_over else seconds)
+    return failure.no_connection(deadline.seconds if deadline.is_over else seconds)
 
 
-def _response(clock: _Clock, connected: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
-    return HTTPResponse(_TimedSocket(connected, clock), *args, **options)  # type: ignore[arg-type]
-
-
-def _read(raw: HTTPResponse, most_bytes: int, clock: _Clock) -> Response:
+def _read(raw: HTTPResponse, most_bytes: int, deadline: Deadline) -> Response:
     """The whole response; of a redirect nobody needs the body."""
     location = raw.getheader("Location", "") if raw.status in _REDIRECTS else ""
     if location:
@@ -297,11 +220,11 @@ def _read(raw: HTTPResponse, most_bytes: int, clock: _Clock) -> Response:
     gunzip = Gunzip() if "gzip" in encoding else None
     body, first_byte = bytearray(), None
     while chunk := raw.read1(_CHUNK):
-        first_byte = first_byte or time.monotonic() - clock.begin
+        first_byte = first_byte or time.monotonic() - deadline.begin
         for part in gunzip.feed(chunk) if gunzip else (chunk,):
             body += part
             if len(body) > most_bytes:
-                raise failure.too_large(most_bytes, clock.hints)
+                raise failure.too_large(most_bytes, deadline.hints)
     if raw.length or (gunzip and not gunzip.complete):
         raise IncompleteRead(b"")
     return Response(raw.status, bytes(body), first_byte=first_byte)
