@@ -4,9 +4,13 @@
 collector gives `Sample`s; what it cannot know has no sample, never 0, -1 or NaN.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+from diag.core.log_events import LOG_EVENTS
+from diag.core.startup_phases import STARTUP_PHASES
+from diag.core.throttle_reasons import THROTTLE_REASONS
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -18,11 +22,15 @@ Sample = tuple[str, tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """One metric: `labels` in the order in which a sample gives their values."""
+    """One metric: `help` names the unit, `labels` are in the order in which a sample gives their values.
+
+    unread: what it is for, where no incident and no dashboard of ours reads it.
+    """
 
     kind: Literal["gauge", "counter"]
     help: str
     labels: tuple[str, ...] = ()
+    unread: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,83 +50,155 @@ class Collector(Protocol):
         """Look now; may raise, which costs only this part."""
 
 
+def _gauge(help: str, *labels: str, unread: str = "") -> MetricFamily:
+    return MetricFamily("gauge", help, labels, unread)
+
+
+def _counter(help: str, *labels: str, unread: str = "") -> MetricFamily:
+    return MetricFamily("counter", help, labels, unread)
+
+
+FOR_READERS = "For people who look into a case, and for rules of their own."
 GPU = ("gpu", "uuid")
-FAMILIES: dict[str, MetricFamily] = {
-    "diag_build_info": MetricFamily("gauge", "1, with the version of diag", ("version",)),
-    "diag_scrape_success": MetricFamily("gauge", "1 when that part of the page worked", ("collector",)),
-    "diag_scrape_duration_seconds": MetricFamily("gauge", "How long that part of the page took", ("collector",)),
-    "diag_vllm_up": MetricFamily("gauge", "1 when vLLM's page answered with metrics"),
-    "diag_vllm_config": MetricFamily("gauge", "The running value of a flag, booleans as 0 and 1", ("flag",)),
-    "diag_vllm_info": MetricFamily("gauge", "1, with the version of vLLM and its model", ("version", "model")),
-    "diag_vllm_startup_phase": MetricFamily(
-        "gauge", "1 for the phase that the start-up is in, 0 for the others", ("phase",)
+PROCESS = ("pid", "role", "rank")
+LABELS: Mapping[str, str] = {
+    "clock": "sm or memory",
+    "collector": "the part of the page: vllm, nvml, log or process",
+    "compute_capability": "of the GPU, 9.0 for example",
+    "direction": "tx (sent) or rx (received)",
+    "driver_version": "release of the NVIDIA driver",
+    "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS),
+    "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
+    "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
+    "gpu": "index of the GPU, as nvidia-smi counts",
+    "kind": "the kind of error: corrected or uncorrected for memory, the name in nvml.h for NVLink",
+    "model": "the name under which the model is served",
+    "name": "product name of the GPU",
+    "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`",
+    "pci_bus_id": "PCI address of the GPU",
+    "peer": "index of the other GPU",
+    "phase": "; ".join(f"{phase.name}: {phase.meaning}" for phase in STARTUP_PHASES),
+    "pid": "process id, as this host counts",
+    "rank": "rank of a worker within its engine, index of an engine; empty where it is not known",
+    "reason": ", ".join(THROTTLE_REASONS),
+    "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
+    "sensor": "gpu or memory",
+    "uuid": "identity of the GPU, the same after a reboot",
+    "version": "release of diag, of vLLM",
+    "which": "current or max",
+    "xid": "number of the Xid error, as in NVIDIA's list",
+}
+"""What a label's value says."""
+
+FAMILIES: Mapping[str, MetricFamily] = {
+    "diag_build_info": _gauge("Always 1; the label names the release of diag.", "version", unread=FOR_READERS),
+    "diag_scrape_success": _gauge("1 when this part of the page could be read, 0 when not.", "collector"),
+    "diag_scrape_duration_seconds": _gauge(
+        "Seconds that this part of the page took.",
+        "collector",
+        unread="It shows which part is slow where a scrape times out.",
     ),
-    "diag_vllm_startup_phase_seconds": MetricFamily("gauge", "Time spent in each phase so far", ("phase",)),
-    "diag_vllm_startup_progress_ratio": MetricFamily("gauge", "How far the present phase is, where the log shows it"),
-    "diag_vllm_startup_last_progress_timestamp_seconds": MetricFamily(
-        "gauge", "Unix time of the last sign of progress"
+    "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
+    "diag_vllm_config": _gauge("Running value of a vLLM flag; booleans are 0 and 1.", "flag"),
+    "diag_vllm_info": _gauge("Always 1; the labels name the release of vLLM and the model.", "version", "model"),
+    "diag_vllm_startup_phase": _gauge("1 for the start-up phase that vLLM is in, 0 for the others.", "phase"),
+    "diag_vllm_startup_phase_seconds": _gauge("Seconds spent in this start-up phase so far.", "phase"),
+    "diag_vllm_startup_progress_ratio": _gauge(
+        "Progress within the current start-up phase (0 to 1), where the log has a progress bar.",
+        unread="It shows how far a start is; a start that stands still is read off the time of its last progress.",
     ),
-    "diag_vllm_log_events_total": MetricFamily("counter", "Lines of that kind since the exporter started", ("event",)),
-    "diag_vllm_log_event_last_timestamp_seconds": MetricFamily(
-        "gauge", "Unix time of the last such line, or 0", ("event",)
+    "diag_vllm_startup_last_progress_timestamp_seconds": _gauge("Unix time of the last progress of the start."),
+    "diag_vllm_log_events_total": _counter(
+        "Log lines that show this event, since the exporter started.",
+        "event",
+        unread="A counter that begins at 1 never increases: conditions read the time of the last line.",
     ),
-    "diag_vllm_log_value": MetricFamily("gauge", "A number in the last such line", ("event", "field")),
-    "diag_vllm_log_last_line_timestamp_seconds": MetricFamily("gauge", "Unix time of the last line of any kind"),
-    "diag_probe_success": MetricFamily("gauge", "1 when the last request of our own was answered"),
-    "diag_probe_duration_seconds": MetricFamily("gauge", "How long the last request of our own took"),
-    "diag_probe_first_token_seconds": MetricFamily("gauge", "How long its first token took"),
-    "diag_vllm_process_cpu_seconds_total": MetricFamily(
-        "counter", "CPU time of one of vLLM's processes", ("pid", "role", "rank")
+    "diag_vllm_log_event_last_timestamp_seconds": _gauge(
+        "Unix time of the last log line that shows this event, 0 when there was none.", "event"
     ),
-    "diag_vllm_process_stopped": MetricFamily(
-        "gauge", "1 when the kernel says stopped, traced, zombie or uninterruptible", ("pid", "role", "rank")
+    "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
+    "diag_vllm_log_last_line_timestamp_seconds": _gauge(
+        "Unix time of the last log line.", unread="It shows whether the log is still written to."
     ),
-    "diag_gpu_up": MetricFamily("gauge", "0 when this GPU does not answer", GPU),
-    "diag_gpu_info": MetricFamily(
-        "gauge",
-        "1, with what this GPU is",
-        (*GPU, "name", "pci_bus_id", "driver_version", "compute_capability"),
+    "diag_probe_success": _gauge("1 when the exporter's last one-token request was answered, 0 when not."),
+    "diag_probe_duration_seconds": _gauge(
+        "Seconds until the exporter's last one-token request ended.", unread=FOR_READERS
     ),
-    "diag_gpu_temperature_celsius": MetricFamily("gauge", "Temperature", (*GPU, "sensor")),
-    "diag_gpu_temperature_margin_celsius": MetricFamily("gauge", "Degrees left to the slowdown temperature", GPU),
-    "diag_gpu_clock_hertz": MetricFamily("gauge", "Clock", (*GPU, "clock")),
-    "diag_gpu_clock_max_hertz": MetricFamily("gauge", "Highest clock", (*GPU, "clock")),
-    "diag_gpu_power_watts": MetricFamily("gauge", "Power drawn", GPU),
-    "diag_gpu_power_limit_watts": MetricFamily("gauge", "Power limit in force", GPU),
-    "diag_gpu_power_limit_min_watts": MetricFamily("gauge", "Lowest power limit that can be set", GPU),
-    "diag_gpu_power_limit_default_watts": MetricFamily("gauge", "Power limit that the vendor set", GPU),
-    "diag_gpu_energy_joules_total": MetricFamily("counter", "Energy used since the driver was loaded", GPU),
-    "diag_gpu_utilization_ratio": MetricFamily("gauge", "Time with any kernel running", GPU),
-    "diag_gpu_memory_busy_ratio": MetricFamily("gauge", "Time with memory being read or written", GPU),
-    "diag_gpu_memory_total_bytes": MetricFamily("gauge", "Memory of this GPU", GPU),
-    "diag_gpu_memory_used_bytes": MetricFamily("gauge", "Memory allocated", GPU),
-    "diag_gpu_memory_free_bytes": MetricFamily("gauge", "Memory free", GPU),
-    "diag_gpu_memory_reserved_bytes": MetricFamily("gauge", "Memory that driver and firmware keep", GPU),
-    "diag_gpu_throttle_active": MetricFamily(
-        "gauge", "1 when the clocks are held down for that reason", (*GPU, "reason")
+    "diag_probe_first_token_seconds": _gauge(
+        "Seconds until the first token of the exporter's last one-token request.", unread=FOR_READERS
     ),
-    "diag_gpu_throttle_seconds_total": MetricFamily(
-        "counter", "Time for which that held the clocks down", (*GPU, "reason")
+    "diag_vllm_process_cpu_seconds_total": _counter("CPU time of a vLLM process in seconds.", *PROCESS),
+    "diag_vllm_process_stopped": _gauge(
+        "1 when the kernel calls this process stopped, traced, zombie or uninterruptible, 0 when not.",
+        *PROCESS,
+        unread="It names the process behind a stall; the stall itself is read off CPU time and counters.",
     ),
-    "diag_gpu_pcie_bytes_total": MetricFamily("counter", "Bytes over PCIe", (*GPU, "direction")),
-    "diag_gpu_pcie_throughput_bytes_per_second": MetricFamily(
-        "gauge", "Bytes over PCIe, where only the driver's own short sample exists", (*GPU, "direction")
+    "diag_gpu_up": _gauge("1 when this GPU answers, 0 when it is lost.", *GPU),
+    "diag_gpu_info": _gauge(
+        "Always 1; the labels describe this GPU.", *GPU, "name", "pci_bus_id", "driver_version", "compute_capability"
     ),
-    "diag_gpu_pcie_link_generation": MetricFamily("gauge", "PCIe generation; falls when idle", (*GPU, "which")),
-    "diag_gpu_pcie_link_width": MetricFamily("gauge", "PCIe lanes", (*GPU, "which")),
-    "diag_gpu_pcie_replays_total": MetricFamily("counter", "PCIe packets sent again", GPU),
-    "diag_gpu_nvlink_bytes_total": MetricFamily("counter", "Bytes over all NVLinks", (*GPU, "direction")),
-    "diag_gpu_nvlink_errors_total": MetricFamily("counter", "Errors on all NVLinks", (*GPU, "kind")),
-    "diag_gpu_nvlink_active_links": MetricFamily("gauge", "NVLinks that are up", GPU),
-    "diag_gpu_peer_info": MetricFamily("gauge", "1, with the path between a pair of GPUs", ("gpu", "peer", "path")),
-    "diag_gpu_ecc_errors_total": MetricFamily("counter", "Memory errors since the driver was loaded", (*GPU, "kind")),
-    "diag_gpu_remapped_rows": MetricFamily("gauge", "Memory rows replaced for that kind of error", (*GPU, "kind")),
-    "diag_gpu_remap_failure": MetricFamily("gauge", "1 when a memory row could not be replaced", GPU),
-    "diag_gpu_xid_errors_total": MetricFamily("counter", "Xid errors since the exporter started", (*GPU, "xid")),
-    "diag_gpu_process_memory_bytes": MetricFamily(
-        "gauge", "GPU memory of every process on this GPU", (*GPU, "pid", "role", "rank")
+    "diag_gpu_temperature_celsius": _gauge(
+        "Temperature in degrees Celsius.",
+        *GPU,
+        "sensor",
+        unread="Every model has a limit of its own: conditions read the margin to it, and throttling.",
     ),
-    "diag_gpu_serving": MetricFamily("gauge", "1 when a process of this vLLM is on this GPU, 0 when not", GPU),
+    "diag_gpu_temperature_margin_celsius": _gauge("Degrees Celsius below the slowdown temperature.", *GPU),
+    "diag_gpu_clock_hertz": _gauge("Clock frequency in hertz.", *GPU, "clock"),
+    "diag_gpu_clock_max_hertz": _gauge("Highest clock frequency in hertz.", *GPU, "clock"),
+    "diag_gpu_power_watts": _gauge("Power draw in watts.", *GPU),
+    "diag_gpu_power_limit_watts": _gauge("Enforced power limit in watts.", *GPU),
+    "diag_gpu_power_limit_min_watts": _gauge("Lowest power limit that can be set, in watts.", *GPU),
+    "diag_gpu_power_limit_default_watts": _gauge(
+        "Power limit as the vendor set it, in watts.", *GPU, unread="It shows whether somebody changed the limit."
+    ),
+    "diag_gpu_energy_joules_total": _counter(
+        "Energy in joules since the driver was loaded.", *GPU, unread="For the energy that tokens cost."
+    ),
+    "diag_gpu_utilization_ratio": _gauge("Share of time with at least one kernel running (0 to 1).", *GPU),
+    "diag_gpu_memory_busy_ratio": _gauge(
+        "Share of time in which GPU memory was read or written (0 to 1).", *GPU, unread=FOR_READERS
+    ),
+    "diag_gpu_memory_total_bytes": _gauge("GPU memory in bytes.", *GPU),
+    "diag_gpu_memory_used_bytes": _gauge("Allocated GPU memory in bytes.", *GPU),
+    "diag_gpu_memory_free_bytes": _gauge("Free GPU memory in bytes.", *GPU),
+    "diag_gpu_memory_reserved_bytes": _gauge(
+        "GPU memory in bytes that driver and firmware reserve.",
+        *GPU,
+        unread="It is what total memory less used and free memory leaves.",
+    ),
+    "diag_gpu_throttle_active": _gauge("1 when this reason holds the clocks down now, 0 when not.", *GPU, "reason"),
+    "diag_gpu_throttle_seconds_total": _counter(
+        "Seconds for which this reason has held the clocks down.", *GPU, "reason"
+    ),
+    "diag_gpu_pcie_bytes_total": _counter("Bytes sent or received over PCIe.", *GPU, "direction"),
+    "diag_gpu_pcie_throughput_bytes_per_second": _gauge(
+        "Bytes per second over PCIe, sampled for 20 ms by the driver; where it has no byte counter.", *GPU, "direction"
+    ),
+    "diag_gpu_pcie_link_generation": _gauge("PCIe generation of the link; it falls when idle.", *GPU, "which"),
+    "diag_gpu_pcie_link_width": _gauge("Number of PCIe lanes of the link.", *GPU, "which"),
+    "diag_gpu_pcie_replays_total": _counter("PCIe packets that were sent again.", *GPU, unread=FOR_READERS),
+    "diag_gpu_nvlink_bytes_total": _counter("Bytes sent or received over all NVLinks.", *GPU, "direction"),
+    "diag_gpu_nvlink_errors_total": _counter("Errors of this kind on all NVLinks.", *GPU, "kind", unread=FOR_READERS),
+    "diag_gpu_nvlink_active_links": _gauge("Number of NVLinks that are up.", *GPU),
+    "diag_gpu_peer_info": _gauge(
+        "Always 1; the labels name the path between two GPUs.",
+        "gpu",
+        "peer",
+        "path",
+        unread="It shows which GPUs a tensor-parallel group should use.",
+    ),
+    "diag_gpu_ecc_errors_total": _counter("Memory errors of this kind since the driver was loaded.", *GPU, "kind"),
+    "diag_gpu_remapped_rows": _gauge(
+        "Memory rows replaced after errors of this kind.",
+        *GPU,
+        "kind",
+        unread="A replaced row does its work; conditions read the rows that could not be replaced.",
+    ),
+    "diag_gpu_remap_failure": _gauge("1 when a memory row could not be replaced, 0 when not.", *GPU),
+    "diag_gpu_xid_errors_total": _counter("Xid errors of this number since the exporter started.", *GPU, "xid"),
+    "diag_gpu_process_memory_bytes": _gauge("GPU memory in bytes of a process on this GPU.", *GPU, *PROCESS),
+    "diag_gpu_serving": _gauge("1 when a process of this vLLM uses this GPU, 0 when not.", *GPU),
 }
 
 

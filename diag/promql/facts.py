@@ -33,7 +33,12 @@ def instant_selectors(expression: Expression) -> tuple[str, ...]:
 
 def metric_names(expression: Expression) -> frozenset[str]:
     """Return all metrics selected; a selector without a fixed metric name is returned as it is written."""
-    return frozenset(_name(selector) for selector, _ in _selectors(expression.node, False))
+    return frozenset(map(_name, selectors(expression)))
+
+
+def selectors(expression: Expression) -> tuple[Selector, ...]:
+    """Return all selectors, as often as they are written."""
+    return tuple(selector for selector, _ in _selectors(expression.node, False))
 
 
 def output_labels(expression: Expression) -> frozenset[str] | None:

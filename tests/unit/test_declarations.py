@@ -1,0 +1,137 @@
+"""What is declared once is used: metrics, start-up phases and log events in every expression that diag asks."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from support.paths import ROOT
+
+from diag import signals
+from diag.core.contract import Contract
+from diag.core.incident import Signal, fill
+from diag.core.log_events import LOG_EVENTS
+from diag.core.metric_families import FAMILIES, LABELS
+from diag.core.startup_phases import STARTUP_PHASES
+from diag.diagnosis import telemetry_checks
+from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
+from diag.knowledge.catalog import load
+from diag.promql import Expression, parse
+from diag.promql.facts import selectors
+from diag.promql.nodes import Selector
+from diag.promql.samples import NAME
+from diag.verify import changes, compare
+
+DECLARED = {"event": {event.name for event in LOG_EVENTS}, "phase": {phase.name for phase in STARTUP_PHASES}}
+OF_OTHERS = {"exported_instance", "instance", "job"}
+"""Labels that Prometheus adds."""
+
+
+def every_signal() -> Iterator[Signal]:
+    """Those that incident files may import, those of ours in their conditions, and those of their fixes."""
+    yield from (value for value in vars(signals).values() if isinstance(value, Signal))
+    for incident in load():
+        yield from (condition.signal for condition in incident.every_condition)
+        for fix in incident.fixes:
+            yield from fix.signals
+            yield from (condition.signal for condition in (*fix.only_if, *fix.expects))
+
+
+def of_signals() -> Iterator[str]:
+    for signal in every_signal():
+        yield signal.promql
+        if signal.culprit_promql:
+            yield signal.culprit_promql
+
+
+def of_dashboards() -> Iterator[str]:
+    for file in (ROOT / "dashboards").glob("*.json"):
+        yield from re.findall(r'"expr": ("(?:[^"\\]|\\.)*")', file.read_text(encoding="utf-8"))
+
+
+def of_diagnosis() -> Iterator[str]:
+    """What is asked besides: the constants of these modules that are PromQL."""
+    yield from (ENGINES, GPUS, INSTANCES)
+    for module in (telemetry_checks, compare, changes):
+        constants = (value for name, value in vars(module).items() if name.isupper())
+        for text in (each for value in constants for each in (value if isinstance(value, tuple) else (value,))):
+            if isinstance(text, str) and "diag_" in text:
+                yield text
+
+
+@cache
+def selected() -> tuple[Selector, ...]:
+    """Every selector of every expression, with the placeholders filled in."""
+    ours = [filled(promql) for promql in {*of_signals(), *of_diagnosis()}]
+    panels = [parse(re.sub(r"\$__\w+", "5m", json.loads(text))) for text in set(of_dashboards())]
+    return tuple(selector for expression in [*ours, *panels] for selector in selectors(expression))
+
+
+def filled(promql: str) -> Expression:
+    return parse(fill(promql, ("instance",), "5m", Contract().values()))
+
+
+def matches(selector: Selector, label: str, value: str) -> bool:
+    """Whether a selector asks for this value among others that it leaves out."""
+    named = [matcher for matcher in selector.matchers if matcher.label == label]
+    return bool(named) and all(matcher.accepts(value) for matcher in named)
+
+
+def metrics(selector: Selector) -> set[str]:
+    """The families of the exporter that a selector can read."""
+    return {family for family in FAMILIES if matches(selector, NAME, family)}
+
+
+def values_of(label: str) -> set[str]:
+    """The words that stand in any matcher of a label."""
+    texts = [matcher.value for selector in selected() for matcher in selector.matchers if matcher.label == label]
+    return {word for text in texts for word in text.split("|") if not word.startswith("$")}
+
+
+def test_every_metric_of_ours_in_an_expression_is_a_family() -> None:
+    named = {m.value for s in selected() for m in s.matchers if m.label == NAME and m.op == "="}
+    assert {name for name in named if name.startswith("diag_")} <= FAMILIES.keys()
+
+
+def test_every_label_that_an_expression_matches_is_one_of_its_family() -> None:
+    for selector in selected():
+        for family in metrics(selector):
+            labels = {matcher.label for matcher in selector.matchers} - OF_OTHERS - {NAME}
+            assert labels <= set(FAMILIES[family].labels), selector
+
+
+@pytest.mark.parametrize("label", DECLARED)
+def test_every_phase_and_event_in_an_expression_is_declared(label: str) -> None:
+    assert values_of(label) <= DECLARED[label]
+
+
+def test_a_family_is_read_or_says_what_it_is_for() -> None:
+    read = {family for selector in selected() for family in metrics(selector)}
+    assert {name for name, family in FAMILIES.items() if not family.unread} == read
+
+
+def test_an_event_is_read_or_says_why_it_is_counted() -> None:
+    signalled = [selector for promql in of_signals() for selector in selectors(filled(promql))]
+    read = {event for selector in signalled for event in DECLARED["event"] if matches(selector, "event", event)}
+    assert {event.name for event in LOG_EVENTS if not event.unread} == read
+
+
+def test_every_phase_is_read() -> None:
+    read = {phase for selector in selected() for phase in DECLARED["phase"] if matches(selector, "phase", phase)}
+    assert read | {"ready"} == DECLARED["phase"]  # who is ready is not starting
+
+
+def test_every_label_is_explained() -> None:
+    assert {label for family in FAMILIES.values() for label in family.labels} == LABELS.keys()
+
+
+@pytest.mark.parametrize(("name", "family"), FAMILIES.items(), ids=list(FAMILIES))
+def test_a_help_text_is_a_sentence_that_names_the_unit(name: str, family: object) -> None:
+    text = FAMILIES[name].help
+    assert re.fullmatch(r"[A-Z0-9].*\.", text)
+    units = {"seconds": "seconds", "bytes": "bytes", "celsius": "Celsius", "watts": "watts", "hertz": "hertz"}
+    units |= {"joules": "joules", "ratio": "0 to 1"}
+    stem = name.removesuffix("_total")
+    unit = next((word for suffix, word in units.items() if stem.endswith("_" + suffix)), "")
+    assert unit.lower() in text.lower().replace("unix time", "seconds")
