@@ -1,10 +1,11 @@
-"""`diag doctor`: from what was observed to a report, its text and an exit status."""
+"""`diag doctor`: the report of a recording, of live servers or of a Prometheus, its text and its exit status."""
 
 import sys
 from pathlib import Path
 from typing import Literal
 
-from diag.commands.observe import ObserveOptions, declared, prometheus_source, take_snapshot
+from diag.commands.observe import ObserveOptions, prometheus_source, take_snapshot
+from diag.commands.site import site
 from diag.core.errors import BadUsage
 from diag.diagnosis.report import Report
 
@@ -12,14 +13,14 @@ EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 Format = Literal["terminal", "json", "markdown"]
 
 
-def run(settings: ObserveOptions) -> Report:
-    """Judge what the settings name: one recording, live servers, or those that a Prometheus knows."""
-    if settings.prometheus:
+def run(options: ObserveOptions) -> Report:
+    """Diagnose one recording, live servers, or the servers in a Prometheus."""
+    if options.prometheus:
         from diag.diagnosis import fleet
 
-        contract, incidents = declared(settings)
-        return fleet.judge(prometheus_source(settings, contract), incidents, contract, settings.launch)
-    return take_snapshot(settings).report
+        contract, incidents = site(options.incidents, options.contract)
+        return fleet.judge(prometheus_source(options, contract), incidents, contract, options.launch)
+    return take_snapshot(options).report
 
 
 def print_report(report: Report, form: Format, verbose: bool = False) -> None:
@@ -34,7 +35,7 @@ def print_report(report: Report, form: Format, verbose: bool = False) -> None:
 
 
 def write_html(report: Report, file: Path) -> None:
-    """Write the report as an HTML page."""
+    """Write the report as one HTML page."""
     from diag.report import html
 
     try:
@@ -44,7 +45,7 @@ def write_html(report: Report, file: Path) -> None:
 
 
 def exit_code(report: Report, fail_on: str) -> int:
-    """0 healthy, 1 warning, 2 critical, 3 cannot tell; 0 below what `fail_on` asks for."""
+    """0 healthy, 1 warning, 2 critical, 3 unknown; 0 below the verdict `fail_on`."""
     code = EXIT[report.verdict]
     least = {"warning": 1, "critical": 2, "never": max(EXIT.values()) + 1}[fail_on]
     return code if code >= least else 0

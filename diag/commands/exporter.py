@@ -1,4 +1,4 @@
-"""The exporter of one vLLM server: its page, its threads, and its life from the command line to a signal."""
+"""`diag exporter`: the page of one vLLM server and its host, its threads, from the command line to SIGTERM."""
 
 import logging
 import signal
@@ -23,7 +23,7 @@ log = logging.getLogger("diag.exporter")
 
 @dataclass(frozen=True)
 class ExporterOptions:
-    """What the command line said; `timeout` and `probe` in seconds, `probe` 0 for none; "" for what was not named."""
+    """What the command line asked for; `timeout` and `probe` in seconds, a `probe` of 0 sends none."""
 
     vllm: str
     listen: str = "127.0.0.1:9400"
@@ -37,22 +37,22 @@ class ExporterOptions:
 
 
 class Exporter:
-    """Keeps the protocol `serve.Answering`."""
+    """What the HTTP server asks for pages (its protocol `Answering`)."""
 
-    def __init__(self, settings: ExporterOptions) -> None:
-        address = parse(settings.vllm)
-        self._vllm = PageScraper(address, settings.timeout / 2, settings.launch)
-        self._host = host(address, settings.log, zone(settings.log_timezone), chosen(settings.gpus))
-        self._part = PagePart(self._vllm.name, self._vllm.look)
-        self._probe = Probing(settings.probe, self._vllm) if settings.probe else None
-        self._beside = HostPage(self._host, self._probe.samples if self._probe else tuple)
+    def __init__(self, options: ExporterOptions) -> None:
+        address = parse(options.vllm)
+        self._vllm = PageScraper(address, options.timeout / 2, options.launch)
+        self._vllm_part = PagePart(self._vllm.name, self._vllm.look)
+        self._host = host(address, options.log, zone(options.log_timezone), gpu_names(options.gpus))
+        self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
+        self._host_page = HostPage(self._host, self._probe.samples if self._probe else tuple)
 
     def page(self, seconds: float) -> bytes:
-        """The whole page."""
-        look = self._part.look()
+        """The whole page, of what is there within so many seconds."""
+        vllm = self._vllm_part.look()
         self._vllm.wait_until_sent()
-        looks = self._beside.look()
-        return self._beside.page(look.outcome(seconds), looks, seconds)
+        parts = self._host_page.look()
+        return self._host_page.page(vllm.outcome(seconds), parts, seconds)
 
     def start(self) -> None:
         """Start what goes on between the scrapes: the log, Xid errors, the probe."""
@@ -61,8 +61,8 @@ class Exporter:
             self._probe.start()
 
 
-class Probing:
-    """One request for one token every so many seconds, in a thread of its own."""
+class ProbeThread:
+    """Sends one request for one token every so many seconds, in a thread of its own."""
 
     def __init__(self, every: float, vllm: PageScraper) -> None:
         self._every = every
@@ -74,33 +74,33 @@ class Probing:
         threading.Thread(target=self._go_on, name="diag-probe", daemon=True).start()
 
     def _go_on(self) -> None:
-        own = server(self._vllm.server.address, self._every)
+        vllm = server(self._vllm.server.address, self._every)
         while True:
-            if own.path or self._vllm.server.path:
-                own.path = self._vllm.server.path
-                self._last = own.probe(self._every)
+            if vllm.path or self._vllm.server.path:
+                vllm.path = self._vllm.server.path
+                self._last = vllm.probe(self._every)
             time.sleep(self._every)
 
     def samples(self) -> Sequence[Sample]:
-        """How the last one went; nothing before the first."""
+        """The result of the last probe; nothing before the first."""
         return self._last.samples() if self._last else ()
 
 
-def chosen(gpus: str) -> tuple[str, ...]:
+def gpu_names(gpus: str) -> tuple[str, ...]:
     """The indices or UUIDs of `--gpus 0,1`."""
-    return tuple(each.strip() for each in gpus.split(",") if each.strip())
+    return tuple(gpu.strip() for gpu in gpus.split(",") if gpu.strip())
 
 
-def run(settings: ExporterOptions) -> None:
+def run(options: ExporterOptions) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    name, port = serve.parse(settings.listen)
-    exporter = Exporter(settings)
-    listener = serve.PageServer(serve.Listen(name, port, *settings.tls), exporter, settings.timeout)
+    name, port = serve.parse(options.listen)
+    exporter = Exporter(options)
+    listener = serve.PageServer(serve.Listen(name, port, *options.tls), exporter, options.timeout)
     signal.signal(signal.SIGTERM, _stop)
     exporter.start()
-    scheme = "https" if settings.tls[0] else "http"
-    log.info("the page of %s is at %s://%s/metrics", parse(settings.vllm).shown, scheme, settings.listen)
+    scheme = "https" if options.tls[0] else "http"
+    log.info("serving the metrics of %s at %s://%s/metrics", parse(options.vllm).shown, scheme, options.listen)
     listener.serve_forever()
 
 

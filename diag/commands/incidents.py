@@ -1,4 +1,4 @@
-"""`diag incidents`: what is looked for, a line each."""
+"""`diag incidents`: the incidents that are looked for, a line each."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from diag.knowledge.catalog import load
 
 
 def run(folder: Path | None) -> str:
-    """One line per incident."""
+    """One line for each incident: id, severity, title."""
     incidents = load(folder)
-    width = max(len(each.id) for each in incidents)
-    return "".join(f"{each.id:<{width}}  {each.severity:<8}  {each.title}\n" for each in incidents)
+    width = max(len(incident.id) for incident in incidents)
+    return "".join(f"{incident.id:<{width}}  {incident.severity:<8}  {incident.title}\n" for incident in incidents)

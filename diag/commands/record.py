@@ -1,17 +1,19 @@
-"""`diag record`: live servers into a folder that anybody can judge later."""
+"""`diag record`: live servers into a folder that can be diagnosed later."""
 
 from pathlib import Path
 
-from diag.commands.observe import ObserveOptions, plan, shown
+from diag.commands.observe import ObserveOptions, scrape_plan, without_credentials
+from diag.core.formatting import plural
 
 
-def run(settings: ObserveOptions, folder: Path) -> str:
+def run(options: ObserveOptions, folder: Path) -> str:
     """Record live servers into a folder; returns the sentence that says what is in it."""
     from diag.report.terminal import bar
     from diag.sources.recording.writer import record
 
-    with bar(f"recording {shown(settings.targets)}") as tick:
-        seen = record(settings.targets, folder, plan(settings, tick))
+    with bar(f"recording {without_credentials(options.targets)}") as tick:
+        recorded = record(options.targets, folder, scrape_plan(options, tick))
     return (
-        f"{folder}: {seen.scrapes} scrapes, {seen.failed_scrapes} of them failed; judge it with: diag doctor {folder}"
+        f"{folder}: {plural(recorded.scrapes, 'scrape')}, {recorded.failed_scrapes} failed;"
+        f" diagnose it with: diag doctor {folder}"
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from diag.commands.doctor import Format
-from diag.commands.observe import ObserveOptions, shown, take_snapshot
+from diag.commands.observe import ObserveOptions, take_snapshot, without_credentials
 from diag.core.errors import BadUsage, Unreachable
 from diag.http.address import parse
 from diag.report import verify as person
@@ -24,8 +24,8 @@ def verify(before: str, settings: ObserveOptions) -> Verification:
     after = settings.targets
     if not Path(before).exists() and (not after or _who(before) == _who(after[0])):
         raise BadUsage(
-            f"BEFORE is no recording ({shown([before])} would be asked), and a live server cannot show how it"
-            " was: record it before the change with diag record URL DIR, and name DIR"
+            f"BEFORE is no recording ({without_credentials([before])} would be asked), and a live server cannot show"
+            " how it was: record it before the change with diag record URL DIR, and name DIR"
         )
     earlier = take_snapshot(replace(settings, targets=[before], launch="", log=""))
     return compare(earlier, take_snapshot(settings) if after else _now(earlier, settings))

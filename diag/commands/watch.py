@@ -1,4 +1,4 @@
-"""A watch: look again and again, and tell what begins and what ends."""
+"""`diag doctor --watch`: diagnose again and again, and print what begins and what ends."""
 
 import re
 import sys
@@ -12,55 +12,59 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
 from diag.report import watch as changes
 
-LOOK_SECONDS = 15.0
-"""Between two looks through a Prometheus, which has nothing new before its next scrape."""
+PAUSE_SECONDS = 15.0
+"""Between two diagnoses through a Prometheus, which has nothing new before its next scrape, or of a lost server."""
 
 
-def watch(settings: ObserveOptions, until_resolved: bool) -> Report:
-    """Look again and again, and tell what begins and what ends; returns the last look.
+def watch(options: ObserveOptions, until_resolved: bool) -> Report:
+    """Print what begins and what ends; returns the last report.
 
-    Ends by Ctrl-C, or once nothing is wrong any more where `until_resolved`. Who is lost after the first look may come
-    back.
+    Ends by Ctrl-C or, where `until_resolved`, once no incident is left. A server lost after the first diagnosis may
+    come back.
     """
-    if not settings.prometheus and any(Path(each).exists() for each in settings.targets):
-        raise BadUsage("--watch needs live servers or a Prometheus: a recording does not change")
-    if settings.scope.span.at or settings.scope.span.until:
-        raise BadUsage("--watch diagnoses the present: leave out --at and --to")
+    _refuse_the_past(options)
     transitions = Transitions()
-    report = _look(settings)
-    _tell(changes.first(report))
+    report = _diagnose(options)
+    _print(changes.first(report))
     while True:
-        _tell("".join(map(changes.line, transitions.look(report))))
+        _print("".join(map(changes.line, transitions.look(report))))
         if until_resolved and transitions.is_calm and not report.blind:  # what is over may still be in the window
             return report
-        report = _look_again(settings)
+        report = _diagnose_again(options)
 
 
-def _look(settings: ObserveOptions) -> Report:
-    """One look of a watch; KeyboardInterrupt also where it was cut short and could be judged nevertheless."""
-    report = run(settings)
-    if any(each.startswith("interrupted") for each in report.observed.notes):
+def _refuse_the_past(options: ObserveOptions) -> None:
+    if not options.prometheus and any(Path(target).exists() for target in options.targets):
+        raise BadUsage("--watch needs live servers or a Prometheus: a recording does not change")
+    if options.scope.span.at or options.scope.span.until:
+        raise BadUsage("--watch diagnoses the present: leave out --at and --to")
+
+
+def _diagnose(options: ObserveOptions) -> Report:
+    """One report; KeyboardInterrupt also where the scrapes were interrupted and could be judged all the same."""
+    report = run(options)
+    if any(note.startswith("interrupted") for note in report.observed.notes):
         raise KeyboardInterrupt
     return report
 
 
-def _look_again(settings: ObserveOptions) -> Report:
-    """The next look that sees anything; a watch of live servers takes its time, a Prometheus is let alone a while."""
-    lost = ""
+def _diagnose_again(options: ObserveOptions) -> Report:
+    """The next report that there is; scraping takes its time, and a Prometheus is left alone for a while."""
+    last_error = ""
     while True:
-        time.sleep(max(settings.every, LOOK_SECONDS) if settings.prometheus or lost else 0)
+        time.sleep(max(options.every, PAUSE_SECONDS) if options.prometheus or last_error else 0)
         try:
-            report = _look(settings)
+            report = _diagnose(options)
         except Unreachable as error:
-            why = re.sub(r"\d+", "", str(error))  # a sentence that tells the time is no other one
-            if why != lost:
-                _tell(changes.lost(str(error), time.time()))
-            lost = why
+            reason = re.sub(r"\d+", "", str(error))  # the same error with another time in it is not printed again
+            if reason != last_error:
+                _print(changes.lost(str(error), time.time()))
+            last_error = reason
         else:
-            _tell(changes.found(report) if lost else "")
+            _print(changes.found(report) if last_error else "")
             return report
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()

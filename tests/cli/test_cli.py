@@ -68,7 +68,7 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
         (["doctor"], 69, "cannot connect to http://127.0.0.1:8000: connection refused"),
         (["doctor", CASCADE, "--nonsense"], 64, "No such option: --nonsense"),
         (["doctor", CASCADE, "--json", "--markdown"], 64, "exclude each other: choose one"),
-        (["doctor", CASCADE, CASCADE], 64, "a recording is judged alone"),
+        (["doctor", CASCADE, CASCADE], 64, "a recording is diagnosed alone"),
         (["doctor", CASCADE, "--fail-on", "often"], 64, "--fail-on"),
         (["doctor", CASCADE, "--incidents", "nowhere"], 64, "nowhere: is not a folder"),
         (
@@ -79,7 +79,7 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
         (["doctor", "ftp://host/metrics"], 64, "ftp"),
         (["doctor", "127.0.0.1:1"], 69, "connection refused"),
         (["doctor", "tests"], 64, "diag record"),
-        (["explain", "kv_evictoin"], 64, "no incident is called 'kv_evictoin'"),
+        (["explain", "kv_evictoin"], 64, "there is no incident 'kv_evictoin' (did you mean kv_eviction_cascade?)"),
         (["nonsense"], 64, "nonsense"),
         (["record", "127.0.0.1:1", "tests"], 64, "already exists"),
     ],
@@ -218,7 +218,7 @@ def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
     with serving(replayed("queue_saturation")) as server:
         kept = diag("record", server.url, str(tmp_path / "kept"), "--every", "0.1", "--for", "2.5")
     assert kept.returncode == 0
-    assert "scrapes, 0 of them failed" in kept.stdout
+    assert "scrapes, 0 failed; diagnose it with: diag doctor " in kept.stdout
     report = json.loads(diag("doctor", str(tmp_path / "kept"), "--json").stdout)
     assert [each["incident"] for each in report["diagnoses"] if each["primary"]] == ["queue_saturation"]
 
@@ -245,7 +245,7 @@ def test_a_server_that_hangs_is_unreachable_in_one_sentence() -> None:
 
 
 def test_one_lone_request_that_does_not_move_is_watched_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observe, "PATIENCE", 4.0)
+    monkeypatch.setattr(observe, "LONGEST_SCRAPING", 4.0)
     with serving(on_metrics(Reply(STILL))) as server:
         report = doctor.run(ObserveOptions([server.url], every=0.2, watch=1.0))
     assert report.observed.end - report.observed.start >= 3.5

@@ -395,7 +395,7 @@ def test_the_api_is_found_below_an_address(doctor: Diag, given: str, base: str) 
         (f"me:{SECRET}@host:port", "host:port is no URL"),
         ("a b", "a b names no host"),
         ("ho\x1bst", "ho\\x1bst names no host"),
-        (f"http://host/prom?token={SECRET}", "http://host:80/prom?...: a Prometheus is asked by its address alone"),
+        (f"http://host/prom?token={SECRET}", "http://host:80/prom?...: leave out the question mark and what follows"),
     ],
 )
 def test_what_is_no_address(doctor: Diag, url: str, reason: str) -> None:

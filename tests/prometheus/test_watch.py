@@ -169,7 +169,7 @@ def test_it_is_calm_after_a_flicker_of_a_server_that_vanished() -> None:
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-HASTY = "import diag.commands.watch; diag.commands.watch.LOOK_SECONDS = 0.3; from diag.cli import main; main()"
+HASTY = "import diag.commands.watch; diag.commands.watch.PAUSE_SECONDS = 0.3; from diag.cli import main; main()"
 SPAN = ("--window", "32s")
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  "
 
