@@ -1,13 +1,13 @@
-"""Finds the incidents, ours first and then a user's own, and refuses a bad declaration in one sentence.
+"""Loads the incidents, the built-in ones and a user's own, and rejects an invalid declaration in one sentence.
 
-A user's incident file is Python and runs with the rights of `diag`, like a conftest.py: trust the folder you name.
+A user's incident file is Python and runs with the rights of `diag`, like a conftest.py: name only a folder you trust.
 """
 
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -29,15 +29,24 @@ class CatalogEntry:
 
 
 def load(folder: Path | None = None) -> tuple[Incident, ...]:
-    """Every incident, ordered by id; raises BadIncident naming file and reason."""
-    entries = [*_ours(), *(_users(folder) if folder else ())]
-    known = _by_id(entries)
-    for entry in entries:
-        _check(entry, known)
+    """Every incident, ordered by id; raises BadIncident naming file and reason.
+
+    The built-in incidents are checked by the tests (tests/unit/test_catalog.py), a user's own at every start.
+    """
+    users = tuple(_users(folder)) if folder else ()
+    known = _by_id([*built_in(), *users])
+    check(users, known)
     return tuple(known[name].incident for name in sorted(known))
 
 
-def _ours() -> Iterator[CatalogEntry]:
+def check(entries: Iterable[CatalogEntry], known: Mapping[str, CatalogEntry]) -> None:
+    """Raise BadIncident for the first invalid declaration; `known` are all incidents, by id."""
+    for entry in entries:
+        _check(entry, known)
+
+
+def built_in() -> Iterator[CatalogEntry]:
+    """The incidents of diag/knowledge/incidents."""
     for found in pkgutil.iter_modules(ours.__path__):
         module = importlib.import_module(f"{ours.__name__}.{found.name}")
         yield CatalogEntry(_incident_of(module, Path(str(module.__file__))), Path(str(module.__file__)))
@@ -45,7 +54,7 @@ def _ours() -> Iterator[CatalogEntry]:
 
 def _users(folder: Path) -> Iterator[CatalogEntry]:
     if not folder.is_dir():
-        raise BadIncident(f"{folder}: is not a folder of incident files")
+        raise BadIncident(f"{folder}: not a folder of incident files")
     for file in sorted(folder.glob("*.py")):
         if not file.name.startswith("_"):
             yield CatalogEntry(_incident_of(_run(file), file), file)
@@ -67,7 +76,7 @@ def _run(file: Path) -> ModuleType:
 def _incident_of(module: ModuleType, file: Path) -> Incident:
     incident = getattr(module, "incident", None)
     if not isinstance(incident, Incident):
-        raise BadIncident(f"{file}: needs a variable `incident` that is a diag.incident.Incident")
+        raise BadIncident(f"{file}: must define a variable `incident` of type diag.incident.Incident")
     return incident
 
 
@@ -75,12 +84,14 @@ def _by_id(entries: Sequence[CatalogEntry]) -> dict[str, CatalogEntry]:
     known: dict[str, CatalogEntry] = {}
     for entry in entries:
         if entry.incident.id in known:
-            raise BadIncident(f"{entry.file}: incident '{entry.incident.id}' exists in {known[entry.incident.id].file}")
+            raise BadIncident(
+                f"{entry.file}: incident '{entry.incident.id}' already exists in {known[entry.incident.id].file}"
+            )
         known[entry.incident.id] = entry
     return known
 
 
-def _check(entry: CatalogEntry, known: dict[str, CatalogEntry]) -> None:
+def _check(entry: CatalogEntry, known: Mapping[str, CatalogEntry]) -> None:
     try:
         _check_head(entry)
         _check_conditions(entry.incident.every_condition, entry.incident)
@@ -95,13 +106,13 @@ def _check(entry: CatalogEntry, known: dict[str, CatalogEntry]) -> None:
 def _check_head(entry: CatalogEntry) -> None:
     incident = entry.incident
     if incident.id != entry.file.stem:
-        raise ValueError(f"the id '{incident.id}' is not the file's name")
+        raise ValueError(f"the id '{incident.id}' differs from the file name")
     if incident.severity not in ("info", "warning", "critical"):
-        raise ValueError(f"severity '{incident.severity}' is none of info, warning, critical")
+        raise ValueError(f"invalid severity '{incident.severity}': use info, warning or critical")
     if not incident.symptoms:
-        raise ValueError("it has no symptoms")
+        raise ValueError("the incident has no symptoms")
     if "instance" not in incident.per:
-        raise ValueError("`per` must name the label instance")
+        raise ValueError("`per` must include the label instance")
     for duration in (incident.window, incident.live_window, incident.hold):
         _check_duration(duration)
 
@@ -110,26 +121,26 @@ def _check_duration(duration: str) -> None:
     try:
         seconds(duration)
     except (KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"'{duration}' is not a duration like 30s or 5m") from error
+        raise ValueError(f"'{duration}' is not a duration such as 30s or 5m") from error
 
 
 def _check_condition(condition: Condition) -> None:
     why = condition.why
     if not why.says.strip() or (why.kind != "judged" and not why.reference.strip()):
-        raise ValueError(f"the limit on '{condition.signal.name}' does not say where it comes from")
+        raise ValueError(f"the threshold of '{condition.signal.name}' has no rationale or no reference")
     if isinstance(condition.limit, str) and condition.limit not in Contract().values():
-        raise ValueError(f"the limit '{condition.limit}' is no entry of the contract")
+        raise ValueError(f"the threshold '{condition.limit}' is not an entry of the measurement contract")
 
 
 def _check_signal(signal: Signal, incident: Incident) -> None:
-    """Of use as it stands, and one number per subject."""
+    """The signal is complete and yields one number per subject."""
     name = f"signal '{signal.name}'"
     expression = _parsed(signal.promql, name, incident)
     labels = promql.output_labels(expression)
     if labels is None or not labels <= set(incident.per) or "instance" not in labels:
         raise ValueError(f"{name} must yield one number per subject: aggregate it by ($by)")
     if signal.sentence.count("{value}") != 1:
-        raise ValueError(f"{name} must contain {{value}} exactly once")
+        raise ValueError(f"the sentence of {name} must contain {{value}} exactly once")
     if bool(signal.culprit_promql) != bool(signal.culprit_label):
         raise ValueError(f"{name} needs both `culprit_promql` and `culprit_label`, or neither")
     if signal.culprit_promql:
@@ -137,7 +148,7 @@ def _check_signal(signal: Signal, incident: Incident) -> None:
 
 
 def _parsed(text: str, name: str, incident: Incident) -> promql.Expression:
-    """The expression, supported and blind to no missed scrape."""
+    """The expression; it must be supported and must not depend on a single scrape."""
     try:
         expression = promql.parse(fill(text, incident.per, incident.window, Contract().values()))
     except KeyError as error:
@@ -146,7 +157,7 @@ def _parsed(text: str, name: str, incident: Incident) -> promql.Expression:
         raise Unsupported(f"{name}: {error}") from error
     bare = promql.instant_selectors(expression)
     if bare:
-        raise ValueError(f"{name} reads {bare[0]} at an instant; use last_over_time({bare[0]}[$window])")
+        raise ValueError(f"{name} uses the instant selector {bare[0]}: use last_over_time({bare[0]}[$window])")
     return expression
 
 
@@ -159,7 +170,7 @@ def _check_fix(fix: Fix, incident: Incident) -> None:
         if flag and not (flag.startswith("--") and understood(flag)):
             raise ValueError(f"no vLLM release has the flag '{flag}'")
     if sum(map(bool, (fix.flag, fix.environment))) > 1:
-        raise ValueError(f"the fix '{fix.change}' must be one of a flag and an environment variable")
+        raise ValueError(f"the fix '{fix.change}' must set either a flag or an environment variable, not both")
 
 
 def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> None:
@@ -171,14 +182,14 @@ def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> 
 def _check_looks(incident: Incident) -> None:
     for look in incident.looks_like:
         if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
-            raise ValueError(f"what refutes '{look.name}' must be one of its symptoms or supports")
+            raise ValueError(f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports")
 
 
-def _check_explains(incident: Incident, known: dict[str, CatalogEntry], path: tuple[str, ...] = ()) -> None:
-    """Every explained incident exists, is slower than its cause to show, and does not explain it back."""
+def _check_explains(incident: Incident, known: Mapping[str, CatalogEntry], path: tuple[str, ...] = ()) -> None:
+    """Every explained incident exists, is detected no sooner than its cause, and does not explain its cause."""
     for name in incident.explains:
         if name not in known:
-            raise ValueError(f"it explains '{name}', which is no incident")
+            raise ValueError(f"it explains '{name}', which is not an incident")
         if name in (*path, incident.id):
             raise ValueError(f"it explains itself: {' -> '.join((*path, incident.id, name))}")
         _check_speed(incident, known[name].incident)
@@ -188,10 +199,10 @@ def _check_explains(incident: Incident, known: dict[str, CatalogEntry], path: tu
 def _check_speed(cause: Incident, effect: Incident) -> None:
     if delay(cause) > delay(effect):
         raise ValueError(
-            f"it explains '{effect.id}' but shows {delay(cause) - delay(effect):g} s later than it (window + hold)"
+            f"it explains '{effect.id}' but is detected {delay(cause) - delay(effect):g} s later (window + hold)"
         )
 
 
 def delay(incident: Incident) -> float:
-    """How long after its onset an incident's alert can fire at the latest, in seconds."""
+    """The longest time from an incident's onset to its alert, in seconds."""
     return seconds(incident.window) + seconds(incident.hold)

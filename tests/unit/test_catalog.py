@@ -1,12 +1,17 @@
 """A good declaration is found by its file; a bad one is refused in one sentence that names file and reason."""
 
+import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
+import diag.signals
 from diag.core.errors import BadIncident
-from diag.knowledge import incidents
-from diag.knowledge.catalog import load
+from diag.core.incident import Signal
+from diag.knowledge import incidents, signals
+from diag.knowledge.catalog import CatalogEntry, built_in, check, load
 
 GOOD = """
 from diag.incident import Incident, LookAlike, Signal, judged
@@ -27,6 +32,8 @@ FINE = {
     "window": "5m",
 }
 
+BUILT_IN = {entry.incident.id: entry for entry in built_in()}
+
 
 def write(folder: Path, name: str = "mine", **changes: object) -> Path:
     (folder / f"{name}.py").write_text(GOOD.format(**{**FINE, "id": name, **changes}), encoding="utf-8")
@@ -35,11 +42,36 @@ def write(folder: Path, name: str = "mine", **changes: object) -> Path:
 
 def test_our_incidents_are_found_by_file() -> None:
     files = [file.stem for file in Path(incidents.__path__[0]).glob("*.py") if file.stem != "__init__"]
-    assert [each.id for each in load()] == sorted(files)
+    assert [incident.id for incident in load()] == sorted(files)
+
+
+@pytest.mark.parametrize("entry", BUILT_IN.values(), ids=lambda entry: entry.incident.id)
+def test_a_built_in_incident_is_a_valid_declaration(entry: CatalogEntry) -> None:
+    check([entry], BUILT_IN)
+
+
+def test_a_built_in_incident_is_held_to_the_same_rules_as_a_users() -> None:
+    entry = BUILT_IN["engine_dead"]
+    with pytest.raises(BadIncident, match="the incident has no symptoms"):
+        check([replace(entry, incident=replace(entry.incident, symptoms=()))], BUILT_IN)
+
+
+def test_every_signal_is_used() -> None:
+    declared = {name for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
+    folder = Path(signals.__path__[0])
+    used: set[str] = set()
+    for file in (ROOT / "diag").rglob("*.py"):
+        tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if folder in file.parents:  # within a signal that builds on it
+            used |= {node.id for node in tree if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        else:  # an import that is not used is found by the linter
+            imports = (node for node in tree if isinstance(node, ast.ImportFrom) and "signals" in (node.module or ""))
+            used |= {alias.name for node in imports for alias in node.names}
+    assert sorted(declared - used) == []
 
 
 def test_a_users_folder_adds_to_ours(tmp_path: Path) -> None:
-    assert "mine" in [each.id for each in load(write(tmp_path))]
+    assert "mine" in [incident.id for incident in load(write(tmp_path))]
 
 
 @pytest.mark.parametrize(
@@ -48,18 +80,21 @@ def test_a_users_folder_adds_to_ours(tmp_path: Path) -> None:
         ({"promql": "sum by ($by) (increase(x[$window])"}, "signal 'errors'"),
         ({"promql": "sum by ($by) (info(x))"}, "info"),
         ({"promql": "sum by ($by) (sin(increase(x[$window])))"}, "sin"),
-        ({"promql": "sum by ($by) (x)"}, "reads x at an instant"),
+        ({"promql": "sum by ($by) (x)"}, "uses the instant selector x"),
         ({"promql": "increase(x[$window])"}, "aggregate it by ($by)"),
         ({"promql": "sum by (instance, pod) (increase(x[$window]))"}, "aggregate it by ($by)"),
         ({"promql": "sum(increase(x[$window]))"}, "aggregate it by ($by)"),
         ({"promql": "sum by ($by) (increase(x[$span]))"}, "unknown placeholder $span"),
-        ({"limit": "no_such_entry"}, "no entry of the contract"),
-        ({"why": 'judged(" ")'}, "does not say where it comes from"),
-        ({"why": '__import__("diag.incident").incident.Source("measured", "0.3", "")'}, "does not say where"),
-        ({"severity": "fatal"}, "severity 'fatal'"),
-        ({"explains": ("nothing_known",)}, "explains 'nothing_known', which is no incident"),
+        ({"limit": "no_such_entry"}, "not an entry of the measurement contract"),
+        ({"why": 'judged(" ")'}, "has no rationale or no reference"),
+        (
+            {"why": '__import__("diag.incident").incident.Source("measured", "0.3", "")'},
+            "has no rationale or no reference",
+        ),
+        ({"severity": "fatal"}, "invalid severity 'fatal'"),
+        ({"explains": ("nothing_known",)}, "explains 'nothing_known', which is not an incident"),
         ({"explains": ("mine",)}, "explains itself: mine -> mine"),
-        ({"explains": ("engine_dead",)}, "later than it"),
+        ({"explains": ("engine_dead",)}, "s later (window + hold)"),
         ({"window": "5 minutes"}, "'5 minutes' is not a duration"),
     ],
 )
@@ -80,12 +115,12 @@ def test_a_cycle_of_two_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_id_that_is_not_the_files_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadIncident, match="the id 'other' is not the file's name"):
+    with pytest.raises(BadIncident, match="the id 'other' differs from the file name"):
         load(write(tmp_path, id="other"))
 
 
 def test_an_id_that_exists_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadIncident, match=r"'engine_dead' exists in .*engine_dead[.]py"):
+    with pytest.raises(BadIncident, match=r"'engine_dead' already exists in .*engine_dead[.]py"):
         load(write(tmp_path, "engine_dead"))
 
 
@@ -97,5 +132,5 @@ def test_a_file_that_does_not_run_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadIncident, match="is not a folder of incident files"):
+    with pytest.raises(BadIncident, match="not a folder of incident files"):
         load(tmp_path / "nowhere")

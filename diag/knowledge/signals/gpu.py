@@ -46,12 +46,6 @@ brake_seconds = Signal(
     "seconds",
     window_scaling="peak",
 )
-power_cap_share = Signal(
-    "power cap (share of time)",
-    throttled_share('reason="sw_power_cap"'),
-    "the GPU was at its power cap for {value} of the time, which is normal under load",
-    "share",
-)
 UTILIZATION = average("diag_gpu_utilization_ratio")
 utilization = Signal("GPU utilisation", UTILIZATION, "GPU utilisation is {value}", "share")
 SM = 'clock="sm"'
