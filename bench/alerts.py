@@ -4,6 +4,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import table
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -31,7 +33,7 @@ def row(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         first = alert_rules.evaluated(Path(folder), series).first[name, incident.severity] - onset
     shown = timelines.RECORDED.get(name, "") or f"scenario on {timelines.HOSTS[name][0] or 'no page'}"
-    beside = "".join(f" beside {each}" for each in dict.fromkeys(timelines.PEERS.get(name, ())))
+    beside = "".join(f" beside {peer}" for peer in dict.fromkeys(timelines.PEERS.get(name, ())))
     bound = 150.0 if name in alert_rules.STALLS else seconds(incident.window) / 2 + seconds(incident.hold) + 30
     named = name in (*alert_rules.STALLS, *alert_rules.PROMPT) or first <= bound
     since = " after 300 s without progress" if onset else ""
@@ -41,4 +43,4 @@ def row(name: str) -> str:
 
 if __name__ == "__main__":
     rows = [row(name) for name in sorted({**timelines.RECORDED, **timelines.HOSTS})]
-    (ROOT / "bench" / "alerts.md").write_text(HEAD + "".join(rows), encoding="utf-8")
+    table.write("alerts.md", HEAD + "".join(rows))

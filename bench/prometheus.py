@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import table
 from requests import Session
 
 ROOT = Path(__file__).parent.parent
@@ -144,7 +145,7 @@ def main() -> None:
     past = [past_row(each, day) for each in load() if each.id in shown]
     head = HEAD.format(cores=os.cpu_count(), runs=RUNS)
     page = head + "".join(rows) + PAST.format(step=60) + "".join(past)
-    (ROOT / "bench" / "prometheus.md").write_text(page, encoding="utf-8")
+    table.write("prometheus.md", page)
 
 
 if __name__ == "__main__":

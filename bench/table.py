@@ -1,0 +1,26 @@
+"""Writes a page of results with the commit that they were measured at."""
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def write(name: str, page: str) -> None:
+    """Write bench/NAME; below the page's title stands the commit."""
+    title, _, rest = page.partition("\n")
+    text = f"{title}\n\nMeasured at {commit()}.\n{rest}"
+    (ROOT / "bench" / name).write_text(text, encoding="utf-8")
+    print(text, end="")
+
+
+def commit() -> str:
+    """The short hash of what was measured."""
+    changed = _git("status", "--porcelain", "--", "diag", "pyproject.toml")
+    return _git("rev-parse", "--short", "HEAD") + (", with changes that are not committed" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
