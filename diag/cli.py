@@ -15,6 +15,7 @@ from diag.commands.help import NOTES, HelpOfAll, HelpOfCommand
 from diag.commands.options import (
     HERE,
     ConfigurationOptions,
+    ContractFile,
     EvidenceOptions,
     FormatOptions,
     Json,
@@ -24,6 +25,7 @@ from diag.commands.options import (
     Targets,
     Timeout,
     UserIncidents,
+    config_option,
     evidence_option,
     grouped,
     observe_options,
@@ -263,13 +265,15 @@ def exporter(
 
 @command("Diagnose")
 def explain(
-    incident: Annotated[str, typer.Argument(metavar="ID", help="An incident's id, as diag incidents lists it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of an incident (see diag incidents) or of a diag lint rule.")
+    ],
     incidents: UserIncidents = None,
 ) -> None:
-    """Print an incident's runbook: meaning, symptoms with thresholds, look-alikes, mitigation and fix."""
+    """Print an incident's runbook (meaning, symptoms, look-alikes, mitigation, fix) or a lint rule's page."""
     from diag.commands.explain import run
 
-    typer.echo(run(incident, incidents), nl=False)
+    typer.echo(run(name, incidents), nl=False)
 
 
 @command("Set up Prometheus and Grafana")
@@ -343,15 +347,22 @@ def lint(
         str,
         vllm_option("--vllm-python", metavar="FILE", help="Also ask the vLLM that is installed for this Python."),
     ] = "",
+    ignore: Annotated[
+        list[str] | None,
+        config_option(
+            "--ignore", metavar="RULE", help="Drop the findings of this rule. Repeatable; in diag.toml: [lint] ignore."
+        ),
+    ] = None,
+    contract: ContractFile = None,
     as_json: Json = False,
 ) -> None:
     """Check a launch command for removed, ineffective, conflicting or harmful flags.
 
     Nothing is started.
     """
-    from diag.commands.lint import run
+    from diag.commands.lint import LintOptions, run
 
-    text, status = run(command, vllm_version, python, as_json)
+    text, status = run(command, LintOptions(vllm_version, python, ignore or (), contract), as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diag.artefacts import alerts, dcgm, runbooks, telemetry_alerts
+from diag.artefacts import alerts, dcgm, lint_rules, runbooks, telemetry_alerts
 from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.metric_reference import metric_reference
 from diag.artefacts.names import GENERATED_MARK
@@ -28,6 +28,7 @@ def files(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
         **_alerts(incidents, contract),
         **dashboards(incidents, contract),
         **runbooks.runbooks(incidents, contract),
+        "docs/lint-rules.md": lint_rules.reference(),
         "docs/metrics.md": metric_reference(incidents),
     }
 

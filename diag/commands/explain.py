@@ -1,23 +1,26 @@
-"""`diag explain`: the runbook of one incident."""
+"""`diag explain`: the runbook of an incident, or the page of a lint rule."""
 
+from difflib import get_close_matches
 from pathlib import Path
 
+from diag.artefacts.lint_rules import page
 from diag.artefacts.runbooks import runbook
 from diag.commands.site import site
 from diag.core.errors import BadUsage
+from diag.lint.rules import RULES
 
 
 def run(name: str, folder: Path | None) -> str:
-    """The runbook of one incident."""
+    """The runbook of the incident with that id, else the page of the lint rule with that id."""
     contract, incidents = site(folder, None)
     by_id = {incident.id: incident for incident in incidents}
-    if name not in by_id:
-        raise BadUsage(f"there is no incident '{name}'{_closest(name, [*by_id])}; diag incidents lists them")
-    return runbook(by_id[name], incidents, contract)
-
-
-def _closest(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    if name in by_id:
+        return runbook(by_id[name], incidents, contract)
+    if name in RULES:
+        return page(RULES[name])
+    close = get_close_matches(name, [*by_id, *RULES], n=1)
+    suggestion = f" (did you mean {close[0]}?)" if close else ""
+    raise BadUsage(
+        f"there is no incident or lint rule '{name}'{suggestion}; diag incidents lists the incidents,"
+        " docs/lint-rules.md the rules"
+    )

@@ -112,9 +112,7 @@ NOTES = {
         exits={0: "stopped by SIGTERM"},
         environment=CREDENTIALS,
     ),
-    "explain": notes(
-        "diag explain kv_eviction_cascade", "diag explain our_incident --incidents ./incidents", exits={0: "printed"}
-    ),
+    "explain": notes("diag explain kv_eviction_cascade", "diag explain removed_flag", exits={0: "printed"}),
     "generate": notes(
         "diag generate ./monitoring --contract diag.toml",
         "diag generate --check",
@@ -127,7 +125,7 @@ NOTES = {
     ),
     "lint": notes(
         "diag lint 'vllm serve Qwen/Qwen3-8B --num-gpu-blocks-override 128'",
-        "diag lint deploy/vllm.yaml --vllm-version 0.32.0",
+        "diag lint deploy/vllm.yaml --vllm-version 0.32.0 --ignore eager",
         exits={0: "nothing worse than info", 1: "warnings", 2: "errors"},
     ),
     "incidents": notes("diag incidents", "diag incidents --incidents ./incidents", exits={0: "printed"}),

@@ -41,6 +41,7 @@ class Site:
 class Contract:
     """One entry for each placeholder that an expression may use; `origin` is the file, "" for the defaults.
 
+    `ignored_rules` are the ids of lint rules that [lint] ignores, with the place that names them.
     The default SLOs are so wide that a server which violates them is of no use to anybody.
     """
 
@@ -53,6 +54,7 @@ class Contract:
     objective: float = _entry(0.99, "SLO objective", "share")
     site: Site = Site()
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    ignored_rules: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
     stated: frozenset[str] = frozenset()
 

@@ -4,6 +4,7 @@
 [limits.kv_eviction_cascade]                 thresholds, by the signal that `diag explain` names, or "escalates"
 "preemptions per finished request" = 0.3
 [site]        labels = ["cluster", "pod"]    the entries of `Site`
+[lint]        ignore = ["no_model"]          ids of the rules whose findings `diag lint` drops
 """
 
 import re
@@ -47,12 +48,17 @@ class _File:
 
     def contract(self) -> Contract:
         for name in self.tables:
-            self._known(name, ("contract", "limits", "site"), "")
+            self._known(name, ("contract", "limits", "site", "lint"), "")
         stated = self._table("contract")
         buckets = self._buckets(stated.pop("buckets", []))
         entries = {name: self._entry(name, value, buckets) for name, value in stated.items()}
         return Contract(
-            **entries, site=self._site(), limits=self._limits(), origin=str(self.path), stated=frozenset(entries)
+            **entries,
+            site=self._site(),
+            limits=self._limits(),
+            ignored_rules=self._ignored_rules(),
+            origin=str(self.path),
+            stated=frozenset(entries),
         )
 
     def bad(self, table: str, key: str, reason: str) -> BadContract:
@@ -119,6 +125,15 @@ class _File:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
             raise self.bad(table, signal, f"{signal} must be a number, not {value!r}")
         return float(value)
+
+    def _ignored_rules(self) -> dict[str, str]:
+        table = self._table("lint")
+        for name in table:
+            self._known(name, ("ignore",), "lint")
+        ignored = table.get("ignore", [])
+        if not (isinstance(ignored, list) and all(isinstance(rule, str) for rule in ignored)):
+            raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {ignored!r}")
+        return dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}")
 
     def _site(self) -> Site:
         table = self._table("site")

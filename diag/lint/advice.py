@@ -1,163 +1,205 @@
-"""Rules about what starts and hurts, or is worth a thought."""
+"""Rules about settings with which vLLM starts, and that cost performance, memory or visibility."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from diag.lint.conflicts import CommandFacts
-from diag.lint.finding import LintFinding, at_least, is_open, number, ranks, removal
-from diag.lint.replaced import V1, V1_ONLY
-from diag.vllm.command.parse import Command
+from diag.lint.finding import removal
+from diag.lint.replaced import V1
+from diag.lint.rule import Example, LintRule, Match
+from diag.lint.target import LintTarget, is_open, number
 from diag.vllm.flags.defaults import default
 
 LARGEST_GRAPH = 512
 """vLLM captures decode batches of up to min(2 x max_num_seqs, 512) sequences by default (1,024 on some Blackwell)."""
 
 
-def engine(command: Command, version: str) -> Iterator[LintFinding]:
-    """VLLM_USE_V1=0 while it is read: 0.8.0 - 0.10.2 it chooses V0, 0.11.0 has none any more."""
-    if command.environment.get("VLLM_USE_V1") != "0" or not at_least(version, V1) or at_least(version, "0.11.1"):
-        return
-    gone = at_least(version, V1_ONLY)
-    yield LintFinding(
-        "old_engine",
-        "error" if gone else "warning",
-        "VLLM_USE_V1=0 asks for the V0 engine",
-        f"vLLM {version} has none any more" if gone else "it was slower, and 0.11.0 removed it",
-        "remove VLLM_USE_V1",
-    )
+def _no_metrics(target: LintTarget) -> Iterator[Match]:
+    if target.is_on("--disable-log-stats"):
+        yield Match(edits=removal(target.command.all("--disable-log-stats")))
 
 
-def context(command: Command, version: str) -> Iterator[LintFinding]:
-    """The context left at what the model was made for."""
-    if command.model and command.get("--max-model-len") is None:
-        fit = ", or --max-model-len auto to let the memory decide" if at_least(version, "0.14.0") else ""
-        yield LintFinding(
-            "context_at_the_maximum",
-            "info",
-            "the context is left at the model's maximum",
-            "the KV cache must hold one request of it or the start fails, and one such request may take it all",
-            f"--max-model-len with the longest request that you serve{fit}",
-        )
-
-
-def caching(command: Command, version: str) -> Iterator[LintFinding]:
-    """Prefix caching off; on by default since V1."""
-    off = command.switched("--enable-prefix-caching")
-    if off is False or (off is None and not at_least(version, V1) and command.model):
-        yield LintFinding(
-            "prefix_caching_off",
-            "info",
-            "prefix caching is off",
-            "prompts that begin alike are computed again for every request",
-            "remove --no-enable-prefix-caching" if off is False else "--enable-prefix-caching",
-        )
-
-
-def eager(command: Command, version: str) -> Iterator[LintFinding]:
-    """No CUDA graphs, no compilation."""
-    if command.switched("--enforce-eager"):
-        yield LintFinding(
-            "eager",
-            "info",
-            "--enforce-eager runs without CUDA graphs and without compilation",
-            "every decode step launches its kernels one by one: short steps get much slower on a GPU",
-            "remove it unless the start fails without; --max-cudagraph-capture-size saves memory at less cost"
-            if at_least(version, "0.11.1")
-            else "remove it unless the start fails without",
-        )
-
-
-def pool(command: Command, version: str) -> Iterator[LintFinding]:
-    """A KV pool of a size by order."""
-    blocks = command.get("--num-gpu-blocks-override")
+def _cache_size_pinned(target: LintTarget) -> Iterator[Match]:
+    blocks = target.command.get("--num-gpu-blocks-override")
     if blocks is not None and not is_open(blocks):
-        yield LintFinding(
-            "pool_by_order",
-            "warning",
-            f"--num-gpu-blocks-override {blocks}: the KV pool is as large as ordered",
-            "it is for tests: vLLM's own number is what the memory holds",
-            "remove it",
-            removal(command.all("--num-gpu-blocks-override")),
+        yield Match(
+            f"--num-gpu-blocks-override {blocks} pins the size of the KV cache",
+            edits=removal(target.command.all("--num-gpu-blocks-override")),
         )
 
 
-def blind(command: Command, version: str) -> Iterator[LintFinding]:
-    """A server without metrics."""
-    if command.switched("--disable-log-stats"):
-        yield LintFinding(
-            "no_metrics",
-            "warning",
-            "--disable-log-stats takes every vllm:... metric off the page",
-            "neither Prometheus nor diag can tell how the server does",
-            "remove it",
-            removal(command.all("--disable-log-stats")),
+def _little_memory_left(target: LintTarget) -> Iterator[Match]:
+    share = number(target.command.get("--gpu-memory-utilization"))
+    if share is not None and 0.95 < share <= 1 and target.command.get("--kv-cache-memory-bytes") is None:
+        usual = default("--gpu-memory-utilization", target.version)
+        graphs = "" if target.since("0.20.0") else f"; in {target.version} CUDA graphs come on top of the share"
+        yield Match(
+            f"--gpu-memory-utilization {share:g} leaves {100 * (1 - share):.0f} % of the GPU memory for all else",
+            f"NCCL, fragmentation and other processes need memory too{graphs}",
+            "Set --gpu-memory-utilization to 0.95 or less" + (f" (the default is {usual:g})" if usual else ""),
         )
 
 
-def full(command: Command, version: str) -> Iterator[LintFinding]:
-    """Nearly all of the GPU's memory."""
-    share = number(command.get("--gpu-memory-utilization"))
-    if share is not None and 0.95 < share <= 1 and command.get("--kv-cache-memory-bytes") is None:
-        inside = at_least(version, "0.20.0")
-        usual = default("--gpu-memory-utilization", version)
-        yield LintFinding(
-            "hardly_any_memory_left",
-            "warning",
-            f"--gpu-memory-utilization {share:g} leaves {1 - share:.0%} of the GPU for everything else",
-            "NCCL, fragmentation and other processes need room too"
-            + ("" if inside else f"; in {version} CUDA graphs come on top of the share"),
-            f"--gpu-memory-utilization 0.95 or less (the default is {usual:g})" if usual else "0.95 or less",
-        )
-
-
-def graphs(command: Command, version: str) -> Iterator[LintFinding]:
-    """Sequences above or below the sizes that CUDA graphs are captured for."""
-    sequences = number(command.get("--max-num-seqs"))
-    compiled = CommandFacts(command, version).keys("--compilation-config")
-    largest, where = _largest(command, compiled)
-    none = command.switched("--enforce-eager") or compiled.get("cudagraph_mode") == "NONE"
-    if sequences is None or none or not at_least(version, V1):
-        return
+def _sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
+    sequences, largest, flag = _batch_and_graphs(target)
     if sequences > largest:
-        yield LintFinding(
-            "sequences_above_graphs",
-            "warning" if where else "info",
+        yield Match(
             f"--max-num-seqs {sequences:g} is above the largest batch with a CUDA graph, {largest:g}",
-            f"more than {largest:g} running sequences are decoded without a graph, step after step",
-            f"--max-num-seqs {largest:g}"
-            + (f", or --max-cudagraph-capture-size {sequences:g}" if at_least(version, "0.11.1") else ""),
+            f"A step that decodes more than {largest:g} sequences runs without a CUDA graph",
+            f"Set --max-num-seqs to {largest:g}"
+            + (f", or --max-cudagraph-capture-size to {sequences:g}" if target.since("0.11.1") else ""),
+            severity="warning" if flag else None,
         )
-    elif where and largest > 2 * sequences:
-        yield LintFinding(
-            "graphs_above_sequences",
-            "info",
+
+
+def _graphs_above_sequences(target: LintTarget) -> Iterator[Match]:
+    sequences, largest, flag = _batch_and_graphs(target)
+    if sequences and flag and largest > 2 * sequences:
+        yield Match(
             f"CUDA graphs are captured for batches of up to {largest:g}, and --max-num-seqs is {sequences:g}",
-            "sizes that no decode batch reaches cost memory, and time at the start",
-            f"{where} up to {sequences:g}",
+            fix=f"Give {flag} no sizes above {sequences:g}",
         )
 
 
-def _largest(command: Command, compiled: Mapping[str, object]) -> tuple[float, str]:
-    """The largest captured batch, and the flag that says so ("" by default)."""
+def _batch_and_graphs(target: LintTarget) -> tuple[float, float, str]:
+    """--max-num-seqs (0: unknown, or no graphs), the largest captured batch, and the flag for it ("": default)."""
+    compilation = target.keys("--compilation-config")
+    sequences = number(target.command.get("--max-num-seqs"))
+    has_graphs = not target.is_on("--enforce-eager") and compilation.get("cudagraph_mode") != "NONE"
+    counted = sequences if sequences and has_graphs and target.since(V1) else 0
     for flag in ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--cuda-graph-sizes"):
         key = flag[2:].replace("-", "_")
-        said = [number(each) for given in command.all(flag)[-1:] for each in given.values]
-        said += [number(each) for each in re.findall(r"\d+", str(compiled.get(key, "")))]
-        sizes = [each for each in said if each is not None]
+        given = [number(value) for option in target.command.all(flag)[-1:] for value in option.values]
+        given += [number(digits) for digits in re.findall(r"\d+", str(compilation.get(key, "")))]
+        sizes = [size for size in given if size is not None]
         if sizes:
-            return max(sizes), f"--compilation-config.{key}" if key in compiled else flag
-    return LARGEST_GRAPH, ""
+            return counted, max(sizes), f"--compilation-config.{key}" if key in compilation else flag
+    return counted, LARGEST_GRAPH, ""
 
 
-def parallel(command: Command, version: str) -> Iterator[LintFinding]:
-    """What data parallelism does to the metrics: api_server_count is data_parallel_size since 0.10.2 or so."""
-    size = ranks(command, "--data-parallel-size")
-    external = command.switched("--data-parallel-external-lb") or command.get("--data-parallel-rank") is not None
-    if size > 1 and not external and command.get("--api-server-count") is None and at_least(version, "0.10.2"):
-        yield LintFinding(
-            "several_api_servers",
-            "info",
-            f"--data-parallel-size {size} starts as many API servers",
-            "their page has no process_... metrics, and the log no line of statistics",
-            "--api-server-count 1 where one API server is enough",
+def _context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
+    """Not where vLLM takes a shorter context than the model's maximum by itself (LongRoPE)."""
+    command, shape = target.command, target.shape
+    if command.model and command.get("--max-model-len") is None and (not shape or shape.usual == shape.longest):
+        length = f", {shape.longest:,} tokens" if shape else ""
+        auto = ", or to auto to let the memory decide" if target.since("0.14.0") else ""
+        yield Match(
+            f"The context length is left at the model's maximum{length}",
+            fix=f"Set --max-model-len to the longest request that you serve{auto}",
         )
+
+
+def _prefix_caching_off(target: LintTarget) -> Iterator[Match]:
+    """On by default since V1."""
+    on = target.command.switched("--enable-prefix-caching")
+    if on is False or (on is None and not target.since(V1) and target.command.model):
+        yield Match(fix="Remove --no-enable-prefix-caching" if on is False else "Add --enable-prefix-caching")
+
+
+def _eager(target: LintTarget) -> Iterator[Match]:
+    if target.is_on("--enforce-eager"):
+        less = "; --max-cudagraph-capture-size saves memory at less cost" if target.since("0.11.1") else ""
+        yield Match(fix=f"Remove it unless the server fails to start without it{less}")
+
+
+def _several_api_servers(target: LintTarget) -> Iterator[Match]:
+    """api_server_count is data_parallel_size since 0.10.2 or so."""
+    size, command = target.ranks("--data-parallel-size"), target.command
+    external = target.is_on("--data-parallel-external-lb") or command.get("--data-parallel-rank") is not None
+    if size > 1 and not external and command.get("--api-server-count") is None and target.since("0.10.2"):
+        yield Match(f"--data-parallel-size {size} starts {size} API servers")
+
+
+RULES = (
+    LintRule(
+        "no_metrics",
+        "warning",
+        "--disable-log-stats removes every vllm:... metric",
+        "--disable-log-stats.",
+        "Neither Prometheus nor diag can tell how the server performs",
+        "Remove it",
+        Example("vllm serve m --disable-log-stats"),
+        _no_metrics,
+    ),
+    LintRule(
+        "kv_cache_size_pinned",
+        "warning",
+        "--num-gpu-blocks-override pins the size of the KV cache",
+        "--num-gpu-blocks-override with any value.",
+        "The flag is for tests: without it vLLM sizes the KV cache from the free memory",
+        "Remove it",
+        Example("vllm serve m --num-gpu-blocks-override 128"),
+        _cache_size_pinned,
+    ),
+    LintRule(
+        "little_memory_left",
+        "warning",
+        "--gpu-memory-utilization leaves hardly any GPU memory",
+        "A share above 0.95, where --kv-cache-memory-bytes does not override it.",
+        "NCCL, fragmentation and other processes need memory too; before 0.20.0 CUDA graphs come on top of the share",
+        "Set --gpu-memory-utilization to 0.95 or less",
+        Example("vllm serve m --gpu-memory-utilization 0.98"),
+        _little_memory_left,
+    ),
+    LintRule(
+        "sequences_above_graphs",
+        "info",
+        "--max-num-seqs is above the largest CUDA graph",
+        f"--max-num-seqs above the largest batch that CUDA graphs are captured for: {LARGEST_GRAPH} by default."
+        " A warning where the command itself sets the capture sizes.",
+        "A step that decodes more sequences than the largest graph runs without a CUDA graph",
+        "Lower --max-num-seqs, or raise --max-cudagraph-capture-size",
+        Example("vllm serve m --max-num-seqs 1024"),
+        _sequences_above_graphs,
+    ),
+    LintRule(
+        "graphs_above_sequences",
+        "info",
+        "CUDA graphs are captured for batches that never occur",
+        "Capture sizes that the command sets, the largest of them above twice --max-num-seqs.",
+        "Graphs for sizes that no decode batch reaches cost memory and startup time",
+        "Lower the largest capture size to --max-num-seqs",
+        Example("vllm serve m --max-num-seqs 8 --max-cudagraph-capture-size 512"),
+        _graphs_above_sequences,
+    ),
+    LintRule(
+        "context_at_the_maximum",
+        "info",
+        "The context length is left at the model's maximum",
+        "A command without --max-model-len.",
+        "The KV cache must hold one request of that length or the server does not start, and one such"
+        " request may fill it",
+        "Set --max-model-len to the longest request that you serve",
+        Example("vllm serve m"),
+        _context_at_the_maximum,
+    ),
+    LintRule(
+        "prefix_caching_off",
+        "info",
+        "Prefix caching is off",
+        "--no-enable-prefix-caching, or a release before 0.8.0 without --enable-prefix-caching.",
+        "The common beginning of prompts is computed again for every request",
+        "Remove --no-enable-prefix-caching",
+        Example("vllm serve m --no-enable-prefix-caching"),
+        _prefix_caching_off,
+    ),
+    LintRule(
+        "eager",
+        "info",
+        "--enforce-eager disables CUDA graphs and compilation",
+        "--enforce-eager.",
+        "Every decode step launches its kernels one by one: short steps get much slower on a GPU",
+        "Remove it unless the server fails to start without it",
+        Example("vllm serve m --enforce-eager"),
+        _eager,
+    ),
+    LintRule(
+        "several_api_servers",
+        "info",
+        "Data parallelism starts several API servers",
+        "--data-parallel-size above 1 without --api-server-count and without an external load balancer, since 0.10.2.",
+        "With several API servers the metrics page has no process_... metrics, and the log no statistics line",
+        "Set --api-server-count to 1 where one API server is enough",
+        Example("vllm serve m --data-parallel-size 4"),
+        _several_api_servers,
+    ),
+)

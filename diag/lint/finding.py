@@ -1,17 +1,15 @@
-"""What is found in a launch command, as data, and how its values are read."""
+"""What is found in a launch command, as data."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diag.core.sizes import flag_integer
-from diag.vllm.command.parse import Command, Given
-from diag.vllm.flags.registry import release
+from diag.vllm.command.parse import Given
 
 Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+"""An error: vLLM does not start. A warning: something has no effect or does harm. An info: consider it."""
 EXIT = {"error": 2, "warning": 1}
-HELP = ("--help", "-h")
-"""What argparse itself adds."""
 
 
 @dataclass(frozen=True)
@@ -24,77 +22,43 @@ class Edit:
 
 @dataclass(frozen=True)
 class LintFinding:
-    """An error: vLLM does not start. A warning: it starts, but this hurts or does nothing. An info: worth a thought.
-
-    `rule` is its name for a machine, `instead` what to write, `edits` the same as a correction of the command.
-    """
+    """One finding of the rule with the id `rule`; `edits` are its `fix` as a correction of the command."""
 
     rule: str
     severity: Severity
-    what: str
+    message: str
     why: str
-    instead: str = ""
+    fix: str = ""
     edits: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True)
 class LintReport:
-    """A command judged for a release; `release_from` says why for this one.
+    """A command checked for the vLLM release `version`; `version_source` says where that comes from.
 
-    `corrected` is the command with what can be corrected mechanically, "" where that is nothing. `parser` is what the
-    real parser said, "" where it accepts the command, None where it was not asked. Nothing in it is secret.
+    `corrected` is the command with every mechanical correction, "" where there is none. `parser_error` is what vLLM's
+    own parser says, "" where it accepts the command, None where it was not asked. `ignored` are the ids of rules whose
+    findings were dropped, once for each finding. Nothing in it is secret.
     """
 
     version: str
-    release_from: str
+    version_source: str
     model: str
     findings: tuple[LintFinding, ...]
     not_checked: tuple[str, ...]
     corrected: str = ""
-    parser: str | None = None
+    parser_error: str | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def status(self) -> int:
         """The exit status: 0 nothing above info, 1 warnings, 2 errors."""
-        return max((EXIT.get(each.severity, 0) for each in self.findings), default=0)
+        return max((EXIT.get(finding.severity, 0) for finding in self.findings), default=0)
 
 
-Rule = Callable[[Command, str], Iterator[LintFinding]]
-"""Looks at a command for a release."""
-
-
-def is_open(text: str) -> bool:
-    """Whether a shell, a template or Kubernetes puts something in later: it cannot be judged."""
-    return "$" in text or "`" in text or "{{" in text
-
-
-def number(text: str | None) -> float | None:
-    """A value as vLLM reads it, 8k as 8000 and 8K as 8192; None where it is none, or not a number."""
-    if text is None:
-        return None
-    whole = flag_integer(text.strip())
-    if whole is not None:
-        return whole
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) < float("inf") else None
-
-
-def ranks(command: Command, flag: str) -> int:
-    """How many a parallel size asks for, 1 where it is not given or is none."""
-    return max(1, int(number(command.get(flag)) or 1))
-
-
-def at_least(version: str, since: str) -> bool:
-    """Whether a release is that one or a later one."""
-    return release(version) >= release(since)
-
-
-def removal(given: Sequence[Given]) -> tuple[Edit, ...]:
-    """The edits that take options away; what a YAML file gives has no words here."""
-    return tuple(Edit(each.words) for each in given if each.words)
+def removal(options: Sequence[Given]) -> tuple[Edit, ...]:
+    """The edits that remove options; an option of a YAML file has no words in the command."""
+    return tuple(Edit(given.words) for given in options if given.words)
 
 
 def shown(given: Given) -> str:

@@ -1,54 +1,20 @@
-"""Rules about the model's folder and this host's GPUs, where they are there to be looked at."""
+"""Rules about the model's folder, this host's GPUs and the installed vLLM, where they are there to be looked at."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
 
+from diag.core.formatting import gibibytes, plural
 from diag.core.sizes import GIB
-from diag.lint.finding import LintFinding, at_least, number, ranks, removal
-from diag.vllm.command.parse import Command
+from diag.lint.finding import removal
+from diag.lint.host_gpus import HostGpu, HostGpus
+from diag.lint.rule import Example, LintRule, Match
+from diag.lint.target import LintTarget, number
 from diag.vllm.flags.defaults import default
-from diag.vllm.memory.model import Model
 
-Sample = tuple[str, tuple[str, ...], float]
-"""As the exporter has it: family, the values of its labels, value."""
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _OTHER_FILES = ("params.json", "*.gguf")
 """A model in Mistral's or llama.cpp's own format needs no config.json."""
-
-
-@dataclass(frozen=True)
-class HostGpu:
-    """One GPU: memory in bytes, and how many processes are on it."""
-
-    index: str
-    name: str
-    total: float
-    free: float
-    users: int = 0
-
-
-@dataclass(frozen=True)
-class HostGpus:
-    """The GPUs that the server would see, in their order; `paths` has "nvlink", "sys" ... by pairs of indices."""
-
-    gpus: tuple[HostGpu, ...]
-    paths: Mapping[tuple[str, str], str]
-
-
-def host(samples: Iterable[Sample]) -> HostGpus:
-    """The GPUs in what the exporter's collector found."""
-    by = [(family.removeprefix("diag_gpu_"), labels, value) for family, labels, value in samples]
-    names = {labels[0]: labels[2] for family, labels, _ in by if family == "info"}
-    bytes_ = {(family, labels[0]): value for family, labels, value in by if family.startswith("memory_")}
-    users = [labels[0] for family, labels, _ in by if family == "process_memory_bytes"]
-    gpus = tuple(
-        HostGpu(at, name, bytes_["memory_total_bytes", at], bytes_["memory_free_bytes", at], users.count(at))
-        for at, name in names.items()
-        if {("memory_total_bytes", at), ("memory_free_bytes", at)} <= bytes_.keys()
-    )
-    return HostGpus(gpus, {(labels[0], labels[1]): labels[2] for family, labels, _ in by if family == "peer_info"})
 
 
 def is_without_config(folder: Path) -> bool:
@@ -57,127 +23,205 @@ def is_without_config(folder: Path) -> bool:
     return folder.is_dir() and not any(True for pattern in files for _ in folder.glob(pattern))
 
 
-def without_config(folder: str) -> LintFinding:
-    """The finding for such a folder."""
-    return LintFinding(
-        "no_config",
-        "error",
-        f"the folder {folder} has no config.json",
-        "vLLM reads the model's architecture from it and does not start without",
-        "name the folder that holds config.json, or a model's id",
-    )
+def _no_config(target: LintTarget) -> Iterator[Match]:
+    if target.folder_without_config:
+        yield Match(f"The folder {target.folder_without_config} has no config.json")
 
 
-def of_model(command: Command, version: str, model: Model) -> Iterator[LintFinding]:
-    """What the model's own numbers refuse."""
-    tensor = ranks(command, "--tensor-parallel-size")
-    if model.heads % tensor:
-        able = [each for each in range(1, min(tensor, model.heads + 1)) if model.heads % each == 0]
-        yield LintFinding(
-            "heads_do_not_divide",
-            "error",
-            f"--tensor-parallel-size {tensor} does not divide the model's {model.heads} attention heads",
-            "vLLM refuses it: every GPU holds as many heads as the others",
-            f"--tensor-parallel-size {able[-1]}",
+def _heads(target: LintTarget) -> Iterator[Match]:
+    shape, tensor = target.shape, target.ranks("--tensor-parallel-size")
+    if shape and shape.heads % tensor:
+        divisors = [size for size in range(1, min(tensor, shape.heads + 1)) if shape.heads % size == 0]
+        yield Match(
+            f"--tensor-parallel-size {tensor} does not divide the model's {shape.heads} attention heads",
+            fix=f"Set --tensor-parallel-size to {divisors[-1]}",
         )
-    if command.switched("--enable-expert-parallel") and model.family and not model.family.experts:
-        yield LintFinding(
-            "experts_of_a_dense_model",
-            "error",
-            "--enable-expert-parallel, and the model has no experts",
-            "vLLM refuses it",
-            "remove it",
-            removal(command.all("--enable-expert-parallel")),
-        )
+
+
+def _dense_model(target: LintTarget) -> Iterator[Match]:
+    family = target.shape.family if target.shape else None
+    if target.is_on("--enable-expert-parallel") and family and not family.experts:
+        yield Match(edits=removal(target.command.all("--enable-expert-parallel")))
+
+
+def _context_above(target: LintTarget) -> Iterator[Match]:
+    command, shape = target.command, target.shape
     length = number(command.get("--max-model-len")) or 0
-    changed = command.get("--hf-overrides") or command.get("--rope-scaling") or command.environment.get(_LONG) == "1"
-    if length > model.longest and not changed:
-        yield LintFinding(
-            "context_above_the_model",
-            "error" if model.family else "warning",
-            f"--max-model-len {length:g} is above the model's maximum, {model.longest:,} tokens",
-            f"vLLM refuses it unless {_LONG}=1; beyond it answers lose their sense",
-            f"--max-model-len {model.longest}",
+    extended = command.get("--hf-overrides") or command.get("--rope-scaling") or command.environment.get(_LONG) == "1"
+    if shape and length > shape.longest and not extended:
+        yield Match(
+            f"--max-model-len {length:g} is above the model's maximum, {shape.longest:,} tokens",
+            fix=f"Set --max-model-len to {shape.longest}",
+            severity=None if shape.family else "warning",
         )
 
 
-def with_length(findings: Iterable[LintFinding], model: Model) -> Iterator[LintFinding]:
-    """The finding about a context at the maximum with that; without it where vLLM takes a shorter one (LongRoPE)."""
-    for each in findings:
-        at = each.rule == "context_at_the_maximum"
-        if not at:
-            yield each
-        elif model.usual == model.longest:
-            yield replace(each, what=f"{each.what}, {model.longest:,} tokens")
-
-
-def of_host(command: Command, version: str, found: HostGpus) -> Iterator[LintFinding]:
-    """What the GPUs of this host make of it: warnings, since the server may be meant for another one."""
-    tensor, pipeline, data = (ranks(command, f"--{each}-parallel-size") for each in ("tensor", "pipeline", "data"))
-    local = number(command.get("--data-parallel-size-local"))
-    needed = tensor * pipeline * (data if local is None else int(local))
+def _fewer_gpus(target: LintTarget) -> Iterator[Match]:
+    command, needed = target.command, _needed(target)
     elsewhere = (number(command.get("--nnodes")) or 1) > 1 or "ray" in (
         command.get("--distributed-executor-backend"),
         command.get("--data-parallel-backend"),
     )
-    if needed > len(found.gpus) and not elsewhere:
-        yield LintFinding(
-            "fewer_gpus_than_ranks",
-            "warning",
-            f"it needs {needed} GPUs, and this host shows {len(found.gpus)}",
-            "vLLM refuses more ranks on one node than it has GPUs",
-            "smaller parallel sizes, or --nnodes",
-        )
-    used = found.gpus[: max(1, needed)]
-    yield from _unequal(used)
-    yield from _links(used[:tensor], found, tensor)
-    yield from _shared(command, version, used)
+    if target.gpus and needed > len(target.gpus.gpus) and not elsewhere:
+        yield Match(f"The server needs {plural(needed, 'GPU')}, and this host has {len(target.gpus.gpus)}")
 
 
-def _unequal(used: tuple[HostGpu, ...]) -> Iterator[LintFinding]:
-    kinds = sorted({(each.name, round(each.total / GIB)) for each in used})
+def _needed(target: LintTarget) -> int:
+    """How many GPUs the ranks on this host need."""
+    tensor, pipeline, data = (target.ranks(f"--{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
+    local = number(target.command.get("--data-parallel-size-local"))
+    return tensor * pipeline * (data if local is None else int(local))
+
+
+def _used(target: LintTarget) -> tuple[HostGpu, ...]:
+    return target.gpus.gpus[: max(1, _needed(target))] if target.gpus else ()
+
+
+def _unequal(target: LintTarget) -> Iterator[Match]:
+    kinds = sorted({(gpu.name, round(gpu.total / GIB)) for gpu in _used(target)})
     if len(kinds) > 1:
-        yield LintFinding(
-            "unequal_gpus",
-            "warning",
-            "the GPUs are not alike: " + ", ".join(f"{name} with {total} GiB" for name, total in kinds),
-            "every rank waits for the slowest one, and the smallest one decides how large the KV pool is",
-            "CUDA_VISIBLE_DEVICES with GPUs of one kind",
-        )
+        yield Match("The GPUs differ: " + ", ".join(f"{name} with {total} GiB" for name, total in kinds))
 
 
-def _links(used: tuple[HostGpu, ...], found: HostGpus, tensor: int) -> Iterator[LintFinding]:
-    pairs = [(one.index, other.index) for one in used for other in used if one.index < other.index]
-    slow = [(pair, found.paths[pair]) for pair in pairs if found.paths.get(pair, "nvlink") != "nvlink"]
+def _over_pcie(target: LintTarget) -> Iterator[Match]:
+    tensor = target.ranks("--tensor-parallel-size")
+    slow = _slow_pairs(_used(target)[:tensor], target.gpus) if target.gpus else []
     if slow:
-        (one, other), path = slow[0]
-        more = f", and {len(slow) - 1} more pairs" if len(slow) > 1 else ""
-        yield LintFinding(
-            "tensor_parallel_over_pcie",
-            "warning",
-            f"--tensor-parallel-size {tensor} without NVLink: GPU {one} and GPU {other} meet over PCIe ({path}){more}",
-            "every layer ends in an all-reduce between all ranks; above two GPUs vLLM's own one needs NVLink",
-            f"--pipeline-parallel-size {tensor} in its place, or GPUs that NVLink joins",
+        (first, second), path = slow[0]
+        more = f", and {plural(len(slow) - 1, 'more pair')}" if len(slow) > 1 else ""
+        yield Match(
+            f"--tensor-parallel-size {tensor} without NVLink:"
+            f" GPU {first} and GPU {second} communicate over PCIe ({path}){more}",
+            fix=f"Use --pipeline-parallel-size {tensor} in its place, or GPUs that NVLink connects",
         )
 
 
-def _shared(command: Command, version: str, used: tuple[HostGpu, ...]) -> Iterator[LintFinding]:
+def _slow_pairs(used: tuple[HostGpu, ...], found: HostGpus) -> list[tuple[tuple[str, str], str]]:
+    pairs = [(gpu.index, peer.index) for gpu in used for peer in used if gpu.index < peer.index]
+    return [(pair, found.paths[pair]) for pair in pairs if found.paths.get(pair, "nvlink") != "nvlink"]
+
+
+def _shared(target: LintTarget) -> Iterator[Match]:
     """VLLM measures what is free at the start: `Free memory on device ... is less than desired` since 0.9.1."""
-    if command.get("--kv-cache-memory-bytes") is not None:
+    if target.command.get("--kv-cache-memory-bytes") is not None:
         return
-    given = number(command.get("--gpu-memory-utilization"))
-    share = given if given is not None else default("--gpu-memory-utilization", version)
-    tight = min(used, key=lambda each: each.free / each.total, default=None)
+    given = number(target.command.get("--gpu-memory-utilization"))
+    share = given if given is not None else default("--gpu-memory-utilization", target.version)
+    tight = min(_used(target), key=lambda gpu: gpu.free / gpu.total, default=None)
     if not share or not tight or share * tight.total <= tight.free:
         return
-    able = math.floor(tight.free / tight.total * 100) / 100
-    others = f"{tight.users} other process{'es' * (tight.users != 1)}" if tight.users else "something else"
-    yield LintFinding(
+    fitting = math.floor(tight.free / tight.total * 100) / 100
+    others = f"{tight.users} other process{'es' * (tight.users != 1)}" if tight.users else "Something else"
+    yield Match(
+        f"GPU {tight.index} has {gibibytes(tight.free, 1)} of {gibibytes(tight.total, 1)} free,"
+        f" and a share of {share:g} is {gibibytes(share * tight.total, 1)}",
+        f"{others} uses the rest; vLLM "
+        + ("refuses to start" if target.since("0.9.1") else "runs out of memory or has no KV cache left"),
+        f"Set --gpu-memory-utilization to {fitting:g}, or free the GPU first" if fitting > 0 else "Free the GPU first",
+    )
+
+
+def _refused(target: LintTarget) -> Iterator[Match]:
+    if target.parser_error:
+        yield Match(target.parser_error, f"The parser of the installed vLLM {target.version} refuses the command")
+
+
+REFUSED = LintRule(
+    "refused_by_the_parser",
+    "error",
+    "vLLM's own parser refuses the command",
+    "The parser of the vLLM that is installed beside diag, or that --vllm-python names, refuses the command and no"
+    " other rule found an error.",
+    "vLLM exits with the same message",
+    "Correct what the message names",
+    Example(
+        "vllm serve m --enable-lora --lora-modules adapter", requires="vLLM of this release is installed beside diag"
+    ),
+    _refused,
+)
+_MODEL = (
+    LintRule(
+        "no_config",
+        "error",
+        "The model's folder has no config.json",
+        "A model that is a folder on this host, without config.json, params.json and *.gguf.",
+        "vLLM reads the model's architecture from config.json and does not start without it",
+        "Name the folder that holds config.json, or a model's id",
+        Example("vllm serve ./models", requires="./models is a folder without config.json"),
+        _no_config,
+    ),
+    LintRule(
+        "heads_do_not_divide",
+        "error",
+        "--tensor-parallel-size does not divide the attention heads",
+        "A tensor-parallel size that does not divide the number of attention heads in the model's config.json.",
+        "vLLM refuses it: every GPU holds the same number of heads",
+        "Set --tensor-parallel-size to a divisor of the number of heads",
+        Example("vllm serve ./model -tp 3", requires="./model/config.json has 32 attention heads"),
+        _heads,
+    ),
+    LintRule(
+        "experts_of_a_dense_model",
+        "error",
+        "--enable-expert-parallel, and the model has no experts",
+        "--enable-expert-parallel with a model whose config.json has no experts.",
+        "vLLM refuses it: there are no experts to distribute",
+        "Remove it",
+        Example("vllm serve ./model --enable-expert-parallel", requires="./model is a dense model"),
+        _dense_model,
+    ),
+    LintRule(
+        "context_above_the_model",
+        "error",
+        "--max-model-len is above the model's maximum",
+        f"A context length above that of the model's config.json, without {_LONG}=1 and without --hf-overrides."
+        " A warning for an architecture that diag does not know.",
+        f"vLLM refuses it unless {_LONG}=1; beyond the maximum the answers become nonsense",
+        "Lower --max-model-len to the model's maximum",
+        Example("vllm serve ./model --max-model-len 200k", requires="./model supports 131,072 tokens"),
+        _context_above,
+    ),
+)
+_GPUS = (
+    LintRule(
+        "fewer_gpus_than_ranks",
+        "warning",
+        "This host has fewer GPUs than the server needs",
+        "More ranks than GPUs on this host, without --nnodes and without Ray. CUDA_VISIBLE_DEVICES counts.",
+        "vLLM refuses more ranks on one node than it has GPUs",
+        "Use smaller parallel sizes, or --nnodes",
+        Example("vllm serve m -tp 2", requires="this host has one GPU"),
+        _fewer_gpus,
+    ),
+    LintRule(
+        "unequal_gpus",
+        "warning",
+        "The GPUs differ",
+        "GPUs of this host that the server would use, with different names or memory sizes.",
+        "Every rank waits for the slowest one, and the smallest one limits the KV cache",
+        "Set CUDA_VISIBLE_DEVICES to GPUs of one kind",
+        Example("vllm serve m -tp 2", requires="this host has an H100 and a T4"),
+        _unequal,
+    ),
+    LintRule(
+        "tensor_parallel_over_pcie",
+        "warning",
+        "Tensor parallelism runs over PCIe",
+        "Two GPUs of one tensor-parallel group that no NVLink connects.",
+        "Every layer ends in an all-reduce between all ranks; above two GPUs vLLM's own all-reduce needs NVLink",
+        "Use pipeline parallelism in its place, or GPUs that NVLink connects",
+        Example("vllm serve m -tp 2", requires="this host has two GPUs without NVLink"),
+        _over_pcie,
+    ),
+    LintRule(
         "gpu_is_shared",
         "warning",
-        f"GPU {tight.index} has {tight.free / GIB:.1f} of {tight.total / GIB:.1f} GiB free,"
-        f" and a share of {share:g} is {share * tight.total / GIB:.1f} GiB",
-        f"{others} holds the rest; vLLM "
-        + ("refuses to start" if at_least(version, "0.9.1") else "runs out of memory or has no KV cache left"),
-        f"--gpu-memory-utilization {able:g}, or free the GPU first" if able > 0 else "free the GPU first",
-    )
+        "The GPU has less free memory than --gpu-memory-utilization takes",
+        "A GPU of this host with less free memory than the share of it that the server takes.",
+        "vLLM refuses to start; before 0.9.1 it runs out of memory or has no KV cache left",
+        "Lower --gpu-memory-utilization, or free the GPU first",
+        Example("vllm serve m", requires="another process uses most of the GPU's memory"),
+        _shared,
+    ),
+)
+RULES = (*_MODEL, *_GPUS, REFUSED)

@@ -1,4 +1,4 @@
-"""What took the place of flags and variables that are gone, and what has no effect any more: data.
+"""Flags and variables that were removed, with what replaces them, and flags that no longer have an effect: data.
 
 From the source of 59 releases, 0.6.0 - 0.33.0, and the release notes.
 """
@@ -13,19 +13,19 @@ V1_ONLY = "0.11.0"
 
 @dataclass(frozen=True)
 class ReplacedFlag:
-    """`flags` are written instead ("" in them: the old value); none where the flag is only taken away.
+    """`flags` replace it ("" in them: the old value); none where the flag is only removed.
 
-    `words` say what to write where that cannot be done mechanically.
+    `advice` is what to do where the command cannot be corrected mechanically.
     """
 
     why: str
     flags: tuple[str, ...] = ()
-    words: str = ""
+    advice: str = ""
 
 
-_SPECULATION = "speculation is configured by one JSON object since 0.8.2"
-_DECODING = "structured outputs are configured by one JSON object since 0.11.0"
-_EPLB = "expert balancing is configured by one JSON object since 0.10.2"
+_SPECULATION = "Speculation is configured by one JSON object since 0.8.2"
+_DECODING = "Structured outputs are configured by one JSON object since 0.11.0"
+_EPLB = "Expert balancing is configured by one JSON object since 0.10.2"
 INTO: Mapping[str, tuple[str, str, str]] = {
     "--speculative-model": ("--speculative-config", "model", _SPECULATION),
     "--num-speculative-tokens": ("--speculative-config", "num_speculative_tokens", _SPECULATION),
@@ -57,10 +57,10 @@ BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
 }
 """A key of --structured-outputs-config that is refused unless the backend is one of these."""
 
-_V0 = "only the V0 engine knew it"
-_ROPE = "the model's own configuration is overridden instead"
-_ROPE_WORDS = (
-    "--hf-overrides with rope_parameters, the whole of them (rope_type, factor, rope_theta ...), and with"
+_V0 = "Only the V0 engine had it"
+_ROPE = "The model's own configuration is overridden instead"
+_ROPE_ADVICE = (
+    "Use --hf-overrides with rope_parameters, the whole of them (rope_type, factor, rope_theta ...), and with"
     " max_position_embeddings where the context grows"
 )
 REPLACED: Mapping[str, ReplacedFlag] = {
@@ -81,28 +81,24 @@ REPLACED: Mapping[str, ReplacedFlag] = {
         "V1 captures CUDA graphs by batch size, not by length: --max-cudagraph-capture-size bounds them"
     ),
     "--max-context-len-to-capture": ReplacedFlag("V1 captures CUDA graphs by batch size, not by length"),
-    "--disable-log-requests": ReplacedFlag(
-        "requests are not logged unless --enable-log-requests asks for it, since 0.10.1"
-    ),
-    "--enable-reasoning": ReplacedFlag("--reasoning-parser alone switches it on"),
-    "--device": ReplacedFlag("the platform is detected"),
-    "--calculate-kv-scales": ReplacedFlag("the scales come with the checkpoint"),
-    "--rope-scaling": ReplacedFlag(_ROPE, words=_ROPE_WORDS),
-    "--rope-theta": ReplacedFlag(_ROPE, words=_ROPE_WORDS),
-    "--cuda-graph-sizes": ReplacedFlag("it was renamed", ("--cudagraph-capture-sizes", "")),
-    "--chat-template-text-format": ReplacedFlag("it was renamed", ("--chat-template-content-format", "")),
-    "--override-pooler-config": ReplacedFlag("it was renamed", ("--pooler-config", "")),
-    "--disable-mm-preprocessor-cache": ReplacedFlag(
-        "a cache of no size does the same", ("--mm-processor-cache-gb", "0")
-    ),
+    "--disable-log-requests": ReplacedFlag("Since 0.10.1 requests are logged only with --enable-log-requests"),
+    "--enable-reasoning": ReplacedFlag("--reasoning-parser alone enables it"),
+    "--device": ReplacedFlag("vLLM detects the platform"),
+    "--calculate-kv-scales": ReplacedFlag("The scales come with the checkpoint"),
+    "--rope-scaling": ReplacedFlag(_ROPE, advice=_ROPE_ADVICE),
+    "--rope-theta": ReplacedFlag(_ROPE, advice=_ROPE_ADVICE),
+    "--cuda-graph-sizes": ReplacedFlag("It was renamed", ("--cudagraph-capture-sizes", "")),
+    "--chat-template-text-format": ReplacedFlag("It was renamed", ("--chat-template-content-format", "")),
+    "--override-pooler-config": ReplacedFlag("It was renamed", ("--pooler-config", "")),
+    "--disable-mm-preprocessor-cache": ReplacedFlag("A cache of 0 GB does the same", ("--mm-processor-cache-gb", "0")),
     "--enable-multimodal-encoder-data-parallel": ReplacedFlag(
-        "it became one of several modes", ("--mm-encoder-tp-mode", "data")
+        "It became one of several modes", ("--mm-encoder-tp-mode", "data")
     ),
 }
-_POOLING = "--task was divided into --runner and --convert"
+_POOLING = "--task was split into --runner and --convert"
 TASKS: Mapping[str, ReplacedFlag] = {
     "generate": ReplacedFlag(_POOLING, ("--runner", "generate")),
-    "auto": ReplacedFlag("vLLM finds out by itself"),
+    "auto": ReplacedFlag("vLLM detects the task"),
     "embed": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "embed")),
     "embedding": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "embed")),
     "classify": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "classify")),
@@ -110,39 +106,39 @@ TASKS: Mapping[str, ReplacedFlag] = {
     "reward": ReplacedFlag(_POOLING, ("--runner", "pooling")),
 }
 """By the value of --task."""
-LARGEST_SIZE = ReplacedFlag("one number was the largest size", ("--max-cudagraph-capture-size", ""))
+LARGEST_SIZE = ReplacedFlag("A single number was the largest size", ("--max-cudagraph-capture-size", ""))
 """What --cuda-graph-sizes with a single value became."""
 POOLER = ReplacedFlag(
-    "it was renamed, and lost keys", words="--pooler-config with use_activation in the place of normalize or softmax"
+    "It was renamed, and some of its keys were removed",
+    advice="Use --pooler-config with use_activation in the place of normalize or softmax",
 )
 """What --override-pooler-config with one of those keys became."""
 
 
 @dataclass(frozen=True)
 class IneffectiveFlag:
-    """A flag that the parser accepts and that does nothing from one release to another ("": as far as is known)."""
+    """A flag that the parser accepts and that has no effect since the release `first`."""
 
     first: str
-    last: str
     why: str
 
 
-IDLE: Mapping[str, IneffectiveFlag] = {
-    "--swap-space": IneffectiveFlag(V1, "", REPLACED["--swap-space"].why),
-    "--preemption-mode": IneffectiveFlag(V1, "", REPLACED["--preemption-mode"].why),
-    "--max-seq-len-to-capture": IneffectiveFlag(V1, "", REPLACED["--max-seq-len-to-capture"].why),
-    "--num-lookahead-slots": IneffectiveFlag(V1, "", _V0),
-    "--use-v2-block-manager": IneffectiveFlag(V1, "", _V0),
-    "--disable-log-requests": IneffectiveFlag("0.10.1", "", REPLACED["--disable-log-requests"].why),
-    "--show-hidden-metrics-for-version": IneffectiveFlag("0.15.0", "", "there is no hidden metric left to show"),
-    "--max-parallel-loading-workers": IneffectiveFlag("0.32.0", "", "vLLM says at the start that it is ignored"),
-    "--disable-cascade-attn": IneffectiveFlag("0.32.0", "", "cascade attention has been removed"),
+INEFFECTIVE: Mapping[str, IneffectiveFlag] = {
+    "--swap-space": IneffectiveFlag(V1, REPLACED["--swap-space"].why),
+    "--preemption-mode": IneffectiveFlag(V1, REPLACED["--preemption-mode"].why),
+    "--max-seq-len-to-capture": IneffectiveFlag(V1, REPLACED["--max-seq-len-to-capture"].why),
+    "--num-lookahead-slots": IneffectiveFlag(V1, _V0),
+    "--use-v2-block-manager": IneffectiveFlag(V1, _V0),
+    "--disable-log-requests": IneffectiveFlag("0.10.1", REPLACED["--disable-log-requests"].why),
+    "--show-hidden-metrics-for-version": IneffectiveFlag("0.15.0", "No hidden metric is left to show"),
+    "--max-parallel-loading-workers": IneffectiveFlag("0.32.0", "vLLM logs at startup that it is ignored"),
+    "--disable-cascade-attn": IneffectiveFlag("0.32.0", "Cascade attention was removed"),
 }
 
 
 @dataclass(frozen=True)
 class EnvironmentVariable:
-    """The releases that read an environment variable ("": from the first, to the last), and what there is instead.
+    """The releases that read an environment variable ("": from the first, to the last), and what there is in others.
 
     `flag` takes its value, `variable` is another name of it.
     """
@@ -161,19 +157,19 @@ ATTENTION_BACKENDS = {
 }
 """Names that --attention-backend takes from 0.16.0 to 0.32.0 at least; FLASH_ATTN_VLLM_V1 became FLASH_ATTN."""
 VARIABLES: Mapping[str, EnvironmentVariable] = {
-    "VLLM_USE_V1": EnvironmentVariable("", "0.11.0", "there is only the V1 engine"),
-    "VLLM_ATTENTION_BACKEND": EnvironmentVariable("", "0.14.1", "--attention-backend says it", "--attention-backend"),
+    "VLLM_USE_V1": EnvironmentVariable("", "0.11.0", "V1 is the only engine"),
+    "VLLM_ATTENTION_BACKEND": EnvironmentVariable("", "0.14.1", "--attention-backend sets it", "--attention-backend"),
     "VLLM_EXECUTE_MODEL_TIMEOUT": EnvironmentVariable(
-        NEVER, "", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is its name", variable="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+        NEVER, "", "Its name is VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", variable="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
     ),
-    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": EnvironmentVariable("0.9.2", "", "the time is fixed"),
-    "VLLM_ENGINE_ITERATION_TIMEOUT_S": EnvironmentVariable(
-        "", "0.31.0", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is what V1 reads"
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": EnvironmentVariable("0.9.2", "", "This release has a fixed timeout"),
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": EnvironmentVariable("", "0.31.0", "V1 reads VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
+    "VLLM_RPC_TIMEOUT": EnvironmentVariable("", "0.22.1", "Nothing replaces it"),
+    "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable("0.14.0", "", "This release has a fixed timeout"),
+    "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable("0.10.1", "", "This release logs statistics every 10 s"),
+    "VLLM_DISABLE_PYNCCL": EnvironmentVariable("0.11.1", "", "This release cannot disable NCCL with it"),
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": EnvironmentVariable("0.10.2", "", "This release does not have this all-reduce yet"),
+    "VLLM_ALLREDUCE_USE_FLASHINFER": EnvironmentVariable(
+        "0.17.0", "", "This release does not have this all-reduce yet"
     ),
-    "VLLM_RPC_TIMEOUT": EnvironmentVariable("", "0.22.1", "nothing replaces it"),
-    "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable("0.14.0", "", "the time is fixed"),
-    "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable("0.10.1", "", "the interval is 10 s"),
-    "VLLM_DISABLE_PYNCCL": EnvironmentVariable("0.11.1", "", "NCCL cannot be switched off by it"),
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": EnvironmentVariable("0.10.2", "", "there is no such all-reduce yet"),
-    "VLLM_ALLREDUCE_USE_FLASHINFER": EnvironmentVariable("0.17.0", "", "there is no such all-reduce yet"),
 }

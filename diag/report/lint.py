@@ -1,105 +1,87 @@
-"""What was found in a launch command in print: plain text of at most 100 columns, and JSON.
+"""The findings of `diag lint` as plain text of at most 100 columns and as JSON.
 
-Its schema, "diag.lint/1", is held by diag.lint.schema.json beside this file.
+Its schema, "diag.lint/2", is held by diag.lint.schema.json beside this file.
 """
 
 import json
-import re
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from diag import __version__
-from diag.core.formatting import plural, printable
-from diag.lint.finding import LintFinding, LintReport
+from diag.core.formatting import plural
+from diag.lint.finding import SEVERITIES, LintFinding, LintReport
+from diag.report.layout import labelled, paragraph, verbatim
 
-SCHEMA = "diag.lint/1"
-WIDTH = 100
-LABEL = 15
-MOST = 2000
-_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
-"""A word of a shell with its quotation marks."""
+SCHEMA = "diag.lint/2"
+LABEL = 13
 
 
-def text(told: LintReport) -> str:
+def text(report: LintReport) -> str:
     """The report for a terminal."""
-    lines = [*_wrapped("", _head(told))]
-    for each in told.findings:
-        lines += ["", *_finding(each)]
-    if told.corrected:
-        lines += ["", *_command("corrected", told.corrected)]
-    notes = [*_parser(told), *(("not checked", each) for each in told.not_checked)]
-    lines += [""] * bool(notes) + [line for label, each in notes for line in _wrapped(label, each)]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    lines = paragraph(_head(report))
+    for finding in report.findings:
+        lines += ["", *finding_lines(finding)]
+    if report.corrected:
+        lines += ["", *verbatim("corrected", report.corrected, LABEL)]
+    notes = [line for label, texts in _notes(report).items() for line in labelled(label, texts, LABEL)]
+    return "\n".join([*lines, *[""] * bool(notes), *notes]) + "\n"
 
 
-def _head(told: LintReport) -> str:
-    counts = {name: sum(each.severity == name for each in told.findings) for name in ("error", "warning", "info")}
-    said = ", ".join(plural(count, name) for name, count in counts.items() if count) or "nothing found"
-    name = told.model or "a server"
-    return f"{name} with vLLM {told.version} ({told.release_from}): {said}"
+def _head(report: LintReport) -> str:
+    severities = [finding.severity for finding in report.findings]
+    counts = [plural(severities.count(name), name) for name in SEVERITIES if name in severities]
+    name = report.model or "a server"
+    return f"{name} with vLLM {report.version} ({report.version_source}): {', '.join(counts) or 'nothing found'}"
 
 
-def _finding(one: LintFinding) -> Iterator[str]:
-    yield from _wrapped(one.severity.upper(), one.what, "")
-    yield from _wrapped("why", one.why)
-    if one.instead:
-        yield from _wrapped("instead", one.instead)
+def finding_lines(finding: LintFinding) -> Iterator[str]:
+    """A finding with its rule's id behind the message."""
+    margin = LABEL + 2
+    yield from paragraph(f"{finding.message} [{finding.rule}]", f"{finding.severity.upper():<{margin}}", " " * margin)
+    yield from labelled("why", [finding.why], LABEL)
+    yield from labelled("fix", [finding.fix], LABEL)
 
 
-def _wrapped(label: str, said: str, indent: str = "  ") -> list[str]:
-    """A label in a column of its own and the text beside it; without a label over the whole width."""
-    first = f"{indent}{label}".ljust(LABEL) if label else ""
-    later = " " * (len(first) or 2)
-    return textwrap.wrap(
-        printable(said, MOST), WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False
-    )
+def _notes(report: LintReport) -> dict[str, list[str]]:
+    notes: dict[str, list[str]] = {}
+    if report.parser_error is not None:
+        answer = f"refuses it: {report.parser_error}" if report.parser_error else "accepts the command"
+        notes["parser"] = [f"that of the installed vLLM {report.version} {answer}"]
+    notes["not checked"] = list(report.not_checked)
+    if report.ignored:
+        notes["ignored"] = [f"{plural(len(report.ignored), 'finding')} ({', '.join(dict.fromkeys(report.ignored))})"]
+    if report.findings:
+        notes["more"] = ["diag explain RULE explains a finding, diag lint --ignore RULE drops it"]
+    return notes
 
 
-def _command(label: str, command: str) -> list[str]:
-    """A command over several lines that a shell reads as one: broken between its words only."""
-    lines = [""]
-    for word in _WORD.findall(command):
-        longer = f"{lines[-1]} {word}".lstrip()
-        fits = len(longer) <= WIDTH - LABEL - len(" \\")
-        lines = [*lines[:-1], longer] if fits or not lines[-1] else [*lines, word]
-    heads = [f"  {label}".ljust(LABEL), *[" " * LABEL] * len(lines)]
-    ends = [*[" \\"] * (len(lines) - 1), ""]
-    return [head + printable(line, MOST) + end for head, line, end in zip(heads, lines, ends, strict=False)]
-
-
-def _parser(told: LintReport) -> Iterator[tuple[str, str]]:
-    if told.parser is not None:
-        said = f"refuses it: {told.parser}" if told.parser else "accepts the command"
-        yield "parser", f"that of the installed vLLM {told.version} {said}"
-
-
-def render(told: LintReport) -> str:
+def render(report: LintReport) -> str:
     """The report as indented JSON, one line break at its end."""
-    return json.dumps(document(told), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(document(report), indent=1, ensure_ascii=False) + "\n"
 
 
-def document(told: LintReport) -> dict[str, Any]:
-    """The report as plain values; `corrected` is null where nothing can be corrected mechanically."""
+def document(report: LintReport) -> dict[str, Any]:
+    """The report as plain values; `corrected_command` is null where nothing can be corrected mechanically."""
     return {
         "schema": SCHEMA,
         "diag": __version__,
-        "version": told.version,
-        "version_from": told.release_from,
-        "model": told.model,
-        "status": told.status,
+        "vllm_version": report.version,
+        "vllm_version_source": report.version_source,
+        "model": report.model,
+        "exit_status": report.status,
         "findings": [
             {
-                "rule": each.rule,
-                "severity": each.severity,
-                "what": each.what,
-                "why": each.why,
-                "instead": each.instead,
-                "corrected": bool(each.edits) and each.severity != "info",
+                "rule": finding.rule,
+                "severity": finding.severity,
+                "message": finding.message,
+                "why": finding.why,
+                "fix": finding.fix,
+                "corrected": bool(finding.edits) and finding.severity != "info",
             }
-            for each in told.findings
+            for finding in report.findings
         ],
-        "corrected": told.corrected or None,
-        "parser": told.parser,
-        "not_checked": list(told.not_checked),
+        "ignored": {rule: report.ignored.count(rule) for rule in report.ignored},
+        "corrected_command": report.corrected or None,
+        "parser_error": report.parser_error,
+        "not_checked": list(report.not_checked),
     }

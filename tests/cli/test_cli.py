@@ -79,7 +79,7 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
         (["doctor", "ftp://host/metrics"], 64, "ftp"),
         (["doctor", "127.0.0.1:1"], 69, "connection refused"),
         (["doctor", "tests"], 64, "diag record"),
-        (["explain", "kv_evictoin"], 64, "there is no incident 'kv_evictoin' (did you mean kv_eviction_cascade?)"),
+        (["explain", "kv_evictoin"], 64, "no incident or lint rule 'kv_evictoin' (did you mean kv_eviction_cascade?)"),
         (["nonsense"], 64, "nonsense"),
         (["record", "127.0.0.1:1", "tests"], 64, "already exists"),
     ],

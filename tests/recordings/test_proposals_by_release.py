@@ -11,6 +11,7 @@ from diag.diagnosis.proposals import FlagChange, Proposal, available
 from diag.diagnosis.relaunch import relaunch
 from diag.knowledge.catalog import load
 from diag.lint.rules import lint
+from diag.lint.target import LintTarget
 from diag.vllm.command.parse import parse
 from diag.vllm.flags import installed_parser as ask
 from diag.vllm.flags.registry import release, versions
@@ -50,18 +51,21 @@ def test_no_release_refuses_what_is_proposed_to_it(incident: str, fix: Fix) -> N
     assert able, "no release that diag judges can use it"
     for version in able:
         for line in commands(fix):
-            found = lint(parse(line, version), version)
-            assert [each.what for each in found if each.severity == "error"] == [], (version, line)
+            found = lint(LintTarget(parse(line, version), version))
+            assert [each.message for each in found if each.severity == "error"] == [], (version, line)
 
 
 SET = [(name, fix) for name, fix in FIXES if fix.flag and fix.value is not None and fix.versions == ("", "")]
 
 
-@pytest.mark.parametrize("fix", [fix for _, fix in SET if not fix.instead_of], ids=lambda fix: fix.name)
+@pytest.mark.parametrize("fix", [fix for _, fix in SET if not fix.fix_of], ids=lambda fix: fix.name)
 def test_a_release_to_which_a_flag_is_not_proposed_would_have_refused_it(fix: Fix) -> None:
     for version in (each for each in SUPPORTED if not available(fix, each)):
         for line in commands(fix):
-            assert any(each.severity == "error" for each in lint(parse(line, version), version)), (version, line)
+            assert any(each.severity == "error" for each in lint(LintTarget(parse(line, version), version))), (
+                version,
+                line,
+            )
 
 
 @pytest.mark.skipif(not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python")

@@ -9,6 +9,7 @@ import pytest
 from support.live import server
 
 from diag.lint.rules import lint
+from diag.lint.target import LintTarget
 from diag.vllm.command.parse import read
 from diag.vllm.flags import update
 from diag.vllm.flags.installed_parser import describe
@@ -22,7 +23,7 @@ SPELLING = {
     "flag_of_a_later_release",
     "taken_for_another",
     "value_missing",
-    "value_of_another_kind",
+    "value_of_wrong_type",
     "switch_with_a_value",
     "word_too_many",
 }
@@ -31,7 +32,7 @@ FLAGS = [each for each in known().values() if each.name != "--config"]  # which 
 
 def refused(flag: Flag, version: str) -> set[str]:
     value = [] if flag.takes == "none" else [flag.choices[0] if flag.choices else VALUES[flag.value]]
-    found = lint(read(" ".join(["vllm serve m", flag.name, *value]), version=version), version)
+    found = lint(LintTarget(read(" ".join(["vllm serve m", flag.name, *value]), version=version), version))
     return {each.rule for each in found if each.severity == "error"} & SPELLING
 
 

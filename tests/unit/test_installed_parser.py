@@ -13,6 +13,7 @@ from support.paths import TESTS
 from diag.commands.lint import judge
 from diag.core.errors import BadUsage
 from diag.lint.rules import corrected, lint
+from diag.lint.target import LintTarget
 from diag.vllm.command.parse import read
 from diag.vllm.flags import installed_parser as ask
 from diag.vllm.flags.registry import described
@@ -99,26 +100,26 @@ no_such_negation             --no-headless
 no_such_negation             --no-disable-log-stats
 unknown_flag                 -tp1
 unknown_flag                 --gpu-memory-utilisation 0.5
-value_of_another_kind        -O fast
+value_of_wrong_type        -O fast
 value_out_of_range           -O7
-value_of_another_kind        --compilation-config 3
-value_of_another_kind        --compilation-config '{"a'
-value_of_another_kind        --max-model-len 0.5K
-value_of_another_kind        --max-model-len 1.5
+value_of_wrong_type        --compilation-config 3
+value_of_wrong_type        --compilation-config '{"a'
+value_of_wrong_type        --max-model-len 0.5K
+value_of_wrong_type        --max-model-len 1.5
 value_out_of_range           --max-model-len -2
 value_out_of_range           --max-model-len 0
 context_above_the_model      --max-model-len 99999999
-value_of_another_kind        --max-num-seqs 1k
-value_of_another_kind        --max-num-seqs eight
-value_of_another_kind        --max-num-seqs None
-value_of_another_kind        --cudagraph-capture-sizes 1 x
-value_of_another_kind        --kv-offloading-size abc
-value_of_another_kind        --gpu-memory-utilization 90%
-value_of_another_kind        --port 80a
-value_of_another_kind        --seed 1e3
-value_of_another_kind        --allowed-origins x
-value_of_another_kind        --mm-processor-kwargs x
-value_of_another_kind        --limit-mm-per-prompt image=2
+value_of_wrong_type        --max-num-seqs 1k
+value_of_wrong_type        --max-num-seqs eight
+value_of_wrong_type        --max-num-seqs None
+value_of_wrong_type        --cudagraph-capture-sizes 1 x
+value_of_wrong_type        --kv-offloading-size abc
+value_of_wrong_type        --gpu-memory-utilization 90%
+value_of_wrong_type        --port 80a
+value_of_wrong_type        --seed 1e3
+value_of_wrong_type        --allowed-origins x
+value_of_wrong_type        --mm-processor-kwargs x
+value_of_wrong_type        --limit-mm-per-prompt image=2
 value_missing                --max-num-seqs
 value_missing                --cudagraph-capture-sizes
 value_missing                --config
@@ -153,9 +154,9 @@ removed_flag                 --task embed
 removed_flag                 --disable-log-requests
 removed_flag                 --enable-reasoning
 removed_flag                 --cuda-graph-sizes 1 2
-not_a_level                  -O.mode=3
-not_a_level                  -O.cudagraph_mode NONE
-not_a_level                  -O '{"mode": 3}'
+optimization_level_with_settings                  -O.mode=3
+optimization_level_with_settings                  -O.cudagraph_mode NONE
+optimization_level_with_settings                  -O '{"mode": 3}'
 compilation_level            -cc.level 3
 word_too_many                extra
 word_too_many                --dtype auto extra
@@ -177,10 +178,10 @@ context_ranks_do_not_divide  --decode-context-parallel-size 3 --tensor-parallel-
 balanced_experts_without_experts  --enable-eplb
 numa_nodes_without_binding   --numa-bind-nodes 0
 numa_nodes_without_binding   --numa-bind-cpus 0-3
-backend_said_twice           --attention-backend TRITON_ATTN -ac.backend FLASH_ATTN
-capture_sizes_said_twice     --cudagraph-capture-sizes 1 2 -cc.cudagraph_capture_sizes '[1,2]'
-speculation_said_twice       --spec-tokens 3 --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'
-asynchronous_with_these_drafts  --async-scheduling NGRAM
+attention_backend_given_twice           --attention-backend TRITON_ATTN -ac.backend FLASH_ATTN
+capture_sizes_given_twice     --cudagraph-capture-sizes 1 2 -cc.cudagraph_capture_sizes '[1,2]'
+speculation_given_twice       --spec-tokens 3 --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'
+async_scheduling_with_draft_method  --async-scheduling NGRAM
 no_room_for_drafts           --enable-lora --max-num-seqs 64 --max-num-batched-tokens 100 NGRAM
 """
 NGRAM = """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'"""
@@ -207,13 +208,17 @@ mended = CORRECTED.strip().splitlines()
 def after(words: str) -> str:
     """The correction of a command."""
     one = read(f"vllm serve m {words}", version=described())
-    return shlex.join(corrected(one, lint(one, described()))[3:])
+    return shlex.join(corrected(one, lint(LintTarget(one, described())))[3:])
 
 
 def errors(words: str, model: str = "m") -> set[str]:
     """By the rules; with a model's folder also by what its config.json says."""
     text = f"vllm serve {model} {words}"
-    found = judge(text, described()).findings if model != "m" else lint(read(text, version=described()), described())
+    found = (
+        judge(text, described()).findings
+        if model != "m"
+        else lint(LintTarget(read(text, version=described()), described()))
+    )
     return {each.rule for each in found if each.severity == "error"}
 
 
@@ -289,7 +294,7 @@ def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
     )
     assert (good.version, good.release_from, good.parser) == (described(), "installed", "")
     assert [each.rule for each in bad.findings if each.severity == "error"] == ["refused_by_the_parser"]
-    assert "kv_role" in bad.findings[0].what
+    assert "kv_role" in bad.findings[0].message
     assert unasked.parser is None
     assert any("variables" in each for each in unasked.not_checked)
     assert other.parser is None

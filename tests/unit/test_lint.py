@@ -18,8 +18,9 @@ from support.scripted_nvml import GIB, H100, T4
 from diag import cli
 from diag.commands import lint as linting
 from diag.lint.finding import Edit, LintFinding
-from diag.lint.replaced import IDLE, INTO, REPLACED, TASKS, VARIABLES
+from diag.lint.replaced import INEFFECTIVE, INTO, REPLACED, TASKS, VARIABLES
 from diag.lint.rules import corrected, lint
+from diag.lint.target import LintTarget
 from diag.report.lint import render, text
 from diag.vllm.command.parse import read
 from diag.vllm.flags.registry import known, release, versions
@@ -31,7 +32,7 @@ SCHEMA = json.loads((Path(cli.__file__).parent / "report" / "diag.lint.schema.js
 
 
 def found(command: str, version: str = "0.32.0") -> dict[str, LintFinding]:
-    return {each.rule: each for each in lint(read(command, version=version), version)}
+    return {each.rule: each for each in lint(LintTarget(read(command, version=version), version))}
 
 
 def rules(command: str, version: str = "0.32.0", *severities: str) -> set[str]:
@@ -43,7 +44,7 @@ def rules(command: str, version: str = "0.32.0", *severities: str) -> set[str]:
 def after(command: str, version: str = "0.32.0") -> str:
     """The corrected command."""
     one = read(command, version=version)
-    return shlex.join(corrected(one, lint(one, version)))
+    return shlex.join(corrected(one, lint(LintTarget(one, version))))
 
 
 # -- flags that came and went -----------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def test_a_command_is_corrected_for_its_release(words: str, version: str, expect
 )
 def test_what_may_mean_something_else_is_said_in_words_and_not_written(words: str, said: str) -> None:
     text = shlex.join(shlex.split(f"vllm serve m {words}"))
-    assert any(said in each.instead for each in found(text).values())
+    assert any(said in each.fix for each in found(text).values())
     assert after(text) == text
 
 
@@ -134,12 +135,12 @@ def test_what_may_mean_something_else_is_said_in_words_and_not_written(words: st
     [
         ("-O.mode=3", "0.11.2", set()),
         ("-O3 -O 2", "0.32.0", set()),
-        ("-O.mode=3", "0.12.0", {"not_a_level"}),
+        ("-O.mode=3", "0.12.0", {"optimization_level_with_settings"}),
         ("""-cc '{"level": 3}'""", "0.16.0", set()),
         ("-cc.level 3", "0.24.0", {"compilation_level"}),
         ("--limit-mm-per-prompt image=5,video=2", "0.9.2", set()),
-        ("--limit-mm-per-prompt image", "0.9.2", {"value_of_another_kind"}),
-        ("--limit-mm-per-prompt image=5", "0.10.0", {"value_of_another_kind"}),
+        ("--limit-mm-per-prompt image", "0.9.2", {"value_of_wrong_type"}),
+        ("--limit-mm-per-prompt image=5", "0.10.0", {"value_of_wrong_type"}),
         ("--enable-log-outputs", "0.10.2", set()),
         ("--enable-log-outputs", "0.11.0", {"outputs_without_requests"}),
         ("--long-prefill-token-threshold 9000 --max-model-len 8000", "0.26.0", set()),
@@ -163,7 +164,7 @@ def test_help_is_no_server_to_judge() -> None:
 
 def test_what_took_the_place_of_a_flag_is_known_where_the_flag_is_gone() -> None:
     """No replacement is a flag that a release lacks from which the old one is missing, or is unknown itself."""
-    assert {*INTO, *REPLACED, *IDLE} <= {*known()}
+    assert {*INTO, *REPLACED, *INEFFECTIVE} <= {*known()}
     for name, (target, _, _) in INTO.items():
         assert known()[target].in_release(NEWEST), name
     for each in (*REPLACED.values(), *TASKS.values()):
@@ -181,16 +182,16 @@ def test_a_replacement_that_the_release_does_not_have_yet_is_not_written() -> No
 
 def test_a_flag_of_a_later_release_is_named_with_the_release() -> None:
     said = found("vllm serve m --watermark 0.1", "0.20.0")["flag_of_a_later_release"]
-    assert "0.24.0" in said.what
+    assert "0.24.0" in said.message
     assert after("vllm serve m --watermark 0.1", "0.20.0") == "vllm serve m --watermark 0.1"
 
 
 def test_what_a_config_gives_is_named_and_not_edited(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: m\nswap-space: 4\nnever-heard-of: 1\ndisable-log-stats: true\n")
     command = read("vllm serve --config c.yaml", tmp_path)
-    said = lint(command, "0.32.0")
-    assert any("--swap-space (in the --config file)" in each.what for each in said)
-    assert any("--never-heard-of (in the --config file)" in each.what for each in said)
+    said = lint(LintTarget(command, "0.32.0"))
+    assert any("--swap-space (in the --config file)" in each.message for each in said)
+    assert any("--never-heard-of (in the --config file)" in each.message for each in said)
     assert corrected(command, said) == command.words
 
 
@@ -369,10 +370,10 @@ def test_the_model_is_put_where_it_is_looked_for() -> None:
         ("--num-scheduler-steps 8", "0.9.0", {"falls_back_to_v0"}),
         ("--num-scheduler-steps 8", "0.7.3", set()),
         ("--kv-cache-memory-bytes 8G --gpu-memory-utilization 0.9", "0.32.0", {"utilization_is_overridden"}),
-        ("--num-gpu-blocks-override 128", "0.32.0", {"pool_by_order"}),
+        ("--num-gpu-blocks-override 128", "0.32.0", {"kv_cache_size_pinned"}),
         ("--num-gpu-blocks-override $N", "0.32.0", set()),
         ("--disable-log-stats", "0.32.0", {"no_metrics"}),
-        ("--gpu-memory-utilization 0.98", "0.32.0", {"hardly_any_memory_left"}),
+        ("--gpu-memory-utilization 0.98", "0.32.0", {"little_memory_left"}),
         ("--gpu-memory-utilization 0.95", "0.32.0", set()),
         ("--max-num-batched-tokens 8192 --max-num-seqs 2 --max-model-len 512", "0.32.0", {"larger_step_than_work"}),
         ("--headless --api-server-count 2", "0.32.0", {"servers_of_a_headless_node"}),
@@ -401,13 +402,13 @@ def test_a_contradiction_or_a_harm_is_named(words: str, version: str, expected: 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--gpu-memory-utilization 1.5", "'1.5': it has to be above 0 and at most 1"),
-        ("--watermark 1", "'1': it has to be at least 0 and below 1"),
-        ("--max-num-seqs 0", "'0': it has to be at least 1"),
+        ("--gpu-memory-utilization 1.5", "'1.5', expected a value above 0 and at most 1"),
+        ("--watermark 1", "'1', expected a value at least 0 and below 1"),
+        ("--max-num-seqs 0", "'0', expected a value at least 1"),
     ],
 )
 def test_a_value_out_of_range_is_told_with_the_range(words: str, expected: str) -> None:
-    assert found(f"vllm serve m {words}")["value_out_of_range"].what.endswith(expected)
+    assert found(f"vllm serve m {words}")["value_out_of_range"].message.endswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -433,19 +434,22 @@ def test_what_is_worth_a_thought_is_an_info(words: str, version: str, expected: 
 
 def test_little_memory_left_is_worse_where_graphs_come_on_top() -> None:
     words = "vllm serve m --gpu-memory-utilization 0.98"
-    assert "CUDA graphs come on top" in found(words, "0.19.1")["hardly_any_memory_left"].why
-    assert "CUDA graphs come on top" not in found(words, "0.20.0")["hardly_any_memory_left"].why
-    assert found(words, "0.20.0")["hardly_any_memory_left"].instead.endswith("(the default is 0.92)")
+    assert "CUDA graphs come on top" in found(words, "0.19.1")["little_memory_left"].why
+    assert "CUDA graphs come on top" not in found(words, "0.20.0")["little_memory_left"].why
+    assert found(words, "0.20.0")["little_memory_left"].fix.endswith("(the default is 0.92)")
 
 
 def test_a_flag_given_twice_is_told_apart_from_a_switch_given_both_ways() -> None:
-    assert "is given 2 times" in found("vllm serve m --max-num-seqs 8 --max-num-seqs 9")["given_twice"].what
-    assert "is given both ways" in found("vllm serve m --enforce-eager --no-enforce-eager")["given_twice"].what
+    assert "is given 2 times" in found("vllm serve m --max-num-seqs 8 --max-num-seqs 9")["given_twice"].message
+    assert (
+        "is given both as --x and as --no-x"
+        in found("vllm serve m --enforce-eager --no-enforce-eager")["given_twice"].message
+    )
 
 
 def test_values_of_the_config_that_the_command_line_overrides_are_an_info(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: m\nport: 1\n")
-    said = lint(read("vllm serve --config c.yaml --port 2", tmp_path), "0.32.0")
+    said = lint(LintTarget(read("vllm serve --config c.yaml --port 2", tmp_path), "0.32.0"))
     assert {each.rule: each.severity for each in said}["given_twice"] == "info"
 
 
@@ -500,7 +504,7 @@ def here(words: str) -> dict[str, LintFinding]:
         ([FREE, H100], "", set()),  # it is the first that would be used
         ([H100, FREE], "", {"gpu_is_shared"}),
         ([FREE], "-tp 2", {"fewer_gpus_than_ranks"}),
-        ([FREE], "-tp 0.5", {"value_of_another_kind"}),
+        ([FREE], "-tp 0.5", {"value_of_wrong_type"}),
         ([FREE], "-tp 2 --nnodes 2", set()),
         ([FREE], "-tp 2 --distributed-executor-backend ray", set()),
         ([FREE] * 2, "-tp 1 -dp 4 --data-parallel-size-local 2 --api-server-count 1", set()),
@@ -517,15 +521,15 @@ def test_the_gpus_of_this_host_make_warnings(
     gpus(*shown)
     said = here(words)
     assert {*said} == expected
-    assert {each.severity for each in said.values()} <= {"warning"} or "value_of_another_kind" in said
+    assert {each.severity for each in said.values()} <= {"warning"} or "value_of_wrong_type" in said
 
 
 def test_a_shared_gpu_is_told_with_the_share_that_fits(gpus: Callable[..., None]) -> None:
     gpus({**H100, "free": 30 * GIB, "processes": {1: 40 * GIB}})
     said = here("")["gpu_is_shared"]
-    assert "30.0 of 80.0 GiB free" in said.what
-    assert "1 other process holds the rest" in said.why
-    assert said.instead.startswith("--gpu-memory-utilization 0.37,")
+    assert "30.0 GiB of 80.0 GiB free" in said.message
+    assert "1 other process uses the rest" in said.why
+    assert said.fix.startswith("Set --gpu-memory-utilization to 0.37,")
     assert not here("--gpu-memory-utilization 0.37")
 
 
@@ -542,7 +546,7 @@ def test_gpus_that_are_not_there_are_not_checked() -> None:
 
 def test_links_that_the_driver_does_not_tell_are_not_checked(gpus: Callable[..., None]) -> None:
     gpus(FREE, FREE)
-    said = "how the GPUs are linked: the driver does not say"
+    said = "how the GPUs are connected: the driver does not tell"
     assert said in linting.judge("vllm serve m -tp 2").not_checked
     assert said not in linting.judge("vllm serve m").not_checked
 
@@ -583,7 +587,9 @@ def test_a_longer_context_may_be_allowed(folder: Path) -> None:
 
 def test_the_models_maximum_is_told_where_the_context_is_left_at_it(folder: Path) -> None:
     told = linting.judge(f"vllm serve {folder}", "0.32.0")
-    assert [each.what for each in told.findings] == ["the context is left at the model's maximum, 131,072 tokens"]
+    assert [each.message for each in told.findings] == [
+        "The context length is left at the model's maximum, 131,072 tokens"
+    ]
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.29.0", False), ("0.32.0", True)])
@@ -639,32 +645,32 @@ def test_a_model_in_another_format_needs_no_config(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "wanted", "version", "why"),
     [
-        ("vllm serve m", "", NEWEST, "the newest that is known"),
+        ("vllm serve m", "", NEWEST, "the newest known"),
         ("vllm serve m", "v0.9.1", "0.9.1", "--vllm-version"),
         ("vllm serve m", "0.8.5.post1", "0.8.5.post1", "--vllm-version"),
         ("docker run vllm/vllm-openai:v0.10.1.1 --model m", "", "0.10.1.1", "the image's tag"),
         ("docker run vllm/vllm-openai:v0.10.0-x86_64 --model m", "", "0.10.0", "the image's tag"),
         ("docker run vllm/vllm-openai:v0.10.0 --model m", "0.9.1", "0.9.1", "--vllm-version"),
-        ("docker run vllm/vllm-openai:latest --model m", "", NEWEST, "the newest that is known"),
+        ("docker run vllm/vllm-openai:latest --model m", "", NEWEST, "the newest known"),
         ("docker run vllm/vllm-openai:v0.9.2 bash -c 'vllm serve m'", "", "0.9.2", "the image's tag"),
         ("docker run mirror:5000/x/vllm-openai-rocm:v0.16.0 m", "", "0.16.0", "the image's tag"),
         ("docker run rocm/vllm:rocm6.4.1_vllm_0.9.1_20250702 vllm serve m", "", "0.9.1", "the image's tag"),
         ("docker run 'vllm/vllm-openai:${VLLM_TAG:-v0.10.1}' --model m", "", "0.10.1", "the image's tag"),
-        ("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "", NEWEST, "the newest that is known"),
-        ("docker run x/rhaiis/vllm-cuda-rhel9:3.0.0 --model m", "", NEWEST, "the newest that is known"),
-        ("docker run opea/vllm-gaudi:1.2 --model m", "", NEWEST, "the newest that is known"),
-        ("docker run vllm/vllm-openai:v0.12.9 --model m", "", NEWEST, "the newest that is known"),
+        ("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "", NEWEST, "the newest known"),
+        ("docker run x/rhaiis/vllm-cuda-rhel9:3.0.0 --model m", "", NEWEST, "the newest known"),
+        ("docker run opea/vllm-gaudi:1.2 --model m", "", NEWEST, "the newest known"),
+        ("docker run vllm/vllm-openai:v0.12.9 --model m", "", NEWEST, "the newest known"),
     ],
 )
 def test_the_release_is_the_wanted_one_or_the_images_or_the_newest(
     text: str, wanted: str, version: str, why: str
 ) -> None:
     told = linting.judge(text, wanted)
-    assert (told.version, told.release_from) == (version, why)
+    assert (told.version, told.version_source) == (version, why)
 
 
 def test_a_tag_that_is_not_vllms_version_is_said_to_tell_nothing() -> None:
-    said = "which vLLM the image holds: its tag is not vLLM's version (--vllm-version says it)"
+    said = "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
     assert said in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m").not_checked
     assert said not in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "0.10.2").not_checked
     assert said not in linting.judge("docker run vllm/vllm-openai:latest --model m").not_checked
@@ -673,7 +679,7 @@ def test_a_tag_that_is_not_vllms_version_is_said_to_tell_nothing() -> None:
 def test_a_release_newer_than_the_newest_is_said_to_be_half_known() -> None:
     newer = f"0.{release(NEWEST)[1] + 1}.0"
     told = linting.judge("vllm serve m --swap-space 1", newer)
-    assert told.not_checked[0].startswith(f"what came and went after {NEWEST}")
+    assert told.not_checked[0].startswith(f"flags added or removed after {NEWEST}")
     assert told.status == 2
 
 
@@ -713,24 +719,25 @@ def test_the_exit_status_is_that_of_the_worst_finding(
 REPORT = """\
 m with vLLM 0.32.0 (--vllm-version): 1 error, 1 warning, 1 info
 
-ERROR          --swap-space was removed: 0.17.1 is the last release with it
+ERROR          --swap-space was removed: 0.17.1 is the last release with it [removed_flag]
   why          V1 never swaps the KV cache to the CPU: it recomputes
-  instead      remove it
+  fix          Remove it
 
-WARNING        --disable-log-stats takes every vllm:... metric off the page
-  why          neither Prometheus nor diag can tell how the server does
-  instead      remove it
+WARNING        --disable-log-stats removes every vllm:... metric [no_metrics]
+  why          Neither Prometheus nor diag can tell how the server performs
+  fix          Remove it
 
-INFO           --enforce-eager runs without CUDA graphs and without compilation
-  why          every decode step launches its kernels one by one: short steps get much slower on a
+INFO           --enforce-eager disables CUDA graphs and compilation [eager]
+  why          Every decode step launches its kernels one by one: short steps get much slower on a
                GPU
-  instead      remove it unless the start fails without; --max-cudagraph-capture-size saves memory
-               at less cost
+  fix          Remove it unless the server fails to start without it; --max-cudagraph-capture-size
+               saves memory at less cost
 
-  corrected    vllm serve m --max-model-len 8k --enforce-eager --max-num-seqs 64 \\
-               --served-model-name "$NAME" --api-key "$VLLM_API_KEY"
+  corrected    vllm serve m --max-model-len 8k --enforce-eager --max-num-seqs 64 --served-model-name "$NAME" --api-key \
+"$VLLM_API_KEY"
 
-  not checked  by vLLM's own parser: none is installed beside diag (--vllm-python names another)
+  not checked  vLLM's own parser: vLLM is not installed beside diag (--vllm-python names another
+               Python)
 """
 
 
@@ -776,10 +783,10 @@ def test_the_correction_of_a_container_with_an_image_from_before_is_printed() ->
 
 def test_a_false_in_the_config_that_does_nothing_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("enable_prefix_caching: false\nenforce-eager: false\nheadless: false\n")
-    told = lint(read("vllm serve m --config c.yaml", tmp_path, "0.27.1"), "0.27.1")
-    said = [each for each in told if each.rule == "false_is_dropped"]
-    assert [each.what.split(":")[0] for each in said] == ["enable_prefix_caching"]
-    assert "--no-enable-prefix-caching on the command line" in said[0].instead
+    told = lint(LintTarget(read("vllm serve m --config c.yaml", tmp_path, "0.27.1"), "0.27.1"))
+    said = [each for each in told if each.rule == "config_false_ignored"]
+    assert [each.message.split(":")[0] for each in said] == ["enable_prefix_caching"]
+    assert "--no-enable-prefix-caching on the command line" in said[0].fix
 
 
 def test_nothing_secret_is_printed_and_no_escape_reaches_the_terminal() -> None:
@@ -799,16 +806,15 @@ def test_the_json_says_what_the_text_says() -> None:
     told = linting.judge("vllm serve m --swap-space 4 --enforce-eager", "0.32.0")
     content = json.loads(render(told))
     Draft202012Validator(SCHEMA).validate(content)
-    assert {
-        key: content[key] for key in ("schema", "version", "version_from", "model", "status", "corrected", "parser")
-    } == {
-        "schema": "diag.lint/1",
-        "version": "0.32.0",
-        "version_from": "--vllm-version",
+    assert {key: value for key, value in content.items() if key not in ("diag", "findings", "not_checked")} == {
+        "schema": "diag.lint/2",
+        "vllm_version": "0.32.0",
+        "vllm_version_source": "--vllm-version",
         "model": "m",
-        "status": 2,
-        "corrected": "vllm serve m --enforce-eager",
-        "parser": None,
+        "exit_status": 2,
+        "ignored": {},
+        "corrected_command": "vllm serve m --enforce-eager",
+        "parser_error": None,
     }
     assert [(each["rule"], each["severity"], each["corrected"]) for each in content["findings"]] == [
         ("removed_flag", "error", True),
@@ -830,7 +836,7 @@ def test_every_command_is_judged_and_its_correction_is_no_worse(options: list[tu
     assert text(told)
     json.loads(render(told))
     again = linting.judge(told.corrected or command, version)
-    assert not {(each.rule, each.what) for each in again.findings if each.edits and each.severity == "error"}
+    assert not {(each.rule, each.message) for each in again.findings if each.edits and each.severity == "error"}
 
 
 def test_further_servers_in_the_same_text_are_said_not_to_be_checked() -> None:

@@ -1,4 +1,4 @@
-"""Brings flags.json up to date with an installed vLLM: `python -m diag.vllm.flags.update PYTHON`, of the one that has it.
+"""Brings flags.json up to date with the vLLM installed for a Python: `python -m diag.vllm.flags.update PYTHON`.
 
 A release newer than the newest known extends the ranges of the flags that it accepts; a flag that it no longer has
 keeps its last release. How many words a flag takes, of what kind, and its other names are those of the newest release

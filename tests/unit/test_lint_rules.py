@@ -1,0 +1,131 @@
+"""The rules of `diag lint`: each has an id, a page and a case that it finds; findings can be ignored by id."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from diag.artefacts.lint_rules import page, reference
+from diag.commands.explain import run as explain
+from diag.commands.lint import LintOptions, ignored_rules, judge, run
+from diag.core.contract_file import read as read_contract
+from diag.core.errors import BadContract, BadUsage
+from diag.lint.host_gpus import HostGpu, HostGpus
+from diag.lint.rule import LintRule
+from diag.lint.rules import MODULES, RULES, lint
+from diag.lint.target import LintTarget
+from diag.vllm.command.parse import read
+from diag.vllm.memory import model
+
+GIB = 2**30
+FREE, SMALL = HostGpu("0", "H100", 80 * GIB, 79 * GIB), HostGpu("1", "T4", 16 * GIB, 15 * GIB)
+OTHER, BUSY = HostGpu("1", "H100", 80 * GIB, 79 * GIB), HostGpu("0", "H100", 80 * GIB, 8 * GIB, 1)
+HOSTS = {
+    "fewer_gpus_than_ranks": HostGpus((FREE,), {}),
+    "unequal_gpus": HostGpus((FREE, SMALL), {}),
+    "tensor_parallel_over_pcie": HostGpus((FREE, OTHER), {("0", "1"): "sys"}),
+    "gpu_is_shared": HostGpus((BUSY,), {}),
+}
+"""What an example needs this host to be."""
+OF_THE_MODEL = ("heads_do_not_divide", "experts_of_a_dense_model", "context_above_the_model")
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    **{"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 128256},
+    **{"max_position_embeddings": 131072, "num_key_value_heads": 8, "intermediate_size": 14336},
+}
+EACH_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def example(rule: LintRule, folder: Path) -> LintTarget:
+    """The example of a rule, with what it requires."""
+    (folder / "c.yaml").write_text("enable-prefix-caching: false\n")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    version = rule.example.version
+    return LintTarget(
+        read(rule.example.command, folder, version),
+        version,
+        shape=model.read(folder, "m", version) if rule.id in OF_THE_MODEL else None,
+        gpus=HOSTS.get(rule.id),
+        folder_without_config="./models" if rule.id == "no_config" else "",
+        parser_error="argument --lora-modules: expected name=path" if rule.id == "refused_by_the_parser" else "",
+    )
+
+
+@EACH_RULE
+def test_a_rule_finds_something_in_its_own_example(rule: LintRule, tmp_path: Path) -> None:
+    findings = [finding for finding in lint(example(rule, tmp_path)) if finding.rule == rule.id]
+    assert [finding.severity for finding in findings] == [rule.severity]
+
+
+@EACH_RULE
+def test_an_example_that_says_nothing_of_the_host_needs_nothing_of_it(rule: LintRule) -> None:
+    command, version = rule.example.command, rule.example.version
+    if not rule.example.requires:
+        assert rule.id in {finding.rule for finding in lint(LintTarget(read(command, version=version), version))}
+
+
+@EACH_RULE
+def test_a_rule_has_a_page_with_every_part(rule: LintRule) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_]+", rule.id)
+    assert re.findall(r"^## (.+)$", page(rule), re.MULTILINE) == [
+        *("What it finds", "Why it matters", "Example", "How to fix it", "How to ignore it")
+    ]
+    for part in (rule.title, rule.finds, rule.why, rule.fix, rule.example.command):
+        assert part.strip()
+
+
+def test_an_id_belongs_to_one_rule() -> None:
+    declared = Counter(rule.id for module in MODULES for rule in module.RULES)
+    assert [rule for rule, count in declared.items() if count > 1] == []
+
+
+@EACH_RULE
+def test_explain_prints_the_page_of_a_rule(rule: LintRule) -> None:
+    assert explain(rule.id, None) == page(rule)
+
+
+def test_the_reference_has_every_rule_with_its_page() -> None:
+    text = reference()
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [*RULES]
+    assert re.findall(r"^\| \[(\w+)\]\(#\w+\) \|", text, re.MULTILINE) == [*RULES]
+
+
+def test_an_unknown_id_is_refused_in_one_sentence_that_names_both_lists() -> None:
+    with pytest.raises(BadUsage, match=r"\A[^\n]*'kv_cascade'[^\n]*diag incidents[^\n]*docs/lint-rules.md[^\n]*\Z"):
+        explain("kv_cascade", None)
+
+
+COMMAND = "vllm serve m --max-model-len 8k --disable-log-stats --swap-space 4"
+
+
+def test_ignored_findings_are_counted_and_neither_corrected_nor_part_of_the_exit_status() -> None:
+    found = judge(COMMAND, "0.32.0", ignored=("removed_flag",))
+    assert [finding.rule for finding in found.findings] == ["no_metrics"]
+    assert (found.status, found.ignored) == (1, ("removed_flag",))
+    assert found.corrected == "vllm serve m --max-model-len 8k --swap-space 4"
+
+
+def test_the_report_says_how_many_findings_were_ignored() -> None:
+    options = LintOptions("0.32.0", ignore=["removed_flag", "no_metrics"])
+    text, status = run(COMMAND, options, as_json=False)
+    assert "  ignored      2 findings (removed_flag, no_metrics)\n" in text
+    assert status == 0
+    assert json.loads(run(COMMAND, options, as_json=True)[0])["ignored"] == {"removed_flag": 1, "no_metrics": 1}
+
+
+def test_diag_toml_ignores_rules_too(tmp_path: Path) -> None:
+    contract = tmp_path / "diag.toml"
+    contract.write_text('[lint]\nignore = ["removed_flag"]\n')
+    text, _ = run(COMMAND, LintOptions("0.32.0", ignore=["no_metrics"], contract=contract), as_json=False)
+    assert "2 findings (removed_flag, no_metrics)" in text
+
+
+def test_an_unknown_rule_is_refused_with_the_place_that_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "diag.toml"
+    file.write_text('[site]\nlabels = ["pod"]\n\n[lint]\nignore = ["removed_flags"]\n')
+    with pytest.raises(BadContract, match=rf"\A{file}:5: \[lint\] no rule is called 'removed_flags'[^\n]*\Z"):
+        ignored_rules((), read_contract(file))
+    with pytest.raises(BadUsage, match=r"\A--ignore: no lint rule is called 'removed_flags'[^\n]*\Z"):
+        run(COMMAND, LintOptions(ignore=["removed_flags"]), as_json=False)
