@@ -27,7 +27,7 @@ def watch(options: ObserveOptions, until_resolved: bool) -> Report:
     report = _diagnose(options)
     _print(changes.first(report))
     while True:
-        _print("".join(map(changes.line, transitions.look(report))))
+        _print("".join(map(changes.line, transitions.observe(report))))
         if until_resolved and transitions.is_calm and not report.blind:  # what is over may still be in the window
             return report
         report = _diagnose_again(options)

@@ -1,6 +1,6 @@
 """One incident's conditions for every subject at every instant, decided for all of a fleet at once.
 
-Three-valued: 1 holds, 0 does not, -1 cannot be told.
+Three-valued: 1 holds, 0 does not hold, -1 unknown.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class DecisionTable:
     """Shapes: `values` and `held` (conditions, subjects, instants), the others (subjects,).
 
     decided: whether the incident was present at some instant, else absent at some. first, last: the places of the first
-    and last instants that show what was decided. ongoing: whether it is present at the last instant that can be told.
+    and last instants that show what was decided. ongoing: whether it is present at the last instant that is known.
     """
 
     conditions: tuple[Condition, ...]
@@ -38,17 +38,18 @@ class DecisionTable:
 
 
 def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
-    """Ask for everything that the incident is made of, and decide."""
+    """Evaluate the conditions of the incident, and decide."""
     conditions, window = tuple(dict.fromkeys(incident.every_condition)), queries.window(incident)
-    limits = tuple(queries.contract.limit(each.limit) for each in conditions)
+    limits = tuple(queries.contract.limit(condition.limit) for condition in conditions)
     subjects, instants = tuple(queries.subjects(incident.per)), queries.instants(window)
     values = np.full((len(conditions), len(subjects), len(instants)), np.nan)
-    for each, into in zip(conditions, values, strict=True):
-        rows = queries.ask(each.signal.promql, incident.per, window)
-        for subject, row in zip(subjects, into, strict=True):
-            row[:] = rows.get(subject, np.nan)
-    held = np.array([holds(rows, each.op, limit) for rows, each, limit in zip(values, conditions, limits, strict=True)])
-    required = [conditions.index(each) for each in incident.conditions]
+    for condition, rows in zip(conditions, values, strict=True):
+        found = queries.ask(condition.signal.promql, incident.per, window)
+        for subject, row in zip(subjects, rows, strict=True):
+            row[:] = found.get(subject, np.nan)
+    compared = zip(values, conditions, limits, strict=True)
+    held = np.array([holds(rows, condition.op, limit) for rows, condition, limit in compared])
+    required = [conditions.index(condition) for condition in incident.conditions]
     return DecisionTable(conditions, limits, subjects, instants, values, held, *_decided(_states(held[required])))
 
 

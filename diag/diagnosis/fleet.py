@@ -1,4 +1,4 @@
-"""Servers as a Prometheus knows them, judged like those that are looked at directly: one or thousands, now or then."""
+"""Servers as a Prometheus knows them, judged like those that are scraped directly: one or thousands, now or then."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from diag.core.contract import Contract
+from diag.core.formatting import quantity
 from diag.core.incident import Incident
 from diag.diagnosis import telemetry_checks as telemetry
 from diag.diagnosis.proposals import Running
@@ -23,20 +24,20 @@ def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Con
     """Judge all of the remote's servers; `launch` is the command of the one, where there is one."""
     queries = QueryCache(remote, contract)
     with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
-        beside = pool.submit(_beside, remote, incidents, queries)
-        for _ in pool.map(lambda each: queries.ask(*each), _questions(incidents, queries)):
+        context = pool.submit(_context, remote, incidents, queries)
+        for _ in pool.map(lambda query: queries.ask(*query), _queries(incidents, queries)):
             pass
-        observed, versions, queries.gone = beside.result()
+        observed, versions, queries.gone = context.result()
         alone = launch if len(remote.members) == 1 else ""
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
         report = build_report(observed, incidents, queries, running)
     notes = (*report.observed.notes, *remote.notes)
-    return _told_as_of_then(remote, replace(report, observed=replace(report.observed, notes=notes)))
+    return _as_of_last_scrape(remote, replace(report, observed=replace(report.observed, notes=notes)))
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Of a thousand servers there are so many objects that to look for garbage takes half as long as to judge them."""
+    """A thousand servers make so many objects that collecting garbage would take half as long as judging them."""
     gc.disable()
     try:
         yield
@@ -44,41 +45,41 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _questions(incidents: Sequence[Incident], queries: QueryCache) -> dict[tuple[str, tuple[str, ...], Window], None]:
-    """What the incidents are made of; asked a few at a time, for the server works while answers are read."""
+def _queries(incidents: Sequence[Incident], queries: QueryCache) -> dict[tuple[str, tuple[str, ...], Window], None]:
+    """The queries of the incidents, run a few at a time: the Prometheus evaluates some while others are read."""
     return dict.fromkeys(
-        (each.signal.promql, incident.per, queries.window(incident))
+        (condition.signal.promql, incident.per, queries.window(incident))
         for incident in incidents
-        for each in incident.every_condition
+        for condition in incident.every_condition
     )
 
 
-def _told_as_of_then(remote: PrometheusSource, report: Report) -> Report:
-    """The report, which says nothing good of now where the last scrape was long ago."""
+def _as_of_last_scrape(remote: PrometheusSource, report: Report) -> Report:
+    """The report, whose verdict is not healthy where the last scrape was long ago."""
     late = telemetry.late(remote)
     if not late:
         return report
-    why = f"{remote.shown}: nothing was scraped in the last {late:.0f} s of what was asked for"
+    why = f"{remote.shown}: nothing was scraped in the last {quantity(late, 'seconds')} of the requested time"
     verdict = "unknown" if report.verdict == "healthy" else report.verdict
     return replace(report, blind=(why, *report.blind), verdict=verdict)
 
 
-def _beside(
+def _context(
     remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache
 ) -> tuple[Observed, dict[str, str], frozenset[str]]:
-    """What is known of the servers and of how they were scraped, vLLM's versions, and who is gone."""
+    """What is known of the servers and their scrapes, their vLLM versions, and those that are gone."""
     scraped = telemetry.scrapes(queries)
-    gone = frozenset(name for name, each in scraped.items() if each.last is not None)
+    gone = frozenset(name for name, scrapes in scraped.items() if scrapes.last is not None)
     versions = _versions(queries)
     observed = _observed(remote, scraped, versions, queries)
     notes = telemetry.remarks(remote, scraped, incidents, queries)
-    # where all are gone, that is what has to be said
+    # where all are gone, they are judged as they were last
     return replace(observed, notes=notes), versions, gone if gone < scraped.keys() else frozenset()
 
 
 def _versions(queries: QueryCache) -> dict[str, str]:
-    found = (dict(subject) for subject in queries.ask(VERSIONS, ("instance",), queries.whole))
-    return {each["instance"]: each.get("version", "") for each in found}
+    labels = (dict(subject) for subject in queries.ask(VERSIONS, ("instance",), queries.whole))
+    return {server["instance"]: server.get("version", "") for server in labels}
 
 
 def _observed(
@@ -90,8 +91,8 @@ def _observed(
         target=remote.shown,
         start=float(remote.instants[0]) / 1000,
         end=float(remote.instants[-1]) / 1000,
-        scrapes=sum(each.count for each in scraped.values()),
-        failed_scrapes=sum(each.failed for each in scraped.values()),
+        scrapes=sum(scrapes.count for scrapes in scraped.values()),
+        failed_scrapes=sum(scrapes.failed for scrapes in scraped.values()),
         servers=tuple(server(name, versions.get(name), models[name]) for name in remote.members),
         not_measured=not_measured(queries),
     )

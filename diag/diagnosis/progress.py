@@ -1,7 +1,7 @@
-"""Forward progress, asked before anything else: each engine is idle, busy, slow, stalled, starting or dead.
+"""Forward progress, judged before anything else: each engine is idle, busy, slow, stalled, starting or dead.
 
-Gauges freeze with the engine, so one that got stuck while idle looks idle, unless its ranks or a probe tell. Until a
-start is over there is no page: the log and the process table show it.
+Gauges freeze with the engine, so one that got stuck while idle looks idle, unless its ranks or a probe show otherwise.
+Until a start is over there is no /metrics page: the log and the process table show it.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from diag.core.formatting import number, plural
 from diag.core.incident import Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.query_cache import QueryCache, Window
@@ -40,15 +41,15 @@ class Progress:
 
 
 def judge(queries: QueryCache) -> tuple[tuple[Progress, ...], tuple[str, ...]]:
-    """Every engine whose progress can be judged, and a sentence for each subject whose cannot; ordered by subject."""
-    subjects = [each for each in queries.subjects(ENGINE) if not queries.is_gone(each)]
+    """Each engine's progress, and a sentence for each subject whose progress is unknown; ordered by subject."""
+    subjects = [subject for subject in queries.subjects(ENGINE) if not queries.is_gone(subject)]
     found = {subject: _judge_one(subject, queries) for subject in subjects}
-    known = tuple(each for each in found.values() if isinstance(each, Progress))
-    return known, tuple(f"{scope(subject)}: {why}" for subject, each in found.items() if (why := _blind(each)))
+    known = tuple(progress for progress in found.values() if isinstance(progress, Progress))
+    return known, tuple(f"{scope(subject)}: {why}" for subject, progress in found.items() if (why := _blind(progress)))
 
 
 def _blind(found: Progress | str) -> str:
-    """Why the health of an engine cannot be told, or ""; one that still starts serves nobody yet."""
+    """Why the health of an engine is unknown, or ""; one that is still starting serves nobody yet."""
     if isinstance(found, str):
         return found
     return found.reason if found.state == "starting" else ""
@@ -56,7 +57,7 @@ def _blind(found: Progress | str) -> str:
 
 def owed_and_still(found: tuple[Progress, ...]) -> bool:
     """Whether some engine has work and does not move, but cannot be called stalled yet: worth watching on."""
-    return any(each.reason == STILL for each in found)
+    return any(progress.reason == STILL for progress in found)
 
 
 def scope(subject: Subject) -> str:
@@ -66,34 +67,37 @@ def scope(subject: Subject) -> str:
     return " ".join([labels.get("instance", ""), *rest]).strip()
 
 
-STILL = "requests are in flight and nothing has moved; one huge prefill looks the same for up to two minutes"
-APART = "nothing moves while one rank stands still and its peers spin: the gauges froze at nothing in flight"
-IDLE = "nothing is in flight; an engine that got stuck while idle looks the same from this page, --probe tells"
-NEVER = "no page was ever answered; whether it starts, failed to start or is the wrong address, its log would tell"
-GONE = "the last scrapes failed, too few of them to call it dead"
-NO_VLLM = "the page has none of vLLM's metrics of progress (is it vLLM, and without --disable-log-stats?)"
+STILL = "requests are in flight and nothing has moved; one very long prefill looks the same for up to two minutes"
+DIVERGED = "no progress while one rank uses no CPU and its peers busy-wait; the gauges froze at 0 requests in flight"
+IDLE = "no request in flight; an engine that got stuck while idle looks the same here, --probe tells the two apart"
+NEVER = (
+    "/metrics never answered: the server is starting, failed to start, or the address is wrong; "
+    "its log would show which (--log)"
+)
+GONE = "the last scrapes failed, but too few of them to call the server dead"
+NO_VLLM = "/metrics has no vLLM progress metrics: is it vLLM, and does it run without --disable-log-stats?"
 TOO_SHORT = "too few scrapes to see whether anything moves"
-FAILED = "its log says that the engine did not start, and nothing has started since"
-STARTS = "its log shows a start under way, and no page answers yet"
-THERE = "its processes are there and no page answers yet; its log would tell how far it is"
-DEAD = "the page answered before and has stopped answering"
+FAILED = "its log shows that the engine failed to start and has not been started again"
+STARTS = "its log shows a start in progress, and /metrics does not answer yet"
+THERE = "its processes are running and /metrics does not answer yet; its log would show how far the start is (--log)"
+DEAD = "/metrics answered before and has stopped answering"
 
 
 def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
-    """The state of an engine, or why it cannot be told."""
+    """The state of an engine, or why it is unknown."""
     if _last(serves, INSTANCE, subject, queries, queries.holding(max(queries.source.interval, 1.0))) == 0:
         return _silent(subject, queries)
-    state = _engine_state(*(_last(each, ENGINE, subject, queries) for each in ASKED))
+    state = _engine_state(*(_last(signal, ENGINE, subject, queries) for signal in SIGNALS))
     if state is None:
         has_engine = "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, queries)
         return TOO_SHORT if has_engine else NO_VLLM
     if state[0] == "idle" and _last(ranks_apart, INSTANCE, subject, queries):
-        return Progress(subject, "stalled", APART)
+        return Progress(subject, "stalled", DIVERGED)
     return Progress(subject, *state)
 
 
 def _silent(subject: Subject, queries: QueryCache) -> Progress | str:
-    """The state of a server whose page does not answer at present."""
+    """The state of a server whose /metrics page does not answer at present."""
     if _last(starting, INSTANCE, subject, queries):
         return Progress(subject, "starting", STARTS)
     if _last(startup_failed, INSTANCE, subject, queries):
@@ -107,7 +111,7 @@ def _silent(subject: Subject, queries: QueryCache) -> Progress | str:
     return NO_VLLM if _last(other_page, INSTANCE, subject, queries, queries.whole) else NEVER
 
 
-ASKED = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)
+SIGNALS = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)
 
 
 def _engine_state(
@@ -116,18 +120,18 @@ def _engine_state(
     if moved is None or most is None or least is None:
         return None
     if stuck:
-        return "stalled", f"{stuck:.0f} requests are in flight and nothing moves"
+        return "stalled", f"{plural(round(stuck), 'request')} in flight, and no token or request moves"
     if moved == 0:
         return _still(most, least)
     if steps is not None and steps < SLOW_STEPS and least > 0:
-        return "slow", f"{steps:.2g} engine steps a second with requests in flight all the time"
-    return "busy", "tokens flow"
+        return "slow", f"{number(steps)} engine steps per second with requests in flight all the time"
+    return "busy", "tokens are generated"
 
 
 def _still(most: float, least: float) -> tuple[State, str]:
     if most == 0:
         return "idle", IDLE
-    return "slow", STILL if least > 0 else "a request came in and nothing has moved yet"
+    return "slow", STILL if least > 0 else "a request has arrived and nothing has moved yet"
 
 
 def _last(

@@ -1,4 +1,4 @@
-"""Asking a source of telemetry: the protocol it keeps, the window that fits its samples, each expression once."""
+"""Querying a source of telemetry: its protocol, the window that fits its samples, each expression once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ ENGINES = (
 GPUS = 'count by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[$window]))'
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
 PARTS = {"engine": ENGINES, "gpu": GPUS}
-"""What an instance has several of, by the label that tells them apart. dcgm-exporter's users have no diag_gpu_up."""
+"""What an instance has several of, by the label that distinguishes them. dcgm-exporter has no diag_gpu_up."""
 
 
 class TelemetrySource(Protocol):
@@ -39,8 +39,8 @@ class TelemetrySource(Protocol):
 
 
 @dataclass
-class _Answer:
-    """Rows once they are there; who asks the same meanwhile, in another thread, waits for them."""
+class _Result:
+    """Rows once they are there; another thread with the same query waits for them."""
 
     lock: Lock = field(default_factory=Lock)
     rows: Rows | None = None
@@ -55,16 +55,16 @@ class Window:
 
 
 class QueryCache:
-    """A source under one contract; each distinct expression is asked once.
+    """A source under one contract; each distinct expression is evaluated once.
 
-    `gone` are the instances that are no longer there at the last instant, and whose state then nobody asks for.
+    `gone` are the instances that no longer exist at the last instant, and whose state then is not judged.
     """
 
     def __init__(self, source: TelemetrySource, contract: Contract) -> None:
         self.source = source
         self.contract = contract
         self.gone: frozenset[str] = frozenset()
-        self._cache: dict[tuple[str, tuple[str, ...], str, int, int], _Answer] = {}
+        self._cache: dict[tuple[str, tuple[str, ...], str, int, int], _Result] = {}
         self._subjects: dict[tuple[str, ...], list[Subject]] = {}
 
     @property
@@ -102,15 +102,15 @@ class QueryCache:
         return full if len(full) else times[-1:]
 
     def ask(self, promql: str, per: tuple[str, ...], window: Window, instants: Instants | None = None) -> Rows:
-        """Ask at every judged instant, or at those given."""
+        """Evaluate at every judged instant, or at those given."""
         at = self.instants(window) if instants is None else instants
         key = (promql, per if "$by" in promql else (), window.text, int(at[0]), len(at))
-        answer = self._cache.setdefault(key, _Answer())
-        with answer.lock:
-            if answer.rows is None:
+        result = self._cache.setdefault(key, _Result())
+        with result.lock:
+            if result.rows is None:
                 text = fill(promql, per, window.text, self.contract.values())
-                answer.rows = Rows(self.source.ask(text, at))
-        return answer.rows
+                result.rows = Rows(self.source.ask(text, at))
+        return result.rows
 
     def is_gone(self, subject: Subject) -> bool:
         """Whether a subject's instance is among those that are gone."""
@@ -130,10 +130,10 @@ class QueryCache:
         parts = [self.ask(query, per, self.whole) for label, query in PARTS.items() if label in per]
         inside = [subject for part in parts for subject in part]
         seen = {dict(subject).get("instance") for subject in inside}
-        return sorted([*inside, *(each for each in instances if dict(each).get("instance") not in seen)])
+        return sorted([*inside, *(alone for alone in instances if dict(alone).get("instance") not in seen)])
 
 
 def _written(millis: int) -> str:
-    """A PromQL duration as people write it: what an incident's own window is too is asked only once."""
-    unit, name = next((each for each in ((60_000, "m"), (1000, "s")) if millis % each[0] == 0), (1, "ms"))
+    """A PromQL duration as people write it, so that it equals an incident's own window and is evaluated once."""
+    unit, name = next((scale for scale in ((60_000, "m"), (1000, "s")) if millis % scale[0] == 0), (1, "ms"))
     return f"{millis // unit}{name}"

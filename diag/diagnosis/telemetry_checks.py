@@ -1,4 +1,4 @@
-"""What is wrong with the telemetry itself, and what to change: where it is thin, silence says nothing about health."""
+"""What is wrong with the telemetry itself, and how to fix it: where telemetry is missing, no incident means nothing."""
 
 import math
 from collections import defaultdict
@@ -15,18 +15,18 @@ from diag.sources.prometheus.servers import RENAMED, PrometheusSource
 
 INSTANCE = ("instance",)
 MISSING = 0.05
-"""The share of missing scrapes from which on a gap is worth a word."""
+"""The share of missing scrapes above which gaps are reported."""
 PATIENCE = 3
 """Scrapes in a row that may be missed before a target counts as no longer scraped."""
 ALL_OF = 3
-"""More servers than these are called all of them where they are."""
-LOOKS, FEWEST_LOOKS = 1_500, 15
-"""At how many times scrapes are counted: times servers, and of each server at least."""
+"""Where more servers than these are affected and none is not, they are "all servers"."""
+BINS, FEWEST_BINS = 1_500, 15
+"""Into how many bins of time scrapes are counted: for all servers together, and for each at least."""
 SERVES = '{__name__=~"vllm:(num_requests_running|generation_tokens_total)"}'
 EXPORTER = "diag_vllm_up"
 FAILS = 'max by (instance, collector) (max_over_time(diag_scrape_success{collector!="vllm"}[$window])) == 0'
 READ, LISTED = '{__name__=~"diag_gpu_(power_watts|utilization_ratio)"}', "diag_gpu_up"
-"""What there is of a GPU whoever sees it, and what only an exporter of ours says."""
+"""What every exporter says of a GPU, and what only `diag exporter` says."""
 THROTTLE = "diag_gpu_throttle_seconds_total"
 DCGM = "DCGM_FI_DEV_GPU_UTIL"
 HTTP = 'http_requests_total{handler=~"/v1/.*"}'
@@ -54,10 +54,10 @@ class Scrapes:
 
 
 def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
-    """How every server was scraped over the span."""
+    """How each server was scraped over the span."""
     interval = round(queries.source.interval * 1000)
     servers = max(len(queries.subjects(INSTANCE)), 1)
-    step = interval * max(1, math.ceil(queries.span * 1000 / interval / max(LOOKS // servers, FEWEST_LOOKS)))
+    step = interval * max(1, math.ceil(queries.span * 1000 / interval / max(BINS // servers, FEWEST_BINS)))
     times = _back(queries, step)
     window = Window(step / 1000, f"{step - 1}ms")  # neither Prometheus counts a scrape twice
     counts, good = (queries.ask(query, INSTANCE, window, times) for query in (SCRAPES, ANSWERED))
@@ -98,7 +98,7 @@ def _scraped(counts: Floats, good: Floats, step: float, times: Floats) -> Scrape
 def remarks(
     remote: PrometheusSource, scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
 ) -> tuple[str, ...]:
-    """A sentence for everything that makes the answers worse than they could be."""
+    """A sentence for each defect of the telemetry."""
     checks = (
         _over(remote),
         _gone(scraped),
@@ -111,7 +111,7 @@ def remarks(
         _unseen(remote, scraped, queries),
         _several_api_servers(scraped, queries),
     )
-    return tuple(each for check in checks for each in check)
+    return tuple(remark for check in checks for remark in check)
 
 
 def _having(metric: str, queries: QueryCache) -> set[str]:
@@ -121,88 +121,91 @@ def _having(metric: str, queries: QueryCache) -> set[str]:
 
 
 def _who(servers: Collection[str], all_of_them: Mapping[str, Scrapes]) -> str:
-    """A few by name; all of many as such."""
+    """The first few by name, or "all 12 servers"."""
     if len(servers) == len(all_of_them) > ALL_OF:
         return f"all {len(all_of_them):,} servers"
-    return listed([printable(each) for each in sorted(servers)])
+    return listed([printable(name) for name in sorted(servers)])
 
 
 def late(remote: PrometheusSource) -> float:
-    """The seconds without a scrape of anything at the end of what was asked for, 0 where they are few."""
+    """The seconds without any scrape at the end of the requested span, 0 where they are few."""
     since = (remote.end - int(remote.instants[-1])) / 1000
     return since if since > max(PATIENCE * remote.interval, 60.0) else 0.0
 
 
 def _over(remote: PrometheusSource) -> Iterator[str]:
-    """That it ends before what was asked for."""
+    """Whether the samples end before the requested span."""
     if late(remote):
         yield (
-            f"nothing was scraped after {moment(int(remote.instants[-1]) / 1000)}, so all of this is how it was then:"
-            " see in Prometheus, Status > Targets, whether these servers are still there"
+            f"nothing was scraped after {moment(int(remote.instants[-1]) / 1000)}, so this report shows the state at"
+            " that time; check in Prometheus, Status > Targets, whether these servers still exist"
         )
 
 
 def _gone(scraped: Mapping[str, Scrapes]) -> Iterator[str]:
-    gone = {name: each.last for name, each in scraped.items() if each.last is not None}
+    gone = {name: scrapes.last for name, scrapes in scraped.items() if scrapes.last is not None}
     if gone:
         since = moment(max(gone.values()))
         yield (
-            f"no longer scraped: {_who(gone, scraped)}, since {since} or before; where nobody stopped them, look at"
-            " service discovery: what happens to them now is not seen"
+            f"no longer scraped: {_who(gone, scraped)}, since {since} or earlier, so their state is unknown;"
+            " if nobody stopped them, check the service discovery of Prometheus"
         )
 
 
 def _gaps(scraped: Mapping[str, Scrapes]) -> Iterator[str]:
-    holes = {name: each.missing for name, each in scraped.items() if each.missing > MISSING}
+    holes = {name: scrapes.missing for name, scrapes in scraped.items() if scrapes.missing > MISSING}
     if holes:
         yield (
-            f"scrapes missing: {_who(holes, scraped)}, up to {max(holes.values()):.0%} of them, and what happened then"
-            " was not seen; a scrape that fails leaves up = 0, so Prometheus was down or overloaded, or had lost them"
-            " from its service discovery"
+            f"scrapes missing: {_who(holes, scraped)}, up to {100 * max(holes.values()):.0f} % of them; what"
+            " happened in these gaps is unknown. A failed scrape would leave up = 0, so Prometheus was down or"
+            " overloaded, or its service discovery had lost these targets"
         )
 
 
 def _too_slow(scraped: Mapping[str, Scrapes], incidents: Sequence[Incident]) -> Iterator[str]:
-    """Whose alerts see too few scrapes; a few per cent of jitter are nothing."""
-    slow = {name: each.interval for name, each in scraped.items() if _blind(incidents, each)}
+    """Whose scrapes are too rare for some alerts; a few per cent of jitter do not matter."""
+    slow = {name: scrapes.interval for name, scrapes in scraped.items() if _blind(incidents, scrapes)}
     if slow:
         widest = max(slow, key=slow.__getitem__)
         yield (
-            f"scraped only every {slow[widest]:.0f} s: {_who(slow, scraped)}; that is too rare for the alerts"
+            f"scraped only every {slow[widest]:.0f} s: {_who(slow, scraped)}; too rare for the alerts"
             f" {listed(_blind(incidents, scraped[widest]))}, which fire late or never: set scrape_interval to 15s"
         )
 
 
 def _blind(incidents: Sequence[Incident], scraped: Scrapes) -> list[str]:
-    return [each.id for each in incidents if seconds(each.window) < 0.95 * FEWEST_INTERVALS * scraped.interval]
+    return [
+        incident.id for incident in incidents if seconds(incident.window) < 0.95 * FEWEST_INTERVALS * scraped.interval
+    ]
 
 
 def _renamed(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
     renamed = _having(RENAMED, queries) - _having(SERVES, queries)
     if renamed:
         yield (
-            f"stored as vllm_... instead of vllm:..., which no rule sees: the metrics of {_who(renamed, scraped)}; put"
-            " the lines of alerts/relabel.yaml into their scrape job, or scrape `diag exporter` instead"
+            f"metrics stored as vllm_... instead of vllm:..., which no rule matches: {_who(renamed, scraped)}; add the"
+            " lines of alerts/relabel.yaml to their scrape job, or scrape `diag exporter` instead"
         )
 
 
 def _twice(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
-    now = queries.holding(queries.source.interval)  # a job that got another name meanwhile is none too many
+    now = queries.holding(queries.source.interval)  # a job that was renamed meanwhile is no second one
     last = queries.source.instants[-1:]
     double = {_name(subject) for subject in queries.ask(TWICE, INSTANCE, now, last)}
     if double:
-        jobs = {dict(each).get("job", "") for each in queries.ask(JOBS, INSTANCE, now, last) if _name(each) in double}
+        known = queries.ask(JOBS, INSTANCE, now, last)
+        jobs = {dict(subject).get("job", "") for subject in known if _name(subject) in double}
         named = f" (jobs {listed(sorted(map(printable, jobs)))})" if len(jobs) > 1 else ""
         yield (
-            f"several targets under one name, so that every sum counts double: {_who(double, scraped)}{named}; scrape"
-            " each server once, or, where they are different ones, name in diag.toml, [site] labels, what tells them"
-            " apart"
+            f"several targets have the same instance label, so that sums count twice: {_who(double, scraped)}{named};"
+            " scrape each server once, or, if they are different servers, name the labels that distinguish them in"
+            " diag.toml, [site] labels"
         )
     same = [_equal(sorted(map(printable, names))) for names in _same(queries)]
     if same:
         yield (
-            f"one and the same server under several names, each judged and alerted on: {listed(same)}; scrape it once,"
-            " and where `diag exporter` is one of them, that"
+            f"the same server is scraped as several instances, each diagnosed and alerted on: {listed(same)}; scrape it"
+            " once, through `diag exporter` where there is one"
         )
 
 
@@ -211,53 +214,54 @@ def _equal(names: list[str]) -> str:
 
 
 def _same(queries: QueryCache) -> list[frozenset[str]]:
-    """Servers whose counters were born in the same microsecond."""
-    born: dict[tuple[str, float], set[str]] = defaultdict(set)
+    """Servers whose counters were created in the same microsecond."""
+    created: dict[tuple[str, float], set[str]] = defaultdict(set)
     for subject, row in queries.ask(CREATED, ("instance", "engine"), queries.whole).items():
-        born[dict(subject).get("engine", ""), float(row[-1])].add(_name(subject))
-    return sorted({frozenset(names) for names in born.values() if len(names) > 1}, key=sorted)
+        created[dict(subject).get("engine", ""), float(row[-1])].add(_name(subject))
+    return sorted({frozenset(names) for names in created.values() if len(names) > 1}, key=sorted)
 
 
 def _silent(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
     silent = _having(HTTP, queries) - _having(SERVES, queries) - _having(RENAMED, queries)
     if silent:
         yield (
-            f"answering under /v1/ and publishing nothing of vLLM's: {_who(silent, scraped)}; where that is vLLM and no"
-            " proxy, it runs with --disable-log-stats: start it without"
+            f"requests are served under /v1/, but there are no vLLM metrics: {_who(silent, scraped)}; if that is vLLM"
+            " and no proxy, it runs with --disable-log-stats: remove that flag"
         )
 
 
 def _failing(queries: QueryCache) -> Iterator[str]:
-    """Parts of our exporter that never worked."""
+    """Collectors of `diag exporter` that never worked."""
     where: dict[str, list[str]] = defaultdict(list)
     for subject in queries.ask(FAILS, INSTANCE, queries.whole):
         where[dict(subject).get("collector", "")].append(printable(_name(subject)))
     if where:
         parts = [f"{printable(part)} on {listed(sorted(names))}" for part, names in sorted(where.items())]
         yield (
-            f"parts of `diag exporter` that failed all the time: {'; '.join(parts)}; it says why on its standard error"
+            f"collectors of `diag exporter` that failed all the time: {'; '.join(parts)}; its standard error has the"
+            " reason"
         )
 
 
 def _unseen(remote: PrometheusSource, scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
-    """GPUs that are not seen, though those of others are, or seen without the reasons for which they throttle."""
+    """GPUs without telemetry, though those of other servers have it, or without the reasons for throttling."""
     ours, read = _having(LISTED, queries), _having(READ, queries)
     blind = scraped.keys() - ours - read
     if blind and not ours and remote.exists(DCGM):
         yield (
-            f"dcgm-exporter's metrics are there, and nothing joins them with {_who(blind, scraped)}: load"
-            " alerts/dcgm.yaml, and say in diag.toml, [site] gpu_join, which labels they share"
+            f"dcgm-exporter's metrics exist, but are not joined with {_who(blind, scraped)}: load alerts/dcgm.yaml, and"
+            " name the labels that they share in diag.toml, [site] gpu_join"
         )
     elif ours | read and (without := blind - _having(EXPORTER, queries) - set().union(*_same(queries))):
         yield (
-            f"GPUs not seen, though those of other servers are: {_who(without, scraped)}; scrape `diag exporter` there"
+            f"no GPU telemetry, though other servers have it: {_who(without, scraped)}; scrape `diag exporter` there"
             " too, instead of vLLM"
         )
     untold = read - ours - _having(THROTTLE, queries)
     if untold:
         yield (
-            f"GPUs seen without the reasons for which they throttle: {_who(untold, scraped)}; dcgm-exporter leaves them"
-            " out by default, and the head of alerts/dcgm.yaml has the lines that switch them on"
+            f"GPU telemetry without throttle reasons: {_who(untold, scraped)}; dcgm-exporter leaves them out by"
+            " default, and the head of alerts/dcgm.yaml has the lines that enable them"
         )
 
 
@@ -265,7 +269,7 @@ def _several_api_servers(scraped: Mapping[str, Scrapes], queries: QueryCache) ->
     several = _having(SERVES, queries) - _having(START, queries)
     if several:
         yield (
-            f"no {START}, so that a restart shows only by counters that fall: {_who(several, scraped)}; where the"
-            " scrape drops it, keep it; else vLLM runs several API servers, which write no statistics to its log"
-            " either: --api-server-count 1 brings both back"
+            f"no {START}, so that a restart shows only as counters that fall: {_who(several, scraped)}; if the scrape"
+            " configuration drops it, keep it; otherwise vLLM runs several API servers, which write no statistics to"
+            " the log either: --api-server-count 1 restores both"
         )

@@ -1,4 +1,4 @@
-"""What changed from one look to the next, told once it has lasted: a moment's calm or a moment's trouble is no news."""
+"""What changed from one observation to the next, reported once two in a row agree: a single one may be a blip."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from diag.core.subjects import Subject
 from diag.diagnosis.diagnose import RANK, Diagnosis
 from diag.diagnosis.report import Report
 
-LOOKS = 2
-"""Looks in a row that must agree before a change is told."""
+CONFIRMATIONS = 2
+"""Observations in a row that must agree before a change is reported."""
 Key = tuple[str, Subject]
 
 
 @dataclass(frozen=True)
 class Transition:
-    """What happened to an incident, and how it is, or was when it held last; `at` is the unix second of the look.
+    """What happened to an incident, and its diagnosis now, or when it held last; `at` is when that was observed.
 
-    `gone` is set where it ended because its server is no longer there, which cures nothing.
+    `gone` is set where it ended because its server is no longer there, which fixes nothing.
     """
 
     what: Literal["began", "worse", "milder", "ended"]
@@ -28,46 +28,46 @@ class Transition:
 
 @dataclass
 class Transitions:
-    """Remembers what holds; an incident that cannot be judged at a look stays what it was.
+    """Remembers which incidents hold; one that is unknown in an observation stays what it was.
 
-    The first look is the beginning: what holds then is no change.
+    The first observation is the beginning: what holds then is no change.
     """
 
     holding: dict[Key, Diagnosis] = field(default_factory=dict)
     _streaks: dict[Key, int] = field(default_factory=dict)
-    _has_looked: bool = False
+    _has_begun: bool = False
 
-    def look(self, report: Report) -> list[Transition]:
-        """The changes that this look confirms, in the order in which it tells of incidents, the worst first."""
-        found = {(each.incident.id, each.subject): each for each in _told(report)}
-        if not self._has_looked:
-            self._has_looked = True
-            self.holding = {key: one for key, one in found.items() if _level(one)}
+    def observe(self, report: Report) -> list[Transition]:
+        """The changes that this observation confirms, in the order of its diagnoses, the worst first."""
+        found = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in _alarming(report)}
+        if not self._has_begun:
+            self._has_begun = True
+            self.holding = {key: diagnosis for key, diagnosis in found.items() if _level(diagnosis)}
             return []
         known = dict.fromkeys([*found, *sorted(self.holding)])
         self._streaks = {key: count for key, count in self._streaks.items() if key in known}
-        turned = [key for key in known if self._is_confirmed(key, found.get(key))]
-        return [self._turn(key, found.get(key), report) for key in turned]
+        changed = [key for key in known if self._is_confirmed(key, found.get(key))]
+        return [self._change(key, found.get(key), report) for key in changed]
 
-    def _is_confirmed(self, key: Key, one: Diagnosis | None) -> bool:
-        """Whether it has been other than remembered for long enough; None is one whose server is gone."""
-        if one and one.state == "unknown":
+    def _is_confirmed(self, key: Key, diagnosis: Diagnosis | None) -> bool:
+        """Whether it has differed from what is remembered for long enough; None where its server is gone."""
+        if diagnosis and diagnosis.state == "unknown":
             return False
-        if _level(one) == _level(self.holding.get(key)):
+        if _level(diagnosis) == _level(self.holding.get(key)):
             self._streaks.pop(key, None)
             return False
         self._streaks[key] = self._streaks.get(key, 0) + 1
-        return self._streaks[key] >= LOOKS
+        return self._streaks[key] >= CONFIRMATIONS
 
-    def _turn(self, key: Key, one: Diagnosis | None, report: Report) -> Transition:
+    def _change(self, key: Key, diagnosis: Diagnosis | None, report: Report) -> Transition:
         self._streaks.pop(key)
         before, at = self.holding.pop(key, None), report.observed.end
-        if one and _level(one):
-            self.holding[key] = one
-            worse = _level(one) > _level(before)
-            return Transition("began" if not before else "worse" if worse else "milder", one, at)
+        if diagnosis and _level(diagnosis):
+            self.holding[key] = diagnosis
+            worse = _level(diagnosis) > _level(before)
+            return Transition("began" if not before else "worse" if worse else "milder", diagnosis, at)
         assert before
-        gone = one is None or dict(one.subject).get("instance") in report.gone
+        gone = diagnosis is None or dict(diagnosis.subject).get("instance") in report.gone
         return Transition("ended", before, at, gone)
 
     @property
@@ -76,10 +76,11 @@ class Transitions:
         return not self.holding and not self._streaks
 
 
-def _told(report: Report) -> Iterator[Diagnosis]:
-    return (each.diagnosis for each in report.findings if RANK[each.diagnosis.severity])
+def _alarming(report: Report) -> Iterator[Diagnosis]:
+    """The diagnoses that are more than an info."""
+    return (finding.diagnosis for finding in report.findings if RANK[finding.diagnosis.severity])
 
 
-def _level(one: Diagnosis | None) -> int:
+def _level(diagnosis: Diagnosis | None) -> int:
     """How bad it is, 0 where it does not hold now."""
-    return RANK[one.severity] if one and one.state == "present" and one.ongoing else 0
+    return RANK[diagnosis.severity] if diagnosis and diagnosis.state == "present" and diagnosis.ongoing else 0

@@ -161,19 +161,19 @@ def test_nothing_is_said_of_servers(prometheus: Server, scene: str) -> None:
 
 
 FAULTS = {
-    "hole": ("scrapes missing: hole-0:1, up to 34% of them", "Prometheus was down or overloaded"),
+    "hole": ("scrapes missing: hole-0:1, up to 34 % of them", "Prometheus was down or overloaded"),
     "rolled": ("no longer scraped: rolled-old0:1, rolled-old1:1, rolled-old2:1, since 2026-", "service discovery"),
     "over": ("nothing was scraped after 2026-", "Status > Targets"),
     "slow": ("scraped only every 60 s: slow-0:1", "engine_dead, engine_stalled and 2 more", "scrape_interval to 15s"),
     "mixed": ("scraped only every 60 s: mixed-1:1;", "scrape_interval to 15s"),
     "renamed": ("vllm_... instead of vllm:...", "renamed-0:1", "alerts/relabel.yaml"),
-    "twice": ("several targets under one name", "twice-0:1 (jobs new, old)", "scrape each server once"),
-    "beside": ("one and the same server under several names", "beside-0:1 = beside-0:9400", "scrape it once"),
-    "silent": ("silent-0:1", "runs with --disable-log-stats: start it without"),
-    "cards": ("GPUs not seen", "cards-1:1;", "scrape `diag exporter` there too"),
-    "driverless": ("parts of `diag exporter` that failed all the time: nvml on driverless-1:1", "standard error"),
-    "dcgm": ("nothing joins them with dcgm-0:1", "load alerts/dcgm.yaml", "gpu_join"),
-    "reasonless": ("without the reasons for which they throttle: reasonless-0:1", "the head of alerts/dcgm.yaml"),
+    "twice": ("several targets have the same instance label", "twice-0:1 (jobs new, old)", "scrape each server once"),
+    "beside": ("the same server is scraped as several instances", "beside-0:1 = beside-0:9400", "scrape it once"),
+    "silent": ("silent-0:1", "runs with --disable-log-stats: remove that flag"),
+    "cards": ("no GPU telemetry", "cards-1:1;", "scrape `diag exporter` there too"),
+    "driverless": ("collectors of `diag exporter` that failed all the time: nvml on driverless-1:1", "standard error"),
+    "dcgm": ("not joined with dcgm-0:1", "load alerts/dcgm.yaml", "gpu_join"),
+    "reasonless": ("without throttle reasons: reasonless-0:1", "the head of alerts/dcgm.yaml"),
     "several": ("no process_start_time_seconds", "all 4 servers;", "--api-server-count 1"),
 }
 
@@ -198,4 +198,4 @@ def test_servers_that_replaced_others_are_judged_up_to_the_end(prometheus: Serve
 def test_what_was_well_when_it_was_last_scraped_is_not_called_healthy_now(prometheus: Server) -> None:
     report = judged(prometheus, "over")
     assert report.verdict == "unknown"
-    assert "nothing was scraped in the last 405 s" in report.blind[0]
+    assert "nothing was scraped in the last 6.75 min" in report.blind[0]

@@ -59,15 +59,15 @@ def look(*findings: Finding, gone: tuple[str, ...] = ()) -> Report:
     return replace(sick(), findings=findings, gone=gone)
 
 
-def told(*looks: Report) -> list[list[Transition]]:
-    """The changes that each look confirms, after a first one at which nothing held."""
+def told(*reports: Report) -> list[list[Transition]]:
+    """The changes that each observation confirms, after a first one in which nothing held."""
     transitions = Transitions()
-    transitions.look(look(finding("absent")))
-    return [transitions.look(each) for each in looks]
+    transitions.observe(look(finding("absent")))
+    return [transitions.observe(report) for report in reports]
 
 
-def kinds(*looks: Report) -> list[list[str]]:
-    return [[each.what for each in changed] for changed in told(*looks)]
+def kinds(*reports: Report) -> list[list[str]]:
+    return [[each.what for each in changed] for changed in told(*reports)]
 
 
 def in_turn(*held: Held) -> list[Report]:
@@ -78,11 +78,11 @@ def seen(held: Held, severity: Severity = "critical") -> Report:
     return look(finding(held, severity))
 
 
-def test_an_incident_is_told_once_it_held_at_two_looks_in_a_row() -> None:
+def test_an_incident_is_reported_once_it_held_in_two_observations_in_a_row() -> None:
     assert kinds(seen("present"), seen("present"), seen("present")) == [[], ["began"], []]
 
 
-def test_its_end_is_told_once_it_is_absent_at_two_looks_in_a_row() -> None:
+def test_its_end_is_reported_once_it_is_absent_in_two_observations_in_a_row() -> None:
     assert kinds(*in_turn("present", "present", "absent", "absent", "absent"))[2:] == [[], ["ended"], []]
 
 
@@ -95,16 +95,16 @@ def test_a_flicker_is_no_news(held: tuple[Held, ...]) -> None:
     assert kinds(*in_turn(*held))[2:] == [[] for _ in held[2:]]
 
 
-def test_looks_that_cannot_tell_change_nothing() -> None:
+def test_an_unknown_incident_stays_what_it_was() -> None:
     assert kinds(*in_turn("present", "unknown", "present")) == [[], [], ["began"]]
     assert kinds(*in_turn("present", "present", "unknown", "unknown", "unknown"))[2:] == [[], [], []]
 
 
-def test_what_holds_at_the_first_look_is_told_with_it_and_only_its_end_is_news() -> None:
+def test_what_holds_in_the_first_observation_is_reported_with_it_and_only_its_end_is_news() -> None:
     transitions = Transitions()
-    assert [transitions.look(seen("present")) for _ in range(3)] == [[], [], []]
-    transitions.look(seen("absent"))
-    assert [each.what for each in transitions.look(seen("absent"))] == ["ended"]
+    assert [transitions.observe(seen("present")) for _ in range(3)] == [[], [], []]
+    transitions.observe(seen("absent"))
+    assert [each.what for each in transitions.observe(seen("absent"))] == ["ended"]
 
 
 def test_a_warning_that_becomes_critical_is_told_and_so_is_its_relief() -> None:
@@ -133,7 +133,7 @@ def test_a_server_that_is_no_longer_scraped_is_said_to_be_gone() -> None:
     assert changes.line(change).endswith(f"CRITICAL {HARM} on a:1 engine 0{changes.GONE}\n")
 
 
-def test_the_order_is_that_of_the_looks() -> None:
+def test_the_order_is_that_of_the_diagnoses() -> None:
     many = look(*(finding("present", instance=f"{name}:1") for name in "cab"))
     assert [dict(each.diagnosis.subject)["instance"] for each in told(many, many)[-1]] == ["c:1", "a:1", "b:1"]
     assert [dict(each.diagnosis.subject)["instance"] for each in told(many, many, look(), look())[-1]] == [
@@ -156,14 +156,14 @@ def test_the_order_is_that_of_the_looks() -> None:
 def test_it_is_calm_where_nothing_holds_and_nothing_is_about_to(held: list[Held], calm: bool) -> None:
     transitions = Transitions()
     for each in held:
-        transitions.look(seen(each))
+        transitions.observe(seen(each))
     assert transitions.is_calm is calm
 
 
 def test_it_is_calm_after_a_flicker_of_a_server_that_vanished() -> None:
     transitions = Transitions()
     for each in (seen("absent"), seen("present"), look()):
-        transitions.look(each)
+        transitions.observe(each)
     assert transitions.is_calm
 
 
@@ -219,7 +219,7 @@ def test_a_watch_until_resolved_tells_the_end_and_ends_well() -> None:
         out, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (0, "")
     first, *rest = out.splitlines()
-    assert re.match(rf"{STAMP}CRITICAL {HARM} on h:1 engine 0, now, since before the first look: ", first)
+    assert re.match(rf"{STAMP}CRITICAL {HARM} on h:1 engine 0, ongoing since before [0-9 :-]+ UTC: ", first)
     assert [each for each in rest if HARM in each] == [rest[0]]
     assert re.fullmatch(rf"{STAMP}ended   CRITICAL {HARM} on h:1 engine 0", rest[0])
 
@@ -240,20 +240,20 @@ def test_a_watch_tells_what_begins_with_what_shows_it_and_ends_by_ctrl_c() -> No
         assert "HEALTHY" in line(process)
         began = next(each for each in iter(lambda: line(process), "") if HARM in each)
         status, _, error = interrupted(process)
-    assert re.match(rf"{STAMP}began   CRITICAL {HARM} on h:1 engine 0: .* preemptions for every request", began)
+    assert re.match(rf"{STAMP}began   CRITICAL {HARM} on h:1 engine 0: .* preemptions per finished request", began)
     assert (status, error) == (130, "")
 
 
 @pytest.mark.prometheus
-def test_servers_lost_after_the_first_look_are_told_once_and_watched_for() -> None:
-    """The sentence has the time in it, and so is another one at each look."""
+def test_servers_lost_after_the_first_observation_are_reported_once_and_watched_for() -> None:
+    """The sentence has the time in it, and so is another one each time."""
     with holding(played("healthy", "healthy", since=10.0, until=1.0)) as server:
         process = hasty("--prometheus", server.url, "--window", "3s")
         lines = [line(process) for _ in range(2)]
         time.sleep(1.2)
         status, rest, error = interrupted(process)
     assert "HEALTHY" in lines[0]
-    assert re.match(f"{STAMP}cannot look: .* h:1 was there within a day, but not scraped between", lines[1])
+    assert re.match(f"{STAMP}cannot be observed: .* h:1 was there within a day, but not scraped between", lines[1])
     assert (status, rest, error) == (130, "", "")
 
 
@@ -272,12 +272,12 @@ def test_a_server_that_comes_back_is_told_of_anew() -> None:
         found = line(process)
         status, _, error = interrupted(process)
     assert re.match(f"{STAMP}(HEALTHY|CANNOT TELL) ", before)
-    assert re.match(f"{STAMP}cannot look: ", lost)
-    assert re.match(f"{STAMP}looks again: (HEALTHY|CANNOT TELL) ", found)
+    assert re.match(f"{STAMP}cannot be observed: ", lost)
+    assert re.match(f"{STAMP}observed again: (HEALTHY|CANNOT TELL) ", found)
     assert (status, error) == (130, "")
 
 
-def test_ctrl_c_in_the_middle_of_a_look_ends_the_watch() -> None:
+def test_ctrl_c_in_the_middle_of_an_observation_ends_the_watch() -> None:
     """A look alone would be judged on what it saw until then."""
     with vllm_serving(replayed("healthy")) as server:
         process = hasty(server.url, "--every", "0.1", "--for", "60")
