@@ -15,6 +15,7 @@ from support import rewriting
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
+from diag.knowledge.catalog import load
 from diag.report import html, layout, markdown, terminal
 from diag.report import json as as_json
 from diag.report import sentences as words
@@ -22,6 +23,7 @@ from diag.report import sentences as words
 CASCADE, WELL, CROWDED, DOWN = "kv_cascade", "healthy", "queue_saturation", "startup_hang"
 FLEET = (WELL, CASCADE, WELL, CASCADE, WELL, CASCADE, WELL, CASCADE, WELL, WELL, CROWDED, DOWN)
 """What the servers r0:8000 to r11:8000 do."""
+TITLES = {incident.id: incident.title for incident in load()}
 NAMES = tuple(f"r{number}:8000" for number in range(len(FLEET)))
 LONG = "vllm-llama-3-3-70b-instruct-decode-7f9c8d6b5c-abcde.inference-production.svc.eu-west-1.example:8000"
 
@@ -82,8 +84,8 @@ def test_the_table_counts_the_verdicts_and_lists_who_is_ill_the_worst_first() ->
 def test_one_of_each_kind_is_told_in_detail() -> None:
     details = [line for line in lines() if re.search(r"\(r\d+:8000 engine 0", line)]
     assert details == [
-        "KV-cache evictions feed on themselves (r1:8000 engine 0, as on 3 more)",
-        "One replica holds far more requests than its peers (r10:8000 engine 0)",
+        f"{TITLES['kv_eviction_cascade']} (r1:8000 engine 0, as on 3 more)",
+        f"{TITLES['replicas_unbalanced']} (r10:8000 engine 0)",
     ]
 
 
@@ -96,7 +98,7 @@ def row(label: str, verbose: bool = False) -> str:
 
 
 def test_a_server_that_cannot_be_judged_is_named_with_the_reason() -> None:
-    assert row("unknown").startswith("r11:8000: no page")
+    assert row("unknown").startswith("r11:8000: /metrics never answered")
     assert row("unknown", verbose=True) == f"{row('unknown')} nearly all incidents on r11:8000"
 
 
@@ -121,8 +123,8 @@ def test_markdown_has_the_same_table() -> None:
     assert {len(each) for each in cells} == {4}
     assert [tuple(filter(None, each[:3])) for each in cells[1:]] == ILL
     assert [part for part in parts if part.startswith("## ")] == [
-        "## KV-cache evictions feed on themselves",
-        "## One replica holds far more requests than its peers",
+        f"## {TITLES['kv_eviction_cascade']}",
+        f"## {TITLES['replicas_unbalanced']}",
     ]
 
 
@@ -167,8 +169,8 @@ def test_five_servers_are_told_one_by_one() -> None:
     assert not words.is_fleet(report)
     heads = [line.partition(",")[0] for line in printed if line.startswith("CRITICAL")]
     assert heads == [f"CRITICAL kv_eviction_cascade on r{number}:8000 engine 0" for number in range(2)]
-    titles = [line for line in printed if line.startswith("KV-cache evictions feed on themselves (")]
-    assert titles == [f"KV-cache evictions feed on themselves (r{number}:8000 engine 0)" for number in range(2)]
+    titles = [line for line in printed if line.startswith(f"{TITLES['kv_eviction_cascade']} (")]
+    assert titles == [f"{TITLES['kv_eviction_cascade']} (r{number}:8000 engine 0)" for number in range(2)]
     assert not [line for line in printed if " servers: " in line]
     assert "| verdict |" not in markdown.render(report)
     assert not [each for each in page(report).iter("table") if each.get("class") == "fleet"]
