@@ -58,7 +58,7 @@ def test_no_release_refuses_what_is_proposed_to_it(incident: str, fix: Fix) -> N
 SET = [(name, fix) for name, fix in FIXES if fix.flag and fix.value is not None and fix.versions == ("", "")]
 
 
-@pytest.mark.parametrize("fix", [fix for _, fix in SET if not fix.fix_of], ids=lambda fix: fix.name)
+@pytest.mark.parametrize("fix", [fix for _, fix in SET if not fix.instead_of], ids=lambda fix: fix.name)
 def test_a_release_to_which_a_flag_is_not_proposed_would_have_refused_it(fix: Fix) -> None:
     for version in (each for each in SUPPORTED if not available(fix, each)):
         for line in commands(fix):
