@@ -249,10 +249,10 @@ record(sys.argv[1:2], Path(sys.argv[2]), ScrapePlan(every=0.1, duration=60))
     with serving(answers) as server:
         command = [sys.executable, "-c", code, server.url, str(tmp_path / "r")]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
-            while len(server.asked("/metrics")) < 5:
+            while len(server.asked("/metrics")) < 5 and process.poll() is None:
                 time.sleep(0.02)
             process.send_signal(how)
-            assert process.communicate(timeout=20)[1] == ""
+            assert process.communicate(timeout=120)[1] == ""
     observed = read(tmp_path / "r")
     assert observed.scrapes >= 4
     assert (tmp_path / "r" / "recording.toml").exists() == (how is signal.SIGINT)

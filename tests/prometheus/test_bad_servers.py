@@ -10,6 +10,7 @@ import json
 import re
 import socket
 import sys
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -50,7 +51,6 @@ class Said:
     status: int
     out: str
     error: str
-    seconds: float
 
     @property
     def sentence(self) -> str:
@@ -77,14 +77,12 @@ def diag(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
     def run(*words: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["diag", *words])
-        began = time.monotonic()
         with pytest.raises(SystemExit) as end:
             cli.main()
-        seconds = time.monotonic() - began
         out, error = capsys.readouterr()
         assert not [secret for secret in (SECRET, BASIC) if secret in out + error]
         assert (out + error).replace("\n", "").isprintable()
-        return Said(int(str(end.value.code)), out, error, seconds)
+        return Said(int(str(end.value.code)), out, error)
 
     return run
 
@@ -174,41 +172,44 @@ def drip_headers(connection: socket.socket, over: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("talk", "reason"),
+    ("talk", "timeout", "reason"),
     [
-        (bad.hang, "accepted the connection but sent nothing for 0.3 s; is the server overloaded or stopped?"),
-        (bad.drip, "did not finish its response within 0.6 s; query fewer servers or a shorter time range"),
-        (drip_headers, "did not finish its response within 0.6 s; query fewer servers or a shorter time range"),
-        (sent(b"Content-Length: 9", b"", b"{", stay=True), "stopped sending for 0.3 s in the middle of its response"),
-        (bad.break_off, "closed the connection in the middle of its response"),
+        (bad.hang, 1, "accepted the connection but sent nothing for 1 s; is the server overloaded or stopped?"),
+        (bad.drip, 2, "did not finish its response within 4 s; query fewer servers or a shorter time range"),
+        (drip_headers, 2, "did not finish its response within 4 s; query fewer servers or a shorter time range"),
+        (sent(b"Content-Length: 9", b"", b"{", stay=True), 1, "stopped sending for 1 s in the middle of its response"),
+        (bad.break_off, 30, "closed the connection in the middle of its response"),
         (
             sent(b"Transfer-Encoding: chunked", b"", b"5", b'{"da'),
+            30,
             "closed the connection in the middle of its response",
         ),
         (
             sent(b"Transfer-Encoding: chunked", b"", b"1", b"{", b""),
+            30,
             "closed the connection in the middle of its response",
         ),
-        (sent(b"Content-Encoding: gzip", b"", b"no gzip"), "sent a damaged gzip body"),
-        (sent(b"X: y\r\n" * 200), f"sent something that is not HTTP; {WHICH}"),
-        (bad.babble, f"sent something that is not HTTP; {WHICH}"),
-        (bad.slam, "closed the connection without a response; is it https?"),
+        (sent(b"Content-Encoding: gzip", b"", b"no gzip"), 30, "sent a damaged gzip body"),
+        (sent(b"X: y\r\n" * 200), 30, f"sent something that is not HTTP; {WHICH}"),
+        (bad.babble, 30, f"sent something that is not HTTP; {WHICH}"),
+        (bad.slam, 30, "closed the connection without a response; is it https?"),
     ],
 )
-def test_a_server_that_does_not_answer_properly(doctor: Diag, talk: Callable[..., None], reason: str) -> None:
+def test_a_server_that_does_not_answer_properly(
+    doctor: Diag, talk: Callable[..., None], timeout: int, reason: str
+) -> None:
+    """Those that stay silent or drip do so until the command has ended."""
     with talking(talk) as server:
-        said = doctor(server.url, "--timeout", "0.3")
+        said = doctor(server.url, "--timeout", str(timeout))
     assert said.status == UNREACHABLE
     assert said.sentence.startswith(f"{server.url} {reason}")
-    assert said.seconds < 1.2
 
 
-def test_a_closed_port_is_told_at_once(doctor: Diag) -> None:
+def test_a_closed_port_is_reported(doctor: Diag) -> None:
     url = f"http://127.0.0.1:{bad.closed_port()}"
     said = doctor(url)
     reason = "connection refused; is the server up, is the port right?"
     assert (said.status, said.sentence) == (UNREACHABLE, f"cannot connect to {url}: {reason}")
-    assert said.seconds < 0.5
 
 
 @pytest.mark.parametrize(
@@ -226,15 +227,18 @@ def test_a_host_that_is_not_known(doctor: Diag, host: str, reason: str) -> None:
 
 
 def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays silent until the command has ended."""
+    ended = threading.Event()
+
     def silence(*_: Any, **__: Any) -> None:
-        time.sleep(0.8)
+        ended.wait()
         raise socket.gaierror
 
     monkeypatch.setattr(socket, "getaddrinfo", silence)
     said = doctor("http://prometheus.example:9090", "--timeout", "0.2")
+    ended.set()
     assert said.status == UNREACHABLE
     assert "no connection within 0.4 s; is the host up, does its name resolve?" in said.sentence
-    assert said.seconds < 0.7
 
 
 # Answers that are none
@@ -317,7 +321,7 @@ def test_a_gzip_bomb_is_not_unpacked(doctor: Diag, monkeypatch: pytest.MonkeyPat
 def test_a_redirect_is_read_no_further(doctor: Diag) -> None:
     """Its body never ends, and what comes of it is not waited for."""
     with talking(sent(b"Location: /login", b"", stay=True)) as server:
-        assert doctor(server.url, "--timeout", "0.3").seconds < 1
+        assert "redirects to /login" in doctor(server.url).sentence
 
 
 def test_gzip_is_asked_for_and_taken(doctor: Diag) -> None:
@@ -800,15 +804,19 @@ def test_a_server_that_does_not_finish_is_given_up_after_three(
 
 @REAL
 def test_a_server_that_falls_silent_is_waited_for_once(doctor: Diag, prometheus: str) -> None:
+    """As many queries as run at a time wait in vain; it stays silent until the command has ended."""
+    ended = threading.Event()
+
     def silent(_: str) -> Reply:
-        time.sleep(2)
+        ended.wait()
         return Reply()
 
     with serving(front(prometheus, refusing("vllm:", silent))) as server:
-        said = doctor(server.url, *THEN, "--timeout", "0.5")
-    reason = "accepted the connection but sent nothing for 0.5 s; is the server overloaded or stopped?"
+        said = doctor(server.url, *THEN, "--timeout", "2")
+        ended.set()
+    reason = "accepted the connection but sent nothing for 2 s; is the server overloaded or stopped?"
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
-    assert said.seconds < 1.8
+    assert 1 <= sum("vllm:" in asked(request) for request in server.requests) <= fleet.AT_ONCE
 
 
 @REAL

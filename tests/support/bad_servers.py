@@ -154,11 +154,18 @@ def take(connection: socket.socket) -> None:
     """Take a whole request: who closes a connection with something unread resets it, and what was sent may be lost."""
     request = b""
     while b"\r\n\r\n" not in request:
-        request += connection.recv(65536)
+        request += _more(connection)
     head, _, body = request.partition(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
     while len(body) < length:
-        body += connection.recv(65536)
+        body += _more(connection)
+
+
+def _more(connection: socket.socket) -> bytes:
+    received = connection.recv(65536)
+    if not received:
+        raise ConnectionError("the client has gone")
+    return received
 
 
 def drip(connection: socket.socket, over: threading.Event) -> None:

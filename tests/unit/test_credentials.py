@@ -117,7 +117,19 @@ def test_the_page_is_looked_for_where_it_may_be(text: str, paths: tuple[str, ...
 
 @pytest.mark.parametrize(
     "text",
-    ["", "http://", "ftp://h", "unix:///run/x", "h:port", "h:99999", "http://[::1", "a b", "*", "h\x1b[2J", "file:///x"],
+    [
+        "",
+        "http://",
+        "ftp://h",
+        "unix:///run/x",
+        "h:port",
+        "h:99999",
+        "http://[::1",
+        "a b",
+        "*",
+        "h\x1b[2J",
+        "file:///x",
+    ],
 )
 def test_what_is_no_address_is_refused_in_a_printable_sentence(text: str) -> None:
     with pytest.raises(BadUsage) as error:

@@ -116,25 +116,25 @@ def stop_in_the_middle(connection: socket.socket, over: threading.Event) -> None
 
 
 @pytest.mark.parametrize(
-    ("talk", "reason"),
+    ("talk", "wait", "reason"),
     [
-        (bad.hang, "accepted the connection but sent nothing for 0.3 s"),
-        (stop_in_the_middle, "stopped sending for 0.3 s in the middle of its response"),
-        (bad.drip, "did not finish its response within 0.6 s"),
-        (drip_headers, "did not finish its response within 0.6 s"),
+        (bad.hang, 1.0, "accepted the connection but sent nothing for 1 s"),
+        (stop_in_the_middle, 1.0, "stopped sending for 1 s in the middle of its response"),
+        (bad.drip, 2.0, "did not finish its response within 4 s"),
+        (drip_headers, 2.0, "did not finish its response within 4 s"),
     ],
 )
-def test_a_slow_server_is_given_up(talk: Talk, reason: str) -> None:
+def test_a_slow_server_is_given_up(talk: Talk, wait: float, reason: str) -> None:
     with talking(talk) as server, pytest.raises(Failure, match=reason):
-        client(server.url, wait=0.3).get("/")
+        client(server.url, wait).get("/")
 
 
 def test_a_server_that_is_silent_where_tls_should_begin_is_given_up() -> None:
     with (
         talking(bad.hang) as server,
-        pytest.raises(Failure, match=r"accepted the connection but sent nothing for 0.3 s"),
+        pytest.raises(Failure, match=r"accepted the connection but sent nothing for 1 s"),
     ):
-        client(f"https://127.0.0.1:{server.port}", wait=0.3).get("/")
+        client(f"https://127.0.0.1:{server.port}", wait=1.0).get("/")
 
 
 # Proxies
