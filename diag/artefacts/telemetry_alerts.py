@@ -6,7 +6,7 @@ from typing import Any
 from diag.artefacts.names import runbook_url
 from diag.core.contract import Contract
 from diag.core.incident import fill, regroup
-from diag.knowledge.signals.engine import edge
+from diag.knowledge.signals import edge
 from diag.promql import pretty
 
 RUNBOOK_PAGE = "telemetry"

@@ -13,7 +13,7 @@ from diag.core.formatting import number, plural
 from diag.core.incident import Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.query_cache import QueryCache, Window
-from diag.knowledge.signals.engine import (
+from diag.knowledge.signals import (
     other_page,
     page_answers,
     progress,

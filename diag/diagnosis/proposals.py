@@ -19,7 +19,7 @@ from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals.engine import gpu_memory_total, running_value
+from diag.knowledge.signals import gpu_memory_total, running_value
 from diag.vllm.command.parse import Command, parse
 from diag.vllm.flags.defaults import UNSET, default
 from diag.vllm.flags.registry import release, releases

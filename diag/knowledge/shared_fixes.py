@@ -1,7 +1,7 @@
 """The fixes that several incidents share."""
 
 from diag.core.incident import Fix, documented, judged, measured
-from diag.knowledge.signals.engine import (
+from diag.knowledge.signals import (
     gpu_compute_capability_has_fp8,
     gpu_memory_free_share,
     kv_bytes_with_free_memory,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from diag.core.incident import Fix, Incident
 from diag.diagnosis.proposals import Proposal, command_in, written
 from diag.diagnosis.report import Finding
-from diag.knowledge.signals.engine import RUNNING
+from diag.knowledge.signals import RUNNING
 from diag.verify.snapshot import Snapshot
 from diag.vllm.command.parse import Command
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diag.core.formatting import number
-from diag.knowledge.signals.engine import (
+from diag.knowledge.signals import (
     FINISHED,
     GENERATED_TOKENS,
     PROMPT_TOKENS,

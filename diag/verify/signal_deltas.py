@@ -10,7 +10,7 @@ from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals.engine import (
+from diag.knowledge.signals import (
     progress,
     requests_finished,
     requests_in_flight_peak,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from diag.knowledge.signals.engine import (
+from diag.knowledge.signals import (
     FINISHED,
     ITL,
     PREEMPTIONS,

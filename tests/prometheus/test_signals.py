@@ -16,7 +16,7 @@ from support.scenarios import everything
 from diag import promql
 from diag.core.contract import Contract
 from diag.core.incident import Incident, fill
-from diag.knowledge.signals import engine as signals
+from diag.knowledge import signals
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
 

@@ -21,7 +21,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.relaunch import relaunch
 from diag.diagnosis.report import Finding
 from diag.knowledge.catalog import _check_fix, load
-from diag.knowledge.signals.engine import running_value, tokens_of_one_prompt_in_a_freeze, tokens_prefilled_in_a_freeze
+from diag.knowledge.signals import running_value, tokens_of_one_prompt_in_a_freeze, tokens_prefilled_in_a_freeze
 from diag.sources.recording.reader import read
 from diag.sources.samples import SampleSource
 from diag.vllm.command.shell import line as line_of
@@ -63,7 +63,7 @@ def test_capacity_comes_before_the_cap_and_the_cap_before_the_watermark() -> Non
 def test_what_needs_no_restart_comes_first_in_a_cascade_and_in_a_contention() -> None:
     first = primary("kv_cascade").proposals[0]
     assert (first.fix.restart, first.after) == (False, 6)
-    assert "no more than 6 requests at a time" in first.text
+    assert "Limit gateway concurrency to 6 per engine" in first.text
     first = primary("contention_bigbatch").proposals[0]
     assert (first.fix.restart, first.after) == (False, 256)
 
@@ -462,7 +462,7 @@ def test_a_threshold_that_a_step_never_reaches_is_not_proposed(tmp_path: Path, b
 
 
 def test_the_requests_through_the_gateway_are_those_of_one_engine() -> None:
-    assert "6 requests at a time through the gateway for each engine" in primary("kv_cascade").proposals[0].text
+    assert "Limit gateway concurrency to 6 per engine" in primary("kv_cascade").proposals[0].text
 
 
 def test_prompts_that_share_their_beginning_leave_room_for_others(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from diag.core.errors import BadUsage
 from diag.core.incident import Incident, Severity, judged
 from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge.catalog import load
-from diag.knowledge.signals.engine import long_prefills, requests_running, requests_waiting_median
+from diag.knowledge.signals import long_prefills, requests_running, requests_waiting_median
 from diag.report import verify as person
 from diag.report import verify_json
 from diag.verify.changes import Tried, options

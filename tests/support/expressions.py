@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from diag.core.contract import Contract
 from diag.core.incident import Incident, Signal, fill
 from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
+from diag.knowledge import signals
 from diag.knowledge.catalog import load
-from diag.knowledge.signals import engine as signals
 
 INCIDENTS = load()
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)

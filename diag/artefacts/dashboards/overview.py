@@ -20,7 +20,7 @@ from diag.artefacts.units import TOKENS_PER_SECOND
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.incident import fill, regroup
-from diag.knowledge.signals.engine import budget_burn, itl
+from diag.knowledge.signals import budget_burn, itl
 
 TTFT = "histogram_quantile(0.95, sum by ($by, le) (rate(vllm:time_to_first_token_seconds_bucket[$window])))"
 FINISHED = "sum by ($by, finished_reason) (rate(vllm:request_success_total[$window]))"

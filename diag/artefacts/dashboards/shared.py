@@ -11,7 +11,7 @@ from diag.artefacts.names import claim, expression, in_words, opposite, per, run
 from diag.artefacts.units import TOKENS_PER_SECOND, grafana_unit
 from diag.core.contract import Site
 from diag.core.incident import Condition, Incident
-from diag.knowledge.signals.engine import KV_USAGE
+from diag.knowledge.signals import KV_USAGE
 from diag.knowledge.signals.gpu import THERMAL
 
 STATES = {

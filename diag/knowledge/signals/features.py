@@ -4,7 +4,7 @@ A server without the feature has the number that says so, 0; a release that does
 """
 
 from diag.core.incident import Signal
-from diag.knowledge.signals.engine import FINISHED, ITL, RUNNING, WAITING, configured, counted, gauge
+from diag.knowledge.signals.expressions import FINISHED, ITL, RUNNING, WAITING, configured, counted, gauge
 
 # -- speculative decoding ---------------------------------------------------------------------------------------------
 

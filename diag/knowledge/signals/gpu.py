@@ -1,7 +1,7 @@
 """The signals of one GPU: throttling, faults, memory, links. Names and units: the exporter's page."""
 
 from diag.core.incident import Signal
-from diag.knowledge.signals.engine import counted, page_says
+from diag.knowledge.signals.expressions import counted, page_says
 
 
 def average(metric: str, matchers: str = "") -> str:

@@ -14,7 +14,7 @@ from diag.core.log_events import (
     SHM_BROADCAST_WAIT,
 )
 from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTING, STARTUP_PHASES
-from diag.knowledge.signals.engine import configured
+from diag.knowledge.signals.expressions import configured
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 PHASE = "diag_vllm_startup_phase"

@@ -4,7 +4,7 @@ They are replicas, or the data-parallel ranks of one. A peer counts where it has
 """
 
 from diag.core.incident import Signal
-from diag.knowledge.signals.engine import RUNNING, WAITING, counted, gauge
+from diag.knowledge.signals.expressions import RUNNING, WAITING, counted, gauge
 
 PEERS = "by (model_name)"
 """What looks at peers has this in it."""

@@ -1,0 +1,77 @@
+"""Signals of forward progress: whether the engine processes tokens, and whether it answers."""
+
+from diag.core.incident import Signal
+from diag.knowledge.signals.expressions import KV_USAGE, RUNNING
+from diag.knowledge.signals.load import in_flight
+
+
+def moved(window: str) -> str:
+    """Tokens, requests, and moves of the KV gauge in the window: 0 is a standstill.
+
+    A prefill in chunks with nobody decoding yields no token until it ends, but each chunk takes KV blocks, and every
+    step reports its gauges. Running and waiting do not count: they move in a scheduler's deadlock too.
+    """
+    counters = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
+    grown = " + ".join(f"sum by ($by) (increase({each}[{window}]))" for each in counters)
+    new, old = (f"sum by ($by) (changes({each}[{window}]))" for each in KV_USAGE)
+    return f"({grown} + ({new} or {old} or 0 * ({grown})))"
+
+
+def seen_before(age: str) -> str:
+    """1 where there are samples older than `age`: a shorter standstill proves nothing."""
+    return f"(sum by ($by) (count_over_time({RUNNING}[$window] offset {age})) > bool 0)"
+
+
+def stuck(window: str, least: int) -> str:
+    """Requests in flight all through a window in which nothing moved; 0 where something did."""
+    return f"{in_flight(window)} * ({in_flight(window)} >= bool {least}) * ({moved(window)} == bool 0)"
+
+
+progress = Signal(
+    "tokens and requests processed",
+    moved("$window"),
+    "{value} tokens and requests were processed, counting changes of KV cache usage",
+    "tokens",
+    window_scaling="peak",
+)
+steps_per_second = Signal(
+    "engine steps / s",
+    "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))",
+    "{value} engine steps per second",
+    "1/s",
+)
+# The exporter's (or --probe's) own request got no token, and nobody else's did either.
+PROBE_FAILED = (
+    f"({moved('$window')} == bool 0) * on (instance) group_left () "
+    "(1 - max by (instance) (last_over_time(diag_probe_success[$window])))"
+)
+# One request alone may be one huge prefill in one step, which moves nothing either: it gets two minutes.
+requests_stuck = Signal(
+    "requests in flight without progress",
+    f"({PROBE_FAILED} > 0) or (({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
+    f" or ({stuck('$window', 2)} == 0) or ({stuck('$window', 2)} * {seen_before('25s')})",
+    "{value} requests are in flight and none of them makes progress",
+    "requests",
+)
+other_page = Signal(
+    "metrics endpoint without vLLM's metrics",
+    # an exporter answers whether or not vLLM does
+    "max by (instance) (max_over_time(up[$window]))"
+    ' unless on (instance) last_over_time(diag_scrape_success{collector="vllm"}[$window])',
+    "an endpoint answered without vLLM's metrics: {value}",
+    "bool",
+)
+serves = Signal(
+    "vLLM's metrics available",
+    "max by (instance) (max_over_time(diag_vllm_up[$window]))",
+    "vLLM's metrics were available: {value}",
+    "bool",
+)
+page_answers = Signal(
+    "successful scrapes",
+    "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
+    " or (avg_over_time(up[$window]) and count_over_time(up[$window]) >= 3))"
+    f" and on (instance) count by (instance) (count_over_time({RUNNING}[1d]))",
+    "{value} of scrapes succeeded (the server had answered before)",
+    "share",
+)

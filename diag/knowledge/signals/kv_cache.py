@@ -1,0 +1,116 @@
+"""Signals of the KV cache: usage, preemptions, how many requests fit, and the prefix cache."""
+
+from diag.core.incident import Signal, reported
+from diag.knowledge.signals.expressions import (
+    FINISHED,
+    GENERATED_TOKENS,
+    KV_USAGE,
+    PREEMPTIONS,
+    PROMPT_TOKENS,
+    RUNNING,
+    configured,
+    counted,
+    gauge,
+    renamed,
+)
+from diag.knowledge.signals.load import requests_in_flight_peak
+
+kv_cache_usage_peak = Signal(
+    "KV cache usage (peak)",
+    renamed("max_over_time(", *KV_USAGE),
+    "KV cache usage peaks at {value}",
+    "share",
+    window_scaling="peak",
+)
+kv_cache_usage_median = Signal(
+    "KV cache usage (median)",
+    renamed("quantile_over_time(0.5, ", *KV_USAGE),
+    "median KV cache usage is {value}",
+    "share",
+)
+preemptions_per_request = Signal(
+    "preemptions / finished request",
+    # fewer than three preemptions are an accident, not a rate
+    f"{PREEMPTIONS} * ({PREEMPTIONS} >= bool 3) / clamp_min({FINISHED}, 1)",
+    "{value} preemptions per finished request",
+    "ratio",
+)
+PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
+EVICTION_RATES = reported("0.08 in a healthy run, 2.4 in a cascade, 0.42 once it was fixed", PR_44594)
+evicts = preemptions_per_request.above(0.2, EVICTION_RATES)
+hardly_evicts = preemptions_per_request.at_most(0.2, EVICTION_RATES)
+# What of a prompt takes room of its own: all of it, but where prompts share what they begin with, what one that runs
+# holds less half an answer, which is how far it has come on average.
+PROMPT = f"({PROMPT_TOKENS} / ({FINISHED} >= 3))"
+ANSWER = f"({GENERATED_TOKENS} / ({FINISHED} >= 3))"
+HOLDS_NOW = (
+    f"({renamed('avg_over_time(', *KV_USAGE)} * on (instance) group_left () {configured('kv_cache_size_tokens')}"
+    f" / ({gauge('avg_over_time(', RUNNING)} > 0))"
+)
+OWN_PROMPT = (
+    f"(({PROMPT} unless ({counted('vllm:prefix_cache_hits_total')} > 0.1 * {PROMPT_TOKENS}))"
+    f" or clamp_min({HOLDS_NOW} - {ANSWER} / 2, 0))"
+)
+TOKENS_PER_REQUEST = f"({OWN_PROMPT} + {ANSWER})"
+requests_the_kv_pool_holds = Signal(
+    "requests that fit the KV cache",
+    f"$kv_pool_fill / {TOKENS_PER_REQUEST} * on (instance) group_left () {configured('kv_cache_size_tokens')}",
+    "the KV cache holds {value} requests of the observed mean length",
+    "requests",
+)
+# What ran at the peak is no more than --max-num-seqs, also where that is not known.
+HELD = f"round({requests_the_kv_pool_holds.promql})"
+kv_pool_share_of_running = Signal(
+    "requests that fit the KV cache / running (peak)",
+    f"({HELD} / on (instance) group_left () {configured('max_num_seqs')} >= 1)"
+    f" or {HELD} / ({gauge('max_over_time(', RUNNING)} > 0)",
+    "the KV cache holds {value} of the peak number of running requests",
+    "share",
+)
+# No more than are in the server at its fullest, and no more than the pool holds; nothing where its size is not known.
+requests_worth_admitting = Signal(
+    "requests worth admitting",
+    f"({requests_the_kv_pool_holds.promql} < {requests_in_flight_peak.promql})"
+    f" or ({requests_in_flight_peak.promql} and {requests_the_kv_pool_holds.promql})",
+    "{value} requests could run at once: as many as arrived, as far as the KV cache holds them",
+    "requests",
+)
+# The usage that the next request of mean prompt length would bring about; the usage alone where the pool's size or the
+# prompts' length is not known.
+NEXT_PROMPT = f"{OWN_PROMPT} / on (instance) group_left () {configured('kv_cache_size_tokens')}"
+kv_cache_usage_with_next = Signal(
+    "KV cache usage with one more request",
+    f"({kv_cache_usage_median.promql} + {NEXT_PROMPT}) or {kv_cache_usage_median.promql}",
+    "with one more prompt, KV cache usage would be {value}",
+    "share",
+)
+PREFIX_HITS, PREFIX_QUERIES = (
+    f"({counted(f'vllm:prefix_cache_{each}_total')} or {counted(f'vllm:gpu_prefix_cache_{each}_total')})"
+    for each in ("hits", "queries")
+)
+prefix_cache_hit_ratio = Signal(
+    "prefix cache hit rate",
+    f"({PREFIX_HITS} / ({PREFIX_QUERIES} > 0))"
+    ' or (min by ($by) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window])) - 1)',
+    "prefix cache hit rate: {value}",
+    "share",
+)
+blocks_per_prompt = Signal(
+    "KV blocks / prompt",
+    f"({PROMPT_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('block_size')}",
+    "a prompt spans {value} KV blocks on average; only whole blocks can be shared",
+    "blocks",
+)
+replicas_that_hold_all = Signal(
+    "replicas whose KV caches hold the load",
+    f"{requests_in_flight_peak.promql} / ({requests_the_kv_pool_holds.promql} > 0)",
+    "{value} KV caches of this size hold the peak number of requests in flight",
+    "replicas",
+)
+headroom_of_one_answer = Signal(
+    "mean output length / KV cache size",
+    # what the running requests grow by, together, until one of them ends and gives its blocks back
+    f"({GENERATED_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('kv_cache_size_tokens')}",
+    "the running requests grow by {value} of the KV cache until one of them finishes",
+    "share",
+)

@@ -1,0 +1,102 @@
+"""Signals of an engine's load: requests running, waiting and in flight, and queue time."""
+
+from diag.core.incident import Signal
+from diag.knowledge.signals.expressions import FINISHED, RUNNING, WAITING, configured, counted, gauge, least_of
+
+requests_running = Signal(
+    "requests running (mean)",
+    gauge("avg_over_time(", RUNNING),
+    "{value} requests are running on average",
+    "requests",
+)
+requests_running_median = Signal(
+    "requests running (median)",
+    gauge("quantile_over_time(0.5, ", RUNNING),
+    "{value} requests are running in the median sample",
+    "requests",
+)
+requests_running_floor = Signal(
+    "requests running, least / most",
+    f"{gauge('min_over_time(', RUNNING)} / ({gauge('max_over_time(', RUNNING)} > 0)",
+    "the lowest number of running requests is {value} of the highest: 100 % is a flat line, held down by a cap",
+    "share",
+)
+SEQUENCE_CAP = least_of(configured("max_num_active_seqs"), configured("max_num_seqs"))
+running_share_of_cap = Signal(
+    "requests running / --max-num-seqs (peak)",
+    f"{gauge('max_over_time(', RUNNING)} / on (instance) group_left () {SEQUENCE_CAP}",
+    "running requests peak at {value} of the sequence cap",
+    "share",
+    window_scaling="peak",
+)
+requests_waiting_median = Signal(
+    "requests waiting (median)",
+    gauge("quantile_over_time(0.5, ", WAITING),
+    "{value} requests are waiting in the median sample",
+    "requests",
+)
+requests_waiting_peak = Signal(
+    "requests waiting (peak)",
+    gauge("max_over_time(", WAITING),
+    "at most {value} requests were waiting",
+    "requests",
+    window_scaling="peak",
+)
+waiting_share = Signal(
+    "waiting share of requests",
+    f"{gauge('avg_over_time(', WAITING)} / "
+    f"(({gauge('avg_over_time(', WAITING)} + {gauge('avg_over_time(', RUNNING)}) > 0 or "
+    f"1 + 0 * {gauge('avg_over_time(', WAITING)})",
+    "{value} of the requests in the server are waiting rather than running",
+    "share",
+)
+deferred_share = Signal(
+    "deferred share of waiting requests",
+    # a page without reasons (before vLLM 0.20) counts nothing as deferred
+    f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
+    f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * {gauge('avg_over_time(', WAITING)}",
+    "{value} of the waiting requests are deferred for a reason other than capacity",
+    "share",
+)
+queue_time_share = Signal(
+    "queue time / end-to-end latency",
+    f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:e2e_request_latency_seconds_sum')} > 0)",
+    "queue time is {value} of the end-to-end latency of finished requests",
+    "share",
+)
+queue_time = Signal(
+    "queue time (mean)",
+    f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:request_queue_time_seconds_count')} >= 3)",
+    "mean queue time: {value}",
+    "seconds",
+)
+requests_finished = Signal(
+    "requests finished", FINISHED, "{value} requests finished", "requests", window_scaling="peak"
+)
+
+
+def in_flight(window: str, function: str = "min_over_time") -> str:
+    """The least (or most) number of requests running or waiting at any sample of the window."""
+    running, waiting = (f"sum by ($by) ({function}({each}[{window}]))" for each in (RUNNING, WAITING))
+    return f"({running} + {waiting})"
+
+
+requests_in_flight = Signal(
+    "requests in flight (minimum)",
+    in_flight("$window"),
+    "at least {value} requests were in flight throughout",
+    "requests",
+)
+requests_in_flight_peak = Signal(
+    "requests in flight (peak)",
+    in_flight("$window", "max_over_time"),
+    "at most {value} requests were in flight",
+    "requests",
+    window_scaling="peak",
+)
+replicas_that_run_all = Signal(
+    "replicas that run the load",
+    f"{requests_in_flight_peak.promql} / ({requests_running.promql} > 0)",
+    "{value} servers like this one run the peak number of requests in flight",
+    "replicas",
+)

@@ -1,0 +1,84 @@
+"""Signals of the running configuration and of the memory that it leaves free, which fixes compute from."""
+
+from dataclasses import replace
+
+from diag.core.incident import Signal
+from diag.knowledge.signals.expressions import RUNNING, configured, page_says
+
+most_sequences = Signal(
+    "--max-num-batched-tokens",
+    # vLLM refuses more sequences than tokens in a step; no release since 0.8 has a default below 2,048
+    f"{configured('max_num_batched_tokens')} or 2048 + 0 * {configured('max_num_seqs')}",
+    "a step processes up to {value} tokens, at least one per request",
+    "tokens",
+)
+
+
+def running_value(flag: str) -> Signal:
+    """The value a flag runs with, for a fix that depends on it."""
+    name = f"--{flag.replace('_', '-')}"
+    return Signal(name, configured(flag), f"{name} is {{value}}")
+
+
+def unless_unset(setting: str) -> Signal:
+    """The value of a setting of the KV cache, and 0 where the page says that nobody set it."""
+    unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
+    return replace(running_value(setting), promql=f"{configured(setting)} or {unset}")
+
+
+kv_cache_is_fp8 = Signal(
+    "KV cache is quantized",
+    page_says("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
+    "the KV cache is quantized already: {value}",
+    "bool",
+)
+gpu_memory_total = Signal(
+    "GPU memory (smallest GPU)",
+    "min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "the smallest GPU has {value} of memory",
+    "bytes",
+)
+FREE_SHARE = (
+    "min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))"
+    " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))"
+    " unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0))"
+)
+gpu_memory_free_share = Signal("GPU memory free", FREE_SHARE, "{value} of the fullest GPU's memory is free", "share")
+utilization_that_uses_free_memory = Signal(
+    "GPU memory share for vLLM with the free memory",
+    f"{configured('gpu_memory_utilization')} + {FREE_SHARE} - 0.05",
+    "vLLM would use {value} of the GPU's memory and leave a 5 % reserve",
+    "share",
+)
+kv_bytes_with_free_memory = Signal(
+    "KV cache size that uses the free memory",
+    f"{configured('kv_cache_memory_bytes')} + ({FREE_SHARE} - 0.05)"
+    " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "the KV cache would be {value}, with 5 % of the GPU's memory left as a reserve",
+    "bytes",
+)
+gpu_compute_capability_has_fp8 = Signal(
+    "GPUs with FP8 (compute capability 8.9 or later)",
+    'count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window]))'
+    " or 0 * count by (instance) (last_over_time(diag_gpu_info[$window]))",
+    "{value} GPUs support FP8",
+    "GPUs",
+)
+chunked_prefill_is_off = Signal(
+    "chunked prefill is off",
+    f"(1 - {configured('enable_chunked_prefill')}) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
+    "chunked prefill is off: {value}",
+    "bool",
+)
+sequences_in_a_step = Signal(
+    "--max-num-seqs",
+    f"clamp_min({configured('max_num_seqs')}, 256)",
+    "a step processes at least {value} tokens: one per request, and enough for a prompt to make progress",
+    "tokens",
+)
+twice_the_token_budget = Signal(
+    "2 x --max-num-batched-tokens",
+    f"2 * {configured('max_num_batched_tokens')}",
+    "twice the token budget is {value} tokens",
+    "tokens",
+)
