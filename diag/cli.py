@@ -384,7 +384,7 @@ def main() -> None:
     except TyperException as error:
         context = getattr(error, "ctx", None)
         asked = context.command_path if context else "diag"
-        typer.echo(f"diag: {error.format_message().rstrip('.')}; see {asked} --help", err=True)
+        typer.echo(f"diag: {error.format_message().rstrip('.')} (see {asked} --help)", err=True)
         status = USAGE
     except DiagError as error:
         typer.echo(f"diag: {error}", err=True)

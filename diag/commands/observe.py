@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from diag.commands.site import site
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.core.formatting import printable
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
@@ -66,19 +67,26 @@ def take_snapshot(options: ObserveOptions) -> Snapshot:
 
 def observe(options: ObserveOptions, contract: Contract) -> Observation:
     """The samples of one recording, or of live servers that are scraped for it."""
-    paths = [Path(target) for target in options.targets if Path(target).exists()]
+    paths = [Path(target) for target in options.targets if _is_path(target)]
     if not paths:
         return _scrape(options, contract)
     if len(options.targets) > 1:
         raise BadUsage("a recording is diagnosed alone: name one recording, or only URLs")
+    if not paths[0].exists():
+        raise BadUsage(f"{printable(options.targets[0])} does not exist: name the folder of a recording, or a URL")
     from diag.sources.recording.reader import read
 
     return read(paths[0], launch=options.launch)
 
 
+def _is_path(target: str) -> bool:
+    """Whether a target is a path: one that exists, or that cannot be a URL."""
+    return Path(target).exists() or target.startswith((".", "/", "~"))
+
+
 def observe_once(options: ObserveOptions) -> Observation:
     """A recording as a whole, or live servers at one moment."""
-    if any(Path(target).exists() for target in options.targets):
+    if any(map(_is_path, options.targets)):
         return observe(options, Contract())
     from diag.sources.live.scrape import watch
 

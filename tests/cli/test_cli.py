@@ -70,7 +70,7 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
         (["doctor", CASCADE, "--json", "--markdown"], 64, "exclude each other: choose one"),
         (["doctor", CASCADE, CASCADE], 64, "a recording is diagnosed alone"),
         (["doctor", CASCADE, "--fail-on", "often"], 64, "--fail-on"),
-        (["doctor", CASCADE, "--incidents", "nowhere"], 64, "nowhere: is not a folder"),
+        (["doctor", CASCADE, "--incidents", "nowhere"], 64, "nowhere: not a folder"),
         (
             ["doctor", CASCADE, "--contract", "nowhere.toml"],
             64,
@@ -80,6 +80,9 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
         (["doctor", "127.0.0.1:1"], 69, "connection refused"),
         (["doctor", "tests"], 64, "diag record"),
         (["explain", "kv_evictoin"], 64, "no incident or lint rule 'kv_evictoin' (did you mean kv_eviction_cascade?)"),
+        (["doctor", "./nowhere"], 64, "./nowhere does not exist: name the folder of a recording, or a URL"),
+        (["doctor", "two..dots:8000"], 64, "two..dots:8000 names no host"),
+        (["config", "/nowhere"], 64, "/nowhere does not exist"),
         (["nonsense"], 64, "nonsense"),
         (["record", "127.0.0.1:1", "tests"], 64, "already exists"),
     ],
