@@ -152,12 +152,12 @@ def test_no_metrics_of_vllm(doctor: Diag) -> None:
 # Below HTTP
 
 
-def sent(*parts: bytes, stay: bool = False) -> Callable[[socket.socket, Any], None]:
+def sent(*parts: bytes, status: bytes = b"200 OK", stay: bool = False) -> Callable[[socket.socket, Any], None]:
     """A server that says this whatever it is asked, and then hangs up or stays."""
 
     def talk(connection: socket.socket, over: Any) -> None:
         bad.take(connection)
-        connection.sendall(b"HTTP/1.1 200 OK\r\n" + b"\r\n".join(parts))
+        connection.sendall(b"\r\n".join((b"HTTP/1.1 " + status, *parts)))
         if stay:
             over.wait()
 
@@ -319,8 +319,8 @@ def test_a_gzip_bomb_is_not_unpacked(doctor: Diag, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_redirect_is_read_no_further(doctor: Diag) -> None:
-    """Its body never ends, and what comes of it is not waited for."""
-    with talking(sent(b"Location: /login", b"", stay=True)) as server:
+    """Its body never ends, and is not waited for."""
+    with talking(sent(b"Location: /login", b"", status=b"302 Found", stay=True)) as server:
         assert "redirects to /login" in doctor(server.url).sentence
 
 
