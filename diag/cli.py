@@ -279,7 +279,7 @@ def explain(
 @command("Set up Prometheus and Grafana")
 def generate(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder for alerts/, dashboards/ and runbooks/.")
+        Path, typer.Argument(metavar="DIR", help="Folder for alerts/, dashboards/, runbooks/ and docs/metrics.md.")
     ] = Path(),
     *,
     check: Annotated[

@@ -1,4 +1,4 @@
-"""`diag generate`: alerts, dashboards and runbooks, written or compared with what is there."""
+"""`diag generate`: alerts, dashboards, runbooks and the metric reference, written or compared with what is there."""
 
 from pathlib import Path
 
