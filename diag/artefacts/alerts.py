@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from diag.artefacts.names import alert_name, claim, expression, per, recorded, runbook_url, threshold, uid
+from diag.artefacts.names import (
+    alert_name,
+    claim,
+    dashboard_uid,
+    expression,
+    recording_name,
+    runbook_url,
+    subject_labels,
+    threshold,
+)
 from diag.artefacts.units import alert_value
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident
@@ -78,7 +87,7 @@ def _expressions(alert: Alert, contract: Contract) -> Iterator[str]:
 
 def _group(name: str, members: Sequence[Alert], shared: set[str], contract: Contract) -> Group:
     records = {
-        recorded(condition.signal, alert.incident, window, contract.site): text
+        recording_name(condition.signal, alert.incident, window, contract.site): text
         for alert in members
         for window, condition in alert.conditions()
         if (text := expression(condition.signal, alert.incident, window, contract)) in shared
@@ -104,7 +113,7 @@ def rule(alert: Alert, contract: Contract, shared: set[str]) -> Rule:
 
 def _condition(window: str, condition: Condition, alert: Alert, contract: Contract, shared: set[str]) -> str:
     text = expression(condition.signal, alert.incident, window, contract)
-    name = recorded(condition.signal, alert.incident, window, contract.site) if text in shared else f"({text})"
+    name = recording_name(condition.signal, alert.incident, window, contract.site) if text in shared else f"({text})"
     return f"{name} {condition.op} {contract.limit(condition.limit):g}"
 
 
@@ -116,7 +125,7 @@ def _annotations(alert: Alert, contract: Contract) -> dict[str, str]:
         "impact": incident.impact,
         "runbook_url": runbook_url(site, incident.id),
         "dashboard_url": dashboard_url(incident, site),
-        "doctor": doctor(site),
+        "doctor": doctor_command(site),
     }
 
 
@@ -134,22 +143,22 @@ def _description(alert: Alert, contract: Contract) -> str:
 def subject(incident: Incident, site: Site) -> str:
     """The subject in a template: "{{ $labels.instance }} engine {{ $labels.engine }}"."""
     server = "/".join(f"{{{{ $labels.{label} }}}}" for label in site.labels)
-    parts = [f"{label} {{{{ $labels.{label} }}}}" for label in per(incident, site)[len(site.labels) :]]
+    parts = [f"{label} {{{{ $labels.{label} }}}}" for label in subject_labels(incident, site)[len(site.labels) :]]
     return " ".join((server, *parts))
 
 
 def dashboard_url(incident: Incident, site: Site) -> str:
     """The incident's dashboard at the subject, from an hour before to now, as times that still hold tomorrow."""
-    chosen = "".join(f"&var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in per(incident, site))
+    chosen = "".join(f"&var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in subject_labels(incident, site))
     span = f"from={_milliseconds('time() - 3600')}&to={_milliseconds('time()')}"
-    return f"{site.grafana_url}/d/{uid(incident.id)}?{span}{chosen}"
+    return f"{site.grafana_url}/d/{dashboard_uid(incident.id)}?{span}{chosen}"
 
 
 def _milliseconds(promql: str) -> str:
     return f'{{{{ printf "%.0f" (query "vector(({promql}) * 1000)" | first | value) }}}}'
 
 
-def doctor(site: Site) -> str:
+def doctor_command(site: Site) -> str:
     """The command that diagnoses the server of the alert."""
     if "instance" in site.labels:
         return "diag doctor http://{{ $labels.instance }}"
@@ -172,7 +181,7 @@ def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any
         _inhibit(
             f'incident="{incident.id}",severity="critical"',
             f'incident="{incident.id}",severity="warning"',
-            per(incident, site),
+            subject_labels(incident, site),
         )
         for incident in incidents
         if incident.escalates
@@ -184,4 +193,4 @@ def _inhibit(source: str, target: str, equal: Sequence[str]) -> dict[str, Any]:
 
 
 def _common(cause: Incident, effect: Incident, site: Site) -> list[str]:
-    return [label for label in per(cause, site) if label in per(effect, site)]
+    return [label for label in subject_labels(cause, site) if label in subject_labels(effect, site)]

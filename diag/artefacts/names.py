@@ -16,7 +16,7 @@ def alert_name(incident: str) -> str:
     return "Vllm" + "".join(part.capitalize() for part in incident.split("_"))
 
 
-def uid(page: str) -> str:
+def dashboard_uid(page: str) -> str:
     """The uid of a dashboard, stable for good; at most 40 characters."""
     return f"diag-{page}"
 
@@ -26,7 +26,7 @@ def runbook_url(site: Site, page: str) -> str:
     return f"{site.runbook_base_url}/{page}.md"
 
 
-def per(incident: Incident, site: Site) -> tuple[str, ...]:
+def subject_labels(incident: Incident, site: Site) -> tuple[str, ...]:
     """The labels of one subject at this site: its own for the server, then engine or gpu."""
     return (*site.labels, *(label for label in incident.per if label != "instance"))
 
@@ -58,8 +58,8 @@ def in_words(condition: Condition, contract: Contract) -> str:
     return IN_WORDS[condition.op].format(formatting.quantity(contract.limit(condition.limit), condition.signal.unit))
 
 
-def recorded(signal: Signal, incident: Incident, window: str, site: Site) -> str:
+def recording_name(signal: Signal, incident: Incident, window: str, site: Site) -> str:
     """The name under which a rule records a signal, by level, what it is and window."""
     words = signal.name.replace("--", "").replace("/", " per ").replace("'", "")
     slug = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
-    return f"{'_'.join(per(incident, site))}:{slug}:{window}"
+    return f"{'_'.join(subject_labels(incident, site))}:{slug}:{window}"

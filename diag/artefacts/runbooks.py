@@ -3,7 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from diag.artefacts.names import GENERATED_MARK, alert_name, claim, expression, in_words, opposite, per, threshold
+from diag.artefacts.names import (
+    GENERATED_MARK,
+    alert_name,
+    claim,
+    expression,
+    in_words,
+    opposite,
+    subject_labels,
+    threshold,
+)
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, expression_of
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Source, regroup
@@ -22,7 +31,7 @@ def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str
 
 def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract) -> str:
     """One incident: confirm it, tell it apart, mitigate, fix, verify, hand over, and what not to do."""
-    known = {each.id: each for each in incidents}
+    known = {other.id: other for other in incidents}
     sections = {
         "Meaning": _meaning(incident, incidents),
         "Impact": [_sentence(incident.impact)],
@@ -38,9 +47,10 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
         "Threshold rationale": _rationale(incident, contract),
         "Complete PromQL expression": _promql(incident.query(incident.window, contract.values()), contract),
     }
+    subject = " and ".join(subject_labels(incident, contract.site))
     head = (
         f"# {alert_name(incident.id)}: {incident.title}\n\n*{GENERATED_MARK}.* Incident `{incident.id}`, severity"
-        f" {incident.severity}, evaluated per {' and '.join(per(incident, contract.site))} over {incident.window}.\n"
+        f" {incident.severity}, evaluated per {subject} over {incident.window}.\n"
     )
     return head + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
 
@@ -121,7 +131,7 @@ def _symptom(condition: Condition, incident: Incident, contract: Contract) -> li
     other_side = in_words(opposite(condition), contract)
     return [
         f"**{claim(condition, contract)}**: {reading}. The symptom holds when this query returns {condition.op}"
-        f" {contract.limit(condition.limit):g}; {other_side} rules this incident out.",
+        f" {contract.limit(condition.limit):g}; {other_side} rules the incident out.",
         "",
         "```promql",
         pretty(promql),

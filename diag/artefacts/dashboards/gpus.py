@@ -8,7 +8,7 @@ from diag.artefacts.dashboards.shared import SM_CLOCK, LinePanel, annotations, l
 from diag.artefacts.grafana import panels
 from diag.artefacts.grafana.page import DashboardPage
 from diag.artefacts.grafana.panels import PanelHeader, PanelQuery
-from diag.artefacts.names import GENERATED_MARK, uid
+from diag.artefacts.names import GENERATED_MARK, dashboard_uid
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident
 from diag.knowledge.signals.host import RANK_OF_GPU
@@ -61,7 +61,7 @@ def gpus_page(incidents: Sequence[Incident], contract: Contract) -> DashboardPag
     scope = DashboardScope(contract, ("gpu",))
     alerted = [symptom_panel(condition, incident, scope) for condition, incident in _gpu_symptoms(incidents)]
     return DashboardPage(
-        uid=uid("gpus"),
+        uid=dashboard_uid("gpus"),
         title="vLLM / GPUs and ranks",
         description=f"{GENERATED_MARK}. Which GPU or rank differs from its peers.",
         rows=[

@@ -17,7 +17,7 @@ from diag.artefacts.dashboards.shared import (
 from diag.artefacts.grafana import panels
 from diag.artefacts.grafana.page import DashboardPage
 from diag.artefacts.grafana.panels import NEUTRAL, PanelHeader, PanelQuery, Threshold
-from diag.artefacts.names import GENERATED_MARK, expression, per, threshold, uid
+from diag.artefacts.names import GENERATED_MARK, dashboard_uid, expression, subject_labels, threshold
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident, LookAlike
 
@@ -33,7 +33,7 @@ def incident_page(incident: Incident, known: Mapping[str, Incident], contract: C
         "Server and GPUs over time": server_and_gpus(scope),
     }
     return DashboardPage(
-        uid=uid(incident.id),
+        uid=dashboard_uid(incident.id),
         title=f"vLLM / {incident.title}",
         description=f"{GENERATED_MARK}. {' '.join(incident.cause.split())}",
         rows=[(title, panels.fit(row)) for title, row in rows.items() if row],
@@ -53,7 +53,7 @@ def _introduction(incident: Incident, site: Site) -> Any:
 
 def _state(incident: Incident, scope: DashboardScope) -> Any:
     """The alert for every subject that is judged, also where it does not fire."""
-    by = per(incident, scope.site)
+    by = subject_labels(incident, scope.site)
     first = expression(incident.conditions[0].signal, incident, incident.window, scope.contract)
     promql = scope.narrow(worst_severity(f'incident="{incident.id}"', by) + f" or 0 * ({first})")
     description = f"Green: the alert does not fire. Pending: all symptoms hold, for less than {incident.hold} so far."

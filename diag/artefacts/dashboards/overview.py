@@ -15,7 +15,7 @@ from diag.artefacts.dashboards.shared import (
 from diag.artefacts.grafana import panels
 from diag.artefacts.grafana.page import DashboardPage
 from diag.artefacts.grafana.panels import BAD, GOOD, PanelHeader, PanelQuery, TableColumn, Threshold
-from diag.artefacts.names import GENERATED_MARK, uid
+from diag.artefacts.names import GENERATED_MARK, dashboard_uid
 from diag.artefacts.units import TOKENS_PER_SECOND
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
@@ -30,7 +30,7 @@ def overview(contract: Contract) -> DashboardPage:
     """The page on all servers."""
     scope = DashboardScope(contract, ("model",))
     return DashboardPage(
-        uid=uid("overview"),
+        uid=dashboard_uid("overview"),
         title="vLLM / Overview",
         description=f"{GENERATED_MARK}. Incidents, their impact, and every server in a row.",
         rows=[
@@ -99,7 +99,7 @@ def _servers(scope: DashboardScope) -> Any:
         " A cell opens this page for its server alone."
     )
     chosen = "&".join(f"var-{label}=${{__data.fields.{label}}}" for label in by)
-    address = f"/d/{uid('overview')}?{chosen}&${{__url_time_range}}"
+    address = f"/d/{dashboard_uid('overview')}?{chosen}&${{__url_time_range}}"
     return panels.table(PanelHeader("Servers", description, width=24), columns, STATES, address)
 
 

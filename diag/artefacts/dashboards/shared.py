@@ -7,7 +7,7 @@ from typing import Any
 from diag.artefacts.dashboards.scope import DashboardScope, legend
 from diag.artefacts.grafana import panels
 from diag.artefacts.grafana.panels import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, Threshold
-from diag.artefacts.names import claim, expression, in_words, opposite, per, runbook_url
+from diag.artefacts.names import claim, expression, in_words, opposite, runbook_url, subject_labels
 from diag.artefacts.units import TOKENS_PER_SECOND, grafana_unit
 from diag.core.contract import Site
 from diag.core.incident import Condition, Incident
@@ -106,7 +106,7 @@ def worst_severity(matchers: str, by: Sequence[str]) -> str:
 def symptom_panel(condition: Condition, incident: Incident, scope: DashboardScope) -> Any:
     """A symptom with its threshold: past the line, on the red side, it holds."""
     other_side = in_words(opposite(condition), scope.contract)
-    return alarm_panel(condition, incident, f"{_capitalized(other_side)} rules this incident out.", scope)
+    return alarm_panel(condition, incident, f"{_capitalized(other_side)} rules out {incident.id}.", scope)
 
 
 def alarm_panel(condition: Condition, incident: Incident, meaning: str, scope: DashboardScope) -> Any:
@@ -126,7 +126,7 @@ def signal_panel(
     header = PanelHeader(
         f"{prefix}{claim(condition, scope.contract)}", description, grafana_unit(condition.signal.unit)
     )
-    return panels.time_series(header, [PanelQuery(promql, legend(per(incident, scope.site)))], line)
+    return panels.time_series(header, [PanelQuery(promql, legend(subject_labels(incident, scope.site)))], line)
 
 
 def _capitalized(text: str) -> str:
