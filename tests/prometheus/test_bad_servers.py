@@ -320,7 +320,7 @@ def test_a_gzip_bomb_is_not_unpacked(doctor: Diag, monkeypatch: pytest.MonkeyPat
 
 def test_a_redirect_is_read_no_further(doctor: Diag) -> None:
     """Its body never ends, and is not waited for."""
-    with talking(sent(b"Location: /login", b"", status=b"302 Found", stay=True)) as server:
+    with talking(sent(b"Location: /login", b"", b"#", status=b"302 Found", stay=True)) as server:
         assert "redirects to /login" in doctor(server.url).sentence
 
 
