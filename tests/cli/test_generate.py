@@ -1,9 +1,9 @@
 """`diag generate`: what lies in the repository is what the declarations say, and adding an incident is one file."""
 
 import json
+import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -114,12 +114,56 @@ def test_an_incident_of_ones_own_gets_alert_dashboard_and_runbook_from_one_file(
     assert check.returncode == 0
 
 
-def test_the_incident_that_the_guide_adds_can_be_added(tmp_path: Path) -> None:
-    guide = (ROOT / "diag/knowledge/incidents/README.md").read_text()
-    code = guide.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "many_clients.py").write_text(textwrap.dedent(code))
-    assert diag("generate", tmp_path / "out", "--incidents", tmp_path).returncode == 0
-    assert "| [many_clients](many_clients.md) | VllmManyClients |" in (tmp_path / "out/runbooks/README.md").read_text()
+GUIDE = (ROOT / "docs/writing-an-incident.md").read_text()
+FOUND_A_WARNING = 1
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of the guide in one language."""
+    return [part.partition("```")[0] for part in GUIDE.split(f"```{language}\n")[1:]]
+
+
+def follow(block: str, folder: Path) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Run each command of a block with the `diag` of the folder's own source tree."""
+    program = folder / "bin" / "diag"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from diag.cli import main; main()' \"$@\"\n")
+    program.chmod(0o755)
+    environment = {"PATH": f"{program.parent}:/usr/bin:/bin", "PYTHONPATH": str(folder)}
+    return {
+        line: subprocess.run(
+            ["sh", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        for line in block.splitlines()
+    }
+
+
+def test_the_guide_to_an_incident_works_word_for_word(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "diag", tmp_path / "diag", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    (tmp_path / "my_incidents").mkdir()
+    (declaration,), (trying, contributing) = blocks("python"), blocks("bash")
+    (tmp_path / "my_incidents/many_clients.py").write_text(declaration)
+
+    listed, explained, diagnosed, generated = follow(trying, tmp_path).values()
+    assert [done.returncode for done in (listed, explained, diagnosed, generated)] == [0, 0, FOUND_A_WARNING, 0]
+    assert "many_clients" in listed.stdout and "Gateway admits too many requests" in explained.stdout
+    assert "many_clients" in diagnosed.stdout
+    assert "VllmManyClients" in (tmp_path / "monitoring/alerts/diag.rules.yaml").read_text()
+    assert (tmp_path / "monitoring/dashboards/many_clients.json").exists()
+
+    done = follow(contributing, tmp_path)
+    assert [each.returncode for each in done.values()] == [0] * len(done), done
+    assert "many_clients" in done["diag incidents"].stdout
+    assert "VllmManyClients" in (tmp_path / "runbooks/README.md").read_text()
+
+
+def test_every_command_of_the_guide_exists() -> None:
+    console = [line.split()[1:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    assert [words[0] for words in console] == ["diag", "pytest"]
+    assert "--for" in diag("record", "--help").stdout
+    files = [ROOT / word for word in console[1][1:]]
+    assert [file for file in files if not file.exists()] == []
 
 
 def test_a_site_of_its_own_is_in_all_of_it(tmp_path: Path) -> None:
