@@ -41,7 +41,7 @@ def _little_memory_left(target: LintTarget) -> Iterator[Match]:
 
 def _sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
-    if sequences > largest:
+    if sequences is not None and sequences > largest:
         yield Match(
             f"--max-num-seqs {sequences:g} is above the largest batch with a CUDA graph, {largest:g}",
             f"A step that decodes more than {largest:g} sequences runs without a CUDA graph",
@@ -53,19 +53,19 @@ def _sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
 
 def _graphs_above_sequences(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
-    if sequences and flag and largest > 2 * sequences:
+    if sequences is not None and flag and largest > max(sequences, 2 * sequences):
         yield Match(
             f"CUDA graphs are captured for batches of up to {largest:g}, and --max-num-seqs is {sequences:g}",
             fix=f"Give {flag} no sizes above {sequences:g}",
         )
 
 
-def _batch_and_graphs(target: LintTarget) -> tuple[float, float, str]:
-    """--max-num-seqs (0: unknown, or no graphs), the largest captured batch, and the flag for it ("": default)."""
+def _batch_and_graphs(target: LintTarget) -> tuple[float | None, float, str]:
+    """--max-num-seqs (None: unknown, or no graphs), the largest captured batch, and the flag for it ("": default)."""
     compilation = target.keys("--compilation-config")
     sequences = number(target.command.get("--max-num-seqs"))
     has_graphs = not target.is_on("--enforce-eager") and compilation.get("cudagraph_mode") != "NONE"
-    counted = sequences if sequences and has_graphs and target.since(V1) else 0
+    counted = sequences if has_graphs and target.since(V1) else None
     for flag in ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--cuda-graph-sizes"):
         key = flag[2:].replace("-", "_")
         given = [number(value) for option in target.command.all(flag)[-1:] for value in option.values]

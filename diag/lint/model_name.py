@@ -8,32 +8,41 @@ from diag.lint.target import HELP, LintTarget, is_open
 from diag.vllm.command.parse import Command, Given
 
 
-def _by_flag(command: Command) -> list[Given]:
-    """Each --model on the command line itself."""
-    return [given for given in command.all("--model") if given.words]
-
-
 def _is_help(command: Command) -> bool:
     return any(given.spelled in HELP for given in command.given)
 
 
+def _is_without_model(command: Command) -> bool:
+    """Not where a shell may fill one in, nor where there are flags alone."""
+    return not command.model and command.arguments > 0 and not any(map(is_open, command.words))
+
+
+def has_model(command: Command) -> bool:
+    """Whether it starts a server, and names its model or may do so."""
+    return not _is_help(command) and not _is_without_model(command)
+
+
+def by_flag(command: Command) -> list[Given]:
+    """Each --model on the command line itself."""
+    return [given for given in command.all("--model") if given.words]
+
+
 def _no_model(target: LintTarget) -> Iterator[Match]:
-    command = target.command
-    if not command.model and command.arguments and not _is_help(command) and not any(map(is_open, command.words)):
+    if _is_without_model(target.command) and not _is_help(target.command):
         default = "Qwen/Qwen3-0.6B" if target.since("0.9.0") else "a default model"
         yield Match(why=f"vLLM {target.version} serves {default}")
 
 
 def _named_twice(target: LintTarget) -> Iterator[Match]:
-    command, named = target.command, _by_flag(target.command)
-    if named and command.arguments in command.strays and not command.by_module:
+    command, named = target.command, by_flag(target.command)
+    if named and has_model(command) and command.arguments in command.strays and not command.by_module:
         yield Match(why=f"vLLM {target.version} exits with `unrecognized arguments`", edits=removal(named))
 
 
 def _model_by_flag(target: LintTarget) -> Iterator[Match]:
-    command, named = target.command, _by_flag(target.command)
+    command, named = target.command, by_flag(target.command)
     is_serve = "serve" in command.words[: command.arguments] and not command.entry
-    if named and is_serve and command.arguments not in command.strays and not _is_help(command):
+    if named and is_serve and has_model(command) and command.arguments not in command.strays:
         refused = not target.since("0.11.1") and any(len(given.words) > 1 for given in named)
         first = range(command.arguments, command.arguments)
         yield Match(
@@ -45,7 +54,8 @@ def _model_by_flag(target: LintTarget) -> Iterator[Match]:
 def _model_not_read(target: LintTarget) -> Iterator[Match]:
     command = target.command
     first = command.words[command.arguments : command.arguments + 1]
-    if _is_module(target) and not _by_flag(command) and first and not first[0].startswith("-"):
+    is_word = bool(first) and not first[0].startswith("-")
+    if has_model(command) and _is_module(target) and not by_flag(command) and is_word:
         yield Match(
             "python -m vllm.entrypoints... takes its model only from --model"
             + ("" if command.by_module else ", and it is the entry point of this image"),

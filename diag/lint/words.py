@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from diag.lint.finding import Edit, removal, shown
+from diag.lint.model_name import by_flag, has_model
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, at_least, is_open
 from diag.vllm.flags.registry import known
@@ -67,7 +68,7 @@ def _in_one_word(target: LintTarget) -> Iterator[Match]:
 
 def _too_many(target: LintTarget) -> Iterator[Match]:
     command, places = target.command, _strays(target)
-    if command.by_module and command.arguments in command.strays and any(g.words for g in command.all("--model")):
+    if command.by_module and command.arguments in command.strays and has_model(command) and by_flag(command):
         first = range(command.arguments, command.arguments + 1)
         yield Match(
             "A word before the flags belongs to none of them",
