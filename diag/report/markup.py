@@ -1,17 +1,16 @@
-"""Elements of HTML and SVG as text; whatever is not markup yet goes through `escape`."""
+"""Elements of SVG; text that is not markup yet is escaped."""
 
-import html
+from markupsafe import Markup
 
 from diag.core.formatting import escaped
 
 
-def escape(text: str) -> str:
-    """Text that a browser shows as it is, with what it would obey made visible."""
-    return html.escape(escaped(text))
-
-
-def element(tag: str, /, *inside: str, **attributes: object) -> str:
-    """An element around markup; `class_` is its class, and an underscore in a name stands for a hyphen."""
-    names = (name.rstrip("_").replace("_", "-") for name in attributes)
-    told = "".join(f' {name}="{escape(str(value))}"' for name, value in zip(names, attributes.values(), strict=True))
-    return f"<{tag}{told}>{''.join(inside)}</{tag}>" if inside else f"<{tag}{told}/>"
+def element(tag: str, /, *inside: str, **attributes: object) -> Markup:
+    """An element around text or markup; `class_` is its class, an underscore in a name stands for a hyphen."""
+    given = (
+        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), escaped(str(value)))
+        for name, value in attributes.items()
+    )
+    start = Markup("<{}{}").format(tag, Markup("").join(given))
+    content = Markup("").join(part if isinstance(part, Markup) else escaped(part) for part in inside)
+    return start + (Markup(">{}</{}>").format(content, tag) if inside else Markup("/>"))

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from markupsafe import Markup
+
 from diag.core.formatting import clock, moment, quantity
 from diag.diagnosis.diagnose import Diagnosis, Reading, onset
 from diag.report import sentences as words
-from diag.report.markup import element, escape
+from diag.report.markup import element
 
 Point = tuple[float, float]
 """A time in unix seconds and a value."""
@@ -72,7 +74,7 @@ class Scale:
         return self.box.height - self.box.bottom
 
 
-def plot(reading: Reading, diagnosis: Diagnosis) -> str:
+def plot(reading: Reading, diagnosis: Diagnosis) -> Markup:
     """The history around the incident, the threshold, the side where the condition holds, and since when it does."""
     points = _around(reading, diagnosis)
     scale = _scale(PLOT, points, reading.limit)
@@ -90,7 +92,7 @@ def plot(reading: Reading, diagnosis: Diagnosis) -> str:
     return _svg(PLOT, "plot", *parts, role="img", aria_label=name)
 
 
-def spark(reading: Reading, diagnosis: Diagnosis) -> str:
+def spark(reading: Reading, diagnosis: Diagnosis) -> Markup:
     """The history and the threshold alone, small enough for a row of a table."""
     points = list(zip(diagnosis.instants, reading.history, strict=True))
     scale = _scale(SPARK, points, reading.limit)
@@ -98,7 +100,7 @@ def spark(reading: Reading, diagnosis: Diagnosis) -> str:
     return _svg(SPARK, "spark", limit, _line(points, scale), aria_hidden="true")
 
 
-def bar(diagnosis: Diagnosis, start: float, end: float) -> str:
+def bar(diagnosis: Diagnosis, start: float, end: float) -> Markup:
     """When an incident was present within the span that was observed."""
     scale = Scale(BAR, start, end)
     track = element("rect", class_="track", width=BAR.width, height=BAR.height, rx=2)
@@ -145,7 +147,7 @@ def _scale(box: Box, points: Points, limit: float) -> Scale:
 # -- the parts of a plot ----------------------------------------------------------------------------------------------
 
 
-def _shade(reading: Reading, scale: Scale) -> str:
+def _shade(reading: Reading, scale: Scale) -> Markup:
     """The side of the threshold where the condition holds."""
     limit = scale.y(reading.limit)
     sides = {">": (scale.box.top, limit), "<": (limit, scale.bottom), "=": (limit - 2, limit + 2)}
@@ -153,13 +155,13 @@ def _shade(reading: Reading, scale: Scale) -> str:
     return _rect("holds", scale.box.left, top, scale.right, bottom)
 
 
-def _limit(reading: Reading, scale: Scale) -> Iterator[str]:
+def _limit(reading: Reading, scale: Scale) -> Iterator[Markup]:
     y = scale.y(reading.limit)
     yield _horizontal(y, scale, "limit")
     yield _text(reading.threshold, scale.right + 6, y + 4, "limit")
 
 
-def _values(points: Points, unit: str, scale: Scale) -> Iterator[str]:
+def _values(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
     """The least and the most value at their heights, or one below the other where these are too close."""
     known = [value for _, value in points if value is not None]
     if not known:
@@ -170,7 +172,7 @@ def _values(points: Points, unit: str, scale: Scale) -> Iterator[str]:
         yield _text(quantity(min(known), unit), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
 
 
-def _times(scale: Scale) -> Iterator[str]:
+def _times(scale: Scale) -> Iterator[Markup]:
     """The first and the last instant in full, and round times between them where there is room."""
     base = scale.box.height - 8
     yield _horizontal(scale.bottom, scale, "axis")
@@ -192,7 +194,7 @@ def _time_format(scale: Scale) -> words.TimeFormat:
     return clock if one_day else moment
 
 
-def _mark(unix: int, step: int, scale: Scale, room: int) -> Iterator[str]:
+def _mark(unix: int, step: int, scale: Scale, room: int) -> Iterator[Markup]:
     """A round time; its label only where those of the first and the last instant leave room for it."""
     x = scale.x(unix)
     yield _vertical(x, scale, "grid")
@@ -202,12 +204,12 @@ def _mark(unix: int, step: int, scale: Scale, room: int) -> Iterator[str]:
         yield _text(label, x, scale.box.height - 8, "middle")
 
 
-def _present(diagnosis: Diagnosis, scale: Scale) -> str:
+def _present(diagnosis: Diagnosis, scale: Scale) -> Markup:
     """On the axis: from when to when the incident as a whole was present."""
     return _span(diagnosis, scale, scale.bottom - 2, scale.bottom + 2)
 
 
-def _line(points: Points, scale: Scale) -> str:
+def _line(points: Points, scale: Scale) -> Markup:
     return element("path", class_="line", d="".join(_stroke(stroke, scale) for stroke in thin(points, scale)))
 
 
@@ -217,7 +219,7 @@ def _stroke(points: list[Point], scale: Scale) -> str:
     return f"M{pairs}" if len(points) > 1 else f"M{pairs}h0"
 
 
-def _onset(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> Iterator[str]:
+def _onset(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> Iterator[Markup]:
     began = onset(reading, diagnosis)
     if began is None:
         return
@@ -229,10 +231,10 @@ def _onset(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> Iterator[str
     yield _text(label, x, scale.box.top - 8, f"onset {anchor}")
 
 
-def _reported(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> str:
+def _reported(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> Markup:
     """A dot at the value that is printed."""
     if reading.value is None or diagnosis.until is None:
-        return ""
+        return Markup()
     x, y = _number(scale.x(diagnosis.until)), _number(scale.y(reading.value))
     return element("circle", class_="reported", cx=x, cy=y, r=3.5)
 
@@ -240,11 +242,11 @@ def _reported(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> str:
 # -- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def _svg(box: Box, class_: str, *parts: str, **attributes: object) -> str:
+def _svg(box: Box, class_: str, *parts: str, **attributes: object) -> Markup:
     return element("svg", *parts, class_=class_, viewBox=f"0 0 {box.width} {box.height}", **attributes)
 
 
-def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> str:
+def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> Markup:
     """From `since` to `until`; an incident of one instant can be seen as well."""
     left = scale.x(scale.start if diagnosis.since is None else diagnosis.since)
     right = scale.x(scale.end if diagnosis.until is None else diagnosis.until)
@@ -252,21 +254,21 @@ def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> str:
     return _rect("present", max(left, scale.box.left), top, right, bottom)
 
 
-def _rect(class_: str, left: float, top: float, right: float, bottom: float) -> str:
+def _rect(class_: str, left: float, top: float, right: float, bottom: float) -> Markup:
     width, height = _number(right - left), _number(bottom - top)
     return element("rect", class_=class_, x=_number(left), y=_number(top), width=width, height=height)
 
 
-def _horizontal(y: float, scale: Scale, class_: str) -> str:
+def _horizontal(y: float, scale: Scale, class_: str) -> Markup:
     return element("path", class_=class_, d=f"M{scale.box.left} {_number(y)}H{scale.right}")
 
 
-def _vertical(x: float, scale: Scale, class_: str) -> str:
+def _vertical(x: float, scale: Scale, class_: str) -> Markup:
     return element("path", class_=class_, d=f"M{_number(x)} {scale.box.top}V{scale.bottom}")
 
 
-def _text(text: str, x: float, y: float, class_: str) -> str:
-    return element("text", escape(text), class_=class_, x=_number(x), y=_number(y)) if text else ""
+def _text(text: str, x: float, y: float, class_: str) -> Markup:
+    return element("text", text, class_=class_, x=_number(x), y=_number(y)) if text else Markup()
 
 
 def _number(pixels: float) -> str:

@@ -19,6 +19,7 @@ ONE_FILE = {
     "rich": "report/terminal.py",
     "promql_parser": "promql/",
     "prometheus_client": "core/metric_families.py",
+    "jinja2": "report/html.py",
     "pandas": "report/dataframe.py",
     "prometheus_api_client": "sources/prometheus/client.py",
     "psutil": "exporter/process.py",
