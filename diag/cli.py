@@ -279,7 +279,7 @@ def explain(
 @command("Set up Prometheus and Grafana")
 def generate(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder for alerts/, dashboards/, runbooks/ and docs/metrics.md.")
+        Path, typer.Argument(metavar="DIR", help="Folder for alerts/, dashboards/, runbooks/ and docs/.")
     ] = Path(),
     *,
     check: Annotated[
