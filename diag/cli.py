@@ -171,7 +171,7 @@ def verify(
 
     form = output.form
     options = observe_options([after] if after else [], scrape, evidence, configuration)
-    raise typer.Exit(work.tell(work.verify(before, options), form))
+    raise typer.Exit(work.print_report(work.verify(before, options), form))
 
 
 @command("Collect")

@@ -1,4 +1,4 @@
-"""The report on a change for a machine: schema "diag.verify/1", held by diag.verify.schema.json beside this file."""
+"""The comparison before and after a change, for a machine: schema "diag.verify/2" (diag.verify.schema.json)."""
 
 import json
 import math
@@ -10,64 +10,60 @@ from diag import __version__
 from diag.diagnosis.diagnose import Diagnosis
 from diag.report.json import observed
 from diag.report.verify import headlines
-from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
+from diag.verify.comparison import IncidentOutcome, ServerComparison, Verification
 from diag.verify.load import Load
 from diag.verify.signal_deltas import SignalDelta
 from diag.verify.user_metrics import Bounds, UserMetric
 
-SCHEMA = "diag.verify/1"
+SCHEMA = "diag.verify/2"
 
 
-def render(found: Verification) -> str:
+def render(verification: Verification) -> str:
     """The comparison as indented JSON, one line break at its end; no NaN or Inf."""
-    return json.dumps(document(found), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(document(verification), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def document(found: Verification) -> dict[str, Any]:
+def document(verification: Verification) -> dict[str, Any]:
     """The comparison as plain values, in the schema's order."""
     return {
         "schema": SCHEMA,
         "diag": __version__,
-        "verdict": found.verdict,
-        "headlines": headlines(found),
-        "before": {**observed(found.before), "verdict": found.before.verdict},
-        "after": {**observed(found.after), "verdict": found.after.verdict},
-        "servers": [_server(each) for each in found.servers],
-        "alone": list(found.alone),
+        "verdict": verification.verdict,
+        "headlines": headlines(verification),
+        "before": {**observed(verification.before), "verdict": verification.before.verdict},
+        "after": {**observed(verification.after), "verdict": verification.after.verdict},
+        "servers": [_server(server) for server in verification.servers],
+        "unmatched": list(verification.unmatched),
     }
 
 
 def _server(server: ServerComparison) -> Mapping[str, Any]:
+    before, after = server.loads
     return {
         "before": server.before,
         "after": server.after,
         "comparable": not server.reasons,
         "reasons": list(server.reasons),
-        "load": {"before": _load(server.load[0]), "after": _load(server.load[1])},
-        "changes": [
-            {
-                "name": each.name,
-                "before": each.before,
-                "after": each.after,
-                "follows": each.follows,
-                "known": each.known,
-            }
-            for each in server.changes
-        ],
-        "incidents": [_outcome(each) for each in server.outcomes],
-        "came": [_diagnosis(each) for each in server.came],
-        "users_feel": [_line(each) for each in server.user_metrics],
+        "load": {"before": _load(before), "after": _load(after)},
+        "changes": [asdict(change) for change in server.changes],
+        "incidents": [_outcome(outcome) for outcome in server.outcomes],
+        "new_incidents": [_diagnosis(diagnosis) for diagnosis in server.new_incidents],
+        "user_metrics": [_metric(metric) for metric in server.user_metrics],
         "notes": list(server.notes),
     }
 
 
 def _load(load: Load) -> Mapping[str, Any]:
     numbers = {name: getattr(load, name) for name in ("in_flight", "arrivals", "finished", "seconds")}
-    return {**numbers, "prompts": asdict(load.prompts), "answers": asdict(load.answers)}
+    return {**numbers, "prompts": asdict(load.prompts), "outputs": asdict(load.outputs)}
 
 
-def _diagnosis(one: Diagnosis) -> dict[str, Any]:
-    return {"incident": one.incident.id, "severity": one.severity, "subject": dict(one.subject)}
+def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
+        "incident": diagnosis.incident.id,
+        "severity": diagnosis.severity,
+        "subject": dict(diagnosis.subject),
+    }
 
 
 def _outcome(outcome: IncidentOutcome) -> Mapping[str, Any]:
@@ -77,26 +73,32 @@ def _outcome(outcome: IncidentOutcome) -> Mapping[str, Any]:
         "verdict": outcome.verdict,
         "because": outcome.because,
         "after": outcome.after.state if outcome.after else None,
-        "signals": [_signal(each) for each in outcome.signal_deltas],
+        "signals": [_signal(delta) for delta in outcome.signal_deltas],
         "fixes": [
-            {"name": each.fix.name, "effect": each.fix.effect, "proposed": each.proposed or None}
-            for each in outcome.tried
+            {"name": applied.fix.name, "effect": applied.fix.effect, "proposed": applied.proposed or None}
+            for applied in outcome.applied_fixes
         ],
     }
 
 
-def _signal(each: SignalDelta) -> Mapping[str, Any]:
-    condition = each.condition
-    told = {"signal": condition.signal.name, "unit": condition.signal.unit, "op": condition.op, "limit": each.limit}
-    return {**told, "before": each.before, "after": each.after, "met": each.met}
+def _signal(delta: SignalDelta) -> Mapping[str, Any]:
+    return {
+        "signal": delta.condition.signal.name,
+        "unit": delta.condition.signal.unit,
+        "op": delta.condition.op,
+        "threshold": delta.threshold,
+        "before": delta.before,
+        "after": delta.after,
+        "met": delta.met,
+    }
 
 
-def _line(each: UserMetric) -> Mapping[str, Any]:
-    sides = {"before": _edges(each.before), "after": _edges(each.after)}
-    return {"name": each.name, "unit": each.unit, **sides, "change": each.change}
+def _metric(metric: UserMetric) -> Mapping[str, Any]:
+    sides = {"before": _bounds(metric.before), "after": _bounds(metric.after)}
+    return {"name": metric.name, "unit": metric.unit, **sides, "change": metric.change}
 
 
-def _edges(span: Bounds | None) -> Mapping[str, Any] | None:
-    if span is None:
+def _bounds(bounds: Bounds | None) -> Mapping[str, Any] | None:
+    if bounds is None:
         return None
-    return {"from": span.least, "to": None if math.isinf(span.most) else span.most}
+    return {"from": bounds.lower, "to": None if math.isinf(bounds.upper) else bounds.upper}

@@ -1,1 +1,1 @@
-"""Did a change cure an incident: two looks at the same servers, compared. Data only: nothing here prints."""
+"""Did a change fix an incident: two snapshots of the same servers, compared. Data only: nothing here prints."""

@@ -1,4 +1,4 @@
-"""What was changed between two looks at a server: its flags, its launch command, its version and its GPUs."""
+"""What was changed between two snapshots of a server: its flags, its launch command, its version and its GPUs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,65 +7,66 @@ from diag.core.incident import Fix, Incident
 from diag.diagnosis.proposals import Proposal, command_in, written
 from diag.diagnosis.report import Finding
 from diag.knowledge.signals import RUNNING
-from diag.verify.snapshot import Snapshot
+from diag.verify.snapshot import ServerSnapshot
 from diag.vllm.command.parse import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"
 INFO = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
 MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
-"""By the page itself: adapters, which /v1/models lists as well, are no other model."""
+"""By the page itself: LoRA adapters, which /v1/models lists as well, are no other model."""
 GPUS = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 FACTS = (("vLLM", INFO, "version"), ("models served", MODELS, "model_name"), ("GPUs", GPUS, "name"))
-FOLLOWS = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
+"""What identifies a server: how a report names it, the query, and the label with the answer."""
+DERIVED = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
 """What vLLM derives from its flags and the memory that it finds."""
-WHERE = ("--host", "--port")
+ADDRESS = ("--host", "--port")
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A setting by the name that one gives it, and its values; None where that side does not have it set.
+    """A setting and its values; None where it is not set on that side.
 
-    `follows` marks what vLLM derived. `known` is false where one side does not tell whether it is set at all.
+    `derived` marks what vLLM computes itself. `known` is false where one side does not publish the setting at all.
     """
 
     name: str
     before: str | None
     after: str | None
-    follows: bool = False
+    derived: bool = False
     known: bool = True
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A fix of an incident that the change is, and the value that was proposed for it, "" for none."""
+class AppliedFix:
+    """A known fix of an incident that the change is, and the value that was proposed for it, "" for none."""
 
     fix: Fix
     proposed: str
 
 
-def changes(before: Snapshot, old: str, after: Snapshot, new: str) -> tuple[SettingChange, ...]:
-    """Everything known to differ between a server before (`old`) and after (`new`); what follows from it last."""
-    launched = {each.name: each for each in _launched(before, old, after, new)}
-    found = launched | {each.name: each for each in _configured(before, old, after, new)}
-    everything = [*_described(before, old, after, new), *found.values()]
-    return tuple(sorted(everything, key=lambda each: each.follows))
+def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChange, ...]:
+    """Everything known to differ between two snapshots of a server; what vLLM derives from it comes last."""
+    launched = {change.name: change for change in _launch_changes(before, after)}
+    by_name = launched | {change.name: change for change in _config_changes(before, after)}
+    everything = [*_fact_changes(before, after), *by_name.values()]
+    return tuple(sorted(everything, key=lambda change: change.derived))
 
 
-def models(side: Snapshot, instance: str) -> str:
-    """The names under which models are served, "" where nothing tells."""
-    return _fact(side, MODELS, "model_name", instance)
+def models(server: ServerSnapshot) -> str:
+    """The names under which models are served, "" where no page tells."""
+    return _fact(server, MODELS, "model_name")
 
 
-def tried(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[Tried, ...]:
-    """Which of the incident's fixes the changes are."""
+def applied_fixes(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[AppliedFix, ...]:
+    """Which of the incident's known fixes the changes are."""
     incident: Incident = finding.diagnosis.incident
-    by_name = {each.name: each for each in found if each.known and not each.follows}
-    matches = (fix for fix in incident.fixes if (change := by_name.get(fix.name)) and _is(fix, change))
-    return tuple(Tried(fix, _proposed(fix, finding.proposals)) for fix in matches)
+    by_name = {change.name: change for change in found if change.known and not change.derived}
+    matches = (fix for fix in incident.fixes if (change := by_name.get(fix.name)) and _is_fix(fix, change))
+    return tuple(AppliedFix(fix, _proposed(fix, finding.proposals)) for fix in matches)
 
 
-def _is(fix: Fix, change: SettingChange) -> bool:
-    """Whether a setting moved the way the fix means."""
+def _is_fix(fix: Fix, change: SettingChange) -> bool:
+    """Whether a setting moved in the direction of the fix."""
     if fix.value is None:
         return change.after is None
     if change.after is None:
@@ -79,8 +80,8 @@ def _is(fix: Fix, change: SettingChange) -> bool:
 
 
 def _proposed(fix: Fix, proposals: tuple[Proposal, ...]) -> str:
-    values = (each.after for each in proposals if each.fix == fix and each.after not in (None, ""))
-    return next((written(each) for each in values), "")
+    values = (proposal.after for proposal in proposals if proposal.fix == fix and proposal.after not in (None, ""))
+    return next((written(value) for value in values), "")
 
 
 def _number(text: str | None) -> float | None:
@@ -90,58 +91,51 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _configured(before: Snapshot, old: str, after: Snapshot, new: str) -> Iterator[SettingChange]:
+def _config_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
     """The settings that are numbers, as every source publishes them.
 
-    What only one side publishes may be a default of the other: it counts where no launch commands tell.
+    What only one side publishes may be the default of the other: it counts only where no launch commands are known.
     """
-    one, two = _config(before, old), _config(after, new)
-    told = bool(_command(before, old) and _command(after, new))
-    for flag in sorted(one.keys() | two.keys()):
-        both, follows = flag in one and flag in two, flag in FOLLOWS
-        if one.get(flag) != two.get(flag) and (both or not (told or follows)):
-            yield SettingChange(
-                flag if follows else f"--{flag.replace('_', '-')}", one.get(flag), two.get(flag), follows, both
-            )
+    old, new = _config(before), _config(after)
+    has_commands = bool(_command(before) and _command(after))
+    for flag in sorted(old.keys() | new.keys()):
+        on_both, derived = flag in old and flag in new, flag in DERIVED
+        if old.get(flag) != new.get(flag) and (on_both or not (has_commands or derived)):
+            name = flag if derived else f"--{flag.replace('_', '-')}"
+            yield SettingChange(name, old.get(flag), new.get(flag), derived, on_both)
 
 
-def _config(side: Snapshot, instance: str) -> dict[str, str]:
-    found = ((labels.get("flag"), value) for labels, value in side.series(CONFIG, instance))
-    return {flag: f"{value:.12g}" for flag, value in found if flag}
+def _config(server: ServerSnapshot) -> dict[str, str]:
+    published = ((labels.get("flag"), value) for labels, value in server.series(CONFIG))
+    return {flag: f"{value:.12g}" for flag, value in published if flag}
 
 
-def _described(before: Snapshot, old: str, after: Snapshot, new: str) -> Iterator[SettingChange]:
-    for name, query, label in (
-        ("vLLM", INFO, "version"),
-        ("models served", MODELS, "model_name"),
-        ("GPUs", GPUS, "name"),
-    ):
-        one, two = _fact(before, query, label, old), _fact(after, query, label, new)
-        if one and two and one != two:
-            yield SettingChange(name, one, two)
+def _fact_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
+    for name, query, label in FACTS:
+        old, new = _fact(before, query, label), _fact(after, query, label)
+        if old and new and old != new:
+            yield SettingChange(name, old, new)
 
 
-def _fact(side: Snapshot, query: str, label: str, instance: str) -> str:
-    found = ((labels.get(label, ""), count) for labels, count in side.series(query, instance))
-    times = f"{'{:.0f} x '}" if query == GPUS else ""
-    return ", ".join(sorted(times.format(count) + text for text, count in found if text))
+def _fact(server: ServerSnapshot, query: str, label: str) -> str:
+    counted = ((labels.get(label, ""), count) for labels, count in server.series(query))
+    return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPUS else text for text, count in counted if text))
 
 
-def _launched(before: Snapshot, old: str, after: Snapshot, new: str) -> Iterator[SettingChange]:
-    """What two launch commands say differently, where both are known; a process' own has no variables in it."""
-    one, two = _command(before, old), _command(after, new)
-    if not one or not two:
+def _launch_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
+    """Where two launch commands differ, if both are known; that of a process has no environment variables in it."""
+    old, new = _command(before), _command(after)
+    if not old or not new:
         return
-    variables = all(any(not name.startswith("-") for name in each) for each in (one, two))
-    for name in sorted(one.keys() | two.keys()):
-        if name not in WHERE and one.get(name) != two.get(name):
-            yield SettingChange(name, one.get(name), two.get(name), known=name.startswith("-") or variables)
+    variables = all(any(not name.startswith("-") for name in command) for command in (old, new))
+    for name in sorted(old.keys() | new.keys()):
+        if name not in ADDRESS and old.get(name) != new.get(name):
+            yield SettingChange(name, old.get(name), new.get(name), known=name.startswith("-") or variables)
 
 
-def _command(side: Snapshot, instance: str) -> Mapping[str, str]:
+def _command(server: ServerSnapshot) -> Mapping[str, str]:
     """The options and variables of a launch command; empty where there is none to read."""
-    known = side.running.get(instance)
-    command = command_in(known.launch) if known else None
+    command = command_in(server.running.launch) if server.running else None
     return options(command) if command else {}
 
 

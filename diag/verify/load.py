@@ -1,9 +1,10 @@
-"""Whether two looks at a server saw the same load: without that, no change can be told from a quieter hour.
+"""Whether two snapshots of a server saw the same load: without that, a change cannot be told from a quieter hour.
 
-Clients that wait for an answer before they ask again keep the number of requests in flight, whatever the server does;
-clients that do not care keep the rate at which requests arrive. So one of the two has to be the same, and the lengths
-of prompts and answers too. Among clients that wait, those that a fix frees ask more often than the others, and the mean
-of all moves: then as many tokens a second, and the longest as long as before, are the same lengths.
+Closed-loop clients wait for a response before they send the next request: the number of requests in flight stays the
+same, whatever the server does. With open-loop clients the rate at which requests arrive stays the same. One of the two
+has to match, and the lengths of prompts and outputs too. Among closed-loop clients, those that a fix unblocks send more
+often than the others, which moves the mean of all lengths: then lengths are the same where tokens per second and the
+longest request are.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diag.core.formatting import number
+from diag.core.formatting import number, quantity
 from diag.knowledge.signals import (
     FINISHED,
     GENERATED_TOKENS,
@@ -21,39 +22,40 @@ from diag.knowledge.signals import (
     other_page,
     serves,
 )
-from diag.verify.snapshot import Snapshot
+from diag.verify.snapshot import ServerSnapshot
 
 SAME_LOAD = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
 SAME_LENGTHS = 1.5
 """Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base); of a few long ones by more."""
 FLAT = 0.1
-"""Variance / mean of requests in flight: 0.00-0.04 where clients keep it up (kv_cascade_base), 1 by chance alone."""
+"""Variance / mean of requests in flight: 0.00-0.04 for closed-loop clients (kv_cascade_base), 1 by chance alone."""
 FEWEST = 3
-"""Finished requests below which the signals say nothing either."""
+"""Finished requests below which the signals have no value either."""
 ABSURD = 1e12
-"""Requests in flight that nobody has, and whose sum a float still holds."""
+"""Requests in flight that no server has, and whose sum a float still holds."""
 
-IN_FLIGHT = " + ".join(f"sum by ($by) (last_over_time({each}[$window]))" for each in (RUNNING, WAITING))
+IN_FLIGHT = " + ".join(f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING))
 TOKENS = {"prompt": PROMPT_TOKENS, "generation": GENERATED_TOKENS}
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of prompts or of answers, in tokens: their mean, an edge above the longest one, and how many came a second."""
+    """Of prompts or of outputs, in tokens: their mean, a bucket edge above the longest one, and tokens per second."""
 
     mean: float | None = None
     longest: float | None = None
-    a_second: float | None = None
+    per_second: float | None = None
 
 
 @dataclass(frozen=True)
 class Load:
-    """What clients asked of a server over a whole span, None where it was not seen.
+    """What clients requested of a server over a whole span, None where it was not measured.
 
-    in_flight: requests running or waiting (mean), `flat` where they hardly vary. arrivals: requests a second, those
+    in_flight: requests running or waiting (mean), `flat` where they hardly vary. arrivals: requests per second, those
     that finished and those by which more were in flight at the end. finished: those from the first scrape to the last.
-    seconds: those in which the server was seen, each scrape standing for one interval. answered: whether any page was.
+    seconds: those in which the server was observed, each scrape standing for one interval. responded: whether any page
+    was served.
     """
 
     in_flight: float | None
@@ -61,82 +63,84 @@ class Load:
     arrivals: float | None
     finished: float
     prompts: Lengths
-    answers: Lengths
+    outputs: Lengths
     seconds: float
-    answered: bool = True
+    responded: bool = True
 
     @property
-    def served(self) -> bool:
-        """Whether the server ever answered with its numbers."""
+    def measured(self) -> bool:
+        """Whether the server ever published its numbers."""
         return self.in_flight is not None
 
 
-def load(side: Snapshot, instance: str) -> Load:
+def load(server: ServerSnapshot) -> Load:
     """The load on one server."""
-    row = side.scraped(IN_FLIGHT, instance)
-    seen = np.flatnonzero(np.abs(row) < ABSURD)
-    answered = any((side.value(each.promql, instance) or 0) > 0 for each in (serves, other_page))
-    if not len(seen):
-        return Load(None, False, None, 0.0, Lengths(), Lengths(), 0.0, answered)
-    known, times = row[seen], side.asked.source.instants[seen]
-    mean, lasted = float(known.mean()), float(times[-1] - times[0]) / 1000
-    seconds = lasted + side.asked.source.interval
-    finished = (side.value(FINISHED, instance) or 0.0) * lasted / seconds
+    row = server.scraped(IN_FLIGHT)
+    valid = np.flatnonzero(np.abs(row) < ABSURD)
+    responded = any((server.value(signal.promql) or 0) > 0 for signal in (serves, other_page))
+    if not len(valid):
+        return Load(None, False, None, 0.0, Lengths(), Lengths(), 0.0, responded)
+    in_flight, times = row[valid], server.queries.source.instants[valid]
+    mean, lasted = float(in_flight.mean()), float(times[-1] - times[0]) / 1000
+    seconds = lasted + server.queries.source.interval
+    finished = (server.value(FINISHED) or 0.0) * lasted / seconds
     return Load(
         in_flight=mean,
-        flat=mean >= 1 and float(known.var()) < FLAT * mean,
-        arrivals=max(finished + float(known[-1] - known[0]), 0.0) / lasted if lasted else None,
+        flat=mean >= 1 and float(in_flight.var()) < FLAT * mean,
+        arrivals=max(finished + float(in_flight[-1] - in_flight[0]), 0.0) / lasted if lasted else None,
         finished=finished,
-        prompts=_lengths(side, instance, "prompt", seconds),
-        answers=_lengths(side, instance, "generation", seconds),
+        prompts=_lengths(server, "prompt", seconds),
+        outputs=_lengths(server, "generation", seconds),
         seconds=seconds,
     )
 
 
-def _lengths(side: Snapshot, instance: str, kind: str, seconds: float) -> Lengths:
+def _lengths(server: ServerSnapshot, kind: str, seconds: float) -> Lengths:
     buckets = f"sum by ($by, le) (increase(vllm:request_{kind}_tokens_bucket[$window]))"
-    tokens = side.value(TOKENS[kind], instance)
+    tokens = server.value(TOKENS[kind])
     return Lengths(
-        mean=side.value(f"{TOKENS[kind]} / ({FINISHED} >= {FEWEST})", instance),
-        longest=side.value(f"histogram_quantile(1, {buckets})", instance),
-        a_second=None if tokens is None else tokens / seconds,
+        mean=server.value(f"{TOKENS[kind]} / ({FINISHED} >= {FEWEST})"),
+        longest=server.value(f"histogram_quantile(1, {buckets})"),
+        per_second=None if tokens is None else tokens / seconds,
     )
 
 
 def differences(before: Load, after: Load) -> Iterator[str]:
-    """A sentence for each thing that makes the loads two different ones."""
-    if not before.served:
-        if before.answered:
-            yield "the load before was not measured: its page has no requests running and waiting"
+    """A sentence for each way in which the loads differ."""
+    if not before.measured:
+        if before.responded:
+            yield "the load before the change was not measured: its page has no running and waiting requests"
         return
     if after.finished < FEWEST:
-        yield f"only {after.finished:.0f} requests finished after in {after.seconds:.0f} s: too little traffic to tell"
+        finished = f"only {after.finished:.0f} requests finished after the change"
+        yield f"{finished} (in {quantity(after.seconds, 'seconds')}): too little traffic to compare"
         return
     if not _same_amount(before, after):
         yield (
-            f"not the same load: requests in flight {_shown(before.in_flight)} -> {_shown(after.in_flight)}"
-            f" and arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} a second"
+            f"the load differs: requests in flight {_shown(before.in_flight)} -> {_shown(after.in_flight)},"
+            f" arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} per second"
         )
-    for name, one, other in (("prompts", before.prompts, after.prompts), ("answers", before.answers, after.answers)):
-        if one.mean is not None and not _same_lengths(one, other):
-            yield f"{name} of another length: {_shown(one.mean)} -> {_shown(other.mean)} tokens (mean)"
+    for name, old, new in (("prompt", before.prompts, after.prompts), ("output", before.outputs, after.outputs)):
+        if old.mean is not None and not _same_lengths(old, new):
+            yield f"{name} lengths differ: mean {_shown(old.mean)} -> {_shown(new.mean)} tokens"
 
 
-def _same_lengths(one: Lengths, other: Lengths) -> bool:
-    if _within(SAME_LENGTHS, one.mean, other.mean):
+def _same_lengths(old: Lengths, new: Lengths) -> bool:
+    if _within(SAME_LENGTHS, old.mean, new.mean):
         return True
-    return one.longest is not None and one.longest == other.longest and _within(SAME_LOAD, one.a_second, other.a_second)
+    same_longest = old.longest is not None and old.longest == new.longest
+    return same_longest and _within(SAME_LOAD, old.per_second, new.per_second)
 
 
 def _same_amount(before: Load, after: Load) -> bool:
-    """By what is in flight; else by the rate, unless clients kept the former up: a server at its limit has one rate."""
+    """By requests in flight; else by arrivals, unless clients are closed-loop: a saturated server has one rate."""
     if _within(SAME_LOAD, before.in_flight, after.in_flight):
         return True
     return not before.flat and _within(SAME_LOAD, before.arrivals, after.arrivals)
 
 
-def _within(factor: float, one: float | None, other: float | None) -> bool:
-    return bool(one and other and max(one, other) <= factor * min(one, other))
+def _within(factor: float, old: float | None, new: float | None) -> bool:
+    return bool(old and new and max(old, new) <= factor * min(old, new))
 
 
 def _shown(value: float | None) -> str:

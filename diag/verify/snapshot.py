@@ -1,4 +1,4 @@
-"""One side of a comparison: what was judged before, or after, and what else can be asked of it over its whole span."""
+"""Servers as they were before the change or after it: judged, with further queries over the whole span."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,36 +15,52 @@ INSTANCE = ("instance",)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A report, the source that it was made from, and what is known of each server beside its samples."""
+    """A report, the queries that it was made from, and what is known of each server beside its samples."""
 
     report: Report
-    asked: QueryCache
+    queries: QueryCache
     running: Mapping[str, Running]
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """The servers that were looked at, by name."""
-        return tuple(sorted(dict(each)["instance"] for each in self.asked.subjects(INSTANCE)))
+        """The observed servers, by name."""
+        return tuple(sorted(dict(subject)["instance"] for subject in self.queries.subjects(INSTANCE)))
 
-    def value(self, promql: str, instance: str) -> float | None:
-        """One number for a server over the whole span; None where there is none."""
-        row = self.asked.ask(promql, INSTANCE, self.asked.whole).get((("instance", instance),))
+    def server(self, instance: str) -> "ServerSnapshot":
+        """One of them."""
+        return ServerSnapshot(instance, self.report, self.queries, self.running.get(instance))
+
+
+@dataclass(frozen=True)
+class ServerSnapshot:
+    """One server of a snapshot; `report` and `queries` are those of the whole snapshot."""
+
+    instance: str
+    report: Report
+    queries: QueryCache
+    running: Running | None
+
+    def value(self, promql: str) -> float | None:
+        """One number for the server over the whole span; None where there is none."""
+        row = self.queries.ask(promql, INSTANCE, self.queries.whole).get((("instance", self.instance),))
         return None if row is None or np.isnan(row[-1]) else float(row[-1])
 
-    def series(self, promql: str, instance: str) -> Iterator[tuple[dict[str, str], float]]:
-        """The same for an expression with more labels than `instance`: labels and value of each that has one."""
-        for subject, row in self.asked.ask(promql, INSTANCE, self.asked.whole).items():
-            labels = dict(subject)
-            if labels.get("instance") == instance and not np.isnan(row[-1]):
-                yield labels, float(row[-1])
+    def series(self, promql: str) -> Iterator[tuple[dict[str, str], float]]:
+        """The same for an expression with more labels than `instance`: labels and value of each series with a value."""
+        for subject, row in self.queries.ask(promql, INSTANCE, self.queries.whole).items():
+            if self.owns(subject) and not np.isnan(row[-1]):
+                yield dict(subject), float(row[-1])
 
-    def scraped(self, promql: str, instance: str) -> Floats:
+    def scraped(self, promql: str) -> Floats:
         """The value at every scrape, NaN where it failed; for an expression over samples of one interval."""
-        times = self.asked.source.instants
-        rows = self.asked.ask(promql, INSTANCE, self.asked.holding(0.0), times)
-        return rows.get((("instance", instance),), np.full(len(times), np.nan))
+        times = self.queries.source.instants
+        rows = self.queries.ask(promql, INSTANCE, self.queries.holding(0.0), times)
+        return rows.get((("instance", self.instance),), np.full(len(times), np.nan))
 
+    def owns(self, subject: Subject) -> bool:
+        """Whether an engine or a GPU is this server's."""
+        return dict(subject).get("instance") == self.instance
 
-def renamed(subject: Subject, instance: str) -> Subject:
-    """The same engine or GPU of a server that has another name."""
-    return tuple(sorted({**dict(subject), "instance": instance}.items()))
+    def renamed(self, subject: Subject) -> Subject:
+        """The same engine or GPU under this server's name."""
+        return tuple(sorted({**dict(subject), "instance": self.instance}.items()))

@@ -1,4 +1,4 @@
-"""What users feel, before and after, as exactly as a histogram knows it: between which of its edges."""
+"""User-visible latency and throughput, before and after, as exactly as a histogram knows it: by bucket edges."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from diag.knowledge.signals import (
     gauge,
 )
 from diag.verify.load import Load
-from diag.verify.snapshot import Snapshot
+from diag.verify.snapshot import ServerSnapshot
 
 RUN_TO_RUN = 1.5
 """Runs of one configuration under one load: 1,375 output tokens/s and 1,706-2,127 in three others (kv_cascade_base)."""
@@ -29,15 +29,15 @@ Change = Literal["better", "worse", "same", "unknown"]
 
 @dataclass(frozen=True)
 class Bounds:
-    """A value that lies above `least` and at or below `most`; both are the value itself where it is exact."""
+    """A value above `lower` and at or below `upper`; both are the value itself where it is exact."""
 
-    least: float
-    most: float
+    lower: float
+    upper: float
 
 
 @dataclass(frozen=True)
 class UserMetric:
-    """One line of what users feel; `change` is "worse" only where it cannot be the chance of a run."""
+    """One user-visible metric; `change` is "worse" only where it cannot be the noise between two runs."""
 
     name: str
     unit: str
@@ -47,10 +47,10 @@ class UserMetric:
 
 
 @dataclass(frozen=True)
-class _Asks:
-    """What is asked: one number, or a quantile of histograms of which the page has one.
+class _Metric:
+    """How a metric is measured: one number, or a quantile of the first of these histograms that the page has.
 
-    `notable` is the least difference that anybody notices (judged).
+    `notable` is the least difference that a user notices (judged).
     """
 
     name: str
@@ -64,47 +64,50 @@ class _Asks:
 
 TTFT = ("vllm:time_to_first_token_seconds",)
 E2E = "vllm:e2e_request_latency_seconds"
+E2E_MEAN = f"{counted(f'{E2E}_sum')} / ({counted(f'{E2E}_count')} > 0)"
 TOKENS = "vllm:generation_tokens_total"
-ASKS = (
-    _Asks("output tokens / s", "1/s", "higher", 1.0, counted(TOKENS)),
-    _Asks("time to first token p50", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.5),
-    _Asks("time to first token p95", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.95),
-    _Asks("gap between tokens p99.9", "seconds", "lower", 0.1, histograms=ITL, quantile=0.999),
-    _Asks("longest gap between tokens", "seconds", "lower", 0.1, histograms=ITL, quantile=1.0),
-    _Asks("freezes / finished request", "ratio", "lower", 0.1, freezes_per_request.promql),
-    _Asks("whole answer (mean)", "seconds", "lower", 0.3, f"{counted(f'{E2E}_sum')} / ({counted(f'{E2E}_count')} > 0)"),
-    _Asks("preemptions / finished request", "ratio", "lower", 0.1, f"{PREEMPTIONS} / ({FINISHED} >= 3)"),
-    _Asks("requests waiting (mean)", "requests", "lower", 1.0, gauge("avg_over_time(", WAITING)),
-    _Asks("requests running (mean)", "requests", "either", 1.0, gauge("avg_over_time(", RUNNING)),
+METRICS = (
+    _Metric("output tokens / s", "1/s", "higher", 1.0, counted(TOKENS)),
+    _Metric("TTFT p50", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.5),
+    _Metric("TTFT p95", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.95),
+    _Metric("ITL p99.9", "seconds", "lower", 0.1, histograms=ITL, quantile=0.999),
+    _Metric("ITL (maximum)", "seconds", "lower", 0.1, histograms=ITL, quantile=1.0),
+    _Metric("stream pauses / finished request", "ratio", "lower", 0.1, freezes_per_request.promql),
+    _Metric("end-to-end latency (mean)", "seconds", "lower", 0.3, E2E_MEAN),
+    _Metric("preemptions / finished request", "ratio", "lower", 0.1, f"{PREEMPTIONS} / ({FINISHED} >= 3)"),
+    _Metric("requests waiting (mean)", "requests", "lower", 1.0, gauge("avg_over_time(", WAITING)),
+    _Metric("requests running (mean)", "requests", "either", 1.0, gauge("avg_over_time(", RUNNING)),
 )
 
 
-def user_metrics(before: tuple[Snapshot, str, Load], after: tuple[Snapshot, str, Load]) -> tuple[UserMetric, ...]:
-    """What the users of one server feel; each side is a look, the server's name in it, and its load."""
-    lasted = before[2].seconds, after[2].seconds
-    found = ((each, _span(each, *before), _span(each, *after)) for each in ASKS)
+def user_metrics(before: ServerSnapshot, after: ServerSnapshot, loads: tuple[Load, Load]) -> tuple[UserMetric, ...]:
+    """User-visible latency and throughput of one server under its load before and after."""
+    lasted = loads[0].seconds, loads[1].seconds
+    measured = ((metric, _bounds(metric, before, lasted[0]), _bounds(metric, after, lasted[1])) for metric in METRICS)
     return tuple(
-        UserMetric(each.name, each.unit, one, two, _change(each, one, two, lasted)) for each, one, two in found
+        UserMetric(metric.name, metric.unit, old, new, _change(metric, old, new, lasted))
+        for metric, old, new in measured
     )
 
 
-def _span(asks: _Asks, side: Snapshot, instance: str, load: Load) -> Bounds | None:
-    if asks.histograms:
-        return next(filter(None, (_quantile(asks.quantile, side, instance, each) for each in asks.histograms)), None)
-    value = side.value(asks.promql, instance)
-    if value is not None and asks.unit == "1/s":
-        value = value / load.seconds if load.seconds else None
+def _bounds(metric: _Metric, server: ServerSnapshot, seconds: float) -> Bounds | None:
+    if metric.histograms:
+        quantiles = (_quantile(metric.quantile, server, histogram) for histogram in metric.histograms)
+        return next(filter(None, quantiles), None)
+    value = server.value(metric.promql)
+    if value is not None and metric.unit == "1/s":
+        value = value / seconds if seconds else None
     return None if value is None else Bounds(value, value)
 
 
-def _quantile(share: float, side: Snapshot, instance: str, histogram: str) -> Bounds | None:
-    """The bucket that the quantile lies in; the last one with anything in it for the longest of all."""
+def _quantile(share: float, server: ServerSnapshot, histogram: str) -> Bounds | None:
+    """The bucket that the quantile lies in; for the maximum the last one with anything in it."""
     promql = f"sum by (instance, le) (increase({histogram}_bucket[$window]))"
-    return bucket(share, list(_edges(side.series(promql, instance))))
+    return bucket(share, list(_edges(server.series(promql))))
 
 
 def _edges(series: Iterable[tuple[dict[str, str], float]]) -> Iterator[tuple[float, float]]:
-    """Upper edge and count of each bucket, without what has no such number for an edge."""
+    """Upper edge and count of each bucket, without series whose edge is no positive number."""
     for labels, count in series:
         with suppress(KeyError, ValueError):
             if (edge := float(labels["le"])) > 0:
@@ -112,7 +115,7 @@ def _edges(series: Iterable[tuple[dict[str, str], float]]) -> Iterator[tuple[flo
 
 
 def bucket(share: float, counts: Sequence[tuple[float, float]]) -> Bounds | None:
-    """Between which edges a share of all lies; `counts` are (upper edge, how many up to it), in any order."""
+    """The bucket with a quantile; `counts` are (upper edge, observations up to it), in any order."""
     edges = [(0.0, 0.0), *sorted(counts)]
     wanted = share * edges[-1][1]
     if not wanted:
@@ -120,18 +123,18 @@ def bucket(share: float, counts: Sequence[tuple[float, float]]) -> Bounds | None
     return next(Bounds(low, high) for (low, _), (high, count) in pairwise(edges) if count >= wanted * (1 - 1e-9))
 
 
-def _change(asks: _Asks, before: Bounds | None, after: Bounds | None, lasted: tuple[float, float]) -> Change:
-    """The longest of all grows with the time for which one looks."""
-    if before is None or after is None or asks.wanted == "either":
+def _change(metric: _Metric, before: Bounds | None, after: Bounds | None, lasted: tuple[float, float]) -> Change:
+    """Whether it got better or worse; a maximum grows with the time observed and is compared over like spans only."""
+    if before is None or after is None or metric.wanted == "either":
         return "unknown"
-    if asks.quantile == 1 and max(lasted) > RUN_TO_RUN * min(lasted):
+    if metric.quantile == 1 and max(lasted) > RUN_TO_RUN * min(lasted):
         return "unknown"
-    grew, fell = _beyond(before, after, asks.notable), _beyond(after, before, asks.notable)
+    grew, fell = _exceeds(after, before, metric.notable), _exceeds(before, after, metric.notable)
     if not grew and not fell:
         return "same"
-    return "better" if grew == (asks.wanted == "higher") else "worse"
+    return "better" if grew == (metric.wanted == "higher") else "worse"
 
 
-def _beyond(low: Bounds, high: Bounds, notable: float) -> bool:
-    """Whether the one is more than the other, by the least that both can be apart."""
-    return not math.isinf(low.most) and high.least >= RUN_TO_RUN * low.most and high.least - low.most >= notable
+def _exceeds(high: Bounds, low: Bounds, notable: float) -> bool:
+    """Whether one value is clearly above another, by the least that both can be apart."""
+    return not math.isinf(low.upper) and high.lower >= RUN_TO_RUN * low.upper and high.lower - low.upper >= notable

@@ -25,10 +25,11 @@ from diag.core.incident import Incident, Severity, judged
 from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge.catalog import load
 from diag.knowledge.signals import long_prefills, requests_running, requests_waiting_median
-from diag.report import verify as person
+from diag.report import verify as report
 from diag.report import verify_json
-from diag.verify.changes import Tried, options
-from diag.verify.compare import Verification, compare
+from diag.verify.changes import AppliedFix, options
+from diag.verify.compare import compare
+from diag.verify.comparison import Verification
 from diag.verify.load import Lengths, Load, differences
 from diag.verify.signal_deltas import WORK, SignalDelta, expected, signal_deltas
 from diag.verify.snapshot import Snapshot
@@ -99,7 +100,7 @@ def verified(before: str | Path, after: str | Path) -> Verification:
 
 
 def line_1(found: Verification) -> str:
-    return person.headlines(found)[0]
+    return report.headlines(found)[0]
 
 
 @pytest.mark.parametrize(("before", "after", "verdict"), PAIRS)
@@ -113,9 +114,9 @@ def test_the_verdict_is_that_of_who_was_there(before: str, after: str, verdict: 
 def test_every_form_can_be_shown(before: str, after: str, _: str) -> None:
     found = verified(before, after)
     jsonschema.validate(json.loads(verify_json.render(found)), SCHEMA)
-    lines = person.terminal(found).splitlines()
+    lines = report.terminal(found).splitlines()
     assert max(map(len, lines)) <= 100
-    assert person.markdown(found).startswith(f"**{found.verdict.upper()}")
+    assert report.markdown(found).startswith(f"**{found.verdict.upper()}")
 
 
 # -- what it costs, and what was changed ------------------------------------------------------------------------------
@@ -124,28 +125,28 @@ def test_every_form_can_be_shown(before: str, after: str, _: str) -> None:
 def test_a_cure_that_halves_the_output_says_so_in_line_1() -> None:
     head = line_1(verified("kv_cascade_base", "cure_max_num_seqs_p90"))
     assert head.startswith(
-        "CURED, AT A PRICE kv_eviction_cascade on 127.0.0.1:8216 engine 0: output tokens / s 1,375 -> 709"
+        "CURED, WITH TRADE-OFFS kv_eviction_cascade on 127.0.0.1:8216 engine 0: output tokens / s 1,375 -> 709"
     )
-    assert "time to first token p50 <= 5 -> <= 20 s" in head
-    assert "queue_saturation (warning) came" in head
+    assert "TTFT p50 <= 5 s -> <= 20 s" in head
+    assert "new: queue_saturation (warning)" in head
 
 
 def test_a_run_is_no_worse_by_what_runs_of_one_load_differ() -> None:
     (server,) = verified("kv_cascade", "kv_cascade_base").servers
-    assert not server.price
+    assert not server.trade_offs
 
 
-def test_no_price_is_told_of_looks_that_cannot_be_compared() -> None:
+def test_incomparable_snapshots_have_no_trade_offs() -> None:
     (server,) = verified("healthy", "queue_saturation").servers
     assert any(each.change == "worse" for each in server.user_metrics)
-    assert not server.price
+    assert not server.trade_offs
 
 
-def test_gaps_are_judged_by_the_longest_of_them() -> None:
+def test_inter_token_latency_is_judged_by_its_maximum() -> None:
     (server,) = verified("contention_bigbatch", "contention_smallbatch").servers
-    felt = {each.name: (each.after, each.change) for each in server.user_metrics}
-    assert felt["longest gap between tokens"] == (Bounds(0.3, 0.4), "better")
-    assert felt["gap between tokens p99.9"] == (Bounds(0.3, 0.4), "better")
+    metrics = {metric.name: (metric.after, metric.change) for metric in server.user_metrics}
+    assert metrics["ITL (maximum)"] == (Bounds(0.3, 0.4), "better")
+    assert metrics["ITL p99.9"] == (Bounds(0.3, 0.4), "better")
 
 
 @pytest.mark.parametrize(
@@ -159,23 +160,23 @@ def test_the_change_is_the_fix(after: str, flag: str, values: tuple[str | None, 
     (server,) = verified("kv_cascade_base", after).servers
     assert [(each.name, each.before, each.after) for each in server.changes] == [(flag, *values)]
     assert server.first is not None
-    assert [each.fix.flag for each in server.first.tried] == [flag]
+    assert [each.fix.flag for each in server.first.applied_fixes] == [flag]
 
 
 def test_a_flag_that_moved_the_other_way_is_no_fix() -> None:
     (server,) = verified("cure_max_num_seqs_mean", "cure_max_num_seqs_p90").servers
     assert [each.name for each in server.changes] == ["--max-num-seqs"]
     assert server.first is not None
-    assert not server.first.tried
-    assert "none of the fixes that diag knows for queue_saturation" in person.terminal(
+    assert not server.first.applied_fixes
+    assert "none: the change is no known fix of queue_saturation" in report.terminal(
         verified("cure_max_num_seqs_mean", "cure_max_num_seqs_p90")
     )
 
 
 def test_what_vllm_derives_is_told_as_such() -> None:
     (server,) = verified("queue_saturation", "healthy").servers
-    follows = {each.name: (each.before, each.after) for each in server.changes if each.follows}
-    assert follows["num_gpu_blocks"] == ("384", "2048")
+    derived = {each.name: (each.before, each.after) for each in server.changes if each.derived}
+    assert derived["num_gpu_blocks"] == ("384", "2048")
 
 
 def test_a_setting_that_one_side_does_not_publish_is_no_change(tmp_path: Path) -> None:
@@ -183,10 +184,10 @@ def test_a_setting_that_one_side_does_not_publish_is_no_change(tmp_path: Path) -
     (server,) = verified("kv_cascade_base", bare).servers
     assert {each.name for each in server.changes} > {"--max-num-seqs"}
     assert not any(each.known for each in server.changes)
-    assert "nothing that diag can see" in person.terminal(verified("kv_cascade_base", bare))
+    assert "no difference is known" in report.terminal(verified("kv_cascade_base", bare))
     (server,) = verified(bare, "cure_max_num_seqs_mean").servers
     assert server.first is not None
-    assert not server.first.tried
+    assert not server.first.applied_fixes
 
 
 def test_a_command_without_variables_says_nothing_about_them(tmp_path: Path) -> None:
@@ -221,8 +222,8 @@ BASE = list(rewriting.scrapes("kv_cascade_base"))
 
 # -- whether two looks can be compared --------------------------------------------------------------------------------
 
-PROMPTS, ANSWERS = Lengths(300.0, 1000.0, 1200.0), Lengths(100.0, 200.0, 400.0)
-LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, ANSWERS, 60.0)
+PROMPTS, OUTPUTS = Lengths(300.0, 1000.0, 1200.0), Lengths(100.0, 200.0, 400.0)
+LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, OUTPUTS, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, ANSWERS, 60.0)
         (replace(LOAD, flat=True), replace(LOAD, in_flight=3.0), False),
         (LOAD, replace(LOAD, in_flight=10.0, arrivals=9.0), False),
         (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 700.0)), False),
-        (LOAD, replace(LOAD, answers=Lengths(160.0, 200.0, 900.0)), False),
+        (LOAD, replace(LOAD, outputs=Lengths(160.0, 200.0, 900.0)), False),
         # the short ones among them come more often than before, as many tokens in all
         (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 1100.0)), True),
         (LOAD, replace(LOAD, prompts=Lengths(140.0, 500.0, 1100.0)), False),
@@ -248,10 +249,10 @@ LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, ANSWERS, 60.0)
         ),
         (LOAD, replace(LOAD, finished=2.0), False),
         # who never served has no load to compare; who did, and without these numbers, has one that nobody knows
-        (replace(LOAD, in_flight=None, answered=False), replace(LOAD, finished=0.0), True),
+        (replace(LOAD, in_flight=None, responded=False), replace(LOAD, finished=0.0), True),
         (replace(LOAD, in_flight=None), LOAD, False),
         # who stalled all the time finished nothing, and has no lengths
-        (replace(LOAD, finished=0.0, arrivals=0.0, prompts=Lengths(), answers=Lengths()), LOAD, True),
+        (replace(LOAD, finished=0.0, arrivals=0.0, prompts=Lengths(), outputs=Lengths()), LOAD, True),
     ],
 )
 def test_the_same_load(before: Load, after: Load, same: bool) -> None:
@@ -261,8 +262,8 @@ def test_the_same_load(before: Load, after: Load, same: bool) -> None:
 def test_what_is_counted_is_what_the_pages_hold() -> None:
     counts = [sum(map(float, re.findall(r"(?m)^vllm:request_success_total.* (.*)$", page))) for _, _, page in BASE]
     (server,) = verified("kv_cascade_base", "kv_cascade_base").servers
-    assert server.load[0].finished == pytest.approx(counts[-1] - counts[0])
-    assert server.load[0].arrivals == pytest.approx(server.load[0].finished / (BASE[-1][0] - BASE[0][0]), rel=0.05)
+    assert server.loads[0].finished == pytest.approx(counts[-1] - counts[0])
+    assert server.loads[0].arrivals == pytest.approx(server.loads[0].finished / (BASE[-1][0] - BASE[0][0]), rel=0.05)
 
 
 def test_a_page_without_the_load_is_no_server_that_never_answered(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_a_page_without_the_load_is_no_server_that_never_answered(tmp_path: Path
 
     before = changed(tmp_path, "contention_bigbatch", lambda all_of_it: rewriting.changed(all_of_it, without))
     found = verified(before, "healthy")
-    assert (found.verdict, "the load before was not measured" in line_1(found)) == ("not comparable", True)
+    assert (found.verdict, "the load before the change was not measured" in line_1(found)) == ("not comparable", True)
 
 
 def changed(
@@ -291,7 +292,7 @@ def test_another_model_is_another_server(tmp_path: Path) -> None:
     )
     found = verified("kv_cascade_base", other)
     assert found.verdict == "not comparable"
-    assert "another model is served: tiny -> other" in line_1(found)
+    assert "a different model is served: tiny -> other" in line_1(found)
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -308,7 +309,7 @@ def test_a_restart_within_a_look_spoils_it(tmp_path: Path, side: str) -> None:
     spoilt: dict[str, str | Path] = {**names, side: changed(tmp_path, names[side], restarted)}
     found = verified(spoilt["before"], spoilt["after"])
     assert found.verdict == "not comparable"
-    assert f"the server was restarted within the look {side}" in line_1(found)
+    assert f"the server restarted during the observation {side} the change" in line_1(found)
 
 
 @pytest.mark.parametrize("after", ["cure_max_num_seqs_mean", "cure_max_num_seqs_p90"])
@@ -322,12 +323,12 @@ def test_a_symptom_that_nobody_measures_any_more_may_hide_the_incident(tmp_path:
         "kv_cascade_base", changed(tmp_path, after, lambda all_of_it: rewriting.changed(all_of_it, without))
     )
     assert found.verdict == "not comparable"
-    assert "not measured after: preemptions / finished request" in line_1(found)
+    assert "not measured after the change: preemptions / finished request" in line_1(found)
 
 
 def test_a_server_that_never_answered_is_cured_where_it_does_though_no_log_says_so(tmp_path: Path) -> None:
     found = verified("startup_crash_blocksize16", rewriting.pages_alone(tmp_path, "healthy"))
-    assert (found.verdict, found.servers[0].outcomes[0].because) == ("cured", "the server answers now")
+    assert (found.verdict, found.servers[0].outcomes[0].because) == ("cured", "the server responds now")
 
 
 def test_the_same_picture_under_another_name_is_no_cure(tmp_path: Path) -> None:
@@ -338,7 +339,7 @@ def test_the_same_picture_under_another_name_is_no_cure(tmp_path: Path) -> None:
 
     after = changed(tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, few))
     found = verified("kv_cascade_base", after)
-    assert (found.verdict, "under another name" in line_1(found)) == ("no effect", True)
+    assert (found.verdict, "under another incident" in line_1(found)) == ("no effect", True)
 
 
 def told(side: Snapshot, incident: str, change: Callable[[Diagnosis], Diagnosis]) -> Snapshot:
@@ -369,8 +370,8 @@ def part(tmp_path: Path, name: str, begin: int, end: int) -> Path:
 @pytest.mark.parametrize(("begin", "end"), [(17, 20), (36, 40)])
 def test_a_look_too_short_to_show_it_cures_nothing(tmp_path: Path, begin: int, end: int) -> None:
     found = verified("kv_cascade", part(tmp_path, "kv_cascade", begin, end))
-    assert (found.verdict, "look again for 30 s" in line_1(found)) == ("not comparable", True)
-    assert "at a price" not in line_1(found)
+    assert (found.verdict, "observe the server for 30 s" in line_1(found)) == ("not comparable", True)
+    assert "trade-offs" not in line_1(found)
 
 
 def test_what_comes_and_goes_needs_a_look_as_long_as_it_stays_away() -> None:
@@ -380,7 +381,7 @@ def test_what_comes_and_goes_needs_a_look_as_long_as_it_stays_away() -> None:
         return replace(one, symptoms=symptoms, instants=one.instants + later)
 
     found = compare(told(look(RECORDINGS / "engine_stalled"), "engine_stalled", again), look(RECORDINGS / "healthy"))
-    assert (found.verdict, "it came and went, 3600 s apart" in line_1(found)) == ("not comparable", True)
+    assert (found.verdict, "it recurred after up to 60 min" in line_1(found)) == ("not comparable", True)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +396,7 @@ def test_a_shorter_look_at_the_same_is_no_change(tmp_path: Path, name: str, end:
 
 def test_the_longest_of_all_is_not_compared_with_that_of_a_longer_look(tmp_path: Path) -> None:
     (server,) = verified(part(tmp_path, "cure_max_num_seqs_mean", 0, 14), "cure_max_num_seqs_mean").servers
-    assert {each.name: each.change for each in server.user_metrics}["longest gap between tokens"] == "unknown"
+    assert {each.name: each.change for each in server.user_metrics}["ITL (maximum)"] == "unknown"
 
 
 def test_another_half_with_its_adapters_is_the_same_model(tmp_path: Path) -> None:
@@ -440,10 +441,15 @@ def test_of_two_grave_incidents_the_one_that_stays_counts(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "heads"),
     [
-        ("healthy", "healthy", "cured", ["CURED, AT A PRICE kv_eviction_cascade on r0:8000"]),
-        ("", "healthy", "not comparable", ["NOT COMPARABLE r1:8000: what was wrong before", "CURED, AT A PRICE"]),
-        ("healthy", "engine_dead", "worse", ["WORSE r1:8000", "CURED, AT A PRICE"]),
-        ("healthy", "startup_hang", "not comparable", ["NOT COMPARABLE r1:8000", "CURED, AT A PRICE"]),
+        ("healthy", "healthy", "cured", ["CURED, WITH TRADE-OFFS kv_eviction_cascade on r0:8000"]),
+        (
+            "",
+            "healthy",
+            "not comparable",
+            ["NOT COMPARABLE r1:8000: the state before the change is unknown", "CURED, WITH TRADE-OFFS"],
+        ),
+        ("healthy", "engine_dead", "worse", ["WORSE r1:8000", "CURED, WITH TRADE-OFFS"]),
+        ("healthy", "startup_hang", "not comparable", ["NOT COMPARABLE r1:8000", "CURED, WITH TRADE-OFFS"]),
     ],
 )
 def test_who_stands_beside_the_one_that_was_cured(
@@ -457,7 +463,7 @@ def test_who_stands_beside_the_one_that_was_cured(
 
     found = verified(both("kv_cascade_base", before, "before"), both("cure_max_num_seqs_mean", after, "after"))
     assert found.verdict == verdict
-    for head, begins in zip(person.headlines(found), heads, strict=True):
+    for head, begins in zip(report.headlines(found), heads, strict=True):
         assert head.startswith(begins)
 
 
@@ -465,8 +471,8 @@ def test_what_was_healthy_is_not_told_by_what_another_server_lacked(tmp_path: Pa
     blind = ((t, at, "") for t, at, _ in rewriting.scrapes("healthy"))
     one = rewriting.write(tmp_path / "one", rewriting.side_by_side(rewriting.scrapes("healthy"), blind))
     (server, _) = verified(one, one).servers
-    assert (server.before, server.blind != ()) == ("r1:8000", True)
-    assert not any("r0:8000" in each for each in person.headlines(verified(one, one)))
+    assert (server.before, server.unknown_before != ()) == ("r1:8000", True)
+    assert not any("r0:8000" in each for each in report.headlines(verified(one, one)))
 
 
 @pytest.mark.parametrize(
@@ -499,13 +505,13 @@ def test_servers_are_matched_by_name_where_there_are_several(tmp_path: Path) -> 
 
     found = verified(both("kv_cascade_base", "a:1", "b:1"), both("cure_watermark", "b:1", "c:1"))
     assert [each.before for each in found.servers] == ["b:1"]
-    assert found.alone == ("a:1 is not there after", "c:1 was not there before")
+    assert found.unmatched == ("a:1 is missing after the change", "c:1 was missing before the change")
     assert (found.servers[0].verdict, found.verdict) == ("better", "not comparable")
 
 
 def test_what_is_named_after_and_is_older_is_told() -> None:
     (server,) = verified("kv_cascade_base", "cure_max_num_seqs_mean").servers
-    assert "what was named as after is older than what was named as before: is that their order?" in server.notes
+    assert "AFTER was observed earlier than BEFORE: check the order of the two arguments" in server.notes
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------
@@ -529,7 +535,7 @@ def test_what_a_tried_fix_promises_comes_first() -> None:
     promise = requests_running.at_least(6, judged("for the test"))
     waits = requests_waiting_median.at_most(3, judged("for the test"))
     fix = replace(incident.fixes[0], expects=(promise, waits))
-    conditions = expected(incident, [Tried(fix, "")])
+    conditions = expected(incident, [AppliedFix(fix, "")])
     assert conditions[:2] == (promise, waits)
     assert [each.op for each in conditions[2:]] == ["<=", "<="]
     assert len({each.signal for each in conditions}) == len(conditions)
@@ -548,9 +554,11 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
     slow = [(pages[0][0] + 10 * (time - pages[0][0]), at, page) for time, at, page in pages]
     sides = look(RECORDINGS / "contention_bigbatch"), look(rewriting.write(tmp_path / "slow", slow))
     one = sides[0].report.present[0].diagnosis
-    named = [(side, side.instances[0]) for side in sides]
+    servers = [side.server(side.instances[0]) for side in sides]
     (events,) = (
-        each for each in signal_deltas(one, expected(one.incident, ()), named) if each.condition.signal == long_prefills
+        each
+        for each in signal_deltas(one, expected(one.incident, ()), *servers)
+        if each.condition.signal == long_prefills
     )
     assert events.before
     assert events.after is not None
@@ -560,9 +568,9 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("before", "after", "way"), [(1.2, 0.6, 0.5), (0.6, 1.2, -0.5), (0.0, 0.0, 0.0)])
 def test_how_far_a_signal_went(before: float, after: float, way: float) -> None:
     condition = requests_running.at_most(0.2, judged("for the test"))
-    assert SignalDelta(condition, 0.2, before, after).way == pytest.approx(way)
+    assert SignalDelta(condition, 0.2, before, after).improvement == pytest.approx(way)
     opposite = requests_running.at_least(0.2, judged("for the test"))
-    assert SignalDelta(opposite, 0.2, before, after).way == pytest.approx(-way)
+    assert SignalDelta(opposite, 0.2, before, after).improvement == pytest.approx(-way)
 
 
 # -- as a user types it -----------------------------------------------------------------------------------------------
@@ -571,7 +579,7 @@ def test_how_far_a_signal_went(before: float, after: float, way: float) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (["cure_max_num_seqs_mean"], 0, "CURED, AT A PRICE"),
+        (["cure_max_num_seqs_mean"], 0, "CURED, WITH TRADE-OFFS"),
         (["cure_watermark"], 1, "BETTER"),
         (["kv_cascade_base"], 1, "NO EFFECT"),
         (["idle"], 3, "NOT COMPARABLE"),
@@ -586,17 +594,21 @@ def test_the_exit_status_is_the_verdict(words: list[str], status: int, sentence:
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        ([], 64, "Missing argument 'before'"),
-        (["http://127.0.0.1:9"], 64, "a live server cannot show how it was: record it before the change"),
+        ([], 64, "Missing argument 'BEFORE'"),
+        (
+            ["http://127.0.0.1:9"],
+            64,
+            "is a live server, which cannot show how it was before the change; run diag record",
+        ),
         (
             ["http://me:pass@127.0.0.1:9", "127.0.0.1:9"],
             64,
-            "BEFORE is no recording (http://127.0.0.1:9 would be asked)",
+            "BEFORE must be a recording: http://127.0.0.1:9 is a live server",
         ),
-        (["nowhere"], 64, "BEFORE is no recording (http://nowhere:80 would be asked)"),
+        (["nowhere"], 64, "BEFORE must be a recording: http://nowhere:80 is a live server"),
         (["\x1b[31mred", "other"], 64, "\\x1b[31mred is no URL"),
         (["tests/recordings/kv_cascade", "127.0.0.1:9"], 69, "cannot connect to http://127.0.0.1:9"),
-        (["tests/recordings/kv_cascade"], 69, "BEFORE was recorded there: if it is elsewhere now, name AFTER"),
+        (["tests/recordings/kv_cascade"], 69, "BEFORE was recorded there: if the server has moved, give AFTER"),
         (["README.md", "tests/recordings/healthy"], 64, "it is no recording of `diag record`"),
         (
             ["tests/recordings/healthy", "tests/recordings/healthy", "--json", "--markdown"],
@@ -618,9 +630,9 @@ def test_a_name_with_escapes_reaches_no_terminal(tmp_path: Path) -> None:
     evil = "a\x1b[31m|:1"
     pages = [(time, evil, page) for time, _, page in rewriting.scrapes("kv_cascade_base")]
     found = verified(rewriting.write(tmp_path / "evil", pages), "cure_watermark")
-    for text in (person.terminal(found), person.markdown(found)):
+    for text in (report.terminal(found), report.markdown(found)):
         assert "\x1b" not in text
-    assert "\\|" in person.markdown(found)
+    assert "\\|" in report.markdown(found)
 
 
 def test_without_after_the_servers_of_before_are_looked_at_as_they_are_now(tmp_path: Path) -> None:
@@ -635,5 +647,5 @@ def test_without_after_the_servers_of_before_are_looked_at_as_they_are_now(tmp_p
 
 
 def test_one_live_server_is_not_before_and_after() -> None:
-    with pytest.raises(BadUsage, match="record it before the change"):
+    with pytest.raises(BadUsage, match="run diag record URL DIR before the change"):
         verifying.verify("http://localhost:1/metrics", ObserveOptions(["localhost:1"]))
