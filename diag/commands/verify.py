@@ -25,8 +25,8 @@ def verify(before: str, settings: ObserveOptions) -> Verification:
     after = settings.targets
     if not Path(before).exists() and (not after or _identity(before) == _identity(after[0])):
         raise BadUsage(
-            f"BEFORE must be a recording: {without_credentials([before])} is a live server, which cannot show how it was"
-            " before the change; run diag record URL DIR before the change, and give DIR"
+            f"BEFORE must be a recording: {without_credentials([before])} is a live server, which cannot show its past;"
+            " run diag record URL DIR before the change, and give DIR"
         )
     earlier = take_snapshot(replace(settings, targets=[before], launch="", log=""))
     return compare(earlier, take_snapshot(settings) if after else _now(earlier, settings))

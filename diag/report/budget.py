@@ -1,162 +1,131 @@
-"""The ledger in print: plain text of at most 100 columns, and JSON of schema "diag.budget/1"."""
+"""A memory estimate in print: plain text of at most 100 columns, and JSON of schema "diag.budget/2"."""
 
 import json
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from diag import __version__
 from diag.core.formatting import gibibytes
 from diag.core.sizes import GIB
+from diag.report.layout import paragraph, table
+from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.ledger import Ledger, Row
-from diag.vllm.memory.parts import ByteRange
 
-SCHEMA = "diag.budget/1"
-WIDTH = 100
+SCHEMA = "diag.budget/2"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Everything that is printed: the ledger `known`, and what follows from it.
+    """Everything that is printed: the ledger, and what follows from it.
 
-    `changes` are flags with the value that makes it fit, `longest` and `sequences` what is safe, None where that is not
-    known. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log says them.
+    `suggestions` are flags with the value that makes it fit; `longest` and `sequences` are what is safe, None where
+    that is not known. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log says them.
     """
 
-    name: str
+    model: str
     gpu: str
-    known: Ledger
+    ledger: Ledger
     notes: tuple[str, ...] = ()
     logged: Mapping[str, float] = field(default_factory=dict)
-    changes: tuple[tuple[str, str], ...] = ()
+    suggestions: tuple[tuple[str, str], ...] = ()
     longest: int | None = None
     sequences: int | None = None
 
 
-def text(told: Budget) -> str:
-    """The ledger for a terminal."""
-    lines = chain(_head(told), _rows(told), _cache(told), _fixes(told))
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+# -- for a terminal ---------------------------------------------------------------------------------------------------
 
 
-def _head(told: Budget) -> Iterator[str]:
-    setup = told.known.setup
-    where = f"{setup.gpus * setup.data} x {told.gpu}" if not setup.cpu else told.gpu
+def render(budget: Budget) -> str:
+    """The estimate for a terminal."""
+    lines = [*_head(budget), "", *_rows(budget)]
+    cache = list(_cache(budget))
+    lines += ["", *table(cache)] if cache else []
+    return "\n".join([*lines, *_suggestions(budget)]) + "\n"
+
+
+def _head(budget: Budget) -> list[str]:
+    setup = budget.ledger.setup
+    where = f"{setup.gpus * setup.data} x {budget.gpu}" if not setup.cpu else budget.gpu
     size = f" ({gibibytes(setup.total)})" if setup.total else ""
-    length = "the longest that fits" if setup.fitted else f"{setup.length:,} tokens"
-    line = f"{told.known.verdict.upper()}: {told.name} on {where}{size}, vLLM {setup.version}, context {length}"
-    yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")
-    for each in (*told.known.why, *told.notes):
-        yield from textwrap.wrap(each, WIDTH - 2, initial_indent="  - ", subsequent_indent="    ")
+    length = "the longest that fits" if setup.auto_length else f"{setup.length:,} tokens"
+    verdict = budget.ledger.verdict.upper()
+    lines = paragraph(f"{verdict}: {budget.model} on {where}{size}, vLLM {setup.version}, context {length}")
+    for text in (*budget.ledger.reasons, *budget.notes):
+        lines += paragraph(text, "  - ", "    ")
+    return lines
 
 
-def _rows(told: Budget) -> Iterator[str]:
-    logged = bool(told.logged) or any(row.logged for row in told.known.rows)
-    log_head = f"{'log':>9}{'differs':>9}" if logged else ""
-    yield ""
-    yield f"  {'GiB' if told.known.setup.cpu else 'GiB on one GPU':<16}{'computed':>15}{log_head}   from"
-    for row in told.known.rows:
-        columns = f"{_middle(row.logged):>9}{_difference(row):>9}" if logged else ""
-        start = f"  {row.name:<16}{_gib(row.computed):>15}{columns}   "
-        yield from textwrap.wrap(_how(row), WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+def _rows(budget: Budget) -> list[str]:
+    """The ledger as a table; with columns for the log where it says anything."""
+    rows = budget.ledger.rows
+    head = ("GiB" if budget.ledger.setup.cpu else "GiB on one GPU", "computed", "log", "difference", "source")
+    lines = [(row.name, _gib(row.computed), _middle(row.logged), _difference(row), _source(row)) for row in rows]
+    if budget.logged or any(row.logged for row in rows):
+        return table([head, *lines], right=(1, 2, 3))
+    return table([(name, computed, source) for name, computed, _, _, source in (head, *lines)], right=(1,))
 
 
-def _how(row: Row) -> str:
-    return f"{row.how} ({row.basis})" if row.basis != "exact" else row.how
+def _source(row: Row) -> str:
+    return f"{row.source} ({row.basis})" if row.basis != "exact" else row.source
 
 
 def _difference(row: Row) -> str:
     """How far the log is from what was computed, "none" where it is within that."""
-    if row.differs is None:
+    if row.difference is None:
         return ""
-    return f"{row.differs / GIB:+.2f}" if abs(row.differs) >= 0.005 * GIB else "none"
+    return f"{row.difference / GIB:+.2f}" if abs(row.difference) >= 0.005 * GIB else "none"
 
 
-def _cache(told: Budget) -> Iterator[str]:
-    known, setup = told.known, told.known.setup
-    if known.cache is None or known.needed is None or known.token_bytes is None:
+def _cache(budget: Budget) -> Iterator[tuple[str, str, str]]:
+    """The KV cache: what a token and a request take, what it holds, and what is safe; each with what the log says."""
+    found, setup = budget.ledger, budget.ledger.setup
+    layout = found.layout
+    if layout is None or found.needed is None or found.token_bytes is None:
         return
-    said = {name: f"   log: {value:,.10g}" for name, value in told.logged.items()}
-    yield ""
-    window = f", {known.cache.windows} of {known.cache.windows + known.cache.groups} groups of layers keep a window"
-    yield _line("KV cache of a token", f"{known.token_bytes:,.0f} bytes{window if known.cache.windows else ''}")
-    blocks = f"{known.cache.blocks(setup.length):,} blocks"
-    yield _line(f"of {setup.length:,} tokens", f"{gibibytes(known.needed)}, {blocks}{said.get('needed', '')}")
-    if known.tokens and known.blocks and known.concurrency:
-        yield _line("the pool holds", f"{_span(known.tokens)} tokens{said.get('tokens', '')}")
-        yield _line("in blocks", f"{_span(known.blocks)} of {setup.block} tokens")
-        low, high = known.concurrency
-        at_once = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} - {high:.2f}"
-        yield _line("concurrency", f"{at_once} requests of {setup.length:,} tokens{said.get('concurrency', '')}")
-    if told.longest is not None:
-        shown = f"--max-model-len {told.longest}" if told.longest else "none"
-        yield _line("safe context", f"{shown}{said.get('longest', '')}")
-    if told.sequences is not None and told.longest:
-        shown = f"--max-num-seqs {told.sequences}" if told.sequences else "none"
-        yield _line("safe sequences", f"{shown} of {setup.length:,} tokens each, without an eviction")
+    total = layout.windows + layout.groups
+    windows = f", {layout.windows} of {total} layer groups have a sliding window" if layout.windows else ""
+    blocks = f"{layout.blocks(setup.length):,} blocks"
+    yield "KV cache per token", f"{found.token_bytes:,.0f} bytes{windows}", ""
+    yield f"for {setup.length:,} tokens", f"{gibibytes(found.needed)}, {blocks}", _logged(budget, "needed", " GiB")
+    if found.tokens and found.blocks and found.concurrency:
+        requests = f"{_concurrency(found.concurrency)} requests of {setup.length:,} tokens"
+        yield "KV cache size", f"{_span(found.tokens)} tokens", _logged(budget, "tokens")
+        yield "KV blocks", f"{_span(found.blocks)} of {setup.block} tokens", ""
+        yield "concurrency", requests, _logged(budget, "concurrency")
+    yield from _safe(budget)
 
 
-def _line(name: str, value: str) -> str:
-    return f"  {name:<24}{value}"
+def _safe(budget: Budget) -> Iterator[tuple[str, str, str]]:
+    """The context and the concurrency that fit for certain."""
+    if budget.longest is not None:
+        flag = f"--max-model-len {budget.longest}" if budget.longest else "none"
+        yield "safe context", flag, _logged(budget, "longest")
+    if budget.sequences is not None and budget.longest:
+        flag = f"--max-num-seqs {budget.sequences}" if budget.sequences else "none"
+        yield "safe concurrency", f"{flag} without preemption", ""
 
 
-def _fixes(told: Budget) -> Iterator[str]:
-    if told.known.verdict == "fits" or not (told.known.pool and told.known.cache):
-        return
-    yield ""
-    if not told.changes:
-        yield "  No single flag that diag can compute makes it fit for certain."
-    else:
-        yield "  Each of these makes it fit:" if len(told.changes) > 1 else "  This makes it fit:"
-    for flag, value in told.changes:
-        yield f"    {flag} {value}"
+def _logged(budget: Budget, name: str, unit: str = "") -> str:
+    value = budget.logged.get(name)
+    return "" if value is None else f"log: {value:,.10g}{unit}"
 
 
-def document(told: Budget) -> str:
-    """The same as JSON: bytes as whole numbers, ranges as [least, most], null where nothing is known."""
-    known, setup = told.known, told.known.setup
-    content: dict[str, Any] = {
-        "schema": SCHEMA,
-        "diag": __version__,
-        "model": told.name,
-        "gpu": {"name": told.gpu, "total_bytes": setup.total, "count": setup.gpus * setup.data},
-        "vllm": setup.version,
-        "verdict": known.verdict,
-        "why": list(known.why),
-        "notes": list(told.notes),
-        "rows": [_entry(row) for row in known.rows],
-        "kv_cache": {
-            "token_bytes": known.token_bytes,
-            "block_bytes": known.block_bytes or None,
-            "needed_bytes": known.needed,
-            "blocks": _pair(known.blocks),
-            "tokens": _pair(known.tokens),
-            "concurrency": [round(each, 4) for each in known.concurrency] if known.concurrency else None,
-            "logged": dict(told.logged),
-        },
-        "max_model_len": {"asked": setup.length, "safe": told.longest},
-        "max_num_seqs": {"asked": setup.sequences, "safe": told.sequences},
-        "changes": [{"flag": flag, "value": value} for flag, value in told.changes],
-    }
-    return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _entry(row: Row) -> dict[str, Any]:
-    both = {"bytes": _pair(row.computed), "log_bytes": _pair(row.logged)}
-    return {"name": row.name, "basis": row.basis, "how": row.how, **both}
-
-
-def _pair(size: ByteRange | None) -> list[int] | None:
-    return [size.low, size.high] if size else None
+def _suggestions(budget: Budget) -> list[str]:
+    found = budget.ledger
+    if found.verdict == "fits" or not (found.kv_cache and found.layout):
+        return []
+    if not budget.suggestions:
+        return ["", "  No single change that diag can compute makes it fit for certain."]
+    head = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"
+    return ["", head, *(f"    {flag} {value}" for flag, value in budget.suggestions)]
 
 
 def _gib(size: ByteRange | None) -> str:
     if size is None:
-        return "not known"
+        return "unknown"
     low, high = f"{size.low / GIB:.2f}", f"{size.high / GIB:.2f}"
-    return low if low == high else f"{low} - {high}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _middle(size: ByteRange | None) -> str:
@@ -164,4 +133,59 @@ def _middle(size: ByteRange | None) -> str:
 
 
 def _span(size: ByteRange) -> str:
-    return f"{size.low:,}" if size.low == size.high else f"{size.low:,} - {size.high:,}"
+    return f"{size.low:,}" if size.low == size.high else f"{size.low:,} to {size.high:,}"
+
+
+def _concurrency(bounds: tuple[float, float]) -> str:
+    low, high = (f"{bound:.2f}" for bound in bounds)
+    return low if low == high else f"{low} to {high}"
+
+
+# -- for a machine ----------------------------------------------------------------------------------------------------
+
+
+def render_json(budget: Budget) -> str:
+    """The same as JSON: bytes as whole numbers, ranges as [least, most], null where nothing is known."""
+    return json.dumps(document(budget), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def document(budget: Budget) -> dict[str, Any]:
+    """The estimate as plain values, in the schema's order."""
+    found, setup = budget.ledger, budget.ledger.setup
+    return {
+        "schema": SCHEMA,
+        "diag": __version__,
+        "model": budget.model,
+        "gpu": {"name": budget.gpu, "total_bytes": setup.total, "count": setup.gpus * setup.data},
+        "vllm": setup.version,
+        "verdict": found.verdict,
+        "reasons": list(found.reasons),
+        "notes": list(budget.notes),
+        "rows": [_row_document(row) for row in found.rows],
+        "kv_cache": _cache_document(budget),
+        "max_model_len": {"requested": setup.length, "safe": budget.longest},
+        "max_num_seqs": {"requested": setup.sequences, "safe": budget.sequences},
+        "suggestions": [{"flag": flag, "value": value} for flag, value in budget.suggestions],
+    }
+
+
+def _row_document(row: Row) -> dict[str, Any]:
+    sizes = {"bytes": _pair(row.computed), "log_bytes": _pair(row.logged)}
+    return {"name": row.name, "basis": row.basis, "source": row.source, **sizes}
+
+
+def _cache_document(budget: Budget) -> dict[str, Any]:
+    found = budget.ledger
+    return {
+        "token_bytes": found.token_bytes,
+        "block_bytes": found.block_bytes or None,
+        "needed_bytes": found.needed,
+        "blocks": _pair(found.blocks),
+        "tokens": _pair(found.tokens),
+        "concurrency": [round(bound, 4) for bound in found.concurrency] if found.concurrency else None,
+        "logged": dict(budget.logged),
+    }
+
+
+def _pair(size: ByteRange | None) -> list[int] | None:
+    return [size.low, size.high] if size else None

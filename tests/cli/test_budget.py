@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from support import scripted_nvml
 from support.models import changed
 
 from diag import report
-from diag.commands.budget import BudgetOptions, reckon, run
+from diag.commands.budget import BudgetOptions, estimate, run
 from diag.core.errors import BadUsage
 
 MODELS = Path("tests/data/models")
@@ -23,22 +24,22 @@ SCHEMA = json.loads((Path(report.__file__).parent / "diag.budget.schema.json").r
 WITH_A_LOG = """\
 FITS: llama-3.1-8b on 1 x h100 (79.10 GiB), vLLM 0.32.0, context 8,192 tokens
 
-  GiB on one GPU         computed      log  differs   from
-  budget                    72.77                     0.92 of 79.10 GiB
-  weights                   14.99    14.99     none   the shape in config.json
-  activations         0.78 - 5.48                     a step of 8,192 tokens, logits of 1,024
-                                                      requests (estimated)
-  CUDA graphs         0.10 - 2.00     0.52     none   counted since 0.20.0 (estimated)
-  not torch's         0.05 - 0.40                     the libraries' buffers (estimated)
-  KV cache          49.91 - 56.85    51.10     none   the budget less all of the above (estimated)
+  GiB on one GPU        computed    log  difference  source
+  budget                   72.77                     92 % of 79.10 GiB
+  weights                  14.99  14.99        none  the shape in config.json
+  activations       0.78 to 5.48                     a step of 8,192 tokens, logits of 1,024
+                                                     requests (estimated)
+  CUDA graphs       0.10 to 2.00   0.52        none  counted since vLLM 0.20.0 (estimated)
+  non-torch         0.05 to 0.40                     buffers of CUDA libraries (estimated)
+  KV cache        49.91 to 56.85  51.10        none  the budget minus all of the above (estimated)
 
-  KV cache of a token     131,072 bytes
-  of 8,192 tokens         1.00 GiB, 512 blocks
-  the pool holds          418,560 - 418,640 tokens   log: 418,608
-  in blocks               26,160 - 26,165 of 16 tokens
-  concurrency             51.09 - 51.10 requests of 8,192 tokens   log: 51.1
-  safe context            --max-model-len 131072
-  safe sequences          --max-num-seqs 51 of 8,192 tokens each, without an eviction
+  KV cache per token  131,072 bytes
+  for 8,192 tokens    1.00 GiB, 512 blocks
+  KV cache size       418,560 to 418,640 tokens                log: 418,608
+  KV blocks           26,160 to 26,165 of 16 tokens
+  concurrency         51.09 to 51.10 requests of 8,192 tokens  log: 51.1
+  safe context        --max-model-len 131072
+  safe concurrency    --max-num-seqs 51 without preemption
 """
 
 
@@ -53,17 +54,17 @@ def test_the_whole_page() -> None:
     assert run(BudgetOptions(command, "h100", log=log)) == (WITH_A_LOG, 0)
 
 
-def test_a_real_cpu_server_is_reckoned_exactly(tmp_path: Path) -> None:
+def test_a_real_cpu_server_is_estimated_exactly(tmp_path: Path) -> None:
     """The log is of tests/live/server.py's small model: 1 GiB, 131,072 tokens, 16.00 requests of 8,192."""
     shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "num_attention_heads": 8}
     changed(tmp_path, **shape, num_key_value_heads=8, head_dim=64, vocab_size=320, max_position_embeddings=16384)
     command = f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {tmp_path} --max-model-len 8192 --enforce-eager"
-    told = reckon(BudgetOptions(command, log=str(LOGS / "v1_0.32.0_cpu_small.log")))
-    known = told.known
+    told = estimate(BudgetOptions(command, log=str(LOGS / "v1_0.32.0_cpu_small.log")))
+    known = told.ledger
     assert known.tokens and (known.tokens.low, known.tokens.high) == (131_072, 131_072)
     assert known.concurrency == (16.0, 16.0)
     assert told.logged == {"tokens": 131_072, "length": 8192, "concurrency": 16.0}
-    assert (known.verdict, [row.differs for row in known.rows]) == ("fits", [None, 0])
+    assert (known.verdict, [row.difference for row in known.rows]) == ("fits", [None, 0])
 
 
 @pytest.mark.parametrize(
@@ -84,14 +85,17 @@ def test_the_exit_status_is_the_verdict(arguments: tuple[str, ...], status: int,
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("{}",), "does not exist: name a model's folder, or its id in the local cache"),
-        (("no/such-model",), "the model 'no/such-model' is neither a folder here nor in the cache"),
+        (("{}",), "does not exist: give a model's folder, or its id in the local cache"),
+        (("no/such-model",), "the model 'no/such-model' is neither a folder nor in the local cache"),
         (("vllm serve --max-model-len 4096",), "the command names no model"),
         (("vllm serve 'x",), "a quotation that is not closed"),
-        (("{}/llama-3-8b", "--gpu", "h\x1b[2J"), r"the GPU 'h\x1b[2J' is not known"),
-        (("{}/llama-3-8b", "--gpu-memory", "0"), "--gpu-memory '0' is no size"),
-        (("{}/llama-3-8b", "--gpu-memory", "80"), "or 79.1GiB, of 1 to 4096 GiB"),
-        (("{}/llama-3-8b", "--vllm-version", "latest"), "--vllm-version 'latest' is not a vLLM release"),
+        (("{}/llama-3-8b", "--gpu", "h\x1b[2J"), r"unknown GPU 'h\x1b[2J'"),
+        (("{}/llama-3-8b", "--gpu-memory", "0"), "invalid value for --gpu-memory: '0' (expected a size such as 32768"),
+        (("{}/llama-3-8b", "--gpu-memory", "80"), "or 79.1GiB, from 1 to 4096 GiB"),
+        (
+            ("{}/llama-3-8b", "--vllm-version", "latest"),
+            "invalid value for --vllm-version: 'latest' (expected a vLLM release",
+        ),
         (("{}/llama-3-8b", "--log", "no.log"), "the log 'no.log' cannot be read: No such file or directory"),
         (("vllm serve {}/llama-3-8b -tp 5",), "vLLM refuses --tensor-parallel-size 5"),
     ],
@@ -109,23 +113,23 @@ def test_a_model_that_calls_its_fields_otherwise_cannot_be_told(tmp_path: Path, 
     (tmp_path / "config.json").write_text('{"architectures": ["WhisperForConditionalGeneration"], "d_model": 1280}')
     text, status = run(BudgetOptions(f"vllm serve {tmp_path} {flags}", "h100"))
     assert status == 3
-    assert "the architecture 'WhisperForConditionalGeneration' is not one that diag knows" in text
+    assert "the architecture 'WhisperForConditionalGeneration' is unknown" in text
 
 
 def test_json_has_whole_bytes_and_ranges() -> None:
     text, status = run(BudgetOptions(f"vllm serve {MODELS}/qwen3-30b-a3b", "h100", version="0.32.0"), as_json=True)
     told = json.loads(text)
-    assert (status, told["schema"], told["verdict"]) == (2, "diag.budget/1", "does not fit")
+    assert (status, told["schema"], told["verdict"]) == (2, "diag.budget/2", "does not fit")
     assert told["kv_cache"]["needed_bytes"] == 24 * 2**30
     weights = 2 * 30_532_122_624 + 2 * 262_144 * 128  # the matrices and the rotary table, which is 64 MiB
     assert told["rows"][1] == {
         "name": "weights",
         "basis": "exact",
-        "how": "the shape in config.json",
+        "source": "the shape in config.json",
         "bytes": [weights, weights],
         "log_bytes": None,
     }
-    assert {each["flag"] for each in told["changes"]} == {"--max-model-len", "--tensor-parallel-size"}
+    assert {each["flag"] for each in told["suggestions"]} == {"--max-model-len", "--tensor-parallel-size"}
 
 
 @pytest.mark.parametrize("log", ["", *sorted(each.name for each in LOGS.glob("*.log"))])
@@ -178,16 +182,16 @@ def test_a_secret_is_not_printed_by_what_refuses_it(command: str) -> None:
 def test_the_release_is_the_logs_own_or_is_said_to_be_assumed() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
     flags = "-tp 2 --max-model-len 8192 --gpu-memory-utilization 0.95"
-    known = reckon(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b {flags}", log=log))
-    assert (known.known.setup.version, known.notes) == ("0.11.0", ())
-    assumed = reckon(BudgetOptions(f"{MODELS}/llama-3-8b", "h100"))
+    known = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b {flags}", log=log))
+    assert (known.ledger.setup.version, known.notes) == ("0.11.0", ())
+    assumed = estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100"))
     assert "is assumed" in assumed.notes[0]
 
 
 def test_a_log_of_another_context_is_named() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
-    told = reckon(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b -tp 2 --gpu-memory-utilization 0.95", log=log))
-    assert told.notes == ("the log is of a server with --max-model-len 8192, not 131072",)
+    told = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b -tp 2 --gpu-memory-utilization 0.95", log=log))
+    assert told.notes == ("the log is from a server with --max-model-len 8192, not 131072",)
 
 
 IN_A_LOG = (
@@ -208,12 +212,17 @@ FREE = (
         ("--kv-cache-memory-bytes 50GiB --gpu-memory-utilization 0.3", "h100", "", None),
         ("--num-gpu-blocks-override 9000 --gpu-memory-utilization 0.3", "h100", "", None),
         ("", "71.4GiB", "", None),  # cards of one name differ
-        ("", "70GiB", "", "weights and KV cache of 65.12 GiB, the budget here is 63.00"),
-        ("", "l40s", "", "weights and KV cache of 65.12 GiB, the budget here is 39.98"),
-        ("--gpu-memory-utilization 0.3", "h100", "", "weights and KV cache of 65.12 GiB, the budget here is 23.73"),
-        ("-tp 4", "rtx4090", "", "weights and KV cache of 65.12 GiB, the budget here is 21.18"),
+        ("", "70GiB", "", "weights and KV cache of 65.12 GiB, more than the budget of 63.00 GiB"),
+        ("", "l40s", "", "weights and KV cache of 65.12 GiB, more than the budget of 39.98 GiB"),
+        (
+            "--gpu-memory-utilization 0.3",
+            "h100",
+            "",
+            "weights and KV cache of 65.12 GiB, more than the budget of 23.73 GiB",
+        ),
+        ("-tp 4", "rtx4090", "", "weights and KV cache of 65.12 GiB, more than the budget of 21.18 GiB"),
         ("--gpu-memory-utilization 0.95", "h100", FREE, None),
-        ("", "a100-40", FREE, "a GPU of 79.25 GiB, not 39.38"),
+        ("", "a100-40", FREE, "a GPU of 79.25 GiB, not 39.38 GiB"),
         ("", "h100", "non-default args: {'gpu_memory_utilization': 0.85}", "--gpu-memory-utilization 0.85, not 0.9"),
         ("", "h100", "non-default args: {'a': {'tensor_parallel_size': 2}, 'tensor_parallel_size': 1}", None),
         (
@@ -232,16 +241,16 @@ def test_sizes_of_another_server_do_not_count(
     (tmp_path / "log").write_text("".join(lines))
     command = f"vllm serve {MODELS}/llama-3.1-8b --max-model-len 8192 {flags}"
     named = ("", gpu) if gpu.endswith("GiB") else (gpu, "")
-    told = reckon(BudgetOptions(command, *named, log=str(tmp_path / "log"), version="0.13.0"))
-    assert told.notes == ((f"the log is of another server, whose sizes do not count: {why}",) if why else ())
-    assert bool(told.logged) is any(row.logged for row in told.known.rows) is not bool(why)
+    told = estimate(BudgetOptions(command, *named, log=str(tmp_path / "log"), version="0.13.0"))
+    assert told.notes == ((f"the log is from a different server, so its sizes are ignored: {why}",) if why else ())
+    assert bool(told.logged) is any(row.logged for row in told.ledger.rows) is not bool(why)
 
 
 def test_a_share_of_a_gpu_is_nothing_to_a_cpu(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("INFO 08-20 18:04:10 [a.py:1] non-default args: {'gpu_memory_utilization': 0.5}\n")
     command = f"VLLM_CPU_KVCACHE_SPACE=4 vllm serve {MODELS}/llama-3.1-8b"
-    told = reckon(BudgetOptions(command, log=str(tmp_path / "log"), version="0.32.0"))
-    assert not any("another server" in each for each in told.notes)
+    told = estimate(BudgetOptions(command, log=str(tmp_path / "log"), version="0.32.0"))
+    assert not any("different server" in each for each in told.notes)
 
 
 def test_a_refused_start_says_its_share(tmp_path: Path) -> None:
@@ -250,7 +259,7 @@ def test_a_refused_start_says_its_share(tmp_path: Path) -> None:
         " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used\n"
     )
     command = f"vllm serve {MODELS}/llama-3.1-8b --gpu-memory-utilization 0.8"
-    told = reckon(BudgetOptions(command, "h100", log=str(tmp_path / "log"), version="0.9.2"))
+    told = estimate(BudgetOptions(command, "h100", log=str(tmp_path / "log"), version="0.9.2"))
     assert told.notes[0].endswith("--gpu-memory-utilization 0.9, not 0.8")
 
 
@@ -264,8 +273,8 @@ def test_a_start_that_vllm_refused_is_explained_by_its_log(tmp_path: Path) -> No
     log = str(tmp_path / "server.log")
     text, status = run(BudgetOptions(f"{MODELS}/llama-3.1-8b", "h100", log=log, version="0.32.0"))
     assert status == 2
-    assert "of 131,072 tokens       16.00 GiB, 8,192 blocks   log: 16\n" in text
-    assert "safe context            --max-model-len 77824   log: 81,664\n" in text
+    assert re.search(r"for 131,072 tokens +16\.00 GiB, 8,192 blocks +log: 16 GiB$", text, re.M)
+    assert re.search(r"safe context +--max-model-len 77824 +log: 81,664$", text, re.M)
     assert "    --kv-cache-dtype fp8\n" in text
 
 
@@ -275,9 +284,9 @@ def test_a_start_that_found_too_little_free_gets_the_share_that_was(tmp_path: Pa
         "ERROR 09-09 10:00:00 [core.py:700] ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than"
         " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used\n"
     )
-    told = reckon(BudgetOptions(f"{MODELS}/llama-3.1-8b", log=str(tmp_path / "server.log"), version="0.9.2"))
-    assert told.known.verdict == "does not fit"
-    assert told.changes == (("--gpu-memory-utilization", "0.84"),)
+    told = estimate(BudgetOptions(f"{MODELS}/llama-3.1-8b", log=str(tmp_path / "server.log"), version="0.9.2"))
+    assert told.ledger.verdict == "does not fit"
+    assert told.suggestions == (("--gpu-memory-utilization", "0.84"),)
 
 
 def test_where_graphs_count_the_estimate_of_them_counts(tmp_path: Path) -> None:
@@ -291,16 +300,16 @@ def test_where_graphs_count_the_estimate_of_them_counts(tmp_path: Path) -> None:
     )
     (tmp_path / "log").write_text("".join(f"{head}{each}\n" for each in texts))
     for version, logged in (("0.32.0", [None, 0.36]), ("0.19.0", [1.44, 0.23])):
-        told = reckon(BudgetOptions(f"{MODELS}/llama-3.1-8b", "", "", str(tmp_path / "log"), version))
-        said = [row.logged for row in told.known.rows if row.name in ("activations", "CUDA graphs")]
+        told = estimate(BudgetOptions(f"{MODELS}/llama-3.1-8b", "", "", str(tmp_path / "log"), version))
+        said = [row.logged for row in told.ledger.rows if row.name in ("activations", "CUDA graphs")]
         assert [each and round((each.low + each.high) / 2**31, 2) for each in said] == logged
-        assert told.known.setup.total == round(79.25 * 2**30)
+        assert told.ledger.setup.total == round(79.25 * 2**30)
 
 
 def test_a_log_that_says_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.log").write_text("nothing\n")
-    told = reckon(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", log=str(tmp_path / "empty.log"), version="0.32.0"))
-    assert told.notes == ("the log says nothing of memory: it is cut off before the start ended, or not vLLM's",)
+    told = estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", log=str(tmp_path / "empty.log"), version="0.32.0"))
+    assert told.notes == ("the log has no memory sizes: it ends before start-up completed, or is not vLLM's",)
 
 
 def test_the_smallest_gpu_of_this_host_is_taken_where_none_is_named(tmp_path: Path) -> None:
@@ -310,7 +319,7 @@ def test_the_smallest_gpu_of_this_host_is_taken_where_none_is_named(tmp_path: Pa
     ended = diag(f"{MODELS}/llama-3-8b", "--json", **scripted_nvml.environment(tmp_path / "nvml", script))
     told = json.loads(ended.stdout)
     assert told["gpu"] == {"name": "Tesla T4", "total_bytes": 15 * 2**30, "count": 1}
-    assert "the GPU is this host's Tesla T4" in told["notes"]
+    assert "the GPU is Tesla T4, found on this host" in told["notes"]
 
 
 def test_what_the_driver_keeps_is_not_the_servers(tmp_path: Path) -> None:
@@ -331,4 +340,4 @@ def test_an_id_of_the_local_cache_is_enough(tmp_path: Path) -> None:
 
 def test_a_command_in_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "start.sh").write_text(f"#!/bin/sh\nexec vllm serve {MODELS}/llama-3-8b --max-model-len 4096\n")
-    assert reckon(BudgetOptions(str(tmp_path / "start.sh"), "h100")).known.setup.length == 4096
+    assert estimate(BudgetOptions(str(tmp_path / "start.sh"), "h100")).ledger.setup.length == 4096

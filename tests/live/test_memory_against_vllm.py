@@ -37,7 +37,7 @@ def case(chance: random.Random) -> tuple[dict[str, object], cache.Cache]:
         length=chance.randint(1, model.longest),
         tensor=chance.choice((1, 2, 4, 8)),
         block=chance.choice((16, 32, 64, 128)),
-        batched=chance.choice((512, 2048, 8192)),
+        batched_tokens=chance.choice((512, 2048, 8192)),
         kv_dtype=chance.choice(("auto", "fp8")),
         hybrid=chance.random() < 0.7,
     )
@@ -54,7 +54,7 @@ def case(chance: random.Random) -> tuple[dict[str, object], cache.Cache]:
         "memory": chance.randint(2**30, 2**37),
         "hybrid": setup.hybrid,
     }
-    return question, cache.cache(model, setup)
+    return question, cache.cache_layout(model, setup)
 
 
 def test_the_cache_is_planned_as_vllm_plans_it() -> None:

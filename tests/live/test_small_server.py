@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.live import cure, load, server
 
-from diag.commands.budget import BudgetOptions, reckon
+from diag.commands.budget import BudgetOptions, estimate
 
 pytestmark = [
     pytest.mark.live,
@@ -47,16 +47,20 @@ def small(folder: Path) -> Iterator[server.Server]:
         yield running
 
 
-def test_the_pool_of_a_real_server_is_reckoned_to_the_token(small: server.Server) -> None:
+def test_the_kv_cache_of_a_real_server_is_estimated_to_the_token(small: server.Server) -> None:
     model = small.log.parent / "small"
     command = small.command.replace("vllm serve", f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {model}")
-    before = reckon(BudgetOptions(command, version="0.32.0")).known
-    told = reckon(BudgetOptions(command, log=str(small.log)))
+    before = estimate(BudgetOptions(command, version="0.32.0")).ledger
+    budget = estimate(BudgetOptions(command, log=str(small.log)))
     assert before.tokens and before.concurrency
-    assert (before.tokens.low, before.tokens.high) == (told.logged["tokens"],) * 2
-    assert [round(each, 2) for each in before.concurrency] == [told.logged["concurrency"]] * 2
-    assert told.logged["length"] == before.setup.length
-    assert (told.known.verdict, told.known.setup.version, told.known.tokens) == ("fits", "0.32.0", before.tokens)
+    assert (before.tokens.low, before.tokens.high) == (budget.logged["tokens"],) * 2
+    assert [round(each, 2) for each in before.concurrency] == [budget.logged["concurrency"]] * 2
+    assert budget.logged["length"] == before.setup.length
+    assert (budget.ledger.verdict, budget.ledger.setup.version, budget.ledger.tokens) == (
+        "fits",
+        "0.32.0",
+        before.tokens,
+    )
 
 
 def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> None:

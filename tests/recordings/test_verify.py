@@ -598,7 +598,7 @@ def test_the_exit_status_is_the_verdict(words: list[str], status: int, sentence:
         (
             ["http://127.0.0.1:9"],
             64,
-            "is a live server, which cannot show how it was before the change; run diag record",
+            "is a live server, which cannot show its past; run diag record URL DIR",
         ),
         (
             ["http://me:pass@127.0.0.1:9", "127.0.0.1:9"],

@@ -11,12 +11,14 @@ from support.paths import MODELS
 from diag.core.errors import BadUsage
 from diag.core.sizes import GIB
 from diag.vllm.command import parse as command
-from diag.vllm.memory import fitting, gpus
-from diag.vllm.memory.cache import cache
-from diag.vllm.memory.ledger import BUDGET, CAPTURED, POOL, WEIGHTS, Ledger, Measured, ledger
+from diag.vllm.memory import gpus, suggestions
+from diag.vllm.memory.byte_range import ByteRange
+from diag.vllm.memory.cache import cache_layout
+from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger
 from diag.vllm.memory.model import Model, read
-from diag.vllm.memory.parts import ByteRange, check, weights
+from diag.vllm.memory.refusals import check
 from diag.vllm.memory.setup import GpuSpec, Setup, setup, size
+from diag.vllm.memory.usage import weights
 
 
 def planned(
@@ -27,7 +29,7 @@ def planned(
     return setup(found, model, GpuSpec(None if gpu is None else round(gpu * GIB), label), version)
 
 
-def reckoned(name: str, flags: str = "", measured: Measured | None = None, **gpu: object) -> Ledger:
+def estimated(name: str, flags: str = "", measured: Measured | None = None, **gpu: object) -> Ledger:
     return ledger(read(MODELS / name), planned(name, flags, **gpu), measured)  # type: ignore[arg-type]
 
 
@@ -42,7 +44,7 @@ def row(found: Ledger, name: str) -> tuple[float, float]:
 
 
 def proposed(found: Ledger, measured: Measured | None = None) -> dict[str, str]:
-    return {each.flag: each.value for each in fitting.changes(found, measured or {})}
+    return {each.flag: each.value for each in suggestions.suggestions(found, measured or {})}
 
 
 # -- public reports ---------------------------------------------------------------------------------------------------
@@ -53,50 +55,50 @@ def test_vllm_16118_needs_24_gib_for_a_million_tokens() -> None:
 
     The report does not name the model. 24,576 bytes a token are those of Llama 4 on eight GPUs, a release of that day.
     """
-    measured = {POOL: gib(9.97)}
-    found = reckoned("llama-4-scout", "-tp 8 --max-model-len 1048576", measured, version="0.8.2")
+    measured = {KV_CACHE: gib(9.97)}
+    found = estimated("llama-4-scout", "-tp 8 --max-model-len 1048576", measured, version="0.8.2")
     assert found.needed == 24 * GIB
     assert found.verdict == "does not fit"
     assert found.longest and found.longest.low * 24_576 <= 9.97 * GIB < (found.longest.low + 32) * 24_576
-    assert fitting.safe_length(found) == 434_176
+    assert suggestions.safe_length(found) == 434_176
     fits = replace(found.setup, length=434_176)
     assert ledger(found.model, fits, measured).verdict == "fits"
 
 
 def test_a_report_of_qwen3_30b_is_reproduced() -> None:
     """Weights 56.93 GiB; 24.00 for 262,144 tokens, 8.68 available, estimated maximum 94,784 (public notes, 2026)."""
-    found = reckoned("qwen3-30b-a3b", version="0.10.2")
+    found = estimated("qwen3-30b-a3b", version="0.10.2")
     assert row(found, WEIGHTS) == (56.93, 56.93)
     assert found.needed == 24 * GIB
-    low, high = row(found, POOL)
+    low, high = row(found, KV_CACHE)
     assert low <= 8.68 <= high
     assert found.verdict == "does not fit"
-    longest = reckoned("qwen3-30b-a3b", measured={POOL: gib(8.675, 8.685)}).longest
+    longest = estimated("qwen3-30b-a3b", measured={KV_CACHE: gib(8.675, 8.685)}).longest
     assert longest and longest.low <= 94_784 <= longest.high + 16
 
 
 def test_a_report_of_qwen25_14b_is_reproduced() -> None:
     """24.00 GiB for 131,072 tokens, 10.91 available, estimated maximum 59,584 (public notes, 2026)."""
-    found = reckoned("qwen2.5-14b", measured={POOL: gib(10.905, 10.915)})
+    found = estimated("qwen2.5-14b", measured={KV_CACHE: gib(10.905, 10.915)})
     assert (found.needed, found.verdict) == (24 * GIB, "does not fit")
     assert found.longest and found.longest.low <= 59_584 <= found.longest.high + 16
 
 
 def test_a_report_of_llama_31_8b_is_reproduced() -> None:
     """0.92 of 79.25 GiB: 15.0 GiB of weights, 56.21 for 460,496 tokens, 3.51x (public notes, 2026-10)."""
-    found = reckoned("llama-3.1-8b", gpu=79.25)
+    found = estimated("llama-3.1-8b", gpu=79.25)
     assert row(found, BUDGET) == (72.91, 72.91)
     assert row(found, WEIGHTS) == (14.99, 14.99)  # "took 14.9889 GiB": https://github.com/vllm-project/vllm/pull/17122
-    assert found.pool and found.pool.low <= 56.21 * GIB <= found.pool.high
-    logged = reckoned("llama-3.1-8b", gpu=79.25, measured={POOL: gib(56.205, 56.215)})
+    assert found.kv_cache and found.kv_cache.low <= 56.21 * GIB <= found.kv_cache.high
+    logged = estimated("llama-3.1-8b", gpu=79.25, measured={KV_CACHE: gib(56.205, 56.215)})
     assert logged.tokens and logged.tokens.low <= 460_496 <= logged.tokens.high
     assert logged.concurrency and [f"{each:.2f}" for each in logged.concurrency] == ["3.51", "3.51"]
 
 
 def test_vllm_10511_says_the_weights_of_llama_3_8b() -> None:
     """https://github.com/vllm-project/vllm/pull/10511: 14.96 GiB, and 7.48 with tensor parallelism of 2."""
-    assert row(reckoned("llama-3-8b"), WEIGHTS) == (14.96, 14.96)
-    assert row(reckoned("llama-3-8b", "-tp 2"), WEIGHTS) == (7.48, 7.48)
+    assert row(estimated("llama-3-8b"), WEIGHTS) == (14.96, 14.96)
+    assert row(estimated("llama-3-8b", "-tp 2"), WEIGHTS) == (7.48, 7.48)
 
 
 def test_vllm_15598_leaves_too_little_beside_the_budget() -> None:
@@ -105,21 +107,21 @@ def test_vllm_15598_leaves_too_little_beside_the_budget() -> None:
     21.20 GiB were left for the KV cache, then capturing graphs wanted 2 MiB more than there was.
     """
     flags = "-tp 8 -pp 4 --max-model-len 16384 --gpu-memory-utilization 0.98"
-    found = reckoned("deepseek-v3", flags, gpu=44.53, version="0.7.3", label="l40s")
-    assert found.pool and found.pool.low <= 21.20 * GIB <= found.pool.high
+    found = estimated("deepseek-v3", flags, gpu=44.53, version="0.7.3", label="l40s")
+    assert found.kv_cache and found.kv_cache.low <= 21.20 * GIB <= found.kv_cache.high
     assert found.verdict == "cannot tell"
-    assert "0.89 GiB of the GPU are left beside this, and a CUDA context and its graphs may take 1.1 GiB" in found.why
+    assert "0.89 GiB of the GPU remain for a CUDA context and CUDA graphs, which may take 1.1 GiB" in found.reasons
     assert float(proposed(found)["--gpu-memory-utilization"]) < 0.98
 
 
 def test_vllm_57475_has_no_room_for_its_graphs() -> None:
     """https://github.com/vllm-project/vllm/issues/57475: 0.98 of 22.36 GiB; 136 MiB wanted, 120.88 free; 0.97 works.
 
-    The model there is not one that diag knows, so a smaller one stands for it: what is beside the budget is the same.
+    The model there is unknown, so a smaller one stands for it: what is beside the budget is the same.
     """
-    found = reckoned("llama-3-8b", "--gpu-memory-utilization 0.98 --max-model-len 4096", gpu=22.36, label="rtx5090")
+    found = estimated("llama-3-8b", "--gpu-memory-utilization 0.98 --max-model-len 4096", gpu=22.36, label="rtx5090")
     assert found.verdict == "cannot tell"
-    assert found.why == ("0.45 GiB of the GPU are left beside this, and a CUDA context may take 0.6 GiB",)
+    assert found.reasons == ("0.45 GiB of the GPU remain for a CUDA context, which may take 0.6 GiB",)
     assert proposed(found)["--gpu-memory-utilization"] == "0.97"
 
 
@@ -128,7 +130,7 @@ def test_kvcached_110_gets_the_share_that_was_free() -> None:
     start = planned("llama-3.1-8b", "--gpu-memory-utilization 0.9", gpu=79.25, label="a100")
     found = ledger(read(MODELS / "llama-3.1-8b"), replace(start, free=round(67.24 * GIB)))
     assert found.verdict == "does not fit"
-    assert found.why == ("67.24 GiB were free when vLLM started, and it wants 71.33 GiB",)
+    assert found.reasons == ("only 67.24 GiB were free when vLLM started; it wants 71.33 GiB",)
     assert proposed(found)["--gpu-memory-utilization"] == "0.84"
 
 
@@ -141,7 +143,7 @@ def test_kvcached_110_gets_the_share_that_was_free() -> None:
     ],
 )
 def test_activations_of_public_logs_lie_within_the_estimate(name: str, flags: str, version: str, peak: float) -> None:
-    low, high = row(reckoned(name, flags, version=version), "activations")
+    low, high = row(estimated(name, flags, version=version), "activations")
     assert low <= peak <= high
 
 
@@ -165,22 +167,22 @@ def test_activations_of_public_logs_lie_within_the_estimate(name: str, flags: st
     ],
 )
 def test_a_token_takes_so_many_bytes(name: str, flags: str, token_bytes: int) -> None:
-    assert reckoned(name, flags).token_bytes == token_bytes
+    assert estimated(name, flags).token_bytes == token_bytes
 
 
 def test_pipeline_parallelism_divides_the_cache_by_its_fullest_stage() -> None:
-    assert reckoned("llama-3-70b", "-pp 3").token_bytes == 327_680 * 27 / 80
+    assert estimated("llama-3-70b", "-pp 3").token_bytes == 327_680 * 27 / 80
 
 
 def test_layers_with_a_window_stop_growing() -> None:
-    kept = cache(read(MODELS / "gpt-oss-120b"), planned("gpt-oss-120b"))
+    kept = cache_layout(read(MODELS / "gpt-oss-120b"), planned("gpt-oss-120b"))
     assert (kept.groups, kept.windows, kept.layers) == (1, 1, 18)
     assert kept.blocks(131_072) - kept.blocks(65_536) == 4096
 
 
 @pytest.mark.parametrize(("flags", "version"), [("--disable-hybrid-kv-cache-manager", "0.32.0"), ("", "0.8.5")])
 def test_windows_save_nothing_without_the_hybrid_manager(flags: str, version: str) -> None:
-    kept = cache(read(MODELS / "gpt-oss-120b"), planned("gpt-oss-120b", flags, version=version))
+    kept = cache_layout(read(MODELS / "gpt-oss-120b"), planned("gpt-oss-120b", flags, version=version))
     assert (kept.groups, kept.windows, kept.layers) == (1, 0, 36)
 
 
@@ -193,7 +195,7 @@ def test_layers_of_two_kinds_make_groups_of_one_size(
 ) -> None:
     kinds = ["full_attention"] * full + ["sliding_attention"] * windows
     model = altered(tmp_path, "llama-3-8b", num_hidden_layers=full + windows, layer_types=kinds, sliding_window=1024)
-    kept = cache(model, replace(planned("llama-3-8b"), block=16, batched=2048))
+    kept = cache_layout(model, replace(planned("llama-3-8b"), block=16, batched_tokens=2048))
     assert (kept.layers, kept.groups, kept.windows) == groups
     in_steps_and_window = -(-(1023 + 2 * 2048) // 16) + 1
     assert kept.blocks(8192) == groups[1] * 512 + groups[2] * in_steps_and_window
@@ -206,8 +208,8 @@ def test_two_steps_are_in_flight_since_scheduling_is_asynchronous(version: str, 
 
 def test_one_block_is_kept_back() -> None:
     """As vLLM 0.32 refuses a request that takes every block: the null block is never given away."""
-    exactly = reckoned("llama-3-8b", "--num-gpu-blocks-override 512")
-    one_more = reckoned("llama-3-8b", "--num-gpu-blocks-override 513")
+    exactly = estimated("llama-3-8b", "--num-gpu-blocks-override 512")
+    one_more = estimated("llama-3-8b", "--num-gpu-blocks-override 513")
     assert (exactly.verdict, one_more.verdict) == ("does not fit", "fits")
     assert exactly.longest == ByteRange(8176, 8176)
 
@@ -220,34 +222,34 @@ def altered(folder: Path, name: str, **fields: object) -> Model:
 @pytest.mark.parametrize(
     ("fields", "flags", "why"),
     [
-        ({"architectures": ["Other"]}, "", "the architecture 'Other' is not one that diag knows"),
+        ({"architectures": ["Other"]}, "", "the architecture 'Other' is unknown"),
         ({"layer_types": ["linear_attention"] * 32}, "", "layers of the kind 'linear_attention' are not covered"),
         (
             {"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 4096},
             "-pp 2",
-            "windows and pipeline parallelism together are not covered",
+            "sliding windows with pipeline parallelism are not covered",
         ),
         (
             {"sliding_window": 4096},
             "",
-            "all layers attend to a window of 4,096 tokens, which releases treat differently",
+            "all layers have a sliding window of 4,096 tokens, which releases treat differently",
         ),
         (
             {},
             "--kv-cache-dtype turboquant_k8v4",
-            "how many bytes --kv-cache-dtype 'turboquant_k8v4' takes is not known",
+            "how many bytes --kv-cache-dtype 'turboquant_k8v4' takes is unknown",
         ),
         (
             {"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}},
             "",
-            "the model's files ask for a quantised KV cache",
+            "the model's files ask for a quantized KV cache",
         ),
         ({}, "--enable-lora", "not counted: LoRA adapters"),
         ({}, "--speculative-config {}", "not counted: the draft model"),
         (
             {"quantization_config": {"quant_method": "new"}},
             "",
-            "weights: not known, neither its shape nor its files are known",
+            "weights unknown: neither the model's shape nor its files are known",
         ),
     ],
 )
@@ -255,7 +257,7 @@ def test_what_is_not_covered_cannot_be_told(tmp_path: Path, fields: dict[str, ob
     model = altered(tmp_path, "llama-3-8b", **fields)
     found = ledger(model, planned("llama-3-8b", flags))
     assert found.verdict == "cannot tell"
-    assert any(why in each for each in found.why)
+    assert any(why in each for each in found.reasons)
 
 
 def test_a_window_that_is_longer_than_the_context_is_none(tmp_path: Path) -> None:
@@ -264,10 +266,10 @@ def test_a_window_that_is_longer_than_the_context_is_none(tmp_path: Path) -> Non
 
 
 def test_a_model_that_sees_may_take_more_than_is_counted() -> None:
-    found = reckoned("gemma-3-27b", gpu=139.72, label="h200")
+    found = estimated("gemma-3-27b", gpu=139.72, label="h200")
     assert found.verdict == "cannot tell"
-    assert found.why == ("not counted: the activations of its vision part",)
-    assert reckoned("gemma-3-27b", "--language-model-only", gpu=139.72, label="h200").verdict == "fits"
+    assert found.reasons == ("not counted: activations of the vision encoder",)
+    assert estimated("gemma-3-27b", "--language-model-only", gpu=139.72, label="h200").verdict == "fits"
 
 
 @pytest.mark.parametrize(
@@ -276,7 +278,7 @@ def test_a_model_that_sees_may_take_more_than_is_counted() -> None:
         ("", "--hf-overrides '{\"num_hidden_layers\": 4}'", "what --hf-overrides changes"),
         ("", "--hf-overrides.num_hidden_layers 4", "what --hf-overrides changes"),
         ("", "--decode-context-parallel-size 2", "decode context parallelism"),
-        ("", "--offload-group-size 2", "weights that --offload-group-size keeps in the host's memory"),
+        ("", "--offload-group-size 2", "weights that --offload-group-size keeps in host memory"),
         ("VLLM_PP_LAYER_PARTITION=20,60", "-pp 2", "how VLLM_PP_LAYER_PARTITION divides the layers"),
         ("VLLM_PP_LAYER_PARTITION=80", "", None),
         ("", "--offload-group-size 0", None),
@@ -288,8 +290,8 @@ def test_what_may_save_memory_forbids_to_say_that_it_does_not_fit(variable: str,
     started = command.read(f"{variable} vllm serve {MODELS / 'llama-3-70b'} {flags}")
     found = ledger(model, setup(started, model, GpuSpec(40 * GIB), "0.32.0"))
     assert found.verdict == ("cannot tell" if why else "does not fit")
-    assert found.why.count(f"not counted: {why}") == bool(why)
-    assert found.why[0].startswith("nothing is left for the KV cache")
+    assert found.reasons.count(f"not counted: {why}") == bool(why)
+    assert found.reasons[0].startswith("nothing is left for the KV cache")
 
 
 @pytest.mark.parametrize(
@@ -306,9 +308,9 @@ def test_what_may_save_memory_forbids_to_say_that_it_does_not_fit(variable: str,
     ],
 )
 def test_what_may_take_more_forbids_to_say_that_it_fits(name: str, flags: str, why: str | None) -> None:
-    found = reckoned(name, flags, gpu=139.72, label="h200")
+    found = estimated(name, flags, gpu=139.72, label="h200")
     assert found.verdict == ("cannot tell" if why else "fits")
-    assert any(each.startswith(f"not counted: {why}") for each in found.why) is bool(why)
+    assert any(each.startswith(f"not counted: {why}") for each in found.reasons) is bool(why)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +320,9 @@ def test_an_expression_that_is_not_read_may_leave_anything(tmp_path: Path, ignor
     settings = {"quant_method": "fp8", "ignored_layers": [ignored]}
     model = altered(tmp_path, "llama-3-70b", quantization_config=settings)
     found = ledger(model, setup(command.read(f"vllm serve x {flags}"), model, GpuSpec(140 * GIB), "0.32.0"))
-    assert (found.verdict, found.why) == (
+    assert (found.verdict, found.reasons) == (
         "cannot tell",
-        (f"not counted: what the files leave unquantised by {ignored!r}",),
+        (f"not counted: what the files leave unquantized by {ignored!r}",),
     )
 
 
@@ -328,56 +330,56 @@ def test_an_expression_that_is_not_read_may_leave_anything(tmp_path: Path, ignor
 
 
 def test_a_budget_that_weights_fill_does_not_fit() -> None:
-    found = reckoned("llama-3-70b")
+    found = estimated("llama-3-70b")
     assert found.verdict == "does not fit"
-    assert found.why[0].startswith("nothing is left for the KV cache: ")
+    assert found.reasons[0].startswith("nothing is left for the KV cache: ")
     assert proposed(found) == {"--tensor-parallel-size": "4"}
 
 
 def test_an_estimate_that_decides_is_named() -> None:
-    found = reckoned("llama-3-70b", "-tp 2")
+    found = estimated("llama-3-70b", "-tp 2")
     assert found.verdict == "cannot tell"
-    assert "activations, CUDA graphs, not torch's" in found.why[0]
+    assert "activations, CUDA graphs, non-torch" in found.reasons[0]
 
 
 def test_every_change_makes_it_fit() -> None:
-    found = reckoned("qwen3-30b-a3b")
-    proposals = fitting.changes(found, {})
+    found = estimated("qwen3-30b-a3b")
+    proposals = suggestions.suggestions(found, {})
     assert {each.flag for each in proposals} == {"--max-model-len", "--tensor-parallel-size"}
     for each in proposals:
         assert ledger(found.model, each.setup).verdict == "fits"
 
 
 def test_where_nothing_helps_alone_two_changes_are_tried() -> None:
-    found = reckoned("llama-3.1-8b", "--gpu-memory-utilization 0.9", gpu=18.4, label="l4")
+    found = estimated("llama-3.1-8b", "--gpu-memory-utilization 0.9", gpu=18.4, label="l4")
     assert found.verdict == "does not fit"
-    proposals = fitting.changes(found, {})
+    proposals = suggestions.suggestions(found, {})
     assert proposals
     assert all(ledger(found.model, each.setup).verdict == "fits" for each in proposals)
 
 
 def test_what_the_log_measured_moves_with_the_share() -> None:
     """10 GiB at 0.90 of 79.1 GiB are 14 GiB at 0.95: what else is taken does not change."""
-    measured = {POOL: gib(10)}
-    found = reckoned("llama-3.1-8b", "--gpu-memory-utilization 0.9", measured)
+    measured = {KV_CACHE: gib(10)}
+    found = estimated("llama-3.1-8b", "--gpu-memory-utilization 0.9", measured)
     assert found.verdict == "does not fit"
-    change = next(each for each in fitting.changes(found, measured) if each.flag == "--gpu-memory-utilization")
+    change = next(each for each in suggestions.suggestions(found, measured) if each.flag == "--gpu-memory-utilization")
     assert change.value == "0.98"
-    assert row(ledger(found.model, change.setup, change.measured), POOL) == (16.33, 16.33)
+    assert row(ledger(found.model, change.setup, change.measured), KV_CACHE) == (16.33, 16.33)
 
 
 def test_a_context_that_vllm_chooses_fits_where_anything_does() -> None:
-    assert reckoned("qwen3-30b-a3b", "--max-model-len auto").verdict == "fits"
-    assert reckoned("llama-3-70b", "--max-model-len -1").verdict == "does not fit"
+    assert estimated("qwen3-30b-a3b", "--max-model-len auto").verdict == "fits"
+    assert estimated("llama-3-70b", "--max-model-len -1").verdict == "does not fit"
 
 
 def test_graphs_are_inside_of_the_budget_since_0_20() -> None:
     before, after = (
-        reckoned("llama-3-8b", "--gpu-memory-utilization 0.9", version=each) for each in ("0.19.1", "0.20.0")
+        estimated("llama-3-8b", "--gpu-memory-utilization 0.9", version=each) for each in ("0.19.1", "0.20.0")
     )
-    assert before.pool and after.pool
-    assert before.pool.high - after.pool.high == round(0.1 * GIB)
-    assert row(reckoned("llama-3-8b", "--enforce-eager"), CAPTURED) == (0, 0)
+    assert before.kv_cache and after.kv_cache
+    assert before.kv_cache.high - after.kv_cache.high == round(0.1 * GIB)
+    assert row(estimated("llama-3-8b", "--enforce-eager"), GRAPHS) == (0, 0)
 
 
 @pytest.mark.parametrize(("version", "share"), [("0.19.1", 0.9), ("0.20.0", 0.92)])
@@ -386,12 +388,12 @@ def test_the_share_is_that_of_the_release(version: str, share: float) -> None:
 
 
 def test_a_share_that_leaves_no_room_for_a_context_does_not_fit() -> None:
-    found = reckoned("llama-3-8b", "--gpu-memory-utilization 0.99", gpu=22.36, label="l4")
-    assert (found.verdict, found.why[0][:8]) == ("does not fit", "0.22 GiB")
+    found = estimated("llama-3-8b", "--gpu-memory-utilization 0.99", gpu=22.36, label="l4")
+    assert (found.verdict, found.reasons[0][:8]) == ("does not fit", "0.22 GiB")
 
 
 def test_memory_on_the_cpu_is_taken_off_the_weights() -> None:
-    plain, less = (row(reckoned("llama-3-8b", each), WEIGHTS) for each in ("", "--cpu-offload-gb 5"))
+    plain, less = (row(estimated("llama-3-8b", each), WEIGHTS) for each in ("", "--cpu-offload-gb 5"))
     assert plain[0] - less[1] == pytest.approx(5, abs=0.11)
 
 
@@ -401,7 +403,7 @@ def test_memory_on_the_cpu_is_taken_off_the_weights() -> None:
 def test_a_variable_says_whether_graphs_count(told: str | None, version: str, inside: bool) -> None:
     words = f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={told} " if told else ""
     found = command.read(f"{words}vllm serve {MODELS / 'llama-3-8b'}", version=version)
-    assert setup(found, read(MODELS / "llama-3-8b"), GpuSpec(), version).graphs_inside is inside
+    assert setup(found, read(MODELS / "llama-3-8b"), GpuSpec(), version).graphs_in_budget is inside
 
 
 @pytest.mark.parametrize(
@@ -409,40 +411,40 @@ def test_a_variable_says_whether_graphs_count(told: str | None, version: str, in
     [("", "0.7.3", 8192), ("--no-enable-chunked-prefill", "0.32.0", 8192), ("", "0.32.0", 2048)],
 )
 def test_a_step_takes_whole_prompts_where_they_are_not_cut(flags: str, version: str, tokens: int) -> None:
-    assert planned("llama-3-8b", flags, gpu=22.07, version=version, label="l4").batched == tokens
+    assert planned("llama-3-8b", flags, gpu=22.07, version=version, label="l4").batched_tokens == tokens
 
 
 def test_on_a_cpu_blocks_are_larger_and_windows_save_nothing() -> None:
     found = command.read(f"VLLM_CPU_KVCACHE_SPACE=40 vllm serve {MODELS / 'gpt-oss-120b'}")
     told = setup(found, read(MODELS / "gpt-oss-120b"), GpuSpec(name="cpu"), "0.32.0")
-    assert (told.block, told.hybrid, told.eager, told.pool) == (128, False, True, 40 * GIB)
+    assert (told.block, told.hybrid, told.eager, told.kv_cache_bytes) == (128, False, True, 40 * GIB)
 
 
 def test_what_was_measured_on_one_gpu_does_not_hold_on_two() -> None:
-    measured = {POOL: gib(-60), WEIGHTS: gib(131.4)}
-    found = reckoned("llama-3-70b", "", measured)
-    change = next(each for each in fitting.changes(found, measured) if each.flag == "--tensor-parallel-size")
+    measured = {KV_CACHE: gib(-60), WEIGHTS: gib(131.4)}
+    found = estimated("llama-3-70b", "", measured)
+    change = next(each for each in suggestions.suggestions(found, measured) if each.flag == "--tensor-parallel-size")
     assert (change.value, change.measured) == ("4", {})
 
 
 def test_a_context_that_is_too_short_for_anybody_is_not_proposed() -> None:
-    measured = {POOL: gib(0.2)}  # 1,600 tokens
-    assert "--max-model-len" not in proposed(reckoned("llama-3-8b", "", measured), measured)
+    measured = {KV_CACHE: gib(0.2)}  # 1,600 tokens
+    assert "--max-model-len" not in proposed(estimated("llama-3-8b", "", measured), measured)
 
 
-def test_a_pool_of_a_fixed_size_must_fit_beside_the_rest() -> None:
-    fits = reckoned("llama-3-8b", "--kv-cache-memory-bytes 50GiB")
-    over = reckoned("llama-3-8b", "--kv-cache-memory-bytes 70GiB")
-    small = reckoned("llama-3-8b", "--kv-cache-memory-bytes 1GiB")
+def test_a_kv_cache_of_a_fixed_size_must_fit_beside_the_rest() -> None:
+    fits = estimated("llama-3-8b", "--kv-cache-memory-bytes 50GiB")
+    over = estimated("llama-3-8b", "--kv-cache-memory-bytes 70GiB")
+    small = estimated("llama-3-8b", "--kv-cache-memory-bytes 1GiB")
     assert (fits.verdict, over.verdict, small.verdict) == ("fits", "does not fit", "does not fit")
-    assert over.why[0].startswith("together this takes 6.")
+    assert over.reasons[0].startswith("together this takes 6.")
     assert fits.blocks == ByteRange(25_600, 25_600)
 
 
 @pytest.mark.parametrize("flags", ["--kv-cache-memory-bytes 50GiB", "--num-gpu-blocks-override 4000"])
-def test_a_pool_of_a_fixed_size_on_no_known_gpu_cannot_be_told(flags: str) -> None:
-    found = reckoned("llama-3-8b", flags, gpu=None)
-    assert (found.verdict, found.why[0][:18]) == ("cannot tell", "budget: not known,")
+def test_a_kv_cache_of_a_fixed_size_on_no_known_gpu_cannot_be_told(flags: str) -> None:
+    found = estimated("llama-3-8b", flags, gpu=None)
+    assert (found.verdict, found.reasons[0][:18]) == ("cannot tell", "budget unknown: 92")
 
 
 def test_a_context_beyond_the_models_own_needs_its_variable() -> None:
@@ -450,18 +452,18 @@ def test_a_context_beyond_the_models_own_needs_its_variable() -> None:
     long = replace(planned("llama-3-8b"), length=16_384)
     with pytest.raises(BadUsage, match="vLLM refuses --max-model-len 16384"):
         ledger(model, long)
-    assert ledger(model, replace(long, overlong=True)).verdict == "fits"
+    assert ledger(model, replace(long, allows_overlong=True)).verdict == "fits"
 
 
 def test_nothing_is_called_safe_where_something_is_not_counted() -> None:
-    found = reckoned("llama-3-8b", "--speculative-config {}")
-    assert (fitting.safe_length(found), fitting.safe_sequences(found)) == (None, None)
+    found = estimated("llama-3-8b", "--speculative-config {}")
+    assert (suggestions.safe_length(found), suggestions.safe_sequences(found)) == (None, None)
 
 
 def test_without_a_gpu_nothing_is_claimed() -> None:
-    found = reckoned("llama-3-8b", gpu=None)
-    assert (found.verdict, found.pool) == ("cannot tell", None)
-    assert "give --gpu h100, --gpu-memory 79.1GiB or --log" in found.why[0]
+    found = estimated("llama-3-8b", gpu=None)
+    assert (found.verdict, found.kv_cache) == ("cannot tell", None)
+    assert "give --gpu h100, --gpu-memory 79.1GiB or --log" in found.reasons[0]
 
 
 def test_experts_are_divided_among_data_parallel_engines() -> None:
@@ -472,7 +474,7 @@ def test_experts_are_divided_among_data_parallel_engines() -> None:
 
 
 def test_quantised_weights_are_a_range() -> None:
-    low, high = row(reckoned("deepseek-v3", "-tp 8", gpu=139.72, label="h200"), WEIGHTS)
+    low, high = row(estimated("deepseek-v3", "-tp 8", gpu=139.72, label="h200"), WEIGHTS)
     assert high / low == pytest.approx(1.03 / 0.97, abs=0.001)
 
 
@@ -520,9 +522,9 @@ def test_the_files_count_more_than_the_shape(tmp_path: Path) -> None:
     tensors(tmp_path / "model.safetensors", a=("BF16", 20 * GIB))
     stage = weights(model, planned("llama-3-8b"))[0]
     assert stage.weights and stage.weights.low == stage.weights.high == 20 * GIB + 8192 * 128 * 2
-    assert (stage.how, stage.basis) == ("its *.safetensors files", "exact")
+    assert (stage.source, stage.basis) == ("the *.safetensors files", "exact")
     shared = weights(model, planned("llama-3-8b", "-tp 2"))[0]
-    assert (shared.how, shared.basis) == ("its *.safetensors files, a share of 2 GPUs", "estimated")
+    assert (shared.source, shared.basis) == ("the *.safetensors files, divided among 2 GPUs", "estimated")
     loading = weights(model, planned("llama-3-8b", "--quantization fp8"))[0]
     assert loading.weights and loading.weights.high < 10 * GIB
 
@@ -533,11 +535,11 @@ def test_the_files_count_more_than_the_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "flags", "says"),
     [
-        ("llama-3-8b", "-tp 3", "32 attention heads cannot be divided by it; one of 1, 2, 4, 8, 16, 32 can"),
-        ("qwen2.5-7b", "-tp 7", "4 key-value heads cannot be divided by it"),
-        ("odd", "-tp 4", "14,334 columns of its feed-forward layers cannot be divided by it"),
+        ("llama-3-8b", "-tp 3", "32 attention heads; possible sizes: 1, 2, 4, 8, 16, 32"),
+        ("qwen2.5-7b", "-tp 7", "it does not divide the model's 4 key-value heads"),
+        ("odd", "-tp 4", "it does not divide the model's 14,334 feed-forward columns"),
         ("llama-3-8b", "-pp 33", "--pipeline-parallel-size 33 is more than the model's 32 layers"),
-        ("llama-3-8b", "--max-model-len 8193", "the model's own longest context is 8192"),
+        ("llama-3-8b", "--max-model-len 8193", "the model supports at most 8192 tokens"),
     ],
 )
 def test_what_vllm_refuses_is_refused(tmp_path: Path, name: str, flags: str, says: str) -> None:
@@ -568,7 +570,7 @@ def test_what_vllm_refuses_is_refused(tmp_path: Path, name: str, flags: str, say
     ],
 )
 def test_a_value_that_is_none_is_refused(flags: str) -> None:
-    with pytest.raises(BadUsage, match=r"is no (size|share)|is more than any server has"):
+    with pytest.raises(BadUsage, match=r"invalid value for --|is more than any server has"):
         planned("llama-3-8b", flags)
 
 
@@ -598,7 +600,7 @@ def refusal(model: Model, flags: str, version: str = "0.32.0") -> str:
 @pytest.mark.parametrize(
     ("settings", "tensor", "says"),
     [
-        (GPTQ, 2, "14,784 inputs of a matrix on a GPU are no whole groups of 128, which share a scale"),
+        (GPTQ, 2, "14,784 inputs of a matrix per GPU are no whole groups of 128, which share a scale"),
         ({**GPTQ, "quant_method": "awq"}, 4, "7,392 inputs of a matrix"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": PACKED}}}, 2, "14,784 inputs"),
         (GPTQ, 1, ""),
@@ -631,7 +633,7 @@ def test_groups_are_those_of_the_matrices_that_there_are(
 @pytest.mark.parametrize(
     ("version", "flags", "width", "says"),
     [
-        ("0.8.5", "-tp 8", 768, "96 columns of an expert on a GPU are no whole blocks of 128"),
+        ("0.8.5", "-tp 8", 768, "96 columns of an expert per GPU are no whole blocks of 128"),
         ("0.28.0", "-tp 4", 768, "192 columns of an expert"),
         ("0.28.0", "-tp 2", 768, ""),
         ("0.28.0", "-tp 4 --enable-expert-parallel", 768, ""),
@@ -673,7 +675,7 @@ def test_an_fp8_cache_is_proposed_only_where_vllm_starts_with_it(
     plan = planned(name, version=version, label=gpu)
     needed = ledger(read(MODELS / name), plan).needed
     assert needed
-    measured = {POOL: ByteRange.of(needed * 3 // 4)}
+    measured = {KV_CACHE: ByteRange.of(needed * 3 // 4)}
     found = ledger(read(MODELS / name), plan, measured)
     assert ("--kv-cache-dtype" in proposed(found, measured)) is starts
 
@@ -681,5 +683,5 @@ def test_an_fp8_cache_is_proposed_only_where_vllm_starts_with_it(
 def test_gpus_have_names() -> None:
     assert gpus.memory("H100") == gpus.memory("NVIDIA H100") == round(79.1 * GIB)
     assert gpus.memory("NVIDIA GeForce RTX 4090") == gpus.memory("rtx4090")
-    with pytest.raises(BadUsage, match="perhaps l40s"):
+    with pytest.raises(BadUsage, match="did you mean l40s"):
         gpus.memory("l40z")

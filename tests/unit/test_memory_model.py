@@ -48,7 +48,7 @@ def test_every_model_of_the_data_is_counted() -> None:
         ({"vocab_size": ...}, "has no 'vocab_size'"),
         ({"num_attention_heads": 1.5}, "'num_attention_heads' is 1.5"),
         ({"num_key_value_heads": 64}, "'num_key_value_heads' is 64"),
-        ({"num_key_value_heads": 5}, "32 attention heads are no multiple of its 5 key-value heads"),
+        ({"num_key_value_heads": 5}, "32 attention heads are not a multiple of its 5 key-value heads"),
         ({"tie_word_embeddings": "no"}, "'tie_word_embeddings' is 'no', expected true or false"),
         ({"rope_scaling": 8}, "'rope_scaling' is 8, expected an object"),
         ({"text_config": []}, "'text_config' is [], expected an object"),
@@ -70,7 +70,7 @@ def test_a_field_that_is_no_such_thing_is_named(tmp_path: Path, fields: dict[str
         (b'{"hidden_size": 40', "is cut off or not JSON"),
         (b"\xff\xfe{}", "is cut off or not JSON"),
         (b"[" * 100_000, "is cut off or not JSON"),
-        (b"[1, 2]", "holds no object but [1, 2]"),
+        (b"[1, 2]", "holds [1, 2] instead of an object"),
         (b"", "is cut off or not JSON"),
         (b"version https://git-lfs.github.com/spec/v1", "is cut off or not JSON"),
         (b" " * (5 * 2**20), "is larger than 4 MiB"),
@@ -91,14 +91,14 @@ def test_a_config_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadUsage, match="does not exist: name a model's folder"):
+    with pytest.raises(BadUsage, match="does not exist: give a model's folder"):
         read(tmp_path)
 
 
-def test_an_unknown_architecture_can_be_read_but_not_reckoned(tmp_path: Path) -> None:
+def test_an_unknown_architecture_can_be_read_but_not_estimated(tmp_path: Path) -> None:
     model = changed(tmp_path, architectures=["NewForCausalLM\x1b[2J"])
     assert model.family is None
-    assert model.unknown == r"the architecture 'NewForCausalLM\x1b[2J' is not one that diag knows"
+    assert model.unknown == r"the architecture 'NewForCausalLM\x1b[2J' is unknown"
 
 
 def test_a_kind_of_layer_that_keeps_no_tokens_is_not_covered(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_model_that_is_not_known_may_call_its_fields_otherwise(
     (tmp_path / "config.json").write_text(json.dumps(fields))
     model = read(tmp_path, version="0.32.0")
     assert (model.hidden, model.layers, model.longest) == (0, 0, longest)
-    assert model.unknown.endswith("is not one that diag knows")
+    assert model.unknown.endswith("is unknown")
     with pytest.raises(BadUsage, match="has no 'hidden_size'"):
         read(tmp_path)
 
@@ -226,7 +226,7 @@ def test_what_mla_copies_to_every_gpu_and_keeps_twice() -> None:
     model = read(MODELS / "deepseek-v3")
     attention = weights.layer(model, 0)
     assert sum(each.elements for each in attention if each.ways == 1 and each.kind == "linear") == 7168 * (1536 + 576)
-    assert weights.absorbed(model) == weights.WeightPart(61 * 512 * 128 * 256, weights.EVERY)
+    assert weights.absorbed(model) == weights.WeightPart(61 * 512 * 128 * 256, weights.MOST_WAYS)
     assert weights.absorbed(read(MODELS / "llama-3-8b")).elements == 0
 
 
@@ -252,7 +252,7 @@ def test_an_id_is_found_in_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["meta/other", "no\x1b[2J", "nul\0", "../../nowhere", "x" * 5000])
 def test_an_id_that_is_not_in_the_cache_is_refused_without_a_network(tmp_path: Path, name: str) -> None:
     cached(tmp_path / "hub")
-    with pytest.raises(BadUsage, match="neither a folder here nor in the cache") as refused:
+    with pytest.raises(BadUsage, match="neither a folder nor in the local cache") as refused:
         find(name, {"HF_HOME": str(tmp_path)})
     assert str(refused.value).isprintable()
 
@@ -266,7 +266,7 @@ def test_files_are_weighed_by_their_heads(tmp_path: Path) -> None:
     tensors(tmp_path / "model-2.safetensors", b=("F32", 1000), layers__0__c=("I32", 10))
     tensors(tmp_path / "consolidated.safetensors", a=("BF16", 1000))
     assert on_disk(model) == 1000 + 500 + 10
-    assert on_disk(model, whole=True) == 2000 + 1000 + 10
+    assert on_disk(model, float32=True) == 2000 + 1000 + 10
 
 
 def test_what_vllm_does_not_load_is_not_weighed(tmp_path: Path) -> None:

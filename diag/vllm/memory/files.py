@@ -10,38 +10,38 @@ from diag.vllm.memory.model import Model
 
 MOST_HEADER = 100 * 2**20
 """The format's own limit."""
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def on_disk(model: Model, whole: bool = False) -> int | None:
+def on_disk(model: Model, float32: bool = False) -> int | None:
     """Bytes of the tensors that vLLM loads from *.safetensors; None where files are missing or cannot be read.
 
-    What was not quantised is loaded as two bytes a number (four in float32), whatever the file holds.
+    What was not quantized is loaded as two bytes a number (four in float32), whatever the file holds.
     """
     total = 0
     for file in _files(model.folder):
         header = _header(file)
         if header is None:
             return None
-        total += sum(_loaded(model, name, entry, whole) for name, entry in header.items())
+        total += sum(_loaded_bytes(model, name, entry, float32) for name, entry in header.items())
     return total or None
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those of the index; without one all, but not a second copy in Mistral's own format."""
+    """The files of the index; without one all of them, but not a second copy in Mistral's own format."""
     listed = folder / "model.safetensors.index.json"
     try:
         index = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else {}
         return sorted({folder / str(name) for name in index["weight_map"].values()})
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         found = sorted(folder.glob("*.safetensors"))
-    return [each for each in found if not each.name.startswith("consolidated")] or found
+    return [file for file in found if not file.name.startswith("consolidated")] or found
 
 
 def _header(file: Path) -> dict[str, Any] | None:
     try:
-        room = file.stat().st_size - 8  # nothing of a pipe, which would never end
+        room = file.stat().st_size - 8  # 0 for a pipe, which would never end
         if room <= 0:
             return None
         with file.open("rb") as opened:
@@ -52,11 +52,11 @@ def _header(file: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         return None
     found.pop("__metadata__", None)
-    return found if all(_within(each, room - length) for each in found.values()) else None
+    return found if all(_within(entry, room - length) for entry in found.values()) else None
 
 
 def _within(entry: Any, room: int) -> bool:
-    """Whether a tensor lies in the file; not so in one that was cut off."""
+    """Whether a tensor lies in the file, which may have been cut off."""
     try:
         start, end = entry["data_offsets"]
         return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= room
@@ -64,7 +64,7 @@ def _within(entry: Any, room: int) -> bool:
         return False
 
 
-def _loaded(model: Model, name: str, entry: Any, whole: bool) -> int:
+def _loaded_bytes(model: Model, name: str, entry: Any, float32: bool) -> int:
     number = _LAYER.search(name)
     if number and 0 < model.layers <= int(number[1]) and "vision" not in name:
         return 0  # the layers of a multi-token predictor, which only speculation loads
@@ -72,5 +72,5 @@ def _loaded(model: Model, name: str, entry: Any, whole: bool) -> int:
         return 0
     start, end = map(int, entry["data_offsets"])
     kind = entry.get("dtype")
-    kept = {"F64": 8, "F32": 4}.get(str(kind), 2 if kind in _FLOATS else 0)
-    return end - start if not kept or model.quantization else (end - start) // kept * (4 if whole else 2)
+    kept = {"F64": 8, "F32": 4}.get(str(kind), 2 if kind in _FLOAT_TYPES else 0)
+    return end - start if not kept or model.quantization else (end - start) // kept * (4 if float32 else 2)

@@ -1,7 +1,7 @@
-"""How much memory GPUs have for a process: what CUDA calls the total, as vLLM's and torch's messages print it.
+"""How much memory a GPU has for a process: what CUDA calls the total, as vLLM and torch print it.
 
-It is less than on the box: an "80 GB" card has 79.1 GiB, for the driver keeps some and error correction takes some. Of
-several reports the lowest one counts; cards differ by a few tens of mebibytes.
+It is less than advertised: an "80 GB" card has 79.1 GiB, since the driver and error correction take some. Of several
+reports the lowest one counts; cards differ by a few tens of MiB.
 """
 
 import difflib
@@ -43,22 +43,22 @@ _ALIASES = {"a100": "a100-80", "a10": "a10g", "4090": "rtx4090", "3090": "rtx309
 
 def memory(name: str) -> int:
     """Bytes of a GPU by its name, h100 or "NVIDIA L40S"; BadUsage with the names that are known."""
-    joined = _joined(name)
-    found = SIZES.get(_ALIASES.get(joined, joined))
+    key = _normalized(name)
+    found = SIZES.get(_ALIASES.get(key, key))
     if found is not None:
         return round(found * GIB)
-    near = difflib.get_close_matches(joined, SIZES, n=1)
-    hint = f"perhaps {near[0]}" if near else ", ".join(SIZES)
-    raise BadUsage(f"the GPU {name[:60]!r} is not known ({hint}): give its memory with --gpu-memory 79.1GiB")
+    near = difflib.get_close_matches(key, SIZES, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SIZES)}"
+    raise BadUsage(f"unknown GPU {name[:60]!r} ({hint}): give its memory with --gpu-memory 79.1GiB")
 
 
 def capability(name: str) -> float:
     """CUDA's compute capability of a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; 0 where it is not known."""
-    joined = _joined(name).removeprefix("tesla-")
-    known = CAPABILITIES.get(_ALIASES.get(joined, joined)) or CAPABILITIES.get(joined.partition("-")[0])
+    key = _normalized(name).removeprefix("tesla-")
+    known = CAPABILITIES.get(_ALIASES.get(key, key)) or CAPABILITIES.get(key.partition("-")[0])
     return known or 0
 
 
-def _joined(name: str) -> str:
+def _normalized(name: str) -> str:
     plain = name.lower().removeprefix("nvidia").strip().replace(" ", "-").removeprefix("geforce-")
     return plain.replace("rtx-", "rtx").replace("pro-6000", "pro6000")

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
+from diag.core.sizes import MIB
 from diag.vllm.command import secrets
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.families import FAMILIES, Architecture
 from diag.vllm.memory.unquantized import Unquantized, unquantized
 
-MOST_BYTES = 4 * 2**20
-"""Of a config.json; the largest ones hold a few hundred kilobytes of quantisation rules."""
+MOST_BYTES = 4 * MIB
+"""Of a config.json; the largest ones hold a few hundred kilobytes of quantization rules."""
 MOST = 2**30
 MOST_LAYERS = 2048
 CACHE = "~/.cache/huggingface"
@@ -43,7 +44,7 @@ class Config:
         if value is None and default is not None:
             return default
         if value is None:
-            raise BadUsage(f"{self._place} has no {name!r}: it is not the config.json of a model that diag knows")
+            raise BadUsage(f"{self._place} has no {name!r}: it is not the config.json of a known model")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -117,9 +118,9 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     """The folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache."""
     if is_folder(name):
         return Path(name).expanduser()
-    told = {**os.environ, **environment}
-    home = Path(told.get("HF_HOME") or CACHE)
-    hub = Path(told.get("HF_HUB_CACHE") or told.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+    variables = {**os.environ, **environment}
+    home = Path(variables.get("HF_HOME") or CACHE)
+    hub = Path(variables.get("HF_HUB_CACHE") or variables.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
     kept = hub / f"models--{name.replace('/', '--')}"
     wanted = revision or "main"
     with suppress(OSError, ValueError):
@@ -128,8 +129,8 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     if is_folder(str(snapshot)):
         return snapshot
     raise BadUsage(
-        f"the model {_shown(name)} is neither a folder here nor in the cache {_shown(str(hub))}: nothing is"
-        " downloaded; name a folder with its config.json"
+        f"the model {_shown(name)} is neither a folder nor in the local cache {_shown(str(hub))}; diag downloads"
+        " nothing: give a folder with its config.json"
     )
 
 
@@ -142,36 +143,36 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     place = repr(str(folder / "config.json"))[1:-1]
     outer = Config(_object(folder / "config.json", place), place)
     inner, family = outer.part("text_config"), FAMILIES.get(_architecture(outer))
-    given = {each: value for each, value in {**outer.fields, **inner}.items() if value is not None}
+    given = {name: value for name, value in {**outer.fields, **inner}.items() if value is not None}
     config = Config({**family.defaults, **given} if family else given, place)
     return _model(name or folder.name, folder, config, outer, version)
 
 
 def _architecture(outer: Config) -> str:
     """Its name; "" where the file has none."""
-    named = [each for each in outer.list("architectures") if isinstance(each, str)]
+    named = [name for name in outer.list("architectures") if isinstance(name, str)]
     return named[0] if named else str(outer.fields.get("model_type", ""))
 
 
 def _object(file: Path, place: str) -> dict[str, Any]:
     try:
         if file.exists() and not file.is_file():
-            raise BadUsage(f"{place} is no file: name a model's folder")
+            raise BadUsage(f"{place} is no file: give a model's folder")
         with file.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
     except FileNotFoundError as error:
-        raise BadUsage(f"{place} does not exist: name a model's folder, or its id in the local cache") from error
+        raise BadUsage(f"{place} does not exist: give a model's folder, or its id in the local cache") from error
     except OSError as error:
         raise BadUsage(f"{place} cannot be read: {error.strerror}") from error
     if len(content) > MOST_BYTES:
-        raise BadUsage(f"{place} is larger than {MOST_BYTES // 2**20} MiB: it is no model's config.json")
+        raise BadUsage(f"{place} is larger than {MOST_BYTES // MIB} MiB: it is not a model's config.json")
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
         what = "an HTML page" if content.lstrip()[:1] == b"<" else "cut off or not JSON"
         raise BadUsage(f"{place} is {what}: download it again") from error
     if not isinstance(found, dict):
-        raise BadUsage(f"{place} holds no object but {_shown(found)}: it is no model's config.json")
+        raise BadUsage(f"{place} holds {_shown(found)} instead of an object: it is not a model's config.json")
     return found
 
 
@@ -185,7 +186,7 @@ def _model(name: str, folder: Path, config: Config, outer: Config, version: str)
     windows, unknown = _windows(config, family or Architecture(), layers)
     kv_heads = config.size("num_key_value_heads", heads, most=heads or 2**16)
     if kv_heads and heads % kv_heads:
-        raise BadUsage(f"the model's {heads} attention heads are no multiple of its {kv_heads} key-value heads")
+        raise BadUsage(f"the model's {heads} attention heads are not a multiple of its {kv_heads} key-value heads")
     longest, quantization = _longest(config, version), _quantization(config, outer)
     return Model(
         name=name,
@@ -208,22 +209,22 @@ def _model(name: str, folder: Path, config: Config, outer: Config, version: str)
         quantization=quantization,
         unquantized=unquantized(quantization or {}),
         vision=outer.part("vision_config") or None,
-        unknown=unknown if family else f"the architecture {_shown(architecture)} is not one that diag knows",
+        unknown=unknown if family else f"the architecture {_shown(architecture)} is unknown",
     )
 
 
 def _quantization(config: Config, outer: Config) -> Mapping[str, Any] | None:
-    """The method and its settings; modelopt writes a compression_config at times."""
-    for each in (outer, config):
+    """The method and its settings; modelopt sometimes writes a compression_config."""
+    for fields in (outer, config):
         for name in ("quantization_config", "compression_config"):
-            if found := each.part(name):
+            if found := fields.part(name):
                 return found
     return None
 
 
 def _declared(config: Config) -> int:
     """The longest context that the file names; 0 where it names none."""
-    lengths = [config.size(each) for each in _LENGTHS if each in config.fields]
+    lengths = [config.size(name) for name in _LENGTHS if name in config.fields]
     return config.size("max_position_embeddings", min(lengths, default=0))
 
 
@@ -259,12 +260,12 @@ def _windows(config: Config, family: Architecture, layers: int) -> tuple[tuple[i
     window = config.size("sliding_window", 0, least=0) if config.fields.get("use_sliding_window") is not False else 0
     kinds = config.list("layer_types")
     known = {"full_attention": 0, "sliding_attention": window, "chunked_attention": 0}
-    if kinds and (len(kinds) != layers or any(str(each) not in known for each in kinds)):
-        other = sorted({str(each) for each in kinds} - known.keys())
+    if kinds and (len(kinds) != layers or any(str(kind) not in known for kind in kinds)):
+        other = sorted({str(kind) for kind in kinds} - known.keys())
         why = f"layers of the kind {_shown(other[0])}" if other else f"{len(kinds)} layer_types for {layers} layers"
         return (0,) * layers, f"{why} are not covered"
     if kinds:
-        return tuple(known[each] for each in kinds), ""
+        return tuple(known[kind] for kind in kinds), ""
     every = config.size("sliding_window_pattern", family.every, least=0) if family.every else 0
     if every and window:
         return tuple(0 if (at + 1) % every == 0 else window for at in range(layers)), ""

@@ -1,4 +1,4 @@
-"""Which matrices of a quantised model are left at 16 bits, by the names in its quantization_config."""
+"""Which matrices of a quantized model are left at 16 bits, by the names in its quantization_config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 _LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules")
 MOST_PATTERNS = 256
 _SPECIAL = frozenset("\\[](){}+?|^$")
-_OTHERWISE: Mapping[str, str] = {
+_RENAMED: Mapping[str, str] = {
     "language_model": "",
     "block_sparse_moe": "mlp",
     "feed_forward": "mlp",
@@ -24,7 +24,7 @@ _FUSED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Unquantized:
-    """Names with all of their parts, patterns with a *, and regular expressions that diag does not read."""
+    """Whole names, patterns with a *, and regular expressions that diag does not read (`unread`)."""
 
     names: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
@@ -40,31 +40,31 @@ class Unquantized:
     def _names(self, module: str) -> bool:
         words = module.split(".")
         runs = (".".join(words[start:end]) for start, end in combinations(range(len(words) + 1), 2))
-        return any(each in self.names for each in runs) or any(
-            fnmatchcase(module, each) or fnmatchcase(module, f"{each}.*") for each in self.patterns
+        return any(run in self.names for run in runs) or any(
+            fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*") for pattern in self.patterns
         )
 
 
 def unquantized(settings: Mapping[str, Any]) -> Unquantized:
     """What a quantization_config lists."""
-    listed = [each for field in _LISTS if isinstance(each := settings.get(field), list)]
-    texts = [text for each in listed for text in each if isinstance(text, str)]
-    plain = {_ours(each) for each in texts if not each.startswith("re:") and "*" not in each}
-    globs = dict.fromkeys(_glob(each) or each for each in texts if each.startswith("re:") or "*" in each)
-    known = [each for each in globs if not each.startswith("re:")]
-    unread = [each for each in globs if each.startswith("re:")] + known[MOST_PATTERNS:]
+    lists = [names for field in _LISTS if isinstance(names := settings.get(field), list)]
+    texts = [text for names in lists for text in names if isinstance(text, str)]
+    plain = {_canonical(text) for text in texts if not text.startswith("re:") and "*" not in text}
+    globs = dict.fromkeys(_glob(text) or text for text in texts if text.startswith("re:") or "*" in text)
+    known = [glob for glob in globs if not glob.startswith("re:")]
+    unread = [glob for glob in globs if glob.startswith("re:")] + known[MOST_PATTERNS:]
     return Unquantized(frozenset(plain), tuple(known[:MOST_PATTERNS]), tuple(unread))
 
 
-def _ours(name: str) -> str:
-    words = (_OTHERWISE.get(each, each) for each in name.split("."))
+def _canonical(name: str) -> str:
+    words = (_RENAMED.get(word, word) for word in name.split("."))
     return ".".join(filter(None, words))
 
 
 def _glob(pattern: str) -> str:
     r"""A regular expression with only .* and \. in it, which vLLM matches from the start; "" for any other one."""
     if not pattern.startswith("re:"):
-        return _ours(pattern)
+        return _canonical(pattern)
     ends = "" if pattern.endswith("$") else "*"
     text = pattern[3:].removeprefix("^").removesuffix("$").replace("\\.", ".").replace(".*", "*")
-    return "" if _SPECIAL & set(text) else _ours(text) + ends
+    return "" if _SPECIAL & set(text) else _canonical(text) + ends

@@ -13,7 +13,7 @@ from diag.vllm.memory.model import Config, Model
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
-EVERY = 2**16
+MOST_WAYS = 2**16
 """More ways than there are GPUs: a matrix that is always divided."""
 _HALF = 16.0
 
@@ -63,16 +63,16 @@ def layer(model: Model, at: int) -> tuple[WeightPart, ...]:
     has_experts = family.experts and _has_experts(model, family, at)
     feed = _experts(model, family) if has_experts else _dense(model, model.config.size(family.dense))
     parts = (*attention, *feed, WeightPart(family.norms * model.hidden))
-    return tuple(chain.from_iterable(_by_bits(model, at, each) for each in parts))
+    return tuple(chain.from_iterable(_by_bits(model, at, part) for part in parts))
 
 
 def _by_bits(model: Model, at: int, part: WeightPart) -> Iterator[WeightPart]:
-    """What of the matrices is quantised, and what the files leave as it was."""
-    left = sum(model.unquantized.has(f"model.layers.{at}.{each}") for each in part.modules)
-    if not left:
+    """The quantized matrices, and those that the files leave unquantized."""
+    unquantized = sum(model.unquantized.has(f"model.layers.{at}.{module}") for module in part.modules)
+    if not unquantized:
         yield part
         return
-    for count, kind in ((len(part.modules) - left, part.kind), (left, "plain")):
+    for count, kind in ((len(part.modules) - unquantized, part.kind), (unquantized, "plain")):
         if count:
             yield WeightPart(part.elements * count // len(part.modules), part.ways, kind)
 
@@ -80,18 +80,18 @@ def _by_bits(model: Model, at: int, part: WeightPart) -> Iterator[WeightPart]:
 def _attention(model: Model, family: Architecture) -> Iterator[WeightPart]:
     config, size = model.config, model.head_dim
     queries, keys = model.heads * size, model.kv_heads * size
-    both = config.switch("attention_bias")
-    yield WeightPart(2 * model.hidden * queries, EVERY, "linear", ("self_attn.q_proj", "self_attn.o_proj"))
+    has_bias = config.switch("attention_bias")
+    yield WeightPart(2 * model.hidden * queries, MOST_WAYS, "linear", ("self_attn.q_proj", "self_attn.o_proj"))
     yield WeightPart(2 * model.hidden * keys, model.kv_heads, "linear", ("self_attn.k_proj", "self_attn.v_proj"))
-    if family.qkv_bias or both:
-        yield WeightPart(queries, EVERY)
+    if family.qkv_bias or has_bias:
+        yield WeightPart(queries, MOST_WAYS)
         yield WeightPart(2 * keys, model.kv_heads)
-    if both:
+    if has_bias:
         yield WeightPart(model.hidden)
     if family.qk_norm:
         yield WeightPart(2 * size)
     if model.architecture == "GptOssForCausalLM":
-        yield WeightPart(model.heads, EVERY)  # attention sinks
+        yield WeightPart(model.heads, MOST_WAYS)  # attention sinks
 
 
 def _latent(model: Model) -> Iterator[WeightPart]:
@@ -101,12 +101,12 @@ def _latent(model: Model) -> Iterator[WeightPart]:
     nope, value = config.size("qk_nope_head_dim"), config.size("v_head_dim")
     down = config.size("q_lora_rank", 0, least=0)
     first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
-    yield WeightPart((down or heads * (nope + rope)) * hidden, 1 if down else EVERY, "linear", (first,))
+    yield WeightPart((down or heads * (nope + rope)) * hidden, 1 if down else MOST_WAYS, "linear", (first,))
     if down:
-        yield WeightPart(down * heads * (nope + rope), EVERY, "linear", ("self_attn.q_b_proj",))
+        yield WeightPart(down * heads * (nope + rope), MOST_WAYS, "linear", ("self_attn.q_b_proj",))
     yield WeightPart(hidden * (rank + rope), 1, "linear", ("self_attn.kv_a_proj_with_mqa",))
-    yield WeightPart(rank * heads * (nope + value), EVERY, "linear", ("self_attn.kv_b_proj",))
-    yield WeightPart(heads * value * hidden, EVERY, "linear", ("self_attn.o_proj",))
+    yield WeightPart(rank * heads * (nope + value), MOST_WAYS, "linear", ("self_attn.kv_b_proj",))
+    yield WeightPart(heads * value * hidden, MOST_WAYS, "linear", ("self_attn.o_proj",))
     yield WeightPart(down + rank)
 
 
@@ -116,18 +116,18 @@ def absorbed(model: Model) -> WeightPart:
         return WeightPart(0)
     config = model.config
     width = config.size("qk_nope_head_dim") + config.size("v_head_dim")
-    return WeightPart(model.layers * config.size("kv_lora_rank") * model.heads * width, EVERY)
+    return WeightPart(model.layers * config.size("kv_lora_rank") * model.heads * width, MOST_WAYS)
 
 
 def _dense(model: Model, width: int) -> Iterator[WeightPart]:
-    yield WeightPart(3 * model.hidden * width, EVERY, "linear", _three("mlp"))
+    yield WeightPart(3 * model.hidden * width, MOST_WAYS, "linear", _gate_up_down("mlp"))
     if model.config.switch("mlp_bias"):
-        yield WeightPart(2 * width, EVERY)
+        yield WeightPart(2 * width, MOST_WAYS)
         yield WeightPart(model.hidden)
 
 
-def _three(block: str) -> tuple[str, ...]:
-    return tuple(f"{block}.{each}_proj" for each in ("gate", "up", "down"))
+def _gate_up_down(block: str) -> tuple[str, ...]:
+    return tuple(f"{block}.{matrix}_proj" for matrix in ("gate", "up", "down"))
 
 
 def _has_experts(model: Model, family: Architecture, at: int) -> bool:
@@ -144,19 +144,19 @@ def _has_experts(model: Model, family: Architecture, at: int) -> bool:
 def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
     config, hidden = model.config, model.hidden
     count, width = config.size(family.experts, most=2**16), config.size(family.width)
-    yield WeightPart(count * 3 * hidden * width, EVERY, "expert", ("mlp.experts",))
+    yield WeightPart(count * 3 * hidden * width, MOST_WAYS, "expert", ("mlp.experts",))
     yield WeightPart(count * hidden)  # the router
     if model.architecture == "GptOssForCausalLM":
         yield WeightPart(count * (2 * width + hidden + 1))  # biases
     shared = _shared(model, width)
     if shared:
-        yield WeightPart(3 * hidden * shared, EVERY, "linear", _three("mlp.shared_experts"))
+        yield WeightPart(3 * hidden * shared, MOST_WAYS, "linear", _gate_up_down("mlp.shared_experts"))
     if model.architecture == "Qwen2MoeForCausalLM":
         yield WeightPart(hidden)
 
 
 def _shared(model: Model, width: int) -> int:
-    """The width of the experts that see every token."""
+    """The width of the experts that process every token."""
     if model.architecture == "Llama4ForConditionalGeneration":
         return width
     alone = model.config.size("shared_expert_intermediate_size", 0, least=0)
@@ -167,9 +167,9 @@ def _shared(model: Model, width: int) -> int:
 
 
 def embedding(model: Model) -> WeightPart:
-    """Of the words, or of the head: the same shape."""
+    """Of the vocabulary, or of the head: the same shape."""
     rows = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
-    return WeightPart(rows * model.hidden, EVERY, "vocabulary")
+    return WeightPart(rows * model.hidden, MOST_WAYS, "vocabulary")
 
 
 def rotary(model: Model) -> WeightPart:
@@ -181,19 +181,19 @@ def rotary(model: Model) -> WeightPart:
 
 
 def vision(model: Model) -> WeightPart:
-    """The transformer that looks at pictures, about: four square matrices and two wide ones a layer."""
+    """The vision encoder, approximately: four square matrices and two wide ones a layer."""
     if not model.vision:
         return WeightPart(0)
     config = Config(model.vision, str(model.folder / "config.json"))
     hidden = config.size("hidden_size", 1024)
     count = config.size("num_hidden_layers", 24, most=2048)
-    return WeightPart(count * (4 * hidden**2 + 2 * hidden * config.size("intermediate_size", 4 * hidden)), EVERY)
+    return WeightPart(count * (4 * hidden**2 + 2 * hidden * config.size("intermediate_size", 4 * hidden)), MOST_WAYS)
 
 
 def stages(model: Model, count: int) -> list[range]:
     """The layers of each stage of pipeline parallelism: what is left over goes to the last ones but one."""
-    each, rest = divmod(model.layers, count)
-    sizes = [each + (1 if count - 1 - rest <= at < count - 1 else 0) for at in range(count)]
+    share, rest = divmod(model.layers, count)
+    sizes = [share + (1 if count - 1 - rest <= at < count - 1 else 0) for at in range(count)]
     starts = [sum(sizes[:at]) for at in range(count)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
@@ -207,6 +207,11 @@ def of_stage(model: Model, layers: range) -> list[WeightPart]:
     if last:
         parts += [WeightPart(model.hidden)] + [embedding(model)] * (not (model.tied and first))
     return parts
+
+
+def feed_forward_width(model: Model) -> int:
+    """Of a layer without experts."""
+    return model.config.size(model.family.dense, 0, least=0) if model.family else 0
 
 
 def parameters(model: Model) -> int:
@@ -224,16 +229,15 @@ def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: i
     )
 
 
-# -- quantisation -----------------------------------------------------------------------------------------------------
+# -- quantization -----------------------------------------------------------------------------------------------------
 
 
-def precision(model: Model, wanted: str = "", whole: bool = False) -> Precision | None:
+def precision(model: Model, wanted: str = "", float32: bool = False) -> Precision | None:
     """Bits by kind of matrix, None for a method that is not known.
 
-    `wanted` is --quantization, which quantises while it loads where the files are not quantised; `whole` is a model
-    in float32.
+    `wanted` is --quantization, which quantizes while it loads where the files are not quantized.
     """
-    plain = 2 * _HALF if whole else _HALF
+    plain = 2 * _HALF if float32 else _HALF
     settings = model.quantization or {}
     method = str(settings.get("quant_method", settings.get("quant_algo", wanted))).lower()
     if not method:
