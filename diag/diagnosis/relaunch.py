@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
+from diag.core.lazy_regex import lazy
 from diag.diagnosis.proposals import FlagChange, Proposal, command_in, json_object, written
 from diag.vllm.command.parse import Command, Given
 from diag.vllm.command.script import PIPED, statements
@@ -15,9 +16,9 @@ from diag.vllm.command.shell import line, opened
 Span = tuple[int, int]
 Edit = tuple[Span, str]
 """From and to which character of the text, and what stands there instead."""
-_WORD = re.compile(r"""(?:\$\([^()]*\)|[^\s'"`\\;&|<>()]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`)+""", re.DOTALL)
-_QUOTED = re.compile(r"""'[^']*'|"[^"\\]*\"""")
-_BEFORE = re.compile(r"(?:export|cd|source|set|ulimit)\s[^#<]*[^#<&|;\s]")
+_WORD = lazy(r"""(?:\$\([^()]*\)|[^\s'"`\\;&|<>()]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`)+""", re.DOTALL)
+_QUOTED = lazy(r"""'[^']*'|"[^"\\]*\"""")
+_BEFORE = lazy(r"(?:export|cd|source|set|ulimit)\s[^#<]*[^#<&|;\s]")
 """A line of a script that can stand before the command in the same line."""
 _AROUND = {"export", "cd", "source", ".", "set", "ulimit", "tee", "[", "test", "true", "fi", "done", "}", "wait"}
 """Commands that may stand beside it: what others are given may be a secret that nothing tells from a word."""

@@ -17,6 +17,7 @@ from diag.promql import (
     parse,
     windows,
 )
+from diag.promql.regex import compiled, fully_matches
 
 MINUTE = 60_000
 
@@ -219,6 +220,12 @@ def test_equal_labels_at_different_instants_are_one_series() -> None:
     samples = Samples([series("old", [1.0, 1.0], i="a"), series("new", [2.0, 2.0], i="a", start=600_000)])
     vector = evaluate("max_over_time(new[1m]) or max_over_time(old[1m])", samples, np.array([10_000, 610_000]))
     assert (vector.labels, vector.values.tolist()) == (({"i": "a"},), [[1.0, 2.0]])
+
+
+@pytest.mark.parametrize("pattern", ["", "a|", "a|ab", "|", "a||b", "a_1"])
+@pytest.mark.parametrize("text", ["", "a", "ab", "b", "a|", "a|ab", "|", "a_1", "a\n"])
+def test_plain_alternatives_match_as_the_compiled_pattern_does(pattern: str, text: str) -> None:
+    assert fully_matches(pattern, text) == bool(compiled(pattern).fullmatch(text))
 
 
 def test_an_evaluator_tells_instants_and_signed_zeros_apart() -> None:

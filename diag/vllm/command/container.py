@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_PROGRAM = re.compile(r"docker|podman|nerdctl|apptainer|singularity|kubectl|oc")
+from diag.core.lazy_regex import lazy
+
+_IMAGE = lazy(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_PROGRAM = lazy(r"docker|podman|nerdctl|apptainer|singularity|kubectl|oc")
 _HOSTS = {"ssh", "pdsh", "pssh"}
-_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
+_ALONE = lazy(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
 """Options of `docker run` that take no value: what follows any other one is not the image."""
-_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
+_DEFAULT = lazy(r"\$\{\w+:?-([^{}$]*)\}")
 
 
 @dataclass(frozen=True)

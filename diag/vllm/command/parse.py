@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
+from diag.core.lazy_regex import lazy
 from diag.core.yaml import documents
 from diag.vllm.command import config_file
 from diag.vllm.command.container import Image, default, elsewhere, image
@@ -19,16 +20,16 @@ from diag.vllm.flags.registry import Option, understood
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
 """Of an array, since an array may be made of arrays."""
-_ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
-_SCRIPT = re.compile(r"\bserve\s|vllm\.entrypoints\.")
-_SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
+_ASSIGNMENT = lazy(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_PROGRAM = lazy(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_SERVER = lazy(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
+_SCRIPT = lazy(r"\bserve\s|vllm\.entrypoints\.")
+_SHELL = lazy(r"-[a-z]*c|--(?:command|wrap)")
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
-_SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
-_SPEAKS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
+_SUBSTITUTED = lazy(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
+_SPEAKS = lazy(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
 """Commands whose words are about a server, and start none."""
-_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+_NUMBER = lazy(r"-\d+|-\d*\.\d+")
 _SWITCHED = ("true", "false")
 EXPECTED = (
     "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...` or a file with it"

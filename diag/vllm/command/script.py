@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 
 from diag.core.errors import BadUsage
+from diag.core.lazy_regex import lazy
 
 _KEYWORDS = {"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"}
-_PIECE = re.compile(
+_PIECE = lazy(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
       | (?P<opening>["`]|\$[({]|[<>]\()
       | (?P<operator>[&\d]*[<>]+[&|]?|[;&|\n]+|[()])
@@ -15,11 +16,11 @@ _PIECE = re.compile(
       | (?P<plain>[^'"`$\\\s;&|()<>]+|\$|[^'"`\\])""",
     re.VERBOSE | re.DOTALL,
 )
-_INSIDE = re.compile(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
+_INSIDE = lazy(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
 _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
-_ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
-_ARRAY = re.compile(r"\w+\+?=")
-PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
+_ESCAPED = lazy(r"\\(?:\n|([$`\"\\]))")
+_ARRAY = lazy(r"\w+\+?=")
+PIPED = lazy(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
 """Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
 
 

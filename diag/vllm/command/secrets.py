@@ -4,44 +4,45 @@ import re
 import shlex
 from functools import lru_cache
 
+from diag.core.lazy_regex import lazy
 from diag.vllm.command.shell import HIDDEN
 from diag.vllm.flags.registry import known, understood
 
-_SECRET = re.compile(
+_SECRET = lazy(
     r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization)"
     r"|(?:.*[-_.])?(?:pass|pat|o?auth))\d*(?:[-_.].*)?"
 )
 _HARMLESS = ("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token")
-_NAME = re.compile(r"[\w.-]+")
+_NAME = lazy(r"[\w.-]+")
 _PARENTHESES = r"\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\)"
 _FILLED_IN = rf"\${_PARENTHESES}|\$\{{[^{{}}\n]*\}}|`[^`\n]*`"
 _DOUBLE = rf'"((?:\\.|{_FILLED_IN}|[^"\\])*+)"'
-_QUOTED = re.compile(rf"'([^']*)'|{_DOUBLE}|({_FILLED_IN})|\\(.)", re.DOTALL)
-_SUBSTITUTED = re.compile(rf"\$({_PARENTHESES})|`([^`\n]*)`")
-_WORD = re.compile(
+_QUOTED = lazy(rf"'([^']*)'|{_DOUBLE}|({_FILLED_IN})|\\(.)", re.DOTALL)
+_SUBSTITUTED = lazy(rf"\$({_PARENTHESES})|`([^`\n]*)`")
+_WORD = lazy(
     rf"(?<![^\s;&|()])#[^\n]*|(?:[^\s'\"\\`$;&|<>()]|\\[^\r\n]|'[^']*'|{_DOUBLE}|{_FILLED_IN}|['\"`$]|\\(?!\r?\n))+",
     re.DOTALL,
 )
 """A comment, or a word of a shell: what stands between white space and operators outside quotation marks."""
-_OPERATOR = re.compile(r"[;&|<>()]")
+_OPERATOR = lazy(r"[;&|<>()]")
 _PASSWORDS = {"sshpass": "-p", "curl": "-u", "login": "-p"}
 """Programs beside vLLM, and their option for a secret that does not say so."""
-_HEADER = re.compile(r"([\w.-]+)(:\s+(?:(?i:bearer|basic|digest|token)\s+)?)\S.*", re.DOTALL)
-_ASSIGNED = re.compile(rf"(?<![\w.-])([\w.-]+)=(?:{_FILLED_IN}|[^\s'\"&])+")
-_FIELD = re.compile(
+_HEADER = lazy(r"([\w.-]+)(:\s+(?:(?i:bearer|basic|digest|token)\s+)?)\S.*", re.DOTALL)
+_ASSIGNED = lazy(rf"(?<![\w.-])([\w.-]+)=(?:{_FILLED_IN}|[^\s'\"&])+")
+_FIELD = lazy(
     r"""(?<!\\)(?P<mark>\\*["'])(?P<name>[\w.-]+)(?P=mark)(?P<colon>\s*:\s*)(?P<value>"""
     r"""(?P<quote>\\*["'])(?:\\.|[^\\])*?(?:(?P=quote)|$)|\[[^\]]*\]|\{[^{}]*\}|-?\d[\w.+-]*)""",
     re.DOTALL,
 )
 """A field of an object as JSON or Python writes it, perhaps in a string of another one."""
 _INSIDE = (
-    (re.compile(r"(://)[^/\s'\"]+@"), rf"\1{HIDDEN}@"),
-    (re.compile(r"(?<![\w./:@-])[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)"), f"{HIDDEN}@"),
-    (re.compile(r"(?<![A-Za-z0-9])(?:sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-)[A-Za-z0-9_-]{8,}"), HIDDEN),
-    (re.compile(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))"), HIDDEN),
-    (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*"), HIDDEN),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {HIDDEN}"),
-    (re.compile(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
+    (lazy(r"(://)[^/\s'\"]+@"), rf"\1{HIDDEN}@"),
+    (lazy(r"(?<![\w./:@-])[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)"), f"{HIDDEN}@"),
+    (lazy(r"(?<![A-Za-z0-9])(?:sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-)[A-Za-z0-9_-]{8,}"), HIDDEN),
+    (lazy(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))"), HIDDEN),
+    (lazy(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*"), HIDDEN),
+    (lazy(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {HIDDEN}"),
+    (lazy(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
 )
 
 

@@ -4,12 +4,14 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from diag.core.lazy_regex import lazy
+
 HIDDEN = "REDACTED"
 """What stands in a redacted command in the place of a secret."""
 _READ = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _END = r"""(?=[\s'");&|]|$)"""
-_ASSIGNED = re.compile(rf"""(['"]?)(?<![\w.-])(-{{0,2}}[A-Za-z][\w.-]*)=(['"]?){HIDDEN}\3\1{_END}""")
-_GIVEN = re.compile(rf"""(?<![\w.-])(--?[A-Za-z][\w-]*)(['"]?\s+)(['"]?){HIDDEN}\3{_END}""")
+_ASSIGNED = lazy(rf"""(['"]?)(?<![\w.-])(-{{0,2}}[A-Za-z][\w.-]*)=(['"]?){HIDDEN}\3\1{_END}""")
+_GIVEN = lazy(rf"""(?<![\w.-])(--?[A-Za-z][\w-]*)(['"]?\s+)(['"]?){HIDDEN}\3{_END}""")
 
 
 def line(words: Sequence[str]) -> str:
