@@ -65,7 +65,7 @@ def parse(text: str) -> Address:
     if url.scheme not in PORTS:
         raise BadUsage(f"{_safe(text)}: only http and https can be asked")
     host = url.hostname or ""
-    if "" in host.rstrip(".").split(".") or not host.isprintable() or set(host) & set(" \"'<>\\^`{|}*"):
+    if not host or not host.isprintable() or set(host) & set(" \"'<>\\^`{|}*"):
         raise BadUsage(f"{_safe(text)} names no host")
     return Address(url.scheme, host, port, url.path, url.query, _authorization(url))
 
