@@ -1,4 +1,4 @@
-"""What an incident file imports: the declaration's own words. (The model itself is diag/core/incident.py.)"""
+"""What an incident file imports to declare an incident; the model is diag/core/incident.py."""
 
 from diag.core.incident import (
     BurnRateWindow,

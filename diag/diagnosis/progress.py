@@ -14,16 +14,16 @@ from diag.core.incident import Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.signals import (
-    other_page,
-    page_answers,
+    endpoint_without_vllm,
     progress,
     requests_in_flight,
     requests_in_flight_peak,
     requests_stuck,
     serves,
     steps_per_second,
+    successful_scrapes,
 )
-from diag.knowledge.signals.host import processes, ranks_apart, starting, startup_failed
+from diag.knowledge.signals.host import processes, ranks_out_of_step, starting, startup_failed
 
 State = Literal["idle", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
@@ -91,7 +91,7 @@ def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
     if state is None:
         has_engine = "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, queries)
         return TOO_SHORT if has_engine else NO_VLLM
-    if state[0] == "idle" and _last(ranks_apart, INSTANCE, subject, queries):
+    if state[0] == "idle" and _last(ranks_out_of_step, INSTANCE, subject, queries):
         return Progress(subject, "stalled", DIVERGED)
     return Progress(subject, *state)
 
@@ -102,13 +102,13 @@ def _silent(subject: Subject, queries: QueryCache) -> Progress | str:
         return Progress(subject, "starting", STARTS)
     if _last(startup_failed, INSTANCE, subject, queries):
         return Progress(subject, "dead", FAILED)
-    if _last(page_answers, INSTANCE, subject, queries, queries.live("15s")) == 0:
+    if _last(successful_scrapes, INSTANCE, subject, queries, queries.live("15s")) == 0:
         return Progress(subject, "dead", DEAD)
     if _last(serves, INSTANCE, subject, queries, queries.whole):
         return GONE
     if _last(processes, INSTANCE, subject, queries):
         return Progress(subject, "starting", THERE)
-    return NO_VLLM if _last(other_page, INSTANCE, subject, queries, queries.whole) else NEVER
+    return NO_VLLM if _last(endpoint_without_vllm, INSTANCE, subject, queries, queries.whole) else NEVER
 
 
 SIGNALS = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)

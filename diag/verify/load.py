@@ -19,7 +19,7 @@ from diag.knowledge.signals import (
     PROMPT_TOKENS,
     RUNNING,
     WAITING,
-    other_page,
+    endpoint_without_vllm,
     serves,
 )
 from diag.verify.snapshot import ServerSnapshot
@@ -77,7 +77,7 @@ def load(server: ServerSnapshot) -> Load:
     """The load on one server."""
     row = server.scraped(IN_FLIGHT)
     valid = np.flatnonzero(np.abs(row) < ABSURD)
-    responded = any((server.value(signal.promql) or 0) > 0 for signal in (serves, other_page))
+    responded = any((server.value(signal.promql) or 0) > 0 for signal in (serves, endpoint_without_vllm))
     if not len(valid):
         return Load(None, False, None, 0.0, Lengths(), Lengths(), 0.0, responded)
     in_flight, times = row[valid], server.queries.source.instants[valid]

@@ -14,8 +14,8 @@ from diag.knowledge.signals import (
     RUNNING,
     WAITING,
     counted,
-    freezes_per_request,
     gauge,
+    stream_pauses_per_request,
 )
 from diag.verify.load import Load
 from diag.verify.snapshot import ServerSnapshot
@@ -72,7 +72,7 @@ METRICS = (
     _Metric("TTFT p95", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.95),
     _Metric("ITL p99.9", "seconds", "lower", 0.1, histograms=ITL, quantile=0.999),
     _Metric("ITL (maximum)", "seconds", "lower", 0.1, histograms=ITL, quantile=1.0),
-    _Metric("stream pauses / finished request", "ratio", "lower", 0.1, freezes_per_request.promql),
+    _Metric("stream pauses / finished request", "ratio", "lower", 0.1, stream_pauses_per_request.promql),
     _Metric("end-to-end latency (mean)", "seconds", "lower", 0.3, E2E_MEAN),
     _Metric("preemptions / finished request", "ratio", "lower", 0.1, f"{PREEMPTIONS} / ({FINISHED} >= 3)"),
     _Metric("requests waiting (mean)", "requests", "lower", 1.0, gauge("avg_over_time(", WAITING)),

@@ -110,7 +110,7 @@ def test_a_budget_burns_by_what_is_late(late: int, edges: tuple[str, ...], burn:
         if edge in edges:
             series += [{**of, "__name__": f"vllm:{name}_bucket", "le": edge}]
             rows += [grown * (late == 0 or name != names[0])]
-    text = fill(signals.budget_burn.promql, ENGINE, "5m", Contract().values())
+    text = fill(signals.error_budget_burn_rate.promql, ENGINE, "5m", Contract().values())
     held = promql.Samples([promql.Block(tuple(series), times, np.array(rows))])
     answer = promql.evaluate(text, held, times[-1:])
     assert [round(float(each), 6) for each in answer.values[:, 0]] == ([] if burn is None else [burn])

@@ -21,7 +21,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.relaunch import relaunch
 from diag.diagnosis.report import Finding
 from diag.knowledge.catalog import _check_fix, load
-from diag.knowledge.signals import running_value, tokens_of_one_prompt_in_a_freeze, tokens_prefilled_in_a_freeze
+from diag.knowledge.signals import running_value, tokens_of_one_prompt_within_pause, tokens_prefilled_within_pause
 from diag.sources.recording.reader import read
 from diag.sources.samples import SampleSource
 from diag.vllm.command.shell import line as line_of
@@ -401,7 +401,7 @@ def test_prompts_that_are_prefilled_together_share_the_freeze_limit() -> None:
     together = "sum by (instance) (rate(vllm:request_prefill_time_seconds_sum[$window]))"
     one, step, prefills = (
         next(iter(asked.ask(promql, ("instance",), asked.whole).values()))[-1]
-        for promql in (tokens_of_one_prompt_in_a_freeze.promql, tokens_prefilled_in_a_freeze.promql, together)
+        for promql in (tokens_of_one_prompt_within_pause.promql, tokens_prefilled_within_pause.promql, together)
     )
     assert prefills > 1
     assert one == pytest.approx(step / (1 + prefills))

@@ -28,6 +28,6 @@ def expressions(window: str) -> list[str]:
     texts += [each.query(window, contract) for each in INCIDENTS]
     shared = (signals.progress, signals.requests_in_flight, signals.requests_in_flight_peak, signals.steps_per_second)
     texts += [fill(each.promql, ENGINE, window, contract) for each in shared]
-    bare = (signals.other_page.promql, signals.serves.promql, ENGINES, INSTANCES, GPUS)
+    bare = (signals.endpoint_without_vllm.promql, signals.serves.promql, ENGINES, INSTANCES, GPUS)
     texts += [fill(each, INSTANCE, window, contract) for each in bare]
     return list(dict.fromkeys(texts))

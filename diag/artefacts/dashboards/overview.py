@@ -20,7 +20,7 @@ from diag.artefacts.units import TOKENS_PER_SECOND
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.incident import fill, regroup
-from diag.knowledge.signals import budget_burn, itl
+from diag.knowledge.signals import error_budget_burn_rate, itl
 
 TTFT = "histogram_quantile(0.95, sum by ($by, le) (rate(vllm:time_to_first_token_seconds_bucket[$window])))"
 FINISHED = "sum by ($by, finished_reason) (rate(vllm:request_success_total[$window]))"
@@ -70,7 +70,7 @@ def _current_state(scope: DashboardScope) -> list[Any]:
 
 
 def _burn_rate(scope: DashboardScope) -> str:
-    promql = fill(budget_burn.promql, ("instance", "engine"), "5m", scope.contract.values())
+    promql = fill(error_budget_burn_rate.promql, ("instance", "engine"), "5m", scope.contract.values())
     return scope.narrow(regroup(promql, scope.site.labels))
 
 

@@ -7,7 +7,7 @@ from diag.signals import (
     front_end_share,
     queue_time_share,
     requests_finished,
-    tokens_in_a_blink,
+    tokens_in_100_ms,
     utilization,
 )
 
@@ -67,7 +67,7 @@ incident = Incident(
         ),
         Fix(
             flag="--stream-interval",
-            value=tokens_in_a_blink,
+            value=tokens_in_100_ms,
             least=2,
             most=16,
             direction="raise",

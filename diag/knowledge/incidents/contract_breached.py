@@ -1,7 +1,7 @@
 """The latency SLO is violated, whatever the cause: the alert that pages."""
 
 from diag.incident import BurnRateWindow, Fix, Incident, LookAlike, documented, judged
-from diag.signals import budget_burn, requests_running, waiting_share
+from diag.signals import error_budget_burn_rate, requests_running, waiting_share
 
 WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
 
@@ -19,7 +19,7 @@ incident = Incident(
     """,
     impact="more responses miss the latency SLO than the objective allows",
     symptoms=(
-        budget_burn.above(
+        error_budget_burn_rate.above(
             14.4,
             documented(
                 "14.4 uses 2 % of a month's error budget in one hour; over six hours the threshold is 6", WORKBOOK

@@ -3,12 +3,12 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.signals import (
     in_graph_capture,
+    not_set,
     nvlinks,
-    processes_there,
+    processes_still_running,
     ranks,
-    ranks_apart,
-    startup_silence,
-    switched_off,
+    ranks_out_of_step,
+    time_without_startup_progress,
 )
 
 GRAPHS = "https://docs.vllm.ai/en/latest/design/cuda_graphs.html"
@@ -29,17 +29,17 @@ incident = Incident(
         in_graph_capture.at_least(
             1, documented("the phase ends with the log line 'Graph capturing finished in'", GRAPHS)
         ),
-        startup_silence.above(300, judged("a capture takes from seconds to 2.5 minutes")),
+        time_without_startup_progress.above(300, judged("a capture takes from seconds to 2.5 minutes")),
     ),
     supports=(
         ranks.above(1, judged("most hangs are in a collective, which needs several ranks")),
-        ranks_apart.at_least(1, reported("45 minutes at full GPU utilisation", CAT_430)),
+        ranks_out_of_step.at_least(1, reported("45 minutes at full GPU utilisation", CAT_430)),
     ),
     looks_like=(
         LookAlike(
             "startup_failed",
             distinguish="The process has exited.",
-            requires=processes_there.at_least(1, judged("a process that has exited no longer hangs")),
+            requires=processes_still_running.at_least(1, judged("a process that has exited no longer hangs")),
         ),
         LookAlike(
             "startup_slow",
@@ -64,7 +64,7 @@ incident = Incident(
             only_if=(
                 ranks.above(1, judged("a single rank has no collectives")),
                 nvlinks.at_most(0, judged("the custom all-reduce kernel is made for NVLink")),
-                switched_off("disable_custom_all_reduce"),
+                not_set("disable_custom_all_reduce"),
             ),
             risk="latency at small batch sizes rises by a few percent",
             rollback="remove the flag and restart",
@@ -85,7 +85,7 @@ incident = Incident(
             value="",
             change="To prove that graph capture is the cause, start without CUDA graphs.",
             effect="the server becomes ready",
-            only_if=(switched_off("enforce_eager"),),
+            only_if=(not_set("enforce_eager"),),
             risk="throughput falls by 10 to 20 %, at small batch sizes by up to half",
             rollback="remove the flag and restart",
             why=documented("no CUDA graphs are captured", GRAPHS),

@@ -1,7 +1,7 @@
 """The server answered before and no longer answers."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import page_answers
+from diag.signals import successful_scrapes
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
@@ -17,7 +17,7 @@ incident = Incident(
         refused from then on. A lost host, a killed container or a broken network path look the same to a scraper.
     """,
     impact="every request fails",
-    symptoms=(page_answers.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),),
+    symptoms=(successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),),
     looks_like=(
         LookAlike("engine_stalled", distinguish="/metrics keeps answering; only the engine makes no progress."),
     ),

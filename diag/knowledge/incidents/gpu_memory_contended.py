@@ -1,11 +1,11 @@
 """Other processes hold memory on a GPU that this vLLM uses."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.signals import serving, share_left_by_others, strangers_memory, switched_off
+from diag.signals import memory_of_other_processes, not_set, serving, share_left_by_others
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 
-STRANGERS = strangers_memory.above(0.05, judged("a desktop or a monitoring agent holds less than that"))
+OTHER_PROCESSES = memory_of_other_processes.above(0.05, judged("a desktop or a monitoring agent holds less than that"))
 incident = Incident(
     id="gpu_memory_contended",
     title="GPU memory shared with other processes",
@@ -18,11 +18,11 @@ incident = Incident(
     """,
     impact="out of memory under load or at the next restart; the GPU's compute is shared as well",
     symptoms=(
-        STRANGERS,
+        OTHER_PROCESSES,
         serving.at_least(1, documented("a GPU that this vLLM does not use cannot affect it", CONSERVING_MEMORY)),
     ),
     looks_like=(
-        LookAlike("a monitoring agent", distinguish="It holds a few hundred MB.", refuted_by=STRANGERS),
+        LookAlike("a monitoring agent", distinguish="It holds a few hundred MB.", refuted_by=OTHER_PROCESSES),
         LookAlike(
             "a leftover process of this vLLM",
             distinguish="It has vLLM's process title and the start time of an earlier server.",
@@ -46,7 +46,7 @@ incident = Incident(
             rounding="hundredth_below",
             least=0.05,
             direction="lower",
-            only_if=(switched_off("kv_cache_memory_bytes"),),
+            only_if=(not_set("kv_cache_memory_bytes"),),
             why=documented("the value is a share of the whole GPU, whoever else uses it", CONSERVING_MEMORY),
         ),
     ),

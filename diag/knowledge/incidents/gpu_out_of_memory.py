@@ -4,12 +4,12 @@ from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import CONSERVING_MEMORY, FP8_HARDWARE
 from diag.signals import (
     context_that_fits,
-    half_of_what_is_captured,
-    happened,
+    half_of_default_capture_size,
     host_memory_of_others,
+    logged,
+    not_set,
     out_of_memory,
     running_value,
-    switched_off,
     utilization_that_fits,
     utilization_with_room,
 )
@@ -46,7 +46,7 @@ incident = Incident(
             direction="lower",
             change="Limit the context length to what fits the KV cache.",
             effect="the engine starts",
-            only_if=(happened("max_model_len_exceeds_kv_cache").at_least(1, SAID),),
+            only_if=(logged("max_model_len_exceeds_kv_cache").at_least(1, SAID),),
             risk="longer requests are rejected",
             rollback="set the old value again and restart",
             why=documented(
@@ -61,7 +61,7 @@ incident = Incident(
             direction="lower",
             change="Plan with the memory that is free, or first end the process that holds the rest.",
             effect="the engine starts; the KV cache shrinks by the same amount",
-            only_if=(happened("free_memory_below_requested").at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
+            only_if=(logged("free_memory_below_requested").at_least(1, SAID), not_set("kv_cache_memory_bytes")),
             risk="fewer requests run concurrently",
             rollback="set the old value again and restart",
             why=reported(
@@ -76,7 +76,7 @@ incident = Incident(
             direction="lower",
             change="Leave room outside vLLM's share for the allocation that failed.",
             effect="the allocation that failed fits",
-            only_if=(happened("cuda_out_of_memory").at_least(1, SAID), switched_off("kv_cache_memory_bytes")),
+            only_if=(logged("cuda_out_of_memory").at_least(1, SAID), not_set("kv_cache_memory_bytes")),
             risk="fewer requests run concurrently",
             rollback="set the old value again and restart",
             why=reported(
@@ -86,13 +86,13 @@ incident = Incident(
         ),
         Fix(
             flag="--max-cudagraph-capture-size",
-            value=half_of_what_is_captured,
+            value=half_of_default_capture_size,
             direction="lower",
             change="If it happened during capture, capture CUDA graphs only up to half the size.",
             effect="the CUDA graphs take a fraction of the memory",
             only_if=(
-                happened("cuda_out_of_memory").at_least(1, SAID),
-                switched_off("enforce_eager"),
+                logged("cuda_out_of_memory").at_least(1, SAID),
+                not_set("enforce_eager"),
                 running_value("cudagraph_capture_sizes").at_most(0, SIZED),
                 running_value("compilation_config").at_most(0, SIZED),
             ),
@@ -105,7 +105,7 @@ incident = Incident(
             value="fp8",
             change="If no memory is left for the KV cache, store it in FP8, use more GPUs, or quantize the weights.",
             effect="the engine starts",
-            only_if=(happened("no_kv_cache_memory").at_least(1, SAID), FP8_HARDWARE),
+            only_if=(logged("no_kv_cache_memory").at_least(1, SAID), FP8_HARDWARE),
             risk="a small loss of accuracy; the attention backend must support FP8",
             rollback="--kv-cache-dtype auto and restart",
             why=documented("these reduce the memory that vLLM needs", CONSERVING_MEMORY),

@@ -4,12 +4,12 @@ from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
     gpu_memory_free_share,
     kv_cache_usage_peak,
-    memory_of_strangers,
-    pool_by_order,
-    prefix_cache_hit_ratio,
+    prefix_cache_hit_rate,
     requests_finished,
     requests_running_median,
     running_value,
+    serving_gpu_memory_of_others,
+    settings_that_pin_kv_cache,
     utilization_that_uses_free_memory,
 )
 
@@ -36,7 +36,7 @@ incident = Incident(
         gpu_memory_free_share.above(0.15, judged("CUDA graphs, NCCL and fragmentation need less")),
         requests_finished.at_least(10, judged("a server without traffic shows nothing about its load")),
     ),
-    supports=(prefix_cache_hit_ratio.below(0.6, judged("a larger KV cache keeps more prefixes if prompts share any")),),
+    supports=(prefix_cache_hit_rate.below(0.6, judged("a larger KV cache keeps more prefixes if prompts share any")),),
     looks_like=(
         LookAlike(
             "a quiet hour",
@@ -48,7 +48,7 @@ incident = Incident(
         LookAlike(
             "gpu_memory_contended",
             distinguish="The share is low because other processes need the rest.",
-            requires=memory_of_strangers.at_most(
+            requires=serving_gpu_memory_of_others.at_most(
                 0.02, judged("memory that another process has freed will be allocated again")
             ),
         ),
@@ -56,7 +56,7 @@ incident = Incident(
             "a KV cache of a fixed size",
             distinguish="Its size is pinned by --num-gpu-blocks-override or --kv-cache-memory-bytes, whatever the "
             "share.",
-            requires=pool_by_order.at_most(
+            requires=settings_that_pin_kv_cache.at_most(
                 0, documented("both take precedence over --gpu-memory-utilization", CONSERVING_MEMORY)
             ),
         ),

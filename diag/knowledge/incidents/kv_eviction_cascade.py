@@ -5,36 +5,36 @@ from dataclasses import replace
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
 from diag.signals import (
-    evicts,
-    freezes_per_request,
-    hardly_evicts,
+    fitting_share_of_running,
+    hardly_preempts,
     headroom_of_one_answer,
     kv_cache_usage_median,
     kv_cache_usage_peak,
-    kv_pool_share_of_running,
+    preempts,
     prompt_lengths_spread,
     requests_running,
-    requests_the_kv_pool_holds,
+    requests_that_fit_kv_cache,
     requests_waiting_median,
+    stream_pauses_per_request,
 )
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
 
 SIX = measured("64 -> 6: preemptions per finished request 1.33 -> 0.09", "cure_max_num_seqs_mean")
 CAPPED = (
-    "turns preemptions into queue time: measured, a quarter to half of the throughput was lost and TTFT about "
-    "doubled; trades throughput for steady inter-token latency"
+    "trades throughput for steady inter-token latency: in the measurements, throughput fell by a quarter to a half and "
+    "TTFT about doubled"
 )
 CAP = Fix(
     flag="--max-num-active-seqs",
-    value=requests_the_kv_pool_holds,
+    value=requests_that_fit_kv_cache,
     direction="lower",
-    only_if=(kv_pool_share_of_running.below(1, judged("a cap above the number of running requests has no effect")),),
+    only_if=(fitting_share_of_running.below(1, judged("a cap above the number of running requests has no effect")),),
     change="Run no more requests than the KV cache holds at the observed mean length. The CUDA graphs are unaffected.",
     effect="preemptions per finished request fall below 0.2; inter-token latency becomes steady; more requests wait",
     risk=CAPPED,
     rollback="remove the flag and restart",
-    expects=(hardly_evicts,),
+    expects=(hardly_preempts,),
     why=SIX,
 )
 
@@ -51,7 +51,7 @@ incident = Incident(
     """,
     impact="running streams pause for seconds, new requests queue; preempted requests are recomputed",
     symptoms=(
-        evicts,
+        preempts,
         kv_cache_usage_peak.above(
             0.9,
             measured("usage peaks at 94-100 %, while every preemption frees blocks and lowers the mean", "kv_cascade"),
@@ -60,7 +60,9 @@ incident = Incident(
     ),
     supports=(
         kv_cache_usage_median.above(0.8, measured("median usage is 84-95 % in a cascade", "kv_cascade_base")),
-        freezes_per_request.above(0.01, measured("0.01-0.14 while preempted requests are recomputed", "kv_cascade")),
+        stream_pauses_per_request.above(
+            0.01, measured("0.01-0.14 while preempted requests are recomputed", "kv_cascade")
+        ),
     ),
     looks_like=(
         LookAlike(
@@ -79,14 +81,14 @@ incident = Incident(
         Fix(
             change="Limit gateway concurrency to {value} per engine (what the KV cache holds at the observed mean "
             "length) until the cache is enlarged.",
-            value=requests_the_kv_pool_holds,
+            value=requests_that_fit_kv_cache,
             effect="preemptions end once the requests that run now have finished; excess requests queue at the gateway",
             risk=CAPPED,
             restart=False,
-            expects=(hardly_evicts,),
+            expects=(hardly_preempts,),
             why=SIX,
         ),
-        *(replace(fix, expects=(hardly_evicts,)) for fix in MORE_KV_CAPACITY),
+        *(replace(fix, expects=(hardly_preempts,)) for fix in MORE_KV_CAPACITY),
         CAP,
         replace(
             CAP,

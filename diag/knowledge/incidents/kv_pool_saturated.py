@@ -3,7 +3,7 @@
 from diag.incident import Incident, LookAlike, judged, measured, reported
 from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
 from diag.signals import (
-    hardly_evicts,
+    hardly_preempts,
     kv_cache_usage_peak,
     kv_cache_usage_with_next,
     queue_time_share,
@@ -37,7 +37,7 @@ incident = Incident(
         LookAlike(
             "kv_eviction_cascade",
             distinguish="Running requests are preempted and recomputed.",
-            requires=hardly_evicts,
+            requires=hardly_preempts,
         ),
         LookAlike("queue_saturation", distinguish="Requests queue although the KV cache has room for them."),
     ),

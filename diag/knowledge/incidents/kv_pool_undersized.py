@@ -6,7 +6,7 @@ from diag.signals import (
     kv_cache_usage_with_next,
     preemptions_per_request,
     requests_running,
-    requests_the_kv_pool_holds,
+    requests_that_fit_kv_cache,
     requests_waiting_median,
 )
 
@@ -21,7 +21,7 @@ incident = Incident(
     """,
     impact="requests are served nearly one after the other; all others wait",
     symptoms=(
-        requests_the_kv_pool_holds.below(4, judged("below 4, no cap or watermark helps: only a larger KV cache does")),
+        requests_that_fit_kv_cache.below(4, judged("below 4, no cap or watermark helps: only a larger KV cache does")),
         requests_running.below(4, measured("1 runs while 5 wait", "kv_undersized")),
         requests_waiting_median.at_least(1, judged("at least one request waits in half of the samples")),
     ),

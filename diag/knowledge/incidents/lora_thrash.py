@@ -7,12 +7,12 @@ from diag.signals import (
     adapters,
     adapters_kept,
     adapters_per_slot,
+    deferred_share_by_reason,
     kv_cache_usage_peak,
+    not_set,
     queue_time,
     queue_time_share,
     running_value,
-    switched_off,
-    waits_for_a_slot,
 )
 
 LORA = "https://docs.vllm.ai/en/latest/features/lora/"
@@ -23,7 +23,7 @@ SLOTS = Fix(
     value=adapters,
     least=2,
     direction="raise",
-    only_if=(switched_off("max_cpu_loras"),),
+    only_if=(not_set("max_cpu_loras"),),
     change="Give every adapter that was used within five minutes a slot.",
     effect="no waiting request is deferred; queue time falls",
     risk="each slot reserves memory for --max-lora-rank in every layer, which the KV cache loses; each step gathers "
@@ -47,7 +47,7 @@ incident = Incident(
     impact="TTFT rises for users of some adapters, on a server that has capacity to spare",
     symptoms=(
         adapters_per_slot.above(1, measured("6 adapters share 2 slots", "lora_thrash")),
-        waits_for_a_slot.above(
+        deferred_share_by_reason.above(
             0.5, measured("all waiting requests are deferred; none with as many slots as adapters", "lora_thrash")
         ),
         queue_time.above(

@@ -3,22 +3,24 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import (
     chunked_prefill_is_off,
-    freezes_per_request,
-    hardly_evicts,
+    hardly_preempts,
     long_prefills,
     long_prompts,
-    ordinary_decode_share,
     prompt_lengths_spread,
     sequences_in_a_step,
-    standstills,
+    stream_pauses_over_40_s,
+    stream_pauses_per_request,
     threshold_share_of_step,
-    tokens_of_one_prompt_in_a_freeze,
-    tokens_prefilled_in_a_freeze,
+    tokens_of_one_prompt_within_pause,
+    tokens_prefilled_within_pause,
+    typical_decode_share,
 )
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#chunked-prefill"
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill.html"
-HARDLY_FREEZES = freezes_per_request.at_most(0.1, measured("0.3-3.3 with stalls, 0 once fixed", "contention_bigbatch"))
+HARDLY_PAUSES = stream_pauses_per_request.at_most(
+    0.1, measured("0.3-3.3 with stalls, 0 once fixed", "contention_bigbatch")
+)
 CHUNKED = chunked_prefill_is_off.at_most(
     0, documented("without chunked prefill, prompts are not split and a step must hold --max-model-len", TUNING)
 )
@@ -34,10 +36,10 @@ incident = Incident(
     """,
     impact="all running streams pause for seconds whenever a long prompt arrives",
     symptoms=(
-        ordinary_decode_share.below(
+        typical_decode_share.below(
             0.65, measured("21-61 % with stalls, 83-91 % on a healthy server", "contention_bigbatch")
         ),
-        freezes_per_request.above(0.1, measured("0.3-3.3 with stalls, 0 once fixed", "contention_bigbatch")),
+        stream_pauses_per_request.above(0.1, measured("0.3-3.3 with stalls, 0 once fixed", "contention_bigbatch")),
         long_prefills.above(0, measured("3-9 long prefills in 30 s", "contention_bigbatch")),
         long_prompts.above(0, judged("even a slow CPU prefills 500 tokens in 1 s: shorter prompts stall no stream")),
     ),
@@ -48,13 +50,13 @@ incident = Incident(
         LookAlike(
             "kv_eviction_cascade",
             distinguish="Preempted requests are prefilled again and again.",
-            requires=hardly_evicts,
+            requires=hardly_preempts,
         ),
         LookAlike(
             "engine_stalled",
             distinguish="An engine stall leaves one pause of its own length in every stream, and no prompt accounts "
             "for it.",
-            requires=standstills.at_most(
+            requires=stream_pauses_over_40_s.at_most(
                 0, measured("pauses of 42 s in a stall; long prefills cause at most 10 s", "engine_stalled")
             ),
         ),
@@ -64,12 +66,12 @@ incident = Incident(
         Fix(
             change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of freeze_seconds) to a "
             "separate server until the threshold is set.",
-            value=tokens_prefilled_in_a_freeze,
+            value=tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=256,
             effect="stream pauses per finished request fall to 0 on this server",
             restart=False,
-            expects=(HARDLY_FREEZES,),
+            expects=(HARDLY_PAUSES,),
             only_if=(
                 prompt_lengths_spread.above(8, judged("where nearly all prompts are long, there is nothing to divert")),
             ),
@@ -77,7 +79,7 @@ incident = Incident(
         ),
         Fix(
             flag="--long-prefill-token-threshold",
-            value=tokens_of_one_prompt_in_a_freeze,
+            value=tokens_of_one_prompt_within_pause,
             rounding="power_of_two_below",
             least=256,
             direction="lower",
@@ -85,7 +87,7 @@ incident = Incident(
                 CHUNKED,
                 threshold_share_of_step.below(1, judged("a threshold above the token budget of a step has no effect")),
             ),
-            expects=(HARDLY_FREEZES,),
+            expects=(HARDLY_PAUSES,),
             change="Cap how many tokens of one long prompt a step may take: its part of what this server prefills in "
             "60 % of freeze_seconds.",
             effect="stream pauses per finished request fall to 0 (p99 of inter-token latency rises: judge by the "
@@ -99,12 +101,12 @@ incident = Incident(
         ),
         Fix(
             flag="--max-num-batched-tokens",
-            value=tokens_prefilled_in_a_freeze,
+            value=tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=sequences_in_a_step,
             direction="lower",
             only_if=(CHUNKED,),
-            expects=(HARDLY_FREEZES,),
+            expects=(HARDLY_PAUSES,),
             change="Cap the whole step instead. Use this only where several long prompts still share a step.",
             effect="stream pauses per finished request fall to 0",
             risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s",

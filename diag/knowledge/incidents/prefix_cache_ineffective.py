@@ -1,7 +1,7 @@
 """The prefix cache hit rate is low although the prompts are long enough to share prefixes."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import blocks_per_prompt, prefix_cache_hit_ratio, requests_finished, running_value
+from diag.signals import blocks_per_prompt, prefix_cache_hit_rate, requests_finished, running_value
 
 PREFIX_CACHING = "https://docs.vllm.ai/en/latest/features/automatic_prefix_caching.html"
 
@@ -17,7 +17,7 @@ incident = Incident(
     """,
     impact="none by itself: shared prefixes are prefilled again for every request, which raises TTFT",
     symptoms=(
-        prefix_cache_hit_ratio.below(0.3, judged("60-80 % is usual for a chatbot with a system prompt")),
+        prefix_cache_hit_rate.below(0.3, judged("60-80 % is usual for a chatbot with a system prompt")),
         requests_finished.at_least(10, judged("fewer requests say little about shared prefixes")),
     ),
     looks_like=(

@@ -3,9 +3,10 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import (
     deferred_share,
-    hardly_evicts,
+    hardly_preempts,
     kv_cache_usage_with_next,
     most_sequences,
+    not_set,
     queue_time,
     queue_time_share,
     replicas_that_run_all,
@@ -13,8 +14,7 @@ from diag.signals import (
     requests_worth_admitting,
     running_share_of_cap,
     running_value,
-    switched_off,
-    tokens_prefilled_in_a_freeze,
+    tokens_prefilled_within_pause,
     twice_the_token_budget,
     waiting_share,
 )
@@ -57,7 +57,7 @@ incident = Incident(
         LookAlike(
             "kv_eviction_cascade",
             distinguish="The waiting requests are preempted ones.",
-            requires=hardly_evicts,
+            requires=hardly_preempts,
         ),
         LookAlike(
             "deferred requests",
@@ -74,7 +74,7 @@ incident = Incident(
             value=requests_worth_admitting,
             most=most_sequences,
             direction="raise",
-            only_if=(AT_THE_CAP, switched_off("max_num_active_seqs")),
+            only_if=(AT_THE_CAP, not_set("max_num_active_seqs")),
             change="Admit the requests that arrive, up to what the KV cache holds at the observed mean length.",
             effect="fewer requests wait; KV cache usage rises",
             risk="inter-token latency rises as more requests share a step; larger CUDA graphs take more memory",
@@ -100,7 +100,7 @@ incident = Incident(
         ),
         Fix(
             flag="--max-num-batched-tokens",
-            value=tokens_prefilled_in_a_freeze,
+            value=tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             most=twice_the_token_budget,
             direction="raise",

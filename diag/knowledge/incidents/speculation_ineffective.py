@@ -2,13 +2,13 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 from diag.signals import (
-    PAYS,
+    WORTHWHILE,
     accepted_per_draft,
-    accepted_share,
+    draft_acceptance_rate,
     draft_tokens,
-    draft_tokens_that_pay,
-    first_accepted,
+    first_token_acceptance_rate,
     requests_running_median,
+    worthwhile_draft_length,
 )
 
 SPECULATION = "https://docs.vllm.ai/en/latest/features/spec_decode/"
@@ -28,7 +28,9 @@ incident = Incident(
     """,
     impact="none visible by itself: hardly faster than without speculation, and slower once batches are large",
     symptoms=(
-        accepted_share.below(PAYS, measured("2 % where the next token is random", "speculation_ineffective")),
+        draft_acceptance_rate.below(
+            WORTHWHILE, measured("2 % where the next token is random", "speculation_ineffective")
+        ),
         draft_tokens.at_least(200, judged("with fewer tokens, the rate may be chance")),
     ),
     supports=(requests_running_median.at_least(32, reported("the more requests run, the smaller the gain", AUTOMATE)),),
@@ -45,8 +47,8 @@ incident = Incident(
         Fix(
             change="Draft at most {value} tokens per step: num_speculative_tokens in --speculative-config, or "
             "--spec-tokens.",
-            value=draft_tokens_that_pay,
-            only_if=(first_accepted.at_least(PAYS, BEGINS_WELL),),
+            value=worthwhile_draft_length,
+            only_if=(first_token_acceptance_rate.at_least(WORTHWHILE, BEGINS_WELL),),
             effect="the draft acceptance rate rises above 30 %: most of the remaining draft tokens are accepted",
             risk="a step generates slightly fewer tokens; where few requests run and drafting is cheap, responses may "
             "get slower",
@@ -55,7 +57,7 @@ incident = Incident(
         ),
         Fix(
             flag="--speculative-config",
-            only_if=(first_accepted.below(PAYS, BEGINS_WELL),),
+            only_if=(first_token_acceptance_rate.below(WORTHWHILE, BEGINS_WELL),),
             change="Disable speculative decoding: not even the first token of a draft is accepted often enough.",
             effect="no draft tokens; inter-token latency stays the same or falls",
             risk="repetitive text (edited code, for example) loses its speed-up",

@@ -1,7 +1,7 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import log_waits, nvlinks, progress, rank_missing, ranks, ranks_apart, switched_off
+from diag.signals import log_waits, not_set, nvlinks, progress, ranks, ranks_missing_from_collective, ranks_out_of_step
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
@@ -9,7 +9,7 @@ SPIN = reported(
     "96 % utilisation at about 20 W; by processes: one rank uses no CPU while its peer uses a full core",
     "https://github.com/vllm-project/vllm/issues/42354",
 )
-APART = ranks_apart.at_least(1, SPIN)
+OUT_OF_STEP = ranks_out_of_step.at_least(1, SPIN)
 ON_PCIE = nvlinks.at_most(0, documented("peer-to-peer access over PCIe is what breaks", TROUBLESHOOTING))
 
 incident = Incident(
@@ -28,18 +28,18 @@ incident = Incident(
     symptoms=(
         progress.at_most(0, measured("no token was processed for 73 s", "tp2_long_stall")),
         ranks.above(1, documented("a single rank waits for no other rank", TROUBLESHOOTING)),
-        rank_missing.at_least(1, SPIN),
+        ranks_missing_from_collective.at_least(1, SPIN),
     ),
     supports=(
-        APART,
+        OUT_OF_STEP,
         log_waits.at_least(1, measured("after 60 s the log reports a rank waiting", "tp2_long_stall")),
     ),
     looks_like=(
-        LookAlike("a scheduler deadlock", distinguish="All ranks are idle: none busy-waits.", refuted_by=APART),
+        LookAlike("a scheduler deadlock", distinguish="All ranks are idle: none busy-waits.", refuted_by=OUT_OF_STEP),
         LookAlike(
             "compilation or warm-up while serving",
             distinguish="The log has the same line, but the rank that compiles uses a full core: no rank stands still.",
-            refuted_by=APART,
+            refuted_by=OUT_OF_STEP,
         ),
         LookAlike("gpu_fault", distinguish="The driver reports an Xid error, or the GPU does not answer."),
     ),
@@ -62,7 +62,7 @@ incident = Incident(
             value="",
             change="If it happens again on PCIe, let NCCL do the all-reduce.",
             effect="the stall does not recur",
-            only_if=(ON_PCIE, switched_off("disable_custom_all_reduce")),
+            only_if=(ON_PCIE, not_set("disable_custom_all_reduce")),
             risk="latency at small batch sizes rises by a few percent",
             rollback="remove the flag and restart",
             why=reported("the flag ended the stalls", "https://github.com/vllm-project/vllm/issues/33041"),

@@ -3,9 +3,9 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
     half_of_the_ranks,
-    link_lost,
     nvlinks,
     odd_ranks,
+    pcie_lanes_lost,
     pcie_share,
     progress,
     ranks,
@@ -36,7 +36,7 @@ incident = Incident(
         pcie_share.above(0.7, judged("a link is saturated at about 80 to 90 % of its rate")),
     ),
     supports=(
-        link_lost.above(0, judged("a link under load should use all of its lanes")),
+        pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes")),
         slowest_clock.below(0.85, judged("all ranks wait for the slowest one")),
     ),
     looks_like=(

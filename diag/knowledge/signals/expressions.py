@@ -53,7 +53,7 @@ def itl(suffix: str, matchers: str = "") -> str:
     return f"({new} or {old})"
 
 
-def page_says(label: str, pattern: str) -> str:
+def cache_config_has(label: str, pattern: str) -> str:
     """1 or 0: whether the page's own cache configuration has this in a label."""
     info = "vllm:cache_config_info"
     return (

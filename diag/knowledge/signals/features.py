@@ -13,7 +13,7 @@ ACCEPTED = counted("vllm:spec_decode_num_accepted_tokens_total")
 DRAFTS = counted("vllm:spec_decode_num_drafts_total")
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 FIRST = 'position="0"'
-PAYS = 0.3
+WORTHWHILE = 0.3
 """The share of accepted draft tokens below which most of the drafting is in vain."""
 
 draft_tokens = Signal(
@@ -23,7 +23,7 @@ draft_tokens = Signal(
     "tokens",
     window_scaling="peak",
 )
-accepted_share = Signal(
+draft_acceptance_rate = Signal(
     "draft acceptance rate",
     f"{ACCEPTED} / ({DRAFT_TOKENS} > 0)",
     "draft acceptance rate: {value}",
@@ -35,17 +35,17 @@ accepted_per_draft = Signal(
     "each draft adds {value} accepted tokens to its step",
     "tokens",
 )
-first_accepted = Signal(
+first_token_acceptance_rate = Signal(
     "acceptance rate of the first draft token",
     f"{counted(PER_POSITION, FIRST)} / ({DRAFTS} > 0)",
     "the first draft token is accepted in {value} of the drafts",
     "share",
 )
-draft_tokens_that_pay = Signal(
+worthwhile_draft_length = Signal(
     "draft length with a sufficient acceptance rate",
     f"count by ($by) (sum by ($by, position) (increase({PER_POSITION}[$window]))"
-    f" / on ($by) group_left () ({DRAFTS} > 0) >= {PAYS})",
-    f"the first {{value}} tokens of a draft are each accepted in at least {100 * PAYS:g} % of the drafts",
+    f" / on ($by) group_left () ({DRAFTS} > 0) >= {WORTHWHILE})",
+    f"the first {{value}} tokens of a draft are each accepted in at least {100 * WORTHWHILE:g} % of the drafts",
     "tokens",
 )
 
@@ -99,7 +99,7 @@ adapters_per_slot = Signal(
     "within five minutes, {value} LoRA adapters ran per adapter slot",
     "ratio",
 )
-waits_for_a_slot = Signal(
+deferred_share_by_reason = Signal(
     "deferred share of waiting requests (vLLM >= 0.20)",
     # where nobody waits, nobody is deferred; where somebody does, an older page does not say for what
     f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
@@ -140,7 +140,7 @@ api_servers_needed = Signal(
     "processes",
 )
 gap = " or ".join(f"{counted(f'{name}_sum')} / ({counted(f'{name}_count')} > 0)" for name in ITL)
-tokens_in_a_blink = Signal(
+tokens_in_100_ms = Signal(
     "tokens generated per stream in 0.1 s",
     f"0.1 / (({gap}) > 0)",
     "a stream generates {value} tokens in 0.1 s",

@@ -53,7 +53,7 @@ requests_stuck = Signal(
     "{value} requests are in flight and none of them makes progress",
     "requests",
 )
-other_page = Signal(
+endpoint_without_vllm = Signal(
     "metrics endpoint without vLLM's metrics",
     # an exporter answers whether or not vLLM does
     "max by (instance) (max_over_time(up[$window]))"
@@ -67,7 +67,7 @@ serves = Signal(
     "vLLM's metrics were available: {value}",
     "bool",
 )
-page_answers = Signal(
+successful_scrapes = Signal(
     "successful scrapes",
     "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
     " or (avg_over_time(up[$window]) and count_over_time(up[$window]) >= 3))"

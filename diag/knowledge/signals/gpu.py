@@ -1,7 +1,7 @@
 """The signals of one GPU: throttling, faults, memory, links. Names and units: the exporter's page."""
 
 from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import counted, page_says
+from diag.knowledge.signals.expressions import cache_config_has, counted
 
 
 def average(metric: str, matchers: str = "") -> str:
@@ -98,7 +98,7 @@ gpu_faults = Signal(
 
 SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
 TOTAL = "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))"
-strangers_memory = Signal(
+memory_of_other_processes = Signal(
     "GPU memory held by other processes",
     '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
     f" or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))) / ({TOTAL} > 0)",
@@ -120,7 +120,7 @@ host_memory_of_others = Signal(
     "other processes hold {value} of the memory of this host's GPUs",
     "share",
 )
-memory_of_strangers = Signal(
+serving_gpu_memory_of_others = Signal(
     "memory of the serving GPUs held by other processes",
     # who cannot be told may be anybody
     '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window]) '
@@ -129,9 +129,9 @@ memory_of_strangers = Signal(
     "processes that do not belong to this vLLM hold {value} of the memory of its GPUs",
     "share",
 )
-pool_by_order = Signal(
+settings_that_pin_kv_cache = Signal(
     "settings that pin the KV cache size",
-    f"{page_says('num_gpu_blocks_override', '[0-9]+')} + {page_says('kv_cache_memory_bytes', '[0-9]+')}",
+    f"{cache_config_has('num_gpu_blocks_override', '[0-9]+')} + {cache_config_has('kv_cache_memory_bytes', '[0-9]+')}",
     "{value} settings pin the KV cache size, whatever --gpu-memory-utilization says",
     "settings",
 )
@@ -168,7 +168,7 @@ nvlinks = Signal(
     "the GPU with the fewest has {value} active NVLinks",
     "links",
 )
-link_lost = Signal(
+pcie_lanes_lost = Signal(
     "PCIe lanes lost",
     'max by ($by) ((1 - max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window]))'
     ' / on (instance, gpu) max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'

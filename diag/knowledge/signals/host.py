@@ -84,7 +84,7 @@ startup_overdue = Signal(
     culprit_label="{phase} {value}",
     culprit_unit="seconds",
 )
-startup_silence = Signal(
+time_without_startup_progress = Signal(
     "time without start-up progress",
     f"(time() - ({LAST_PROGRESS})) * ({IN_PHASE})",
     "the start has made no progress for {value}",
@@ -96,7 +96,7 @@ in_graph_capture = Signal(
     "the start is in CUDA-graph capture: {value}",
     "bool",
 )
-processes_there = Signal(
+processes_still_running = Signal(
     "vLLM processes still running",
     "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))"
     ' or 0 * max by ($by) (last_over_time(diag_scrape_success{collector="process"}[$window]))'
@@ -124,7 +124,7 @@ probe_failures_allowed = Signal(
 )
 
 
-def switched_off(flag: str) -> Condition:
+def not_set(flag: str) -> Condition:
     """The switch is not on, or the setting not given; where nobody says, it is as it comes: off."""
     off = f"(1 - ({configured(flag)})) or 0 * {LAST_SERVED} + 1"
     name = f"--{flag.replace('_', '-')} not set"
@@ -162,7 +162,7 @@ out_of_memory = Signal(
 )
 
 
-def happened(event: str) -> Signal:
+def logged(event: str) -> Signal:
     """Whether it was this kind of line, for a fix that depends on it."""
     return Signal(f"{event} in the log", event_recently(event), f"the log reports {event}: {{value}}", "bool")
 
@@ -192,7 +192,7 @@ utilization_with_room = Signal(
     "share",
 )
 
-half_of_what_is_captured = Signal(
+half_of_default_capture_size = Signal(
     "half of the largest CUDA graph captured by default",
     # vLLM captures up to the smaller of 2 x --max-num-seqs and 512
     f"clamp_max({configured('max_num_seqs')}, 256)",
@@ -227,29 +227,29 @@ SPINNING_GPUS = f"(count by ($by) {SPINNING} or 0 * count by ($by) {BUSY})"
 WAITED = event_time(SHM_BROADCAST_WAIT)
 LOG_WAITS = f"({WAITED} > bool 0) * (time() - {WAITED} < bool 120)"
 """It is repeated every 60 s."""
-WHO_IS_APART = (
+WHICH_RANK = (
     f"label_replace(({WORKER_CPU} < {STILL}) and on (instance) (max by (instance) ({WORKER_CPU}) > {SPINS}),"
     ' "named", "rank $$1", "rank", "(.*)")'
     " or label_join(label_replace(label_replace("
     f"{STILL_GPUS} * on (instance, gpu) group_left (rank) {RANK_OF_GPU} or on (instance, gpu) {STILL_GPUS}"
     ', "one", "GPU $$1", "gpu", "(.*)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")'
 )
-RANKS_APART = f"(({STILL_WORKERS} > 0) or ({SPINNING_GPUS} > 0) or {STILL_WORKERS} or {SPINNING_GPUS})"
-ranks_apart = Signal(
+RANKS_OUT_OF_STEP = f"(({STILL_WORKERS} > 0) or ({SPINNING_GPUS} > 0) or {STILL_WORKERS} or {SPINNING_GPUS})"
+ranks_out_of_step = Signal(
     "ranks out of step",
-    RANKS_APART,
+    RANKS_OUT_OF_STEP,
     "{value} ranks stand still while a peer busy-waits, or busy-wait at low power",
     "ranks",
-    culprit_promql=WHO_IS_APART,
+    culprit_promql=WHICH_RANK,
     culprit_label="{named}",
 )
-rank_missing = Signal(
+ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
     # what the log says counts where neither processes nor GPUs can be seen
-    f"{RANKS_APART} or {LOG_WAITS}",
+    f"{RANKS_OUT_OF_STEP} or {LOG_WAITS}",
     "{value} ranks are missing from a collective, by processes, GPUs or the log",
     "ranks",
-    culprit_promql=WHO_IS_APART,
+    culprit_promql=WHICH_RANK,
     culprit_label="{named}",
 )
 ranks = Signal(

@@ -36,9 +36,9 @@ preemptions_per_request = Signal(
     "ratio",
 )
 PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
-EVICTION_RATES = reported("0.08 in a healthy run, 2.4 in a cascade, 0.42 once it was fixed", PR_44594)
-evicts = preemptions_per_request.above(0.2, EVICTION_RATES)
-hardly_evicts = preemptions_per_request.at_most(0.2, EVICTION_RATES)
+PREEMPTION_RATES = reported("0.08 in a healthy run, 2.4 in a cascade, 0.42 once it was fixed", PR_44594)
+preempts = preemptions_per_request.above(0.2, PREEMPTION_RATES)
+hardly_preempts = preemptions_per_request.at_most(0.2, PREEMPTION_RATES)
 # What of a prompt takes room of its own: all of it, but where prompts share what they begin with, what one that runs
 # holds less half an answer, which is how far it has come on average.
 PROMPT = f"({PROMPT_TOKENS} / ({FINISHED} >= 3))"
@@ -52,15 +52,15 @@ OWN_PROMPT = (
     f" or clamp_min({HOLDS_NOW} - {ANSWER} / 2, 0))"
 )
 TOKENS_PER_REQUEST = f"({OWN_PROMPT} + {ANSWER})"
-requests_the_kv_pool_holds = Signal(
+requests_that_fit_kv_cache = Signal(
     "requests that fit the KV cache",
     f"$kv_pool_fill / {TOKENS_PER_REQUEST} * on (instance) group_left () {configured('kv_cache_size_tokens')}",
     "the KV cache holds {value} requests of the observed mean length",
     "requests",
 )
 # What ran at the peak is no more than --max-num-seqs, also where that is not known.
-HELD = f"round({requests_the_kv_pool_holds.promql})"
-kv_pool_share_of_running = Signal(
+HELD = f"round({requests_that_fit_kv_cache.promql})"
+fitting_share_of_running = Signal(
     "requests that fit the KV cache / running (peak)",
     f"({HELD} / on (instance) group_left () {configured('max_num_seqs')} >= 1)"
     f" or {HELD} / ({gauge('max_over_time(', RUNNING)} > 0)",
@@ -70,8 +70,8 @@ kv_pool_share_of_running = Signal(
 # No more than are in the server at its fullest, and no more than the pool holds; nothing where its size is not known.
 requests_worth_admitting = Signal(
     "requests worth admitting",
-    f"({requests_the_kv_pool_holds.promql} < {requests_in_flight_peak.promql})"
-    f" or ({requests_in_flight_peak.promql} and {requests_the_kv_pool_holds.promql})",
+    f"({requests_that_fit_kv_cache.promql} < {requests_in_flight_peak.promql})"
+    f" or ({requests_in_flight_peak.promql} and {requests_that_fit_kv_cache.promql})",
     "{value} requests could run at once: as many as arrived, as far as the KV cache holds them",
     "requests",
 )
@@ -88,7 +88,7 @@ PREFIX_HITS, PREFIX_QUERIES = (
     f"({counted(f'vllm:prefix_cache_{each}_total')} or {counted(f'vllm:gpu_prefix_cache_{each}_total')})"
     for each in ("hits", "queries")
 )
-prefix_cache_hit_ratio = Signal(
+prefix_cache_hit_rate = Signal(
     "prefix cache hit rate",
     f"({PREFIX_HITS} / ({PREFIX_QUERIES} > 0))"
     ' or (min by ($by) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window])) - 1)',
@@ -103,7 +103,7 @@ blocks_per_prompt = Signal(
 )
 replicas_that_hold_all = Signal(
     "replicas whose KV caches hold the load",
-    f"{requests_in_flight_peak.promql} / ({requests_the_kv_pool_holds.promql} > 0)",
+    f"{requests_in_flight_peak.promql} / ({requests_that_fit_kv_cache.promql} > 0)",
     "{value} KV caches of this size hold the peak number of requests in flight",
     "replicas",
 )

@@ -3,18 +3,18 @@
 from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import FINISHED, ITL, PROMPT_TOKENS, configured, counted, edge, itl
 
-MEDIAN_GAP = (
+MEDIAN_ITL = (
     f"(histogram_quantile(0.5, sum by ($by, le) (increase({ITL[0]}_bucket[$window])))"
     f" or histogram_quantile(0.5, sum by ($by, le) (increase({ITL[1]}_bucket[$window]))))"
 )
-ordinary_decode_share = Signal(
+typical_decode_share = Signal(
     "decode time at typical ITL",
     # weighted by time: a freeze is one gap among thousands, and most of the time
-    f"{MEDIAN_GAP} * {itl('count')} / ({itl('sum')} > 0)",
+    f"{MEDIAN_ITL} * {itl('count')} / ({itl('sum')} > 0)",
     "{value} of decode time is spent at typical inter-token latency",
     "share",
 )
-freezes_per_request = Signal(
+stream_pauses_per_request = Signal(
     "stream pauses / finished request",
     f"({itl('count')} - {itl('bucket', edge('$freeze_seconds'))}) / ({FINISHED} >= 3)",
     "{value} stream pauses (inter-token latency above freeze_seconds) per finished request",
@@ -35,7 +35,7 @@ long_prompts = Signal(
     "requests",
     window_scaling="peak",
 )
-standstills = Signal(
+stream_pauses_over_40_s = Signal(
     "stream pauses over 40 s",
     f"{itl('count')} - {itl('bucket', edge('40'))}",
     "{value} inter-token latencies exceeded 40 s",
@@ -52,7 +52,7 @@ prompt_lengths_spread = Signal(
 # What the prefix cache had was not prefilled; before 0.13 no page tells them apart.
 PREFILLED = f"({counted('vllm:request_prefill_kv_computed_tokens_sum')} or {PROMPT_TOKENS})"
 PREFILL_RATE = f"({PREFILLED} / ({counted('vllm:request_prefill_time_seconds_sum')} > 0))"
-tokens_prefilled_in_a_freeze = Signal(
+tokens_prefilled_within_pause = Signal(
     "tokens prefilled in 60 % of freeze_seconds",
     # a margin of 0.6: prefill slows down as the context grows
     f"0.6 * $freeze_seconds * {PREFILL_RATE}",
@@ -60,18 +60,18 @@ tokens_prefilled_in_a_freeze = Signal(
     "tokens",
 )
 PREFILLS_AT_A_TIME = "sum by ($by) (rate(vllm:request_prefill_time_seconds_sum[$window]))"
-tokens_of_one_prompt_in_a_freeze = Signal(
+tokens_of_one_prompt_within_pause = Signal(
     "tokens of one prompt in 60 % of freeze_seconds",
     # chunks last longer than whole prompts, and meet: those of every prompt that is prefilled share a step
-    f"{tokens_prefilled_in_a_freeze.promql} / (1 + {PREFILLS_AT_A_TIME})",
+    f"{tokens_prefilled_within_pause.promql} / (1 + {PREFILLS_AT_A_TIME})",
     "{value} tokens of each concurrent prompt are prefilled in 60 % of freeze_seconds",
     "tokens",
 )
 threshold_share_of_step = Signal(
     "proposed threshold / --max-num-batched-tokens",
     # 256 is the least that is proposed; where the budget is not known, it is no objection
-    f"clamp_min({tokens_of_one_prompt_in_a_freeze.promql}, 256) / on (instance) group_left ()"
-    f" {configured('max_num_batched_tokens')} or 0 * {tokens_of_one_prompt_in_a_freeze.promql}",
+    f"clamp_min({tokens_of_one_prompt_within_pause.promql}, 256) / on (instance) group_left ()"
+    f" {configured('max_num_batched_tokens')} or 0 * {tokens_of_one_prompt_within_pause.promql}",
     "the proposed threshold is {value} of a step's token budget",
     "share",
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import RUNNING, configured, page_says
+from diag.knowledge.signals.expressions import RUNNING, cache_config_has, configured
 
 most_sequences = Signal(
     "--max-num-batched-tokens",
@@ -28,7 +28,7 @@ def unless_unset(setting: str) -> Signal:
 
 kv_cache_is_fp8 = Signal(
     "KV cache is quantized",
-    page_says("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
+    cache_config_has("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
     "the KV cache is quantized already: {value}",
     "bool",
 )

@@ -4,28 +4,28 @@ from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import counted, edge, itl
 
 
-def promised(metric: str, seconds: str) -> tuple[str, str]:
-    """All that a histogram counted, and what it counted in time."""
+def slo_counts(metric: str, seconds: str) -> tuple[str, str]:
+    """All observations of a latency histogram, and those within the SLO."""
     return counted(f"{metric}_count"), counted(f"{metric}_bucket", edge(seconds))
 
 
-PROMISES = {
-    "first token": promised("vllm:time_to_first_token_seconds", "$ttft_seconds"),
-    "next token": (itl("count"), itl("bucket", edge("$itl_seconds"))),
-    "whole answer": promised("vllm:e2e_request_latency_seconds", "$e2e_seconds"),
+LATENCIES = {
+    "TTFT": slo_counts("vllm:time_to_first_token_seconds", "$ttft_seconds"),
+    "inter-token latency": (itl("count"), itl("bucket", edge("$itl_seconds"))),
+    "end-to-end latency": slo_counts("vllm:e2e_request_latency_seconds", "$e2e_seconds"),
 }
-# How many times as fast as it may each error budget burns; not at all where fewer than ten were counted.
-BURNS = " or ".join(
+# The burn rate of each error budget: 1 uses it up exactly by the end of the month; 0 where fewer than ten were observed.
+BURN_RATES = " or ".join(
     f"label_replace(({count} - {in_time}) / clamp_min({count}, 1) * ({count} >= bool 10) / (1 - $objective),"
-    f' "promise", "{promise}", "", "")'
-    for promise, (count, in_time) in PROMISES.items()
+    f' "latency", "{latency}", "", "")'
+    for latency, (count, in_time) in LATENCIES.items()
 )
-budget_burn = Signal(
+error_budget_burn_rate = Signal(
     "error budget burn rate",
-    # the worst of them, where each can be judged: an edge that a page lacks makes it unknown
-    f"max by ($by) ({BURNS}) and {' and '.join(in_time for _, in_time in PROMISES.values())}",
+    # the highest of them, where each can be judged: a bucket edge that a server lacks makes it unknown
+    f"max by ($by) ({BURN_RATES}) and {' and '.join(in_time for _, in_time in LATENCIES.values())}",
     "the error budget burns at {value} times the sustainable rate",
     "ratio",
-    culprit_promql=f"({BURNS}) > 1",
-    culprit_label="{promise} {value}",
+    culprit_promql=f"({BURN_RATES}) > 1",
+    culprit_label="{latency} {value}",
 )
