@@ -49,9 +49,9 @@ class FlagChange:
 class Proposal:
     """A fix made concrete: `before` and `after` are the running and the proposed value (None: not set, not known).
 
-    `needs` says what has to be measured before the proposal can be trusted; `computed` is whether `after` came from
-    this server's numbers; `name` is what is changed, a command with everything filled in, and `text` the fix's own
-    sentence, likewise. `changes` are the flags or the variable that it sets, its own first.
+    `needs` names what diag could not measure and has to be checked before the change; `computed` is whether `after`
+    came from this server's numbers; `name` is what is changed, a command with everything filled in, and `text` the
+    fix's own sentence, likewise. `changes` are the flags or the variable that it sets, its own first.
     """
 
     fix: Fix
@@ -79,39 +79,39 @@ class Running:
 
 def propose(diagnosis: Diagnosis, queries: QueryCache, running: Running) -> tuple[Proposal, ...]:
     """The applicable fixes of a present incident, in their order: the safest first."""
-    bench = _Bench(diagnosis, queries)
-    found = (_propose_one(fix, bench, running) for fix in diagnosis.incident.fixes)
-    return tuple(each for each in found if each is not None)
+    signals = _Signals(diagnosis, queries)
+    proposals = (_propose_one(fix, signals, running) for fix in diagnosis.incident.fixes)
+    return tuple(proposal for proposal in proposals if proposal is not None)
 
 
-class _Bench:
-    """Asks a signal for one subject at the instant that the diagnosis reports."""
+class _Signals:
+    """The values of signals for one subject at the instant that the diagnosis reports."""
 
     def __init__(self, diagnosis: Diagnosis, queries: QueryCache) -> None:
         self.diagnosis = diagnosis
         self.queries = queries
 
     def value(self, signal: Signal) -> float | None:
-        one = self.diagnosis
-        row = self.queries.ask(signal.promql, one.incident.per, self.queries.window(one.incident)).of(one.subject)
-        value = math.nan if row is None else float(row[one.reported])
+        incident, window = self.diagnosis.incident, self.queries.window(self.diagnosis.incident)
+        row = self.queries.ask(signal.promql, incident.per, window).of(self.diagnosis.subject)
+        value = math.nan if row is None else float(row[self.diagnosis.reported])
         return None if math.isnan(value) else value
 
 
-def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:
+def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | None:
     """The proposal, or None where the fix does not apply here."""
-    met = [(each, _met(each, bench, running)) for each in fix.only_if]
+    met = [(condition, _met(condition, signals, running)) for condition in fix.only_if]
     if any(held is False for _, held in met) or not available(fix, running.version):
         return None
-    needs = [each.signal.name for each, held in met if held is None]
-    needs += [] if _in_all(fix) or release(running.version) else ["the version of vLLM"]
-    before, assumed = _before(fix, bench, running)
-    after, lacking = _after(fix, bench, running)
+    needs = [condition.signal.name for condition, held in met if held is None]
+    needs += [] if _in_all(fix) or release(running.version) else ["the vLLM version"]
+    before, assumed = _before(fix, signals, running)
+    after, lacking = _after(fix, signals, running)
     if not _moves(fix, before, after):
         return None
     if fix.direction and before is None and fix.flag and not assumed:
-        lacking.append(f"the running {fix.flag}")
-    also, lost = _also(fix, bench, running)
+        lacking.append(f"the current {fix.flag}")
+    also, lost = _also(fix, signals, running)
     own = (FlagChange(fix.name, before, after, assumed),) if fix.flag or fix.environment else ()
     return Proposal(
         fix=fix,
@@ -119,9 +119,9 @@ def _propose_one(fix: Fix, bench: _Bench, running: Running) -> Proposal | None:
         after=after,
         needs=tuple(dict.fromkeys((*needs, *lacking, *lost))),
         computed=isinstance(fix.value, Signal) and after is not None,
-        name=_filled(fix.name, after, bench.diagnosis.subject),
+        name=_filled(fix.name, after, signals.diagnosis.subject),
         text=_filled(
-            fix.change, after, bench.diagnosis.subject, fix.value.unit if isinstance(fix.value, Signal) else ""
+            fix.change, after, signals.diagnosis.subject, fix.value.unit if isinstance(fix.value, Signal) else ""
         ),
         assumed=assumed,
         changes=(*own, *also),
@@ -136,56 +136,56 @@ def _filled(text: str, after: Value, subject: Subject, unit: str | None = None) 
     return text
 
 
-def _met(condition: Condition, bench: _Bench, running: Running) -> bool | None:
-    value = _value(condition.signal, bench, running)
+def _met(condition: Condition, signals: _Signals, running: Running) -> bool | None:
+    value = _value(condition.signal, signals, running)
     if value is None:
         return None
-    return bool(holds(np.array([value]), condition.op, bench.queries.contract.limit(condition.limit))[0] == 1)
+    return bool(holds(np.array([value]), condition.op, signals.queries.contract.limit(condition.limit))[0] == 1)
 
 
-def _value(signal: Signal, bench: _Bench, running: Running) -> float | None:
-    """What a signal says; of a flag that no source publishes, what the command gives: 1 where that is no number.
+def _value(signal: Signal, signals: _Signals, running: Running) -> float | None:
+    """A signal's value; of a flag that no source publishes, what the command gives: 1 where that is no number.
 
     Where all that was set is known, and the flag is not, its default; 0 where there is no such bound then.
     """
-    value, flag = bench.value(signal), signal.name
+    value, flag = signals.value(signal), signal.name
     if value is not None or not flag.startswith("--"):
         return value
-    given = said(running.launch).get(flag)
+    given = given_values(running.launch).get(flag)
     if given is not None:
         return given if isinstance(given, float) else 1.0
     if not running.whole:
         return None
     if flag in _UNSET or not _within(releases(flag), running.version):
         return 0.0
-    return default(flag, running.version, bench.value(gpu_memory_total))
+    return default(flag, running.version, signals.value(gpu_memory_total))
 
 
-def _before(fix: Fix, bench: _Bench, running: Running) -> tuple[Value, bool]:
+def _before(fix: Fix, signals: _Signals, running: Running) -> tuple[Value, bool]:
     """The running value of a flag or a variable, and whether it is only the release's default."""
     name = fix.flag or fix.environment
     if not name:
         return None, False
-    value = bench.value(running_value(name.removeprefix("--").replace("-", "_"))) if fix.flag else None
-    given = said(running.launch).get(name) if value is None else value
+    value = signals.value(running_value(name.removeprefix("--").replace("-", "_"))) if fix.flag else None
+    given = given_values(running.launch).get(name) if value is None else value
     if isinstance(given, float) or (given is not None and _WORD.fullmatch(given)):
         return given, False
-    value = default(name, running.version, bench.value(gpu_memory_total))
+    value = default(name, running.version, signals.value(gpu_memory_total))
     return value, value is not None or name in UNSET or (running.whole and name in _UNSET)
 
 
 @lru_cache(maxsize=64)
-def said(launch: str) -> Mapping[str, float | str]:
+def given_values(launch: str) -> Mapping[str, float | str]:
     """What a launch command gives by --flag, --flag.key (behind a dot, or in JSON) and NAME; "" is a switch."""
     command = command_in(launch)
     if command is None:
         return {}
     found = {name: _number(value) for name, value in command.environment.items()}
-    for each in (each for each in command.given if each.option and each.option.on):
-        text, key = " ".join(each.values), each.option.key if each.option else ""
-        found |= {each.name: "" if key else _number(text)}
+    for given in (given for given in command.given if given.option and given.option.on):
+        text, key = " ".join(given.values), given.option.key if given.option else ""
+        found |= {given.name: "" if key else _number(text)}
         keys = {key: text} if key else json_object(text)
-        found |= {f"{each.name}.{key}": _number(str(value)) for key, value in keys.items()}
+        found |= {f"{given.name}.{key}": _number(str(value)) for key, value in keys.items()}
     return found
 
 
@@ -207,35 +207,34 @@ def _number(text: str) -> float | str:
     return value if math.isfinite(value) else text
 
 
-def _also(fix: Fix, bench: _Bench, running: Running) -> tuple[list[FlagChange], list[str]]:
+def _also(fix: Fix, signals: _Signals, running: Running) -> tuple[list[FlagChange], list[str]]:
     """The flags that change along with the fix, and what is lacking to compute them."""
     changes, lacking = [], []
     for flag, signal in fix.also:
-        value = bench.value(signal)
+        value = signals.value(signal)
         lacking += [] if value is not None else [signal.name]
-        before, _ = _before(replace(fix, flag=flag), bench, running)
+        before, _ = _before(replace(fix, flag=flag), signals, running)
         after = None if value is None else float(round(value))
         changes += [FlagChange(flag, before, after)] if after is None or after != before else []
     return changes, lacking
 
 
-def _after(fix: Fix, bench: _Bench, running: Running) -> tuple[Value, list[str]]:
+def _after(fix: Fix, signals: _Signals, running: Running) -> tuple[Value, list[str]]:
     """The value within its bounds, and the names of the signals that are lacking to compute it or to bound it."""
     if not isinstance(fix.value, Signal):
         return fix.value, []
-    value = bench.value(fix.value)
+    value = signals.value(fix.value)
     if value is None:
         return None, [fix.value.name]
-    least, most = (_bound(each, bench, running) for each in (fix.least, fix.most))
-    lacking = [
-        each.name for each, at in ((fix.least, least), (fix.most, most)) if isinstance(each, Signal) and at is None
-    ]
+    least, most = (_bound(bound, signals, running) for bound in (fix.least, fix.most))
+    bounds = ((fix.least, least), (fix.most, most))
+    lacking = [bound.name for bound, at in bounds if isinstance(bound, Signal) and at is None]
     bounded = max(_rounded(value, fix), 0.0 if least is None else least)
     return float(bounded if most is None else min(bounded, most)), lacking
 
 
-def _bound(bound: float | Signal | None, bench: _Bench, running: Running) -> float | None:
-    return _value(bound, bench, running) if isinstance(bound, Signal) else bound
+def _bound(bound: float | Signal | None, signals: _Signals, running: Running) -> float | None:
+    return _value(bound, signals, running) if isinstance(bound, Signal) else bound
 
 
 def _rounded(value: float, fix: Fix) -> float:

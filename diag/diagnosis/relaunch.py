@@ -21,10 +21,10 @@ _QUOTED = lazy(r"""'[^']*'|"[^"\\]*\"""")
 _BEFORE = lazy(r"(?:export|cd|source|set|ulimit)\s[^#<]*[^#<&|;\s]")
 """A line of a script that can stand before the command in the same line."""
 _AROUND = {"export", "cd", "source", ".", "set", "ulimit", "tee", "[", "test", "true", "fi", "done", "}", "wait"}
-"""Commands that may stand beside it: what others are given may be a secret that nothing tells from a word."""
+"""Commands that may stand beside it: the words of any other may be secrets that cannot be recognised."""
 _CONTAINERS = {"docker", "podman", "nerdctl"}
 _ELSEWHERE = {"sudo", "kubectl", "ssh"}
-"""Programs that do not hand on the environment."""
+"""Programs that do not pass on the environment."""
 
 
 def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
@@ -33,22 +33,22 @@ def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
     None also where the text cannot be one line or has other commands in it, and where the change finds nothing to
     change. Secrets have been replaced by "REDACTED" already; here each becomes the variable that may hold it.
     """
-    chosen, command, text = relaunched(proposals), command_in(launch), _one_line(launch)
+    chosen, command, text = launchable(proposals), command_in(launch), _one_line(launch)
     if command is None or chosen is None or text is None:
         return None
     changed = _changed(text, command, chosen.changes)
     return None if changed is None else opened(changed)
 
 
-def relaunched(proposals: Iterable[Proposal]) -> Proposal | None:
+def launchable(proposals: Iterable[Proposal]) -> Proposal | None:
     """The first complete proposal that a launch command can carry."""
-    return next((each for each in proposals if each.changes and not each.needs), None)
+    return next((proposal for proposal in proposals if proposal.changes and not proposal.needs), None)
 
 
 def _one_line(launch: str) -> str | None:
     """The text in one line, the exports of a script before its command; None where it has more lines than these."""
-    lines = [each.strip() for each in re.sub(r"\\\r?\n", " ", launch).splitlines()]
-    *before, last = [each for each in lines if each and not each.startswith("#")] or [""]
+    lines = [line.strip() for line in re.sub(r"\\\r?\n", " ", launch).splitlines()]
+    *before, last = [line for line in lines if line and not line.startswith("#")] or [""]
     plain = all(map(_BEFORE.fullmatch, before))
     return "; ".join([*before, PIPED.sub(r"\1'\2'", last)]) if plain else None
 
@@ -59,7 +59,7 @@ def _changed(text: str, command: Command, changes: Sequence[FlagChange]) -> str 
         return None
     spans = _spans(text, command.words)
     if spans is not None:
-        return _edited(text, [_edits(each, command, spans) for each in changes])
+        return _edited(text, [_edits(change, command, spans) for change in changes])
     for word in _QUOTED.finditer(text):
         inner = _changed(word[0][1:-1], command, changes)
         if inner is not None:
@@ -68,15 +68,15 @@ def _changed(text: str, command: Command, changes: Sequence[FlagChange]) -> str 
 
 
 def _is_other(statement: tuple[str, Sequence[str]]) -> bool:
-    """Whether it is a command that does more than to prepare another one."""
-    words = [each for each in statement[1] if not re.match(r"\w+=", each)]
+    """Whether it is a command that does more than prepare another one."""
+    words = [word for word in statement[1] if not re.match(r"\w+=", word)]
     return bool(words) and words[0] not in _AROUND
 
 
 def _spans(text: str, words: Sequence[str]) -> list[Span] | None:
     """Where the words stand in the text; None unless they stand there in a row, and once."""
-    found = [(each.span(), _bare(each[0])) for each in _WORD.finditer(text)]
-    wanted = [_bare(each) for each in words]
+    found = [(match.span(), _bare(match[0])) for match in _WORD.finditer(text)]
+    wanted = [_bare(word) for word in words]
     starts = [at for at in range(len(found)) if [bare for _, bare in found[at : at + len(wanted)]] == wanted]
     return [span for span, _ in found[starts[0] : starts[0] + len(wanted)]] if len(starts) == 1 else None
 
@@ -90,17 +90,17 @@ def _edited(text: str, edits: Sequence[Sequence[Edit]]) -> str | None:
     """The text with all edits in it, the last first; None where one change has no place."""
     if not all(edits):
         return None
-    for (start, end), new in sorted((edit for each in edits for edit in each), reverse=True):
+    for (start, end), new in sorted((edit for of_change in edits for edit in of_change), reverse=True):
         text = f"{text[:start]}{new}{text[end:]}"
     return text
 
 
 def _edits(change: FlagChange, command: Command, spans: Sequence[Span]) -> list[Edit]:
-    """A flag where it stood, or last; none where one that goes stands nowhere, or what is given has no room for it."""
+    """A flag where it stood, or last; none where one to remove stands nowhere, or its JSON cannot be read."""
     if not change.name.startswith("-"):
         return _variable(change, command, spans)
     flag, _, key = change.name.partition(".")
-    whole = [each for each in _given(command, flag) if key and each.option and not each.option.key]
+    whole = [given for given in _given(command, flag) if key and given.option and not given.option.key]
     stood, words = whole or _stood(command, change), _words(change)
     if whole:  # vLLM takes dotted keys beside it for all that is given
         content = json_object(" ".join(whole[-1].values))
@@ -108,40 +108,40 @@ def _edits(change: FlagChange, command: Command, spans: Sequence[Span]) -> list[
     end = spans[-1][1]
     if not stood:
         return [((end, end), f" {line(words)}")] if words else []
-    starts = [spans[each.words.start - 1][1] if each.words.start else 0 for each in stood]
-    places = [(start, spans[each.words.stop - 1][1]) for start, each in zip(starts, stood, strict=True)]
+    starts = [spans[given.words.start - 1][1] if given.words.start else 0 for given in stood]
+    places = [(start, spans[given.words.stop - 1][1]) for start, given in zip(starts, stood, strict=True)]
     return [(place, f" {line(words)}" if words and at == 0 else "") for at, place in enumerate(places)]
 
 
 def _given(command: Command, flag: str) -> list[Given]:
     """Each mention of a flag in the command itself, with its dotted keys."""
-    return [each for each in command.given if each.name == flag and each.words]
+    return [given for given in command.given if given.name == flag and given.words]
 
 
 def _stood(command: Command, change: FlagChange) -> list[Given]:
-    """What gives a flag; of one that goes, all that gives a part of it."""
+    """The words that set a flag; of a flag that is removed, also those that set a part of it."""
     flag, _, key = change.name.partition(".")
     if change.after is None and flag == "--speculative-config":
-        return [each for each in command.given if each.name.startswith("--spec") and each.words]
+        return [given for given in command.given if given.name.startswith("--spec") and given.words]
     gone = change.after is None
-    return [each for each in _given(command, flag) if gone or (each.option.key if each.option else "") == key]
+    return [given for given in _given(command, flag) if gone or (given.option.key if given.option else "") == key]
 
 
 def _words(change: FlagChange) -> list[str]:
-    """A flag at its value, or a switch; nothing for a flag that goes."""
+    """A flag with its value, or a switch; nothing for a flag that is removed."""
     if change.after is None:
         return []
     return [change.name, *([written(change.after)] if change.after != "" else [])]
 
 
 def _variable(change: FlagChange, command: Command, spans: Sequence[Span]) -> list[Edit]:
-    """A variable where it stood, or first; of a container before its image; none where it would not arrive."""
+    """A variable where it stood, or first; of a container before its image; none where it would not be passed on."""
     given = re.compile(rf"(--env=|-e|){change.name}=.*", re.DOTALL)
     stood = [(at, found[1]) for at, found in enumerate(map(given.fullmatch, command.words)) if found]
     new = f"{change.name}={written(change.after)}"
     if stood:
         return [(spans[at], f"{prefix}{new}") for at, prefix in stood]
-    programs = {each.rpartition("/")[2] for each in command.words[: command.arguments]}
+    programs = {word.rpartition("/")[2] for word in command.words[: command.arguments]}
     if programs & _CONTAINERS:
         places = [spans[at][0] for at, word in enumerate(command.words) if word == command.image]
         return [((places[0], places[0]), f"-e {new} ")] if places else []

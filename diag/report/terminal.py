@@ -11,7 +11,7 @@ from rich.text import Text
 from diag.core.formatting import escaped
 from diag.diagnosis.diagnose import Diagnosis, Reading
 from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.relaunch import relaunched
+from diag.diagnosis.relaunch import launchable
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet
 from diag.report import sentences as words
@@ -124,7 +124,7 @@ def spark(reading: Reading) -> str:
 def _actions(finding: Finding) -> list[str]:
     """The safest complete action, the change that the relaunch line carries, then the alternatives in a line each."""
     first = next((proposal for proposal in finding.proposals if not proposal.needs), None)
-    change = relaunched(finding.proposals)
+    change = launchable(finding.proposals)
     lines = _action("fix" if first.fix.restart else "mitigation", first) if first else []
     lines += _action("fix", change) if change and change is not first else []
     lines += verbatim("relaunch", finding.relaunch or "")

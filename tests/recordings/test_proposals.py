@@ -166,7 +166,7 @@ def test_a_direction_from_a_value_that_nobody_knows_is_a_need() -> None:
     (only,) = proposals(fix(flag="--long-prefill-token-threshold", value=256, direction="lower"), version="")
     assert only.needs == ()
     (only,) = proposals(fix(flag="--max-logprobs", value=9, direction="lower"))
-    assert only.needs == ("the running --max-logprobs",)
+    assert only.needs == ("the current --max-logprobs",)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_a_setting_that_is_not_in_this_release_is_not_set() -> None:
 @pytest.mark.parametrize(
     ("told", "needs"),
     [
-        ({"flag": "--watermark"}, ("the version of vLLM",)),
-        ({"flag": "--swap-space"}, ("the version of vLLM",)),
-        ({"flag": "--compilation-config.cudagraph_mode", "versions": ("0.10.1", "")}, ("the version of vLLM",)),
-        ({"flag": "--block-size", "also": (("--watermark", number(1)),)}, ("the version of vLLM",)),
+        ({"flag": "--watermark"}, ("the vLLM version",)),
+        ({"flag": "--swap-space"}, ("the vLLM version",)),
+        ({"flag": "--compilation-config.cudagraph_mode", "versions": ("0.10.1", "")}, ("the vLLM version",)),
+        ({"flag": "--block-size", "also": (("--watermark", number(1)),)}, ("the vLLM version",)),
         ({"flag": "--block-size"}, ()),
         ({"environment": "NCCL_P2P_DISABLE", "versions": ("0.10.1", "")}, ()),
     ],
@@ -249,7 +249,7 @@ def test_what_is_so_already_is_not_proposed(launch: str, before: str | None) -> 
 def test_a_size_that_nobody_gave_is_at_its_default_where_all_that_was_set_is_known() -> None:
     smaller = fix(flag="--max-cudagraph-capture-size", value=number(256), direction="lower")
     assert [each.needs for each in proposals(smaller)] == [()]
-    assert [each.needs for each in proposals(smaller, whole=False)] == [("the running --max-cudagraph-capture-size",)]
+    assert [each.needs for each in proposals(smaller, whole=False)] == [("the current --max-cudagraph-capture-size",)]
     assert not proposals(smaller, launch="vllm serve m --max-cudagraph-capture-size 64")
 
 
