@@ -19,7 +19,7 @@ from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Sour
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
 
-EXIT_STATUS = {"info": 0, "warning": 1, "critical": 2}
+EXIT_STATUS = {"warning": 1, "critical": 2}
 
 
 def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
@@ -78,24 +78,40 @@ def _sentence(text: str) -> str:
 
 def _confirm(incident: Incident, contract: Contract) -> list[str]:
     """The command, from where to run it, and what it prints while the incident lasts."""
-    labels = [f"{label} <{label}>" for label in incident.per if label != "instance"]
     conditions = [(condition.signal.name, threshold(condition, contract)) for condition in incident.symptoms]
     width = max(len(name) for name, _ in conditions)
     return [
         *_command(incident, contract),
         "```",
         "",
-        f"While it lasts, the report begins with `{incident.severity.upper()}` and names `{incident.id}` on"
-        f" `{' '.join(('<instance>', *labels))}`. Its evidence:",
+        _expected_report(incident),
         "",
         "```text",
         *(f"{name:<{width}}  <value>  {limit}" for name, limit in conditions),
         "```",
         "",
-        f"The exit status is {EXIT_STATUS[incident.severity]}. `HEALTHY` (exit status 0): the incident has ended, and"
-        " the dashboard shows when. `CANNOT TELL` (exit status 3): telemetry is missing, and the report says how to get"
-        " it.",
+        _expected_exit_status(incident, contract),
     ]
+
+
+def _expected_report(incident: Incident) -> str:
+    labels = [f"{label} <{label}>" for label in incident.per if label != "instance"]
+    subject = " ".join(("<instance>", *labels))
+    if incident.severity == "info":
+        return f"While it lasts, `also present` lists `info: {incident.id} on {subject}`. Its symptoms:"
+    verdict = incident.severity.upper()
+    return f"While it lasts, the report begins with `{verdict} {incident.id} on {subject}`. Its evidence:"
+
+
+def _expected_exit_status(incident: Incident, contract: Contract) -> str:
+    missing = "`CANNOT TELL` (exit status 3): telemetry is missing, and the report says how to get it."
+    if incident.severity == "info":
+        return f"The verdict stays `HEALTHY` (exit status 0): an info incident does not hurt users by itself. {missing}"
+    critical = f" (`CRITICAL` and 2 when {claim(incident.escalates, contract)})" if incident.escalates else ""
+    return (
+        f"The exit status is {EXIT_STATUS[incident.severity]}{critical}. `HEALTHY` (exit status 0): the incident has"
+        f" ended, and the dashboard shows when. {missing}"
+    )
 
 
 def _command(incident: Incident, contract: Contract) -> list[str]:
@@ -209,10 +225,10 @@ def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
         "together with": ", ".join(f"`{flag} <computed>`" for flag, _ in fix.also),
         "replaces": f"`{fix.instead_of}`, in releases without it" if fix.instead_of else "",
         "applies if": "; ".join(claim(condition, contract) for condition in fix.only_if),
-        "effect": fix.effect,
+        "expected effect": fix.effect,
         "trade-off": fix.risk,
         "rollback": re.sub(r"<[^>]+>", r"`\g<0>`", fix.rollback),
-        "restart": "required" if fix.restart else "not required",
+        "restart": "needed" if fix.restart else "not needed",
         "versions": released(fix),
         "rationale": why(fix.why),
     }

@@ -80,7 +80,7 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
 
 
 def snippet(name: str) -> str:
-    """A file as the three steps for newcomers show it."""
+    """A file as alerts/README.md shows it."""
     steps = files(load(), CONTRACT)["alerts/README.md"]
     return re.search(rf"```\w+ {re.escape(name)}\n(.*?)```", steps, re.DOTALL)[1]
 

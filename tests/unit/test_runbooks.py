@@ -60,7 +60,9 @@ def test_no_section_is_missing(incident: Incident) -> None:
 @EVERY_INCIDENT
 def test_the_expected_report_has_severity_subject_and_every_symptom_with_its_threshold(incident: Incident) -> None:
     shown = section(incident, "Confirm")
-    assert f"begins with `{incident.severity.upper()}` and names `{incident.id}` on `<instance>" in words(shown)
+    info = f"`also present` lists `info: {incident.id} on <instance>"
+    verdict = f"the report begins with `{incident.severity.upper()} {incident.id} on <instance>"
+    assert (info if incident.severity == "info" else verdict) in words(shown)
     for condition in incident.symptoms:
         line = rf"{re.escape(condition.signal.name)} +<value>  {re.escape(threshold(condition, condition.op))}"
         assert re.search(rf"^{line}$", shown, re.MULTILINE)
@@ -69,10 +71,17 @@ def test_the_expected_report_has_severity_subject_and_every_symptom_with_its_thr
 def test_the_doctor_prints_the_evidence_that_the_runbook_expects() -> None:
     expected = section(next(incident for incident in load() if incident.id == "kv_eviction_cascade"), "Confirm")
     printed = CliRunner().invoke(app, ["doctor", str(RECORDINGS / "kv_cascade")]).output
+    assert printed.startswith("CRITICAL kv_eviction_cascade on ")
     evidence = re.findall(r"^(\S.*?) +<value>  (.+)$", expected, re.MULTILINE)
     assert evidence
     for name, limit in evidence:
         assert any(name in line and limit in line for line in printed.splitlines()), (name, limit, printed)
+
+
+def test_the_doctor_lists_an_info_incident_as_the_runbook_says() -> None:
+    printed = words(CliRunner().invoke(app, ["doctor", str(RECORDINGS / "speculation_ineffective")]).output)
+    assert printed.startswith("HEALTHY ")
+    assert re.search(r"also present .*info: speculation_ineffective on \S+ engine 0", printed)
 
 
 @EVERY_INCIDENT
@@ -99,10 +108,10 @@ def test_every_fix_comes_with_its_trade_off_and_rollback(incident: Incident) -> 
     text = section(incident, FIX)
     for number, fix in enumerate(incident.fixes, 1):
         item = text.partition(f"\n{number}. ")[2].partition(f"\n{number + 1}. ")[0]
-        assert fix.change.replace("{value}", "`<computed>`") in item and f"effect: {fix.effect}" in item
+        assert fix.change.replace("{value}", "`<computed>`") in item and f"expected effect: {fix.effect}" in item
         assert all(part in item for part in (fix.risk, *releases(fix.flag, fix.versions)))
         assert fix.rollback in item.replace("`", "")
-        assert f"restart: {'required' if fix.restart else 'not required'}" in item
+        assert f"restart: {'needed' if fix.restart else 'not needed'}" in item
 
 
 @EVERY_INCIDENT
