@@ -14,7 +14,7 @@ from diag.verify.compare import compare
 from diag.verify.comparison import Verification
 from diag.verify.snapshot import Snapshot
 
-EXIT = {"cured": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3}
+EXIT = {"fixed": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3}
 
 
 def verify(before: str, settings: ObserveOptions) -> Verification:

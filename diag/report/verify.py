@@ -47,8 +47,8 @@ def _headline(server: ServerComparison) -> str:
         return _without_incident(server)
     what = f"{first.before.incident.id} on {words.place(first.before.subject)}"
     trade_offs = "; ".join(_trade_offs(server)) if first.verdict != "not comparable" else ""
-    if trade_offs and first.verdict == "cured":
-        return f"CURED, WITH TRADE-OFFS {what}: {trade_offs}"
+    if trade_offs and first.verdict == "fixed":
+        return f"FIXED, WITH TRADE-OFFS {what}: {trade_offs}"
     because = first.because + (f"; trade-offs: {trade_offs}" if trade_offs else "")
     return f"{first.verdict.upper()} {what}: {because}"
 

@@ -10,8 +10,8 @@ from diag.verify.load import Load
 from diag.verify.signal_deltas import SignalDelta
 from diag.verify.user_metrics import UserMetric
 
-Verdict = Literal["cured", "better", "no effect", "worse", "not comparable"]
-WORST: tuple[Verdict, ...] = ("worse", "not comparable", "no effect", "better", "cured")
+Verdict = Literal["fixed", "better", "no effect", "worse", "not comparable"]
+WORST: tuple[Verdict, ...] = ("worse", "not comparable", "no effect", "better", "fixed")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What became of one incident, and the reason in a sentence.
 
-An incident is cured where none of the windows after the change shows it, at the same load, and nothing as severe
+An incident is fixed where none of the windows after the change shows it, at the same load, and nothing as severe
 replaced it; where it is still present, the first of its signals that moved clearly says whether it is better or worse.
 """
 
@@ -28,7 +28,7 @@ def judge(
     if server.reasons:
         return "not comparable", "; ".join(server.reasons)
     if not server.loads[0].responded and (after is None or after.state != "present"):
-        return "cured", "the server responds now"
+        return "fixed", "the server responds now"
     if after is None or (lost := _lost(before, after)):
         return "not comparable", f"not measured after the change: {', '.join(lost) if after else 'the engine or GPU'}"
     return _judge_comparable(before, after, signals, server)
@@ -47,7 +47,7 @@ def _judge_comparable(
         return "no effect", f"{worst.incident.id} ({worst.severity}) replaced it"
     if too_short := _too_short(before, server.loads[1].seconds):
         return "not comparable", too_short
-    return "cured", f"absent in all {len(after.instants)} windows after the change"
+    return "fixed", f"absent in all {len(after.instants)} windows after the change"
 
 
 def _judge_persisting(after: Diagnosis, signals: Sequence[SignalDelta]) -> tuple[Verdict, str]:

@@ -1,4 +1,4 @@
-"""Whether a change cured an incident: pairs of recordings of real servers, judged as their README tells them."""
+"""Whether a change fixed an incident: pairs of recordings of real servers, judged as their README tells them."""
 
 import functools
 import json
@@ -39,8 +39,8 @@ from diag.vllm.command.parse import parse
 SCHEMA = json.loads((ROOT / "diag" / "report" / "diag.verify.schema.json").read_text(encoding="utf-8"))
 PAIRS = [
     # a cap below what the pool holds ends the evictions and halves the output
-    ("kv_cascade_base", "cure_max_num_seqs_p90", "cured"),
-    ("kv_cascade_base", "cure_max_num_seqs_mean", "cured"),
+    ("kv_cascade_base", "cure_max_num_seqs_p90", "fixed"),
+    ("kv_cascade_base", "cure_max_num_seqs_mean", "fixed"),
     # a watermark halves them
     ("kv_cascade_base", "cure_watermark", "better"),
     ("cure_watermark", "kv_cascade_base", "worse"),
@@ -55,7 +55,7 @@ PAIRS = [
     # the queue is gone because evictions do its work: taking the cap away again
     ("cure_max_num_seqs_mean", "kv_cascade_base", "worse"),
     # freezes go, though the 99th percentile of gaps rises from 0.05 to 0.30 s
-    ("contention_bigbatch", "contention_smallbatch", "cured"),
+    ("contention_bigbatch", "contention_smallbatch", "fixed"),
     ("contention_smallbatch", "contention_bigbatch", "worse"),
     # three prompts of 4,000 tokens every 11 s, and one of 7,000 every 15 s
     ("contention_bigbatch", "contention_cure_threshold", "not comparable"),
@@ -65,15 +65,15 @@ PAIRS = [
     ("kv_cascade_base", "kv_saturated_fit", "not comparable"),
     ("kv_undersized", "kv_cascade_base", "not comparable"),
     # six clients as before, of a server that was dead
-    ("engine_dead", "healthy", "cured"),
+    ("engine_dead", "healthy", "fixed"),
     # stalls that had ended by themselves
     ("engine_stalled", "healthy", "not comparable"),
     ("tp2_long_stall", "tp2_healthy_between", "not comparable"),
     # a start that failed, and one that did not
-    ("startup_crash_blocksize16", "healthy", "cured"),
-    ("startup_crash_blocksize16", "idle", "cured"),
+    ("startup_crash_blocksize16", "healthy", "fixed"),
+    ("startup_crash_blocksize16", "idle", "fixed"),
     ("startup_crash_blocksize16", "startup_hang", "not comparable"),
-    ("fail_max_model_len", "healthy", "cured"),
+    ("fail_max_model_len", "healthy", "fixed"),
     # nobody there, or nothing
     ("kv_cascade_base", "idle", "not comparable"),
     ("kv_cascade_base", "engine_dead", "not comparable"),
@@ -125,7 +125,7 @@ def test_every_form_can_be_shown(before: str, after: str, _: str) -> None:
 def test_a_cure_that_halves_the_output_says_so_in_line_1() -> None:
     head = line_1(verified("kv_cascade_base", "cure_max_num_seqs_p90"))
     assert head.startswith(
-        "CURED, WITH TRADE-OFFS kv_eviction_cascade on 127.0.0.1:8216 engine 0: output tokens / s 1,375 -> 709"
+        "FIXED, WITH TRADE-OFFS kv_eviction_cascade on 127.0.0.1:8216 engine 0: output tokens / s 1,375 -> 709"
     )
     assert "TTFT p50 <= 5 s -> <= 20 s" in head
     assert "new: queue_saturation (warning)" in head
@@ -328,7 +328,7 @@ def test_a_symptom_that_nobody_measures_any_more_may_hide_the_incident(tmp_path:
 
 def test_a_server_that_never_answered_is_cured_where_it_does_though_no_log_says_so(tmp_path: Path) -> None:
     found = verified("startup_crash_blocksize16", rewriting.pages_alone(tmp_path, "healthy"))
-    assert (found.verdict, found.servers[0].outcomes[0].because) == ("cured", "the server responds now")
+    assert (found.verdict, found.servers[0].outcomes[0].because) == ("fixed", "the server responds now")
 
 
 def test_the_same_picture_under_another_name_is_no_cure(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_what_comes_and_goes_is_cured_though_it_was_away_at_the_end() -> None:
         return replace(one, symptoms=symptoms, instants=one.instants * 2)
 
     before = told(look(RECORDINGS / "engine_stalled"), "engine_stalled", twice)
-    assert compare(before, look(RECORDINGS / "healthy")).verdict == "cured"
+    assert compare(before, look(RECORDINGS / "healthy")).verdict == "fixed"
 
 
 def part(tmp_path: Path, name: str, begin: int, end: int) -> Path:
@@ -433,7 +433,7 @@ def test_of_two_grave_incidents_the_one_that_stays_counts(tmp_path: Path) -> Non
 
     found = verified(beside(hot(1100e6), "hot"), beside(gpu(), "cool"))
     (server,) = found.servers
-    assert {each.before.incident.id: each.verdict for each in server.outcomes}["gpu_thermal_throttling"] == "cured"
+    assert {each.before.incident.id: each.verdict for each in server.outcomes}["gpu_thermal_throttling"] == "fixed"
     assert {each.before.severity for each in server.outcomes} == {"critical"}
     assert (found.verdict, line_1(found).split()[2]) == ("no effect", "kv_eviction_cascade")
 
@@ -441,15 +441,15 @@ def test_of_two_grave_incidents_the_one_that_stays_counts(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "heads"),
     [
-        ("healthy", "healthy", "cured", ["CURED, WITH TRADE-OFFS kv_eviction_cascade on r0:8000"]),
+        ("healthy", "healthy", "fixed", ["FIXED, WITH TRADE-OFFS kv_eviction_cascade on r0:8000"]),
         (
             "",
             "healthy",
             "not comparable",
-            ["NOT COMPARABLE r1:8000: the state before the change is unknown", "CURED, WITH TRADE-OFFS"],
+            ["NOT COMPARABLE r1:8000: the state before the change is unknown", "FIXED, WITH TRADE-OFFS"],
         ),
-        ("healthy", "engine_dead", "worse", ["WORSE r1:8000", "CURED, WITH TRADE-OFFS"]),
-        ("healthy", "startup_hang", "not comparable", ["NOT COMPARABLE r1:8000", "CURED, WITH TRADE-OFFS"]),
+        ("healthy", "engine_dead", "worse", ["WORSE r1:8000", "FIXED, WITH TRADE-OFFS"]),
+        ("healthy", "startup_hang", "not comparable", ["NOT COMPARABLE r1:8000", "FIXED, WITH TRADE-OFFS"]),
     ],
 )
 def test_who_stands_beside_the_one_that_was_cured(
@@ -477,7 +477,7 @@ def test_what_was_healthy_is_not_told_by_what_another_server_lacked(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("before", "after", "verdict"),
-    [("critical", "warning", "cured"), ("critical", "critical", "no effect"), ("warning", "critical", "worse")],
+    [("critical", "warning", "fixed"), ("critical", "critical", "no effect"), ("warning", "critical", "worse")],
 )
 def test_what_came_instead_is_weighed(before: Severity, after: Severity, verdict: str) -> None:
     cascade = told(
@@ -495,7 +495,7 @@ def test_what_only_follows_from_something_else_did_not_come() -> None:
         "queue_saturation",
         lambda one: replace(one, severity="critical", explained_by="something"),
     )
-    assert compare(look(RECORDINGS / "kv_cascade_base"), queue).verdict == "cured"
+    assert compare(look(RECORDINGS / "kv_cascade_base"), queue).verdict == "fixed"
 
 
 def test_servers_are_matched_by_name_where_there_are_several(tmp_path: Path) -> None:
@@ -579,7 +579,7 @@ def test_how_far_a_signal_went(before: float, after: float, way: float) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (["cure_max_num_seqs_mean"], 0, "CURED, WITH TRADE-OFFS"),
+        (["cure_max_num_seqs_mean"], 0, "FIXED, WITH TRADE-OFFS"),
         (["cure_watermark"], 1, "BETTER"),
         (["kv_cascade_base"], 1, "NO EFFECT"),
         (["idle"], 3, "NOT COMPARABLE"),

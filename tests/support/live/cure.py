@@ -31,7 +31,7 @@ SMALL = (
 class Case:
     """An incident, the server and the load that bring it about; `steady` are the clients whose streams it harms.
 
-    `changed` is what its relaunch line changes; `flag` a fix whose number is within `bounds`, by what cured it before.
+    `changed` is what its relaunch line changes; `flag` a fix whose number is within `bounds`, by what fixed it before.
     `settles` are the seconds of load after which it shows.
     """
 
