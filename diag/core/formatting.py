@@ -25,9 +25,9 @@ def moment(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def plural(count: int, noun: str) -> str:
-    """A count in words: "1 scrape", "2 scrapes"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """A count in words: "1 scrape", "2 scrapes", "3 queries"."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def listed(names: list[str], most: int = 3) -> str:

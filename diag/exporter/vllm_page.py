@@ -60,7 +60,7 @@ class PageReader:
 
     def _problem(self, page: bytes) -> str:
         if b"vllm:" not in page:
-            return "the page has none of vLLM's metrics: is it vLLM, and without --disable-log-stats?"
+            return "the page has no vLLM metrics: is this vLLM, started without --disable-log-stats?"
         if time.monotonic() < self._several_until:
             return "more than one server answers on this port (their start times alternate): give each its own exporter"
         return ""
@@ -123,7 +123,7 @@ def _refuse(page: bytes) -> None:
     if is_cut(page[page.rfind(b"\n") + 1 :]):
         raise NotMetrics("answered a page that ends in the middle of a line")
     if is_ours(page):
-        raise NotMetrics("this is a page of diag's own: give vLLM's address")
+        raise NotMetrics("this is the page of a diag exporter: use the address of vLLM")
 
 
 def is_ours(page: bytes) -> bool:

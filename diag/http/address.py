@@ -61,12 +61,12 @@ def parse(text: str) -> Address:
         url = urlsplit(text if "://" in text else f"http://{text}")
         port = url.port or PORTS.get(url.scheme, 0)
     except ValueError as error:
-        raise BadUsage(f"{_safe(text)} is no URL: {error}") from error
+        raise BadUsage(f"{_safe(text)} is not a URL: {error}") from error
     if url.scheme not in PORTS:
-        raise BadUsage(f"{_safe(text)}: only http and https can be asked")
+        raise BadUsage(f"{_safe(text)}: only http and https are supported")
     host = url.hostname or ""
     if not host or not host.isprintable() or set(host) & set(" \"'<>\\^`{|}*"):
-        raise BadUsage(f"{_safe(text)} names no host")
+        raise BadUsage(f"{_safe(text)} has no valid host name")
     return Address(url.scheme, host, port, url.path, url.query, _authorization(url))
 
 

@@ -29,7 +29,7 @@ def from_environment(environment: Mapping[str, str]) -> Credentials:
     if bearer and basic_auth:
         raise BadUsage("both a bearer token and DIAG_BASIC_AUTH are set: choose one")
     if basic_auth and ":" not in basic_auth:
-        raise BadUsage("DIAG_BASIC_AUTH should be user:password")
+        raise BadUsage("DIAG_BASIC_AUTH must be user:password")
     headers = {"Authorization": f"Bearer {bearer}" if bearer else basic(basic_auth)} if bearer or basic_auth else {}
     return Credentials(
         headers=headers | _headers(environment.get("DIAG_HEADERS_FILE", "")),
@@ -98,5 +98,5 @@ def _read(variable: str, file: str) -> str:
 
 def _fit_for_a_header(text: str, where: str) -> str:
     if not (text.isascii() and text.isprintable()):
-        raise BadUsage(f"{where} holds a character that no HTTP header can hold (a line break, for one)")
+        raise BadUsage(f"{where} contains a character that no HTTP header may have (for example a line break)")
     return text

@@ -1,4 +1,4 @@
-"""What a reader has to know about the scrapes themselves, in sentences."""
+"""Notes about the scrapes themselves: failed ones, restarts, damaged pages."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,11 @@ from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable
 from diag.promql import is_stale
 
 _FAULTS: dict[FaultKind, str] = {
-    "malformed": "{pages} of {host} held lines that are no metrics and were left out, the first: {first}",
-    "duplicate": "{pages} of {host} repeated a series ({first}, for one): the first of each was kept",
-    "timestamp": "{pages} of {host} put timestamps on their lines: the time of the scrape was used instead",
-    "truncated": "{pages} of {host} ended in the middle of a line: what was cut off counts as missing",
-    "crowded": f"{{pages}} of {{host}} had more than {MOST_SERIES:,} different series: the rest was left out",
+    "malformed": "{pages} of {host} contained invalid lines, which were skipped; the first: {first}",
+    "duplicate": "{pages} of {host} contained duplicate series (for example {first}): the first of each was kept",
+    "timestamp": "{pages} of {host} contained timestamps: the scrape times were used instead",
+    "truncated": "{pages} of {host} ended in the middle of a line: the rest counts as missing",
+    "crowded": f"{{pages}} of {{host}} had more than {MOST_SERIES:,} series: the rest was skipped",
 }
 
 
@@ -48,32 +48,33 @@ def _when(scrapes: Sequence[Scrape], failed: Sequence[Scrape]) -> str:
     unbroken = len(failed) == sum(first.at <= each.at <= last.at for each in scrapes)
     if unbroken and last is scrapes[-1]:
         return f"from {clock(first.at / 1000)} on"
-    return f"{'' if unbroken else 'now and then '}from {clock(first.at / 1000)} to {clock(last.at / 1000)}"
+    return f"{'' if unbroken else 'intermittently '}from {clock(first.at / 1000)} to {clock(last.at / 1000)}"
 
 
 def _order(table: ScrapeTable) -> Iterator[str]:
     host = printable(table.instance)
     if table.out_of_order:
-        yield f"put in order: {plural(table.out_of_order, 'scrape')} of {host} went back in time"
+        yield f"{plural(table.out_of_order, 'scrape')} of {host} out of order: sorted by time"
     if table.dropped:
-        yield f"left out: {plural(table.dropped, 'scrape')} of {host} at the very time of another one"
+        yield f"{plural(table.dropped, 'scrape')} of {host} skipped: at the same time as another one"
 
 
 def _restarts(table: ScrapeTable) -> Iterator[str]:
-    """`process_start_time_seconds` moved; or, where there is none (several API servers), counters fell."""
+    """`process_start_time_seconds` changed; or, where there is none (several API servers), counters decreased."""
     host = printable(table.instance)
     answered = np.array([each.page is not None for each in table.scrapes], bool)
     times, values = table.times[answered], table.values[:, answered]
     moved = _steps(values[table.rows("process_start_time_seconds")])
     fell = (_steps(values[_counters(table)]) < 0).any(axis=0)
     if (moved < 0).any():
-        yield f"{host} answered as more than one server (its start time goes back and forth): ask each of them itself"
+        why = "the process start time alternates"
+        yield f"more than one server answers at {host} ({why}): scrape each by its own address"
         return
     restarted = (moved > 0).any(axis=0)
     known = bool(table.rows("process_start_time_seconds"))
-    yield from _at(f"{host} restarted at {{}} (process_start_time_seconds moved)", times[1:][restarted])
-    how = "counters of {} fell at {{}}, though its process did not start anew" if known else "{} restarted at {{}} ({})"
-    yield from _at(how.format(host, "counters fell"), times[1:][fell & ~restarted])
+    yield from _at(f"{host} restarted at {{}} (process_start_time_seconds changed)", times[1:][restarted])
+    how = "counters of {} decreased at {{}} without a restart" if known else "{} restarted at {{}} ({})"
+    yield from _at(how.format(host, "counters decreased"), times[1:][fell & ~restarted])
 
 
 def _steps(values: Floats) -> Floats:

@@ -238,7 +238,7 @@ def test_ctrl_c_in_the_middle_judges_what_is_there_and_says_so() -> None:
         out, error = process.communicate(timeout=20)
     assert (process.returncode, error) == (2, "")
     assert out.startswith("CRITICAL kv_eviction_cascade")
-    assert "interrupted: judged on what was seen until then" in out
+    assert "interrupted: only the scrapes until then were used" in out
 
 
 def test_a_server_that_hangs_is_unreachable_in_one_sentence() -> None:

@@ -233,7 +233,7 @@ def test_an_interrupted_recording_can_be_judged(tmp_path: Path) -> None:
     with serving(answers) as server:
         live = keep(server, tmp_path / "r", duration=60.0, on_progress=stop)
     assert same(live, read(tmp_path / "r"))
-    assert live.notes[0] == "interrupted: judged on what was seen until then"
+    assert live.notes[0] == "interrupted: only the scrapes until then were used"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

@@ -61,7 +61,10 @@ def test_a_server_that_does_not_answer_costs_only_its_own_part() -> None:
         (on_metrics(Reply(b"", 503)), "answered HTTP 503"),
         (pages(b""), "answered an empty page"),
         (pages(PAGE[:-5]), "ends in the middle of a line"),
-        (pages(b"\n" + render([("diag_build_info", ("1",), 1)])), "a page of diag's own: give vLLM's address"),
+        (
+            pages(b"\n" + render([("diag_build_info", ("1",), 1)])),
+            "the page of a diag exporter: use the address of vLLM",
+        ),
     ],
 )
 def test_what_is_no_page_of_vllm_is_not_passed_on(

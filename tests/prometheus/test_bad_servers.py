@@ -41,7 +41,7 @@ SECRET = "s3cret"
 BASIC = base64.b64encode(f"me:{SECRET}".encode()).decode()
 NOW = 1_790_000_000
 WHICH = "is this the address of a Prometheus, including its path (for example https://host/prometheus)?"
-NOT_HERE = "are vLLM servers or `diag exporter` among its targets, and is the time right?"
+NOT_HERE = "are vLLM servers or `diag exporter` among its targets, and is the time range right?"
 USAGE, UNREACHABLE = 64, 69
 CATALOGUE = cache(catalog.load)
 
@@ -139,7 +139,7 @@ def then_empty(*replies: Reply) -> Answer:
     return lambda request: left.pop(0) if left else empty(request)
 
 
-WITHOUT = f"has no metrics of vLLM between 2026-09-21 13:58:20 UTC and 2026-09-21 14:13:20 UTC; {NOT_HERE}"
+WITHOUT = f"has no vLLM metrics between 2026-09-21 13:58:20 UTC and 2026-09-21 14:13:20 UTC; {NOT_HERE}"
 """What is said of an empty one: whatever came before went well."""
 
 
@@ -260,17 +260,17 @@ def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, mo
         (Reply(b"[1]"), f"answered JSON that is not from the Prometheus API; {WHICH}"),
         (document(500, data={}), "answered HTTP 500; is it starting, or overloaded?"),
         (document(404, data={}), f"answered HTTP 404; {WHICH}"),
-        (error(400, "bad_data", "no \x1b[31mtenant"), "refuses to be asked: no \\x1b[31mtenant (HTTP 400)"),
-        (error(422, "execution", "too many series"), "refuses to be asked: too many series (HTTP 422)"),
-        (error(503, "timeout", "query timed out"), "refuses to be asked: query timed out (HTTP 503)"),
+        (error(400, "bad_data", "no \x1b[31mtenant"), "rejects queries: no \\x1b[31mtenant (HTTP 400)"),
+        (error(422, "execution", "too many series"), "rejects queries: too many series (HTTP 422)"),
+        (error(503, "timeout", "query timed out"), "rejects queries: query timed out (HTTP 503)"),
         (Reply(b"", 302, {"Location": "/login"}), f"redirects to /login, which is not followed; {WHICH}"),
         (Reply(b"", 302, {"Location": "http://[::1"}), f"redirects to http://[::1, which is not followed; {WHICH}"),
         (
             Reply(b"", 308, {"Location": f"https://me:{SECRET}@host:1/prom/api/v1/query?token={SECRET}#{SECRET}"}),
             f"redirects to https://host:1/prom, which is not followed; {WHICH}",
         ),
-        (clock(float("nan")), f"has a clock that shows no time; {WHICH}"),
-        (clock(1e300), f"has a clock that shows no time; {WHICH}"),
+        (clock(float("nan")), f"returned an invalid time; {WHICH}"),
+        (clock(1e300), f"returned an invalid time; {WHICH}"),
     ],
 )
 def test_a_first_answer_that_is_of_no_use(doctor: Diag, reply: Reply, reason: str) -> None:
@@ -393,12 +393,12 @@ def test_the_api_is_found_below_an_address(doctor: Diag, given: str, base: str) 
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        (f"ftp://me:{SECRET}@host", "ftp://host: only http and https can be asked"),
-        ("http://", "http:// names no host"),
-        ("http://[::1", "http://[::1 is no URL: Invalid IPv6 URL"),
-        (f"me:{SECRET}@host:port", "host:port is no URL"),
-        ("a b", "a b names no host"),
-        ("ho\x1bst", "ho\\x1bst names no host"),
+        (f"ftp://me:{SECRET}@host", "ftp://host: only http and https are supported"),
+        ("http://", "http:// has no valid host name"),
+        ("http://[::1", "http://[::1 is not a URL: Invalid IPv6 URL"),
+        (f"me:{SECRET}@host:port", "host:port is not a URL"),
+        ("a b", "a b has no valid host name"),
+        ("ho\x1bst", "ho\\x1bst has no valid host name"),
         (f"http://host/prom?token={SECRET}", "http://host:80/prom?...: leave out the question mark and what follows"),
     ],
 )
@@ -569,7 +569,7 @@ def test_https_to_a_server_of_http_is_said(doctor: Diag) -> None:
         ("DIAG_CA_FILE", __file__, "cannot be used: not in PEM format"),
         ("DIAG_CLIENT_CERT", "/no/file", "DIAG_CLIENT_CERT /no/file cannot be used: No such file"),
         ("DIAG_CLIENT_KEY", "/no/file", "DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT"),
-        ("DIAG_BEARER_TOKEN", f"{SECRET}\nX: y", "DIAG_BEARER_TOKEN holds a character that no HTTP header can hold"),
+        ("DIAG_BEARER_TOKEN", f"{SECRET}\nX: y", "DIAG_BEARER_TOKEN contains a character that no HTTP header may have"),
         ("DIAG_HEADERS_FILE", "/no/file", "DIAG_HEADERS_FILE /no/file cannot be read: No such file"),
     ],
 )
@@ -648,7 +648,7 @@ def test_a_good_server_is_judged_whatever_the_timeout(doctor: Diag, prometheus: 
     """The server is told the limit in a form that it can read."""
     said = doctor(prometheus, *THEN, "--instance", "a:.*", "--json", "--timeout", timeout)
     assert (said.status, said.error) == (0, "")
-    assert not [note for note in said.notes if "refused" in note]
+    assert not [note for note in said.notes if "rejected" in note]
 
 
 @REAL
@@ -663,9 +663,9 @@ def test_labels_cannot_speak_to_the_terminal(doctor: Diag, prometheus: str, form
 def test_no_data_within_the_window(doctor: Diag, prometheus: str) -> None:
     said = doctor(prometheus)
     assert said.status == UNREACHABLE
-    who = f"{prometheus}: a:8000, b:8000, {SHOWN} were there within a day, but not scraped between "
+    who = f"{prometheus}: a:8000, b:8000, {SHOWN} were scraped on the day before, but not between "
     assert said.sentence.startswith(who)
-    assert said.sentence.endswith(" UTC; is the time right?")
+    assert said.sentence.endswith(" UTC; is the time range right?")
 
 
 @REAL
@@ -673,7 +673,7 @@ def test_no_data_within_the_window(doctor: Diag, prometheus: str) -> None:
 def test_no_data_at_that_time(doctor: Diag, prometheus: str, at: str) -> None:
     said = doctor(prometheus, "--at", at)
     assert said.status == UNREACHABLE
-    assert said.sentence.startswith(f"{prometheus} has no metrics of vLLM between ")
+    assert said.sentence.startswith(f"{prometheus} has no vLLM metrics between ")
     assert said.sentence.endswith(NOT_HERE)
 
 
@@ -685,7 +685,7 @@ def test_servers_that_do_not_fit_are_named(doctor: Diag, prometheus: str, words:
     said = doctor(prometheus, *THEN, *words)
     there = "a:8000 (job vllm, model tiny), b:8000 (job vllm, model large), "
     assert said.status == UNREACHABLE
-    assert f"{prometheus} has no vLLM server that fits between " in said.sentence
+    assert f"{prometheus} has no matching vLLM server between " in said.sentence
     assert said.sentence.endswith(f"; it has {there}{SHOWN} (job j\\x1b[31mob, model m\\x07odel)")
 
 
@@ -694,7 +694,7 @@ def test_servers_that_do_not_fit_are_named(doctor: Diag, prometheus: str, words:
 def test_what_is_no_regular_expression(doctor: Diag, prometheus: str, words: tuple[str, ...]) -> None:
     said = doctor(prometheus, *THEN, *words)
     assert said.status == USAGE
-    assert said.sentence.startswith(f"{prometheus} cannot read this --instance, --model, --job or --match: ")
+    assert said.sentence.startswith(f"{prometheus} cannot parse this --instance, --model, --job or --match: ")
     assert "error parsing regexp" in said.sentence
 
 
@@ -720,7 +720,7 @@ def test_the_clock_of_the_server_counts(doctor: Diag, prometheus: str, ahead: in
 def test_a_server_that_is_behind_is_told_of_no_future(doctor: Diag) -> None:
     with serving(empty) as server:
         said = doctor(server.url, "--from", f"{NOW + 60}", "--to", f"{NOW + 120}")
-    future = "2026-09-21 14:14:20 UTC is in the future: the server's clock says 2026-09-21 14:13:20 UTC"
+    future = "2026-09-21 14:14:20 UTC is in the future: the Prometheus clock says 2026-09-21 14:13:20 UTC"
     assert (said.status, said.sentence) == (USAGE, future)
 
 
@@ -728,7 +728,7 @@ def test_a_server_that_is_behind_is_told_of_no_future(doctor: Diag) -> None:
 
 TOO_LONG = "too long query; got 1234 bytes; mustn't exceed `-search.maxQueryLen=1000` bytes"
 LATE = "query timed out in expression evaluation"
-GIVEN_UP = "name fewer servers or a shorter --window"
+GIVEN_UP = "select fewer servers or a shorter --window"
 
 
 def quoting(why: str) -> Callable[[str], Reply]:
@@ -754,7 +754,7 @@ def test_what_is_refused_is_unknown_and_the_rest_is_judged(
     with serving(front(prometheus, refusing("num_requests_waiting", reply))) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
     count = sum("num_requests_waiting" in asked(each) for each in server.requests)
-    assert f"the server refused {count} questions: {reason}" in said.notes
+    assert f"Prometheus rejected {count} queries: {reason}" in said.notes
     assert said.state("queue_saturation") == {"unknown"}
     assert said.state("kv_pool_saturated") == {"absent"}
 
@@ -764,9 +764,9 @@ def test_many_reasons_are_a_few_notes(doctor: Diag, prometheus: str) -> None:
     refused = refusing("vllm:", lambda query: error(422, "execution", f"no {query}"))
     with serving(front(prometheus, refused)) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
-    notes = [note for note in said.notes if "refused" in note]
+    notes = [note for note in said.notes if "rejected" in note]
     assert len(notes) == 4
-    assert notes[-1].endswith(" questions for other reasons")
+    assert notes[-1].endswith(" queries for other reasons")
 
 
 @REAL
@@ -774,7 +774,7 @@ def test_reasons_that_differ_in_numbers_are_one(doctor: Diag, prometheus: str) -
     refused = refusing("vllm:", lambda query: error(422, "422", TOO_LONG.replace("1234", str(len(query)))))
     with serving(front(prometheus, refused)) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
-    assert sum("refused" in note for note in said.notes) == 1
+    assert sum("rejected" in note for note in said.notes) == 1
 
 
 @REAL
@@ -796,7 +796,7 @@ def test_a_server_that_does_not_finish_is_given_up_after_three(
     with serving(front(prometheus, refusing("vllm:", reply))) as server:
         said = doctor(server.url, *THEN)
     assert said.status == UNREACHABLE
-    assert said.sentence.startswith(f"{server.url} does not finish its queries: ")
+    assert said.sentence.startswith(f"{server.url} times out on queries: ")
     assert f"{reason}" in said.sentence
     assert said.sentence.endswith(GIVEN_UP)
     assert 3 <= sum("vllm:" in asked(each) for each in server.requests) < 3 + fleet.AT_ONCE
@@ -831,7 +831,7 @@ def test_a_server_short_of_breath_in_the_middle_is_asked_again(doctor: Diag, pro
     with serving(front(prometheus, first)) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
     assert (said.status, said.error) == (0, "")
-    assert not [note for note in said.notes if "refused" in note]
+    assert not [note for note in said.notes if "rejected" in note]
 
 
 @REAL
@@ -846,7 +846,7 @@ def test_warnings_of_the_server_are_noted_and_its_advice_is_not(doctor: Diag, pr
 
     with serving(front(prometheus, warned)) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
-    partial = "the server warns, so this may be partial: store \\x1b[31m10.0.0.9:10901 is not available"
+    partial = "Prometheus warns that results may be partial: store \\x1b[31m10.0.0.9:10901 is not available"
     assert [note for note in said.notes if "warns" in note] == [partial]
 
 
@@ -889,32 +889,32 @@ def test_native_histograms_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--at", "yesterday"], "'yesterday' is no time: write 2026-11-20T03:12:00Z"),
-        (["--at", "2026-13-01"], "'2026-13-01' is no time"),
-        (["--at", "nan"], "'nan' is no time"),
-        (["--at", "1e300"], "'1e300' is no time"),
-        (["--at", "1790000000000"], "'1790000000000' is no time"),
-        (["--to", "inf"], "'inf' is no time"),
-        (["--from", "-5 minutes"], "'5 minutes' is no duration: write 90s, 15m, 24h or 7d"),
-        (["--from", "-1y"], "'1y' is no duration"),
-        (["--at", "\x1b[2J"], "'\\x1b[2J' is no time"),
-        (["--window", "15"], "'15' is no duration"),
-        (["--window", "-5m"], "'-5m' is no duration"),
-        (["--window", "9" * 400 + "d"], f"'{'9' * 39}…' is no duration"),
-        (["--window", "0s"], "there is no time between"),
-        (["--at", "-2h", "--from", "-1h"], "--at looks back over --window, --from and --to name both ends: choose one"),
-        (["--at", "-2h", "--to", "-1h"], "--at looks back over --window, --from and --to name both ends: choose one"),
+        (["--at", "yesterday"], "'yesterday' is not a time: write 2026-11-20T03:12:00Z"),
+        (["--at", "2026-13-01"], "'2026-13-01' is not a time"),
+        (["--at", "nan"], "'nan' is not a time"),
+        (["--at", "1e300"], "'1e300' is not a time"),
+        (["--at", "1790000000000"], "'1790000000000' is not a time"),
+        (["--to", "inf"], "'inf' is not a time"),
+        (["--from", "-5 minutes"], "'5 minutes' is not a duration: write 90s, 15m, 24h or 7d"),
+        (["--from", "-1y"], "'1y' is not a duration"),
+        (["--at", "\x1b[2J"], "'\\x1b[2J' is not a time"),
+        (["--window", "15"], "'15' is not a duration"),
+        (["--window", "-5m"], "'-5m' is not a duration"),
+        (["--window", "9" * 400 + "d"], f"'{'9' * 39}…' is not a duration"),
+        (["--window", "0s"], "the time range is empty: from"),
+        (["--at", "-2h", "--from", "-1h"], "--at (with --window) and --from/--to are alternatives: choose one"),
+        (["--at", "-2h", "--to", "-1h"], "--at (with --window) and --from/--to are alternatives: choose one"),
         (
             ["--from", "-1h", "--to", "-2h"],
-            "there is no time between 2026-09-21 13:13:20 UTC and 2026-09-21 12:13:20 UTC",
+            "the time range is empty: from 2026-09-21 13:13:20 UTC to 2026-09-21 12:13:20 UTC",
         ),
-        (["--from", "2026-09-21T14:14:20Z"], "2026-09-21 14:14:20 UTC is in the future: the server's clock says"),
-        (["--at", "2027-01-01"], "2026-12-31 23:45:00 UTC is in the future: the server's clock says"),
-        (["--match", "nonsense"], '--match nonsense is no matcher: write cluster="eu"'),
-        (["--match", ""], "--match  is no matcher"),
-        (["--match", 'a="b"} or up{c="d"'], '--match a="b"} or up{c="d" is no matcher'),
-        (["--match", 'a=~"["'], '--match a=~"[" is no matcher'),
-        (["--match", 'a="\x1b[2J'], '--match a="\\x1b[2J is no matcher'),
+        (["--from", "2026-09-21T14:14:20Z"], "2026-09-21 14:14:20 UTC is in the future: the Prometheus clock says"),
+        (["--at", "2027-01-01"], "2026-12-31 23:45:00 UTC is in the future: the Prometheus clock says"),
+        (["--match", "nonsense"], '--match nonsense is not a matcher: write cluster="eu"'),
+        (["--match", ""], "--match  is not a matcher"),
+        (["--match", 'a="b"} or up{c="d"'], '--match a="b"} or up{c="d" is not a matcher'),
+        (["--match", 'a=~"["'], '--match a=~"[" is not a matcher'),
+        (["--match", 'a="\x1b[2J'], '--match a="\\x1b[2J is not a matcher'),
         (["http://a:8000"], "with --prometheus, select servers by --instance, --model, --job or --match, not by URL"),
     ],
 )

@@ -63,5 +63,5 @@ def test_two_hundred_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None
         told = {line.instance: line.verdict for line in lines_of(report, words.moment)}
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
-    assert [each.partition(",")[0] for each in many.observed.notes] == ["judged every 90 s"]
+    assert [each.partition(",")[0] for each in many.observed.notes] == ["evaluated every 90 s"]
     assert words.headline(many)[1].startswith("WARNING gpu_thermal_throttling on 40 of 200 servers")

@@ -253,7 +253,7 @@ def test_servers_lost_after_the_first_observation_are_reported_once_and_watched_
         time.sleep(1.2)
         status, rest, error = interrupted(process)
     assert "HEALTHY" in lines[0]
-    assert re.match(f"{STAMP}cannot be observed: .* h:1 was there within a day, but not scraped between", lines[1])
+    assert re.match(f"{STAMP}cannot be observed: .* h:1 was scraped on the day before, but not between", lines[1])
     assert (status, rest, error) == (130, "", "")
 
 

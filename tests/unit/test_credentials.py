@@ -42,9 +42,9 @@ def test_without_settings_nothing_is_sent() -> None:
     ("environment", "reason"),
     [
         ({"DIAG_BEARER_TOKEN": "a", "DIAG_BASIC_AUTH": "b:c"}, "choose one"),
-        ({"DIAG_BASIC_AUTH": "secret"}, "should be user:password"),
-        ({"DIAG_BEARER_TOKEN": "secret\nX: y"}, "DIAG_BEARER_TOKEN holds a character that no HTTP header can hold"),
-        ({"DIAG_BEARER_TOKEN": "secretö"}, "DIAG_BEARER_TOKEN holds a character that no HTTP header can hold"),
+        ({"DIAG_BASIC_AUTH": "secret"}, "must be user:password"),
+        ({"DIAG_BEARER_TOKEN": "secret\nX: y"}, "DIAG_BEARER_TOKEN contains a character that no HTTP header may have"),
+        ({"DIAG_BEARER_TOKEN": "secretö"}, "DIAG_BEARER_TOKEN contains a character that no HTTP header may have"),
         ({"DIAG_BEARER_TOKEN_FILE": "/no/file"}, "DIAG_BEARER_TOKEN_FILE /no/file cannot be read: No such file"),
         ({"DIAG_HEADERS_FILE": "{folder}/headers"}, 'DIAG_HEADERS_FILE line 2 is not "Name: value"'),
     ],

@@ -267,7 +267,7 @@ def test_several_servers_that_all_fail_are_one_sentence() -> None:
     port = bad.closed_port()
     with serving(lambda _: HTML) as server:
         assert refusal(f"127.0.0.1:{port}", server) == (
-            f"none of 2 servers answers with metrics: http://127.0.0.1:{port} (connection refused), "
+            f"none of 2 servers returned metrics: http://127.0.0.1:{port} (connection refused), "
             f"{server.url} (answered an HTML page, not metrics); is the server up, is the port right?"
         )
 
@@ -309,7 +309,7 @@ def test_a_page_that_is_cut_off_is_used_as_far_as_it_goes() -> None:
     assert values(observed, "vllm:num_requests_running")[0][-1] == 3
     assert values(observed, "process_start_time_seconds") == []
     pages = f"{observed.scrapes} of {observed.scrapes} pages of {server.instance}"
-    assert observed.notes == (f"{pages} ended in the middle of a line: what was cut off counts as missing",)
+    assert observed.notes == (f"{pages} ended in the middle of a line: the rest counts as missing",)
 
 
 def test_a_restart_and_another_model_are_said() -> None:
@@ -485,7 +485,7 @@ def test_an_interrupted_watch_is_judged_so_far() -> None:
     with serving(pages(PAGE)) as server:
         observed = look(server, duration=60.0, on_progress=interrupt(after=2))
     assert observed.scrapes == 2
-    assert observed.notes == ("interrupted: judged on what was seen until then",)
+    assert observed.notes == ("interrupted: only the scrapes until then were used",)
 
 
 def test_a_watch_that_is_interrupted_before_anything_was_seen_is_interrupted() -> None:
@@ -507,7 +507,7 @@ print(seen.scrapes > 2, seen.notes)
                 time.sleep(0.02)
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=120)
-    assert (out.strip(), err) == ("True ('interrupted: judged on what was seen until then',)", "")
+    assert (out.strip(), err) == ("True ('interrupted: only the scrapes until then were used',)", "")
 
 
 # The probe

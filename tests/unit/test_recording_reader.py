@@ -148,7 +148,7 @@ def test_unsorted_scrapes_are_sorted(tmp_path: Path) -> None:
     text = "".join(scrapes(at, page=PAGE.replace("3", str(at))) for at in (5, 1, 3))
     observed = read(written(tmp_path, text))
     assert running(observed) == [1, 3, 5]
-    assert "put in order: 1 scrape of h:1 went back in time" in observed.notes
+    assert "1 scrape of h:1 out of order: sorted by time" in observed.notes
 
 
 def test_a_truncated_gzip_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_a_truncated_gzip_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
     observed = read(tmp_path)
     assert observed.scrapes == 3
     assert observed.notes == (
-        "the recording ends in the middle (a truncated gzip file): what is there was judged",
-        "1 of 3 pages of h:1 ended in the middle of a line: what was cut off counts as missing",
+        "the recording ends in the middle (a truncated gzip file): the readable part was used",
+        "1 of 3 pages of h:1 ended in the middle of a line: the rest counts as missing",
     )
 
 
@@ -188,7 +188,7 @@ def test_recordings_may_be_joined(tmp_path: Path) -> None:
 def test_a_scrape_without_a_time_is_left_out_and_said(tmp_path: Path, time: str) -> None:
     observed = read(written(tmp_path, scrapes(1) + f"# scrape {time} h:1\n{PAGE}" + scrapes(3)))
     assert observed.scrapes == 2
-    assert observed.notes == (f"1 scrape without a readable time: # scrape {time} h:1",)
+    assert observed.notes == (f"1 scrape skipped (without a valid time): # scrape {time} h:1",)
 
 
 def test_a_recording_from_the_future_is_judged_and_said(tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ def test_a_page_that_is_too_big_is_never_held_as_a_whole(tmp_path: Path, monkeyp
 def test_too_many_scrapes_are_cut_off_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diag.sources.recording.reader.MOST_SCRAPES", 2)
     observed = read(written(tmp_path, scrapes(1, 3, 5)))
-    assert (observed.scrapes, observed.notes) == (2, ("only the first 2 scrapes were judged",))
+    assert (observed.scrapes, observed.notes) == (2, ("only the first 2 scrapes were used",))
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"", "is empty"),
-        (gzip.compress(b"", mtime=0), "has no line '# scrape <unix seconds> <instance>': it is no recording of"),
+        (gzip.compress(b"", mtime=0), "has no line '# scrape <unix seconds> <instance>': it was not written by"),
         (b"vllm:num_requests_running 3\n", "has no line '# scrape"),
         (bytes(range(256)) * 1000, "has no line '# scrape"),
         (b"\x1f\x8b" + bytes(range(256)), "is damaged"),
@@ -240,7 +240,7 @@ def test_nothing_to_judge_is_refused(tmp_path: Path, content: bytes, reason: str
 
 
 def test_a_folder_without_pages_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path} holds no metrics.prom.gz: name a folder that `diag record` made"
+    assert refusal(tmp_path) == f"{tmp_path} has no metrics.prom.gz: name a folder that `diag record` wrote"
 
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:

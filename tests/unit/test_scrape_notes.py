@@ -34,7 +34,7 @@ def test_a_clean_watch_needs_no_note() -> None:
         (("refused", "refused", b"x 1\n"), "2 of 3 scrapes of h:1 failed: refused (from 12:00:00 UTC to 12:00:05 UTC)"),
         (
             ("refused", b"x 1\n", "refused", b"x 1\n"),
-            "2 of 4 scrapes of h:1 failed: refused (now and then from 12:00:00 UTC to 12:00:10 UTC)",
+            "2 of 4 scrapes of h:1 failed: refused (intermittently from 12:00:00 UTC to 12:00:10 UTC)",
         ),
         (("refused",), "1 of 1 scrape of h:1 failed: refused (all of them)"),
         ((b"x 1\n", "a", "b", "b"), "3 of 4 scrapes of h:1 failed: b (2), a (1) (from 12:00:05 UTC on)"),
@@ -47,30 +47,28 @@ def test_failed_scrapes_are_counted_with_reason_and_time(pages: tuple[bytes | st
 
 def test_a_restart_shows_in_the_start_time() -> None:
     assert said(counter(5), counter(6), counter(1, start=200.0)) == [
-        "h:1 restarted at 12:00:10 UTC (process_start_time_seconds moved)"
+        "h:1 restarted at 12:00:10 UTC (process_start_time_seconds changed)"
     ]
 
 
 def test_a_restart_is_seen_across_failed_scrapes() -> None:
-    assert "h:1 restarted at 12:00:10 UTC (process_start_time_seconds moved)" in said(
+    assert "h:1 restarted at 12:00:10 UTC (process_start_time_seconds changed)" in said(
         counter(5), "refused", counter(1, start=200.0)
     )
 
 
 def test_without_a_start_time_falling_counters_are_a_restart() -> None:
-    assert said(counter(5, None), counter(1, None)) == ["h:1 restarted at 12:00:05 UTC (counters fell)"]
+    assert said(counter(5, None), counter(1, None)) == ["h:1 restarted at 12:00:05 UTC (counters decreased)"]
 
 
 def test_counters_that_fall_without_a_restart_are_said() -> None:
-    assert said(counter(5), counter(1)) == [
-        "counters of h:1 fell at 12:00:05 UTC, though its process did not start anew"
-    ]
+    assert said(counter(5), counter(1)) == ["counters of h:1 decreased at 12:00:05 UTC without a restart"]
 
 
 def test_a_start_time_that_goes_back_is_two_servers() -> None:
     pages = [counter(5), counter(1, start=50.0), counter(6)]
     assert said(*pages) == [
-        "h:1 answered as more than one server (its start time goes back and forth): ask each of them itself"
+        "more than one server answers at h:1 (the process start time alternates): scrape each by its own address"
     ]
 
 
@@ -89,10 +87,10 @@ def test_a_model_with_a_terminal_escape_in_its_name_is_fit_to_print() -> None:
 @pytest.mark.parametrize(
     ("page", "note"),
     [
-        (b"x 1\n<b>\n", "held lines that are no metrics and were left out, the first: line 2 is not a metric: <b>"),
-        (b"x 1\nx 2\n", "repeated a series (x, for one): the first of each was kept"),
-        (b"x 1 99\n", "put timestamps on their lines: the time of the scrape was used instead"),
-        (b"x 1\ny 2", "ended in the middle of a line: what was cut off counts as missing"),
+        (b"x 1\n<b>\n", "contained invalid lines, which were skipped; the first: line 2 is not a metric: <b>"),
+        (b"x 1\nx 2\n", "contained duplicate series (for example x): the first of each was kept"),
+        (b"x 1 99\n", "contained timestamps: the scrape times were used instead"),
+        (b"x 1\ny 2", "ended in the middle of a line: the rest counts as missing"),
     ],
 )
 def test_a_flaw_of_some_pages_is_said_once(page: bytes, note: str) -> None:

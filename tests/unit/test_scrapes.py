@@ -144,13 +144,13 @@ def test_scrapes_that_went_back_in_time_are_sorted() -> None:
     made.add(999_000, b"x 0\n")
     observed = seen(made)
     assert made.table().values.tolist() == [[0, 1, 2]]
-    assert "put in order: 1 scrape of h:1 went back in time" in observed.notes
+    assert "1 scrape of h:1 out of order: sorted by time" in observed.notes
 
 
 def test_two_scrapes_at_one_time_are_one() -> None:
     made = target(b"x 1\n", b"x 2\n", step=0)
     assert made.table().values.tolist() == [[1]]
-    assert "left out: 1 scrape of h:1 at the very time of another one" in seen(made).notes
+    assert "1 scrape of h:1 skipped: at the same time as another one" in seen(made).notes
 
 
 @pytest.mark.parametrize("targets", [1, 100])

@@ -95,7 +95,7 @@ class Watch:
         except (KeyboardInterrupt, _Interrupted) as error:
             if not any(each.answered for each in self._servers):
                 raise KeyboardInterrupt from error
-            self._notes.append("interrupted: judged on what was seen until then")
+            self._notes.append("interrupted: only the scrapes until then were used")
         return self._observation()
 
     def _observation(self) -> Observation:
@@ -188,4 +188,4 @@ def _unreachable(lives: Sequence[WatchedServer]) -> Unreachable:
         shown, failure = failures[0]
         return Unreachable(sentence(printable(shown), failure))
     each = [f"{printable(shown)} ({failure})" for shown, failure in failures]
-    return Unreachable(f"none of {len(lives)} servers answers with metrics: {listed(each)}; {failures[0][1].hint}")
+    return Unreachable(f"none of {len(lives)} servers returned metrics: {listed(each)}; {failures[0][1].hint}")

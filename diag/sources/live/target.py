@@ -81,7 +81,7 @@ class WatchedServer:
 
     def _failed(self, at: int, error: Failure | NotMetrics) -> None:
         reason = printable(str(error))
-        self.failure = error if isinstance(error, Failure) else Failure(reason, "give the server's own address")
+        self.failure = error if isinstance(error, Failure) else Failure(reason, "use the address of the server itself")
         self.sink.failed(at, self.target.instance, reason)
         self.target.fail(at, reason)
 

@@ -48,7 +48,7 @@ class Prometheus:
         ask = self._library.custom_query
         seconds = float(self._read(lambda: _series(ask("vector(time())"), "value")[0]["value"][1]))
         if not 0 < seconds < _LATEST:
-            raise self._unlike("has a clock that shows no time")
+            raise self._unlike("returned an invalid time")
         return round(seconds * 1000)
 
     def instant(self, promql: str, at: int) -> list[Series]:

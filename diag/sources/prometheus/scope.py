@@ -27,13 +27,13 @@ class TimeSpan:
     def resolved(self, now: int) -> tuple[int, int]:
         """First and last millisecond; BadUsage where there is nothing between them."""
         if self.at and (self.since or self.until):
-            raise BadUsage("--at looks back over --window, --from and --to name both ends: choose one")
+            raise BadUsage("--at (with --window) and --from/--to are alternatives: choose one")
         end = parse_time(self.at or self.until, now) if self.at or self.until else now
         start = parse_time(self.since, now) if self.since else max(0, end - round(duration(self.window) * 1000))
         if start > now:
-            raise BadUsage(f"{moment(start / 1000)} is in the future: the server's clock says {moment(now / 1000)}")
+            raise BadUsage(f"{moment(start / 1000)} is in the future: the Prometheus clock says {moment(now / 1000)}")
         if start >= end:
-            raise BadUsage(f"there is no time between {moment(start / 1000)} and {moment(end / 1000)}")
+            raise BadUsage(f"the time range is empty: from {moment(start / 1000)} to {moment(end / 1000)}")
         return start, min(end, now)
 
 
@@ -64,7 +64,7 @@ def parse_time(text: str, now: int) -> int:
         return max(0, now - round(duration(text[1:]) * 1000))
     seconds = _unix(text)
     if not 0 <= seconds < _LATEST:
-        raise BadUsage(f"'{printable(text, 40)}' is no time: write {_WAYS}")
+        raise BadUsage(f"'{printable(text, 40)}' is not a time: write {_WAYS}")
     return round(seconds * 1000)
 
 
@@ -86,7 +86,7 @@ def duration(text: str) -> float:
     parts = re.findall(r"[\d.]+[smhdw]", text) if _DURATION.fullmatch(text) else []
     seconds = sum(float(part[:-1]) * _UNITS[part[-1]] for part in parts)
     if not parts or seconds >= _LATEST:
-        raise BadUsage(f"'{printable(text, 40)}' is no duration: write 90s, 15m, 24h or 7d")
+        raise BadUsage(f"'{printable(text, 40)}' is not a duration: write 90s, 15m, 24h or 7d")
     return seconds
 
 

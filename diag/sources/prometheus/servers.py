@@ -65,7 +65,7 @@ class PrometheusSource:
             # the very same expressions that rules record are cheaper to ask; a record may lack a label to match
             self._recorded = {} if scope.matchers else prometheus.recorded()
         except Refused as error:
-            raise Unreachable(f"{prometheus.shown} refuses to be asked: {error}") from error
+            raise Unreachable(f"{prometheus.shown} rejects queries: {error}") from error
         self.queries = 0
 
     @property
@@ -81,18 +81,23 @@ class PrometheusSource:
     def notes(self) -> tuple[str, ...]:
         """What has to be said of the answers: refused queries, and the server's own warnings."""
         refusals = self._refused.most_common(_FEW_REFUSALS)
-        refused = [f"the server refused {plural(count, 'question')}: {self._reasons[why]}" for why, count in refusals]
+        refused = [
+            f"Prometheus rejected {plural(count, 'query', 'queries')}: {self._reasons[reason]}"
+            for reason, count in refusals
+        ]
         others = self._refused.total() - sum(count for _, count in refusals)
-        refused += [f"the server refused {plural(others, 'question')} for other reasons"] if others else []
+        refused += [f"Prometheus rejected {plural(others, 'query', 'queries')} for other reasons"] if others else []
         warnings = self._prometheus.warnings
-        partial = [f"the server warns, so this may be partial: {listed(warnings)}"] if warnings else []
+        partial = [f"Prometheus warns that results may be partial: {listed(warnings)}"] if warnings else []
         return (*self._pace(), *refused, *partial)
 
     def _pace(self) -> list[str]:
         step = float(self.instants[1] - self.instants[0]) / 1000 if len(self.instants) > 1 else self.interval
         if step <= self.interval:
             return []
-        return [f"judged every {step:g} s, not at every scrape ({self.interval:g} s), to ask less of the server"]
+        return [
+            f"evaluated every {step:g} s, not at every scrape ({self.interval:g} s), to limit the load on Prometheus"
+        ]
 
     def _members(self, scope: Scope) -> dict[str, Member]:
         try:
@@ -101,7 +106,7 @@ class PrometheusSource:
             if not error.unparsable or scope == Scope(scope.span):
                 raise
             these = "this --instance, --model, --job or --match"
-            raise BadUsage(f"{self._prometheus.shown} cannot read {these}: {error}") from error
+            raise BadUsage(f"{self._prometheus.shown} cannot parse {these}: {error}") from error
         if not found:
             raise Unreachable(self._nobody(scope))
         return found
@@ -124,9 +129,9 @@ class PrometheusSource:
         others = self._found(Scope(scope.span), self.start) if scope != Scope(scope.span) else {}
         if others:
             some = listed([_told(*each) for each in others.items()])
-            return f"{self._prometheus.shown} has no vLLM server that fits {span}; it has {some}"
-        hint = "are vLLM servers or `diag exporter` among its targets, and is the time right?"
-        return f"{self._prometheus.shown} has no metrics of vLLM {span}; {hint}"
+            return f"{self._prometheus.shown} has no matching vLLM server {span}; it has {some}"
+        hint = "are vLLM servers or `diag exporter` among its targets, and is the time range right?"
+        return f"{self._prometheus.shown} has no vLLM metrics {span}; {hint}"
 
     def _narrowing(self, scope: Scope) -> str:
         """Matchers for every selector; a few servers are named, many are picked from the answers."""
@@ -167,7 +172,8 @@ class PrometheusSource:
     def _not_scraped(self) -> str:
         who = f"{listed(list(map(printable, self.members)))} {'was' if len(self.members) == 1 else 'were'}"
         span = f"between {moment(self.start / 1000)} and {moment(self.end / 1000)}"
-        return f"{self._prometheus.shown}: {who} there within a day, but not scraped {span}; is the time right?"
+        hint = "is the time range right?"
+        return f"{self._prometheus.shown}: {who} scraped on the day before, but not {span}; {hint}"
 
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject, NaN where there is no finite sample; nothing where the server refuses the query."""
@@ -244,8 +250,8 @@ class PrometheusSource:
             self._refused[why] += 1
             self._late += error.timed_out
         if self._late >= _MOST_LATE:
-            hint = "name fewer servers or a shorter --window"
-            self._lost = f"{self._prometheus.shown} does not finish its queries: {error}; {hint}"
+            hint = "select fewer servers or a shorter --window"
+            self._lost = f"{self._prometheus.shown} times out on queries: {error}; {hint}"
             raise Unreachable(self._lost) from error
 
     def _subject(self, labels: Mapping[str, str]) -> Subject:
@@ -279,7 +285,8 @@ def _check(matcher: str) -> None:
     try:
         parse(f'rate(up{{{matcher},diag=""}}[1m])')  # as it will be used: among others, in every kind of selector
     except Unsupported as error:
-        raise BadUsage(f'--match {printable(matcher)} is no matcher: write cluster="eu" or pod=~"vllm-.*"') from error
+        example = 'cluster="eu" or pod=~"vllm-.*"'
+        raise BadUsage(f"--match {printable(matcher)} is not a matcher: write {example}") from error
 
 
 def _most(there: Iterable[str], counts: Mapping[str, float]) -> list[str]:

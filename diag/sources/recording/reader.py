@@ -91,7 +91,7 @@ def _pages_file(path: Path) -> Path:
         raise BadRecording(f"there is no recording at {path}")
     file = next((path / name for name in PAGES if (path / name).is_file()), None)
     if file is None:
-        raise BadRecording(f"{path} holds no {PAGES[0]}: name a folder that `diag record` made")
+        raise BadRecording(f"{path} has no {PAGES[0]}: name a folder that `diag record` wrote")
     return file
 
 
@@ -111,15 +111,15 @@ class _Gathered:
             return "is empty" + (f": {self.damage}" if self.damage else "")
         if self.unreadable:
             return f"has no scrape with a time and an instance: {self.unreadable[0]}"
-        return self.damage or "has no line '# scrape <unix seconds> <instance>': it is no recording of `diag record`"
+        return self.damage or "has no line '# scrape <unix seconds> <instance>': it was not written by `diag record`"
 
     def notes(self) -> Iterator[str]:
         if self.damage:
-            yield f"the recording {self.damage}: what is there was judged"
+            yield f"the recording {self.damage}: the readable part was used"
         if self.unreadable:
-            yield f"{plural(len(self.unreadable), 'scrape')} without a readable time: {self.unreadable[0]}"
+            yield f"{plural(len(self.unreadable), 'scrape')} skipped (without a valid time): {self.unreadable[0]}"
         if self.scrapes > MOST_SCRAPES:
-            yield f"only the first {MOST_SCRAPES:,} scrapes were judged"
+            yield f"only the first {MOST_SCRAPES:,} scrapes were used"
         last = max(scrape.at for each in self.targets.values() for scrape in each.scrapes)
         if last > time.time() * 1000 + _DAY:
             yield f"the last scrape is dated in the future ({moment(last / 1000)}): a clock was wrong"

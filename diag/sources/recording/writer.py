@@ -49,7 +49,7 @@ class Recorder:
 
     def _open(self) -> IO[bytes]:
         if self._folder.exists() and (not self._folder.is_dir() or any(self._folder.iterdir())):
-            raise BadUsage(f"{self._folder} already exists: a recording needs a folder of its own")
+            raise BadUsage(f"{self._folder} already exists: name a new or empty folder")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             return (self._folder / PAGES[0]).open("xb")
