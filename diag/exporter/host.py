@@ -7,7 +7,7 @@ from datetime import tzinfo
 from diag.core.metric_families import Collector
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.log.tail import LogTail
-from diag.exporter.process import Processes
+from diag.exporter.process.collector import ProcessCollector
 from diag.http.address import Address
 from diag.http.locality import is_here
 from diag.vllm.server.config import ServerFacts
@@ -19,7 +19,7 @@ class HostCollectors:
 
     gpus: GpuCollector | None
     log: LogTail | None
-    processes: Processes | None
+    processes: ProcessCollector | None
 
     @property
     def collectors(self) -> Sequence[Collector]:
@@ -48,5 +48,5 @@ def host(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] 
     tail = LogTail(log, zone) if log else None
     if not is_here(address):
         return HostCollectors(None, tail, None)
-    processes = Processes(address.port)
+    processes = ProcessCollector(address.port)
     return HostCollectors(GpuCollector(gpus, processes.owners, processes.visible), tail, processes)

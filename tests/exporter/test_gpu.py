@@ -16,7 +16,7 @@ from diag.core.throttle_reasons import THROTTLE_REASONS
 from diag.exporter.gpu import collector as gpu_file
 from diag.exporter.gpu import nvml, xid
 from diag.exporter.gpu.collector import GpuCollector
-from diag.exporter.process import Owner
+from diag.exporter.process.ownership import Owner
 
 Script = Callable[..., None]
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import pytest
 from support.live import server as live
 from support.processes import TP2, engine, serving
 
-from diag.core.metric_families import FAMILIES, render
-from diag.exporter import process
-from diag.exporter.process import Owner, Processes, Seen
+from diag.core.metric_families import FAMILIES, Collected, render
+from diag.exporter.process import collector, table
+from diag.exporter.process.collector import ProcessCollector, children
+from diag.exporter.process.ownership import Owner
+from diag.exporter.process.server import find_server
+from diag.exporter.process.table import ProcessEntry
 
 CPU = "diag_vllm_process_cpu_seconds_total"
 STOPPED = "diag_vllm_process_stopped"
@@ -33,7 +37,7 @@ def until(holds: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def seen(processes: Processes, *expected: tuple[str, str]) -> dict[tuple[str, str], int]:
+def seen(processes: ProcessCollector, *expected: tuple[str, str]) -> dict[tuple[str, str], int]:
     """Look until these are the roles and ranks; their PIDs."""
 
     def holds() -> bool:
@@ -48,20 +52,20 @@ def seen(processes: Processes, *expected: tuple[str, str]) -> dict[tuple[str, st
     return dict(found)
 
 
-def looked(processes: Processes) -> dict[int, Owner]:
+def looked(processes: ProcessCollector) -> dict[int, Owner]:
     processes.collect()
     return dict(processes.owners())
 
 
-def values(processes: Processes, family: str) -> dict[int, float]:
+def values(processes: ProcessCollector, family: str) -> dict[int, float]:
     return {int(labels[0]): value for name, labels, value in processes.collect().samples if name == family}
 
 
 @pytest.fixture
 def _searching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Search all processes at every look."""
-    monkeypatch.setattr(process, "SEARCH_SECONDS", 0.0)
-    monkeypatch.setattr(process, "SEARCH_SHARE", float("inf"))
+    monkeypatch.setattr(collector, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(collector, "SEARCH_SHARE", float("inf"))
 
 
 SERVER, ENGINE = ("api_server", "0"), ("engine", "0")
@@ -74,7 +78,7 @@ WHOLE = [SERVER, ENGINE, *RANKS]
 
 def test_server_engine_and_workers_are_told_apart_by_their_titles(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
         assert pids[SERVER] == processes.server_pid() == fake.process.pid
         assert psutil.Process(pids["worker", "1"]).cmdline()[0] == "VLLM::Worker_TP1"
@@ -82,7 +86,7 @@ def test_server_engine_and_workers_are_told_apart_by_their_titles(tmp_path: Path
 
 def test_the_samples_are_those_of_the_contract(tmp_path: Path) -> None:
     with serving(tmp_path, engine("VLLM::Worker")) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         pids = seen(processes, SERVER, ENGINE, ("worker", "0"))
         collected = processes.collect()
         assert collected.problem == ""
@@ -106,7 +110,7 @@ def test_the_samples_are_those_of_the_contract(tmp_path: Path) -> None:
 )
 def test_a_rank_is_the_number_of_the_worker_in_its_engine(tmp_path: Path, titles: list[str], ranks: list[str]) -> None:
     with serving(tmp_path, engine(*(f"VLLM::{each}" for each in titles))) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE, *(("worker", rank) for rank in ranks))
         owners = processes.owners().items()
         named = [(psutil.Process(pid).cmdline()[0], owner.rank) for pid, owner in owners if owner.role == "worker"]
@@ -120,26 +124,26 @@ def test_under_data_parallelism_a_rank_says_the_engine_too(tmp_path: Path) -> No
     ]
     with serving(tmp_path, *engines, {"title": "VLLM::DPCoordinator"}) as fake:
         workers = [("worker", rank) for rank in ("0.0", "0.1", "1.0", "1.1")]
-        seen(Processes(fake.port), SERVER, ("engine", "0"), ("engine", "1"), *workers)
+        seen(ProcessCollector(fake.port), SERVER, ("engine", "0"), ("engine", "1"), *workers)
 
 
 def test_several_api_servers_belong_to_the_process_that_started_them(tmp_path: Path) -> None:
     children = [{"title": "VLLM::APIServer_0"}, {"title": "VLLM::APIServer_1"}, engine("VLLM::Worker")]
     with serving(tmp_path, *children, method="fork") as fake:  # which all have the socket
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         seen(processes, ("api_server", ""), SERVER, ("api_server", "1"), ENGINE, ("worker", "0"))
         assert processes.server_pid() == fake.process.pid
 
 
 def test_an_engine_that_does_its_work_itself_is_no_worker(tmp_path: Path) -> None:
     with serving(tmp_path, engine(title="VLLM::EngineCore_0")) as fake:
-        seen(Processes(fake.port), SERVER, ENGINE)
+        seen(ProcessCollector(fake.port), SERVER, ENGINE)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_before_titles_existed_the_depth_tells_the_role(tmp_path: Path, method: str) -> None:
     with serving(tmp_path, {"children": [{}, {}], "reap": True}, method=method) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         pids = seen(processes, SERVER, ENGINE, ("worker", ""), ("worker", ""))
         os.kill(pids["worker", ""], signal.SIGKILL)
         seen(processes, SERVER, ENGINE, ("worker", ""))  # and does not become the only one
@@ -147,7 +151,7 @@ def test_before_titles_existed_the_depth_tells_the_role(tmp_path: Path, method: 
 
 def test_what_else_they_start_has_no_role(tmp_path: Path) -> None:
     with serving(tmp_path, {"title": "VLLM::EngineCore", "children": [{"title": "/usr/bin/ptxas"}]}) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE)
         until(lambda: len(fake.pids()) == 4)  # with the tracker of multiprocessing's resources
         seen(processes, SERVER, ENGINE)
@@ -155,7 +159,7 @@ def test_what_else_they_start_has_no_role(tmp_path: Path) -> None:
 
 def test_a_title_that_is_set_later_is_read(tmp_path: Path) -> None:
     with serving(tmp_path, TP2, ready=False) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE, ("worker", ""), ("worker", ""))
         fake.wait.touch()
         seen(processes, *WHOLE)
@@ -163,9 +167,9 @@ def test_a_title_that_is_set_later_is_read(tmp_path: Path) -> None:
 
 def test_an_old_process_is_not_asked_for_its_title_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, TP2, ready=False) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE, ("worker", ""), ("worker", ""))
-        monkeypatch.setattr(process, "YOUNG", 0.0)
+        monkeypatch.setattr(table, "YOUNG", 0.0)
         fake.wait.touch()
         until(lambda: {psutil.Process(pid).cmdline()[0] for pid in fake.pids()} >= {"VLLM::Worker_TP0"})
         assert sorted(each.rank for each in looked(processes).values()) == ["", "", "0", "0"]
@@ -176,7 +180,7 @@ def test_an_old_process_is_not_asked_for_its_title_again(tmp_path: Path, monkeyp
 
 def test_each_of_two_servers_has_its_own(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as one, serving(tmp_path, engine("VLLM::Worker")) as other:
-        first, second = Processes(one.port), Processes(other.port)
+        first, second = ProcessCollector(one.port), ProcessCollector(other.port)
         assert seen(first, *WHOLE)[SERVER] == one.process.pid
         assert seen(second, SERVER, ENGINE, ("worker", "0"))[SERVER] == other.process.pid
         assert not first.owners().keys() & second.owners().keys()
@@ -184,7 +188,7 @@ def test_each_of_two_servers_has_its_own(tmp_path: Path) -> None:
 
 def test_before_the_port_is_open_the_command_line_tells(tmp_path: Path) -> None:
     with serving(tmp_path, TP2, ready=False) as fake, serving(tmp_path, TP2) as other:
-        processes, started = Processes(fake.port), psutil.Process(fake.process.pid).create_time()
+        processes, started = ProcessCollector(fake.port), psutil.Process(fake.process.pid).create_time()
         seen(processes, SERVER, ENGINE, ("worker", ""), ("worker", ""))
         assert (processes.server_pid(), processes.started()) == (fake.process.pid, started)
         assert other.process.pid not in processes.owners()
@@ -205,20 +209,20 @@ def another_program(port: int) -> Iterator[None]:
 
 def test_another_program_in_front_of_the_port_is_not_the_server(tmp_path: Path) -> None:
     with serving(tmp_path, TP2, port=0) as fake, another_program(fake.port):
-        assert seen(Processes(fake.port), *WHOLE)[SERVER] == fake.process.pid
+        assert seen(ProcessCollector(fake.port), *WHOLE)[SERVER] == fake.process.pid
 
 
 def test_a_port_out_of_a_file_is_found_once_it_is_open(tmp_path: Path) -> None:
     with serving(tmp_path, TP2, flags=["--config", "vllm.yaml"]) as fake:
-        until(lambda: bool(process._listening(fake.port)))
-        seen(Processes(fake.port), *WHOLE)
+        until(lambda: bool(table.listeners(fake.port)))
+        seen(ProcessCollector(fake.port), *WHOLE)
 
 
 @pytest.mark.usefixtures("_searching")
 def test_a_program_that_embeds_vllm_is_found_by_its_port_and_its_engine(tmp_path: Path) -> None:
     with serving(tmp_path, TP2, title="python my_own_server.py") as fake:
-        until(lambda: bool(process._listening(fake.port)))
-        pids = seen(Processes(fake.port), *WHOLE)
+        until(lambda: bool(table.listeners(fake.port)))
+        pids = seen(ProcessCollector(fake.port), *WHOLE)
         assert pids[SERVER] == fake.process.pid
 
 
@@ -230,7 +234,7 @@ def test_one_of_several_servers_under_a_supervisor_is_left_once_its_port_is_open
         for i, port in enumerate(ports)
     ]
     with serving(tmp_path, *servers, ready=False, flags=["--port", str(ports[0])], port=0) as fake:
-        processes = Processes(ports[0])
+        processes = ProcessCollector(ports[0])
         until(lambda: len(looked(processes)) == 5)
         fake.wait.touch()
         seen(processes, SERVER, ENGINE, ("worker", "0.0"))
@@ -240,9 +244,9 @@ def test_one_of_several_servers_under_a_supervisor_is_left_once_its_port_is_open
 
 def test_a_server_that_was_seen_before_it_ran_vllm_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between fork and exec a process has another command line, and all processes are searched only now and then."""
-    monkeypatch.setattr(process, "SEARCH_SECONDS", float("inf"))
+    monkeypatch.setattr(collector, "SEARCH_SECONDS", float("inf"))
     port = live.free_port()
-    processes = Processes(port)
+    processes = ProcessCollector(port)
     assert not looked(processes)
     shell = ("bash", "-c", 'sleep 0.5; exec "$@"', "-")
     with serving(tmp_path, TP2, flags=["--port", str(port)], port=port, before=shell) as fake:
@@ -254,7 +258,7 @@ def test_a_server_that_was_seen_before_it_ran_vllm_is_found(tmp_path: Path, monk
 @pytest.mark.parametrize("buried", [True, False])
 def test_a_server_that_starts_again_is_found_and_what_outlived_the_first_is_kept(tmp_path: Path, buried: bool) -> None:
     with serving(tmp_path, TP2) as first:
-        processes = Processes(first.port)
+        processes = ProcessCollector(first.port)
         old = seen(processes, *WHOLE)
         first.process.kill()
         if buried:
@@ -272,7 +276,7 @@ def test_a_server_that_starts_again_is_found_and_what_outlived_the_first_is_kept
 
 def test_what_outlived_a_server_is_not_taken_for_it(tmp_path: Path) -> None:
     with serving(tmp_path, {"children": [{}]}, method="fork") as fake:  # all with the command line of the server
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE, ("worker", "0"))
         fake.process.kill()
         fake.process.wait()
@@ -281,9 +285,9 @@ def test_what_outlived_a_server_is_not_taken_for_it(tmp_path: Path) -> None:
 
 
 def test_a_parent_is_older_than_its_child() -> None:
-    server, stranger = Seen(psutil.Process(), 1, 10.0, ()), Seen(psutil.Process(), 4, 9.0, ())
-    child = Seen(psutil.Process(), 4, 10.0, ())
-    assert process._children({4: server, 5: stranger, 6: child}, {4: server}) == {6: child}
+    server, stranger = ProcessEntry(psutil.Process(), 1, 10.0, ()), ProcessEntry(psutil.Process(), 4, 9.0, ())
+    child = ProcessEntry(psutil.Process(), 4, 10.0, ())
+    assert children({4: server, 5: stranger, 6: child}, {4: server}) == {6: child}
 
 
 COMMANDS = [
@@ -307,32 +311,32 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("command", "port"), COMMANDS)
 def test_a_command_line_tells_the_port(command: str, port: int | None) -> None:
-    table = {4: Seen(psutil.Process(), 1, 0.0, tuple(command.split()))}
-    found = [each for each in (8000, 9001) if process._find(table, each, {}, ())[0]]
+    processes = {4: ProcessEntry(psutil.Process(), 1, 0.0, tuple(command.split()))}
+    found = [asked for asked in (8000, 9001) if find_server(processes, asked, {}, ())[0]]
     assert found == ([port] if port else [])
 
 
 def test_two_that_claim_the_same_port_are_not_guessed_between() -> None:
-    one = Seen(psutil.Process(), 1, 0.0, ("vllm", "serve", "model"))
-    found, problem = process._find({4: one, 5: one}, 8000, {}, ())
+    one = ProcessEntry(psutil.Process(), 1, 0.0, ("vllm", "serve", "model"))
+    found, problem = find_server({4: one, 5: one}, 8000, {}, ())
     assert found is None
     assert problem.startswith("more than one vLLM process serves port 8000")
-    child = Seen(psutil.Process(), 4, 0.0, ("vllm", "serve", "model"))
-    assert getattr(process._find({4: one, 5: child}, 8000, {}, ())[0], "pid", 0) == 4
+    child = ProcessEntry(psutil.Process(), 4, 0.0, ("vllm", "serve", "model"))
+    assert getattr(find_server({4: one, 5: child}, 8000, {}, ())[0], "pid", 0) == 4
 
 
 def test_without_a_port_the_only_server_is_meant() -> None:
-    one = Seen(psutil.Process(), 1, 0.0, ("vllm", "serve", "model", "--port", "1"))
-    assert process._find({4: one}, None, {}, ())[0]
-    assert process._find({}, None, {}, ())[1].startswith("no vLLM process is visible that serves: in a container")
+    one = ProcessEntry(psutil.Process(), 1, 0.0, ("vllm", "serve", "model", "--port", "1"))
+    assert find_server({4: one}, None, {}, ())[0]
+    assert find_server({}, None, {}, ())[1].startswith("no vLLM process is visible that serves: in a container")
 
 
 def test_nothing_is_there() -> None:
     port = live.free_port()
-    processes = Processes(port)
+    processes = ProcessCollector(port)
     told = f"no vLLM process is visible that serves port {port}: in a container share the PID namespace "
     for _ in range(2):
-        assert processes.collect() == process.Collected([], told + "(shareProcessNamespace, --pid=host)")
+        assert processes.collect() == Collected([], told + "(shareProcessNamespace, --pid=host)")
     assert (processes.owners(), processes.launch(), processes.visible(), processes.started()) == ({}, "", None, None)
 
 
@@ -343,8 +347,8 @@ def test_another_proc_may_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for each in ("1", "stat", "net"):
         (proc / each).symlink_to(f"/proc/{each}")
     with serving(tmp_path, TP2) as fake:
-        seen(Processes(fake.port), *WHOLE)
-        assert Processes(fake.port, proc=str(proc)).collect().problem.startswith("no vLLM process is visible")
+        seen(ProcessCollector(fake.port), *WHOLE)
+        assert ProcessCollector(fake.port, proc=str(proc)).collect().problem.startswith("no vLLM process is visible")
 
 
 # Who is stopped, who computes, who ends
@@ -352,7 +356,7 @@ def test_another_proc_may_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_stopped_worker_stands_still_while_its_peer_spins(tmp_path: Path) -> None:
     with serving(tmp_path, engine("VLLM::Worker_TP0", "VLLM::Worker_TP1", spin=True)) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
         spinning, stopped = pids["worker", "0"], pids["worker", "1"]
         until(lambda: min(psutil.Process(stopped).cpu_times()[:2]) > 0)
@@ -369,7 +373,7 @@ def test_a_stopped_worker_stands_still_while_its_peer_spins(tmp_path: Path) -> N
 
 def test_a_worker_that_nobody_has_buried_counts_as_stopped(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
         os.kill(pids["worker", "1"], signal.SIGKILL)
         until(lambda: values(processes, STOPPED)[pids["worker", "1"]] == 1)
@@ -379,7 +383,7 @@ def test_a_worker_that_nobody_has_buried_counts_as_stopped(tmp_path: Path) -> No
 def test_a_worker_that_ended_vanishes_and_the_others_keep_their_ranks(tmp_path: Path) -> None:
     workers = [f"VLLM::Worker_PP{pp}_TP{tp}" for pp in (0, 1) for tp in (0, 1)]
     with serving(tmp_path, {**engine(*workers), "reap": True}) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         pids = seen(processes, SERVER, ENGINE, *(("worker", str(rank)) for rank in range(4)))
         for rank in ("1", "3"):
             os.kill(pids["worker", rank], signal.SIGKILL)
@@ -389,7 +393,7 @@ def test_a_worker_that_ended_vanishes_and_the_others_keep_their_ranks(tmp_path: 
 
 def test_a_pid_that_came_again_is_another_process(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
         stranger = subprocess.Popen(["sleep", "60"])
         try:
@@ -401,26 +405,25 @@ def test_a_pid_that_came_again_is_another_process(tmp_path: Path) -> None:
             stranger.wait()
 
 
-def _came_again(processes: Processes, ended: int, stranger: int) -> None:
+def _came_again(processes: ProcessCollector, ended: int, stranger: int) -> None:
     """As if a worker had had the stranger's PID and ended."""
     view = processes._view
     worker = psutil.Process(stranger)
     worker._ident = (stranger, 1.0)  # by which psutil tells them apart
-    gone = process.replace(view.members[ended], process=worker)
+    gone = replace(view.members[ended], process=worker)
     members, owners = {**view.members, stranger: gone}, {**view.owners, stranger: view.owners[ended]}
-    table = {**view.table, stranger: gone}
-    processes._view = process.replace(view, members=members, owners=owners, table=table)
+    processes._view = replace(view, members=members, owners=owners, table={**view.table, stranger: gone})
 
 
 def test_processes_that_end_during_a_look_do_no_harm(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
         stop = threading.Event()
         with ThreadPoolExecutor() as pool:
             running = [pool.submit(_short_lives, stop) for _ in range(4)]
             looks = [looked(processes) for _ in range(300)]
-            fresh = [looked(Processes(fake.port)) for _ in range(10)]
+            fresh = [looked(ProcessCollector(fake.port)) for _ in range(10)]
             stop.set()
         assert sum(each.result() for each in running) > 50
         assert all(each.keys() == set(pids.values()) for each in looks + fresh)
@@ -436,9 +439,9 @@ def _short_lives(stop: threading.Event) -> int:
 
 def test_threads_may_ask_while_another_looks(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
-        seen(Processes(fake.port), *WHOLE)
+        seen(ProcessCollector(fake.port), *WHOLE)
         for _ in range(5):
-            processes = Processes(fake.port)
+            processes = ProcessCollector(fake.port)
             with ThreadPoolExecutor(8) as pool:
                 answers = [pool.submit(processes.owners) for _ in range(8)]
                 pool.submit(processes.collect)
@@ -452,7 +455,7 @@ def test_threads_may_ask_while_another_looks(tmp_path: Path) -> None:
 def test_the_command_is_told_with_the_settings_of_its_environment(tmp_path: Path) -> None:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "2,3"}
     with serving(tmp_path, TP2, environment=environment) as fake:
-        processes = Processes(fake.port)
+        processes = ProcessCollector(fake.port)
         seen(processes, *WHOLE)
         words = processes.launch().split()
         assert {"VLLM_CPU_OMP_THREADS_BIND='0|1'", "NCCL_P2P_DISABLE=1", "CUDA_VISIBLE_DEVICES=2,3"} < set(words)
@@ -472,8 +475,8 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "0",
     }
     with serving(tmp_path, TP2, flags=flags, environment=environment) as fake:
-        until(lambda: bool(process._listening(fake.port)))
-        launch = Processes(fake.port).launch()
+        until(lambda: bool(table.listeners(fake.port)))
+        launch = ProcessCollector(fake.port).launch()
         assert "CUDA_VISIBLE_DEVICES=0" in launch
         assert "VLLM_PROXY=http://REDACTED@proxy" in launch
         assert "--api-key REDACTED REDACTED --hf-token=REDACTED --port" in launch
@@ -484,7 +487,7 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
 def test_an_environment_that_is_not_ours_to_read_costs_only_the_environment(tmp_path: Path) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "0"}
     with serving(tmp_path, TP2, environment=environment, hidden=True) as fake:
-        seen(Processes(fake.port), *WHOLE)
+        seen(ProcessCollector(fake.port), *WHOLE)
         launch, visible, stopped = _as_somebody_else(fake.port)
         assert visible is None
         assert launch.endswith(f"serve model --port {fake.port}")
@@ -504,5 +507,5 @@ def _as_somebody_else(port: int) -> tuple[str, str | None, dict[int, float]]:
 def _look_as_nobody(port: int, theirs: Any) -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
-    processes = Processes(port)
+    processes = ProcessCollector(port)
     theirs.send((processes.launch(), processes.visible(), values(processes, STOPPED)))

@@ -17,7 +17,7 @@ from support.live import load, server
 from support.scenarios import PHASES
 
 from diag.commands.exporter import Exporter, ExporterOptions
-from diag.exporter.process import Processes
+from diag.exporter.process.collector import ProcessCollector
 from diag.exposition.scrapes import Target
 
 pytestmark = [
@@ -116,7 +116,7 @@ def the_page_is_vllms_own_byte_for_byte(vllm: server.Server) -> None:
 
 
 def its_processes_are_known(vllm: server.Server) -> None:
-    processes = Processes(vllm.port)
+    processes = ProcessCollector(vllm.port)
     processes.collect()
     assert processes.server_pid() == vllm.process.pid
     assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in processes.launch()

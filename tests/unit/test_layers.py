@@ -22,7 +22,7 @@ ONE_FILE = {
     "jinja2": "report/html.py",
     "pandas": "report/dataframe.py",
     "prometheus_api_client": "sources/prometheus/client.py",
-    "psutil": "exporter/process.py",
+    "psutil": "exporter/process/table.py",
     "pynvml": "exporter/gpu/nvml.py",
 }
 

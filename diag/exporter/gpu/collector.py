@@ -14,7 +14,7 @@ from diag.exporter.gpu.readings import NVLINK_BYTES, READINGS, UNCHANGING, of_li
 from diag.exporter.gpu.xid import XidWatch
 
 if TYPE_CHECKING:
-    from diag.exporter.process import Owner
+    from diag.exporter.process.ownership import Owner
 
 RETRY = 30.0
 """Seconds between two starts of NVML, while there is no driver or a GPU is lost."""

@@ -1,0 +1,1 @@
+"""vLLM's processes on this host, as samples."""

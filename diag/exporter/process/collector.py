@@ -1,0 +1,129 @@
+"""vLLM's processes on this host: which they are, their CPU time, which are stopped.
+
+A look reads the processes that are new since the last one, and one small file for each of vLLM's own.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from diag.core.metric_families import Collected, Sample
+from diag.exporter.process.ownership import Owner, axis_sizes, owners_of
+from diag.exporter.process.server import ServerProcess, find_server
+from diag.exporter.process.table import ProcessEntry, ProcessTable, listeners, read_from, read_table
+
+SEARCH_SECONDS = 10.0
+SEARCH_SHARE = 0.002
+"""Of a core, for searching all processes and sockets: on a host with many, less often than `SEARCH_SECONDS`."""
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """All that a look found; replaced as a whole, so that no thread waits for another one's look."""
+
+    table: ProcessTable = field(default_factory=dict)
+    """All processes of this host."""
+    members: ProcessTable = field(default_factory=dict)
+    """The server and its descendants, and those that have outlived an earlier one."""
+    owners: Mapping[int, Owner] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    server: ServerProcess | None = None
+    problem: str = ""
+    search_at: float = 0.0
+
+
+class ProcessCollector:
+    """The processes of the vLLM server on that port, or of the only server there is when no port is given.
+
+    The server is the process that listens there, or until one does the one that was told to, with its descendants.
+    Workers that Ray has started are not among these.
+    """
+
+    name = "process"
+
+    def __init__(self, port: int | None, proc: str = "/proc") -> None:
+        self._port = port
+        self._view: ProcessView | None = None
+        if proc != "/proc":
+            read_from(proc)
+
+    def collect(self) -> Collected:
+        """CPU time of every process, and whether it is stopped."""
+        view = self._view = self._look(self._view or ProcessView())
+        samples = [sample for pid, owner in view.owners.items() for sample in _samples(pid, view.members[pid], owner)]
+        return Collected(samples, "" if samples else view.problem)
+
+    def owners(self) -> Mapping[int, Owner]:
+        """The PIDs of this vLLM as this host counts them, at the last look."""
+        return self._last().owners
+
+    def launch(self) -> str:
+        """The command that started the server, with settings of its environment, without secrets; "" if unknown."""
+        server = self._last().server
+        return server.launch if server else ""
+
+    def visible(self) -> str | None:
+        """CUDA_VISIBLE_DEVICES of the server; None where it is not set or must not be read."""
+        server = self._last().server
+        return server.visible if server else None
+
+    def started(self) -> float | None:
+        """The unix time at which the server was started."""
+        server = self._last().server
+        return server.started if server else None
+
+    def server_pid(self) -> int | None:
+        """The topmost process of the server."""
+        server = self._last().server
+        return server.pid if server else None
+
+    def _last(self) -> ProcessView:
+        if self._view is None:
+            self._view = self._look(ProcessView())
+        return self._view
+
+    def _look(self, last: ProcessView) -> ProcessView:
+        begun = time.monotonic()
+        alive = {pid: entry for pid, entry in last.members.items() if entry.exists()}
+        server = last.server if last.server and last.server.pid in alive and alive[last.server.pid].runs() else None
+        search = begun >= last.search_at and not (server and server.listens)
+        listening = listeners(self._port) if search else ()  # before the titles: these are there when a port opens
+        alive = {pid: entry.with_current_title() for pid, entry in alive.items()}
+        table = read_table({} if search else _others(last), alive)
+        found, problem = server, ""
+        if listening or not server:
+            found, problem = find_server(table, self._port, alive, listening)
+        if server and found and found.pid != server.pid:
+            alive = {}
+        view = _view(table, alive, found or server, last)
+        ended = time.monotonic()
+        wait = max(SEARCH_SECONDS, (ended - begun) / SEARCH_SHARE)
+        return replace(view, problem=problem, search_at=ended + wait if search else last.search_at)
+
+
+def _others(last: ProcessView) -> ProcessTable:
+    return {pid: entry for pid, entry in last.table.items() if pid not in last.members}
+
+
+def _view(table: ProcessTable, alive: ProcessTable, server: ServerProcess | None, last: ProcessView) -> ProcessView:
+    members = {**alive, **({server.pid: table[server.pid]} if server else {})}
+    while added := children(table, members):
+        members |= added
+    same = server is not None and last.server is not None and server.pid == last.server.pid
+    sizes = axis_sizes(members, last.sizes if same else {})
+    owners = owners_of(members, server.pid if server else 0, sizes, last.owners)
+    return ProcessView(table, members, owners, sizes, server)
+
+
+def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:
+    """Children that are no members yet; a parent is older than its child, or its PID was given out again."""
+    found = ((pid, entry) for pid, entry in table.items() if entry.parent in members and pid not in members)
+    return {pid: entry for pid, entry in found if members[entry.parent].created <= entry.created}
+
+
+def _samples(pid: int, entry: ProcessEntry, owner: Owner) -> Iterator[Sample]:
+    labels = (str(pid), owner.role, owner.rank)
+    usage = entry.usage()
+    if usage:
+        yield "diag_vllm_process_cpu_seconds_total", labels, usage[0]
+        yield "diag_vllm_process_stopped", labels, float(usage[1])

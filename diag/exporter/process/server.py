@@ -1,0 +1,76 @@
+"""Finds the vLLM server among the processes of this host."""
+
+import re
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+
+from diag.exporter.process.table import ProcessTable, ancestry
+from diag.vllm.command.secrets import redact
+
+_SHOWN = re.compile(
+    r"(?!.*(?:KEY|TOKEN|SECRET|PASS|AUTH|_SERVICE_|_PORT_\d))"  # the last two come from a Kubernetes service
+    r"(?:(?:VLLM|NCCL|TORCH_NCCL)_\w+|CUDA_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
+    r"|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|PYTORCH_(?:CUDA_)?ALLOC_CONF|GLOO_SOCKET_IFNAME)"
+)
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """The topmost process of a vLLM server; `listens` when it was seen to, else its command line names the port."""
+
+    pid: int
+    listens: bool
+    started: float
+    launch: str
+    visible: str | None
+
+
+def find_server(
+    table: ProcessTable, port: int | None, outlived: Collection[int], listening: Collection[int]
+) -> tuple[ServerProcess | None, str]:
+    """The server, or a sentence that says why there is none; `outlived` are processes of an earlier one."""
+    tops = [top for pid in listening if (top := _top(table, pid))]
+    if tops:
+        return _server(table, tops[0], True), ""
+    serving = {pid for pid, entry in table.items() if entry.serves and pid not in outlived}
+    on_port = [pid for pid in serving if port is None or port_of(table[pid].argv) == str(port)]
+    tops = [pid for pid in on_port if serving.isdisjoint(ancestry(table, pid)[1:])]
+    if len(tops) == 1:
+        return _server(table, tops[0], False), ""
+    which = f"serves port {port}" if port else "serves"
+    if tops:
+        return None, f"more than one vLLM process {which}, and none is seen to listen: run one exporter beside each"
+    share = "in a container share the PID namespace (shareProcessNamespace, --pid=host)"
+    return None, f"no vLLM process is visible that {which}: {share}"
+
+
+def _top(table: ProcessTable, listener: int) -> int:
+    """The server that a socket is of, or 0: children inherit sockets, and psutil names any one of their owners."""
+    chain = ancestry(table, listener)
+    replicas = [pid for pid in chain if table[pid].role == "api_server" and "DP" in table[pid].index]
+    serving = [pid for pid in reversed(chain) if table[pid].serves]
+    embedding = [
+        listener for pid, entry in table.items() if entry.role == "engine" and listener in ancestry(table, pid)
+    ]
+    return next(iter([*replicas, *serving, *embedding]), 0)
+
+
+def port_of(argv: tuple[str, ...]) -> str:
+    """The port that a vLLM server's command line names; "" where a file may name it."""
+    port = "" if any(word.partition("=")[0] == "--config" for word in argv) else "8000"
+    for word, after in pairwise((*argv, "")):
+        name, joined, value = word.partition("=")
+        port = (value if joined else after) if name == "--port" else port
+    return port
+
+
+def _server(table: ProcessTable, pid: int, listens: bool) -> ServerProcess:
+    """Its command is that of the process on top: those below have a title in its place, and over their environment."""
+    chain = ancestry(table, pid)
+    top = table[[above for above in chain if table[above].serves or above == pid][-1]]
+    environment = top.environment()
+    settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items() if _SHOWN.fullmatch(name)]
+    launch = "" if top.role else redact(" ".join([*settings, shlex.join(top.argv)]))
+    return ServerProcess(pid, listens, table[pid].created, launch, environment.get("CUDA_VISIBLE_DEVICES"))
