@@ -1,4 +1,4 @@
-"""Subjects of a report, and what is known of each: rows of values, filed by instance."""
+"""Subjects of a report, and what is known of each: rows of values, indexed by instance."""
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class SubjectIndex(Generic[T]):
-    """Things filed by the instance of their subject, so that in a fleet the few that may agree are found at once."""
+    """Values indexed by the instance of their subject, so that in a fleet the few that may agree are found at once."""
 
     def __init__(self, pairs: Iterable[tuple[Subject, T]] = ()) -> None:
         self._by_instance: dict[str | None, list[tuple[Subject, T]]] = {}
-        for subject, thing in pairs:
-            self.add(subject, thing)
+        for subject, value in pairs:
+            self.add(subject, value)
 
-    def add(self, subject: Subject, thing: T) -> None:
-        """File one more."""
-        self._by_instance.setdefault(dict(subject).get("instance"), []).append((subject, thing))
+    def add(self, subject: Subject, value: T) -> None:
+        """Add one more."""
+        self._by_instance.setdefault(dict(subject).get("instance"), []).append((subject, value))
 
     def like(self, subject: Subject) -> Iterator[tuple[Subject, T]]:
         """Those whose subject agrees with this one, in their order."""
@@ -37,12 +37,12 @@ class Rows(dict[Subject, Floats]):
     """One row of values per subject."""
 
     @cached_property
-    def _filed(self) -> SubjectIndex[Floats]:
+    def _index(self) -> SubjectIndex[Floats]:
         return SubjectIndex(self.items())
 
     def like(self, subject: Subject) -> Iterator[tuple[Subject, Floats]]:
         """The rows whose subject is the same on the labels that both have."""
-        return self._filed.like(subject)
+        return self._index.like(subject)
 
     def of(self, subject: Subject) -> Floats | None:
         """The subject's own row, else the first that agrees with it."""

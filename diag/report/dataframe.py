@@ -1,4 +1,4 @@
-"""A span's signals as a table for a person to analyse: the only importer of pandas."""
+"""The signals of a time range as a table, raw numbers for analysis: the only importer of pandas."""
 
 from collections.abc import Iterator, Sequence
 from typing import TextIO
@@ -15,19 +15,19 @@ VALUES = ("signal", "unit", "window", "value")
 COLUMNS = ("time", *SUBJECT, *VALUES)
 
 
-def write(incidents: Sequence[Incident], asked: QueryCache, out: TextIO) -> int:
+def write(incidents: Sequence[Incident], queries: QueryCache, out: TextIO) -> int:
     """Write every signal of the incidents at every judged instant as CSV; returns the number of values."""
-    frame = signals(incidents, asked)
+    frame = signals(incidents, queries)
     frame.to_csv(out, index=False, date_format="%Y-%m-%dT%H:%M:%S.%fZ")
     return len(frame)
 
 
-def signals(incidents: Sequence[Incident], asked: QueryCache) -> pd.DataFrame:
+def signals(incidents: Sequence[Incident], queries: QueryCache) -> pd.DataFrame:
     """One row per instant, subject, signal and window: `COLUMNS`, the time in UTC; without what was not measured.
 
-    A user's own incidents may add labels to the subject: columns after the others of it.
+    A user's own incidents may add labels to the subject: columns after its others.
     """
-    parts = [_part(*each) for each in _asked(incidents, asked)]
+    parts = [_part(*measured) for measured in _measured(incidents, queries)]
     frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
     more = sorted({*frame.columns} - {*COLUMNS})
     known = frame.reindex(columns=["time", *SUBJECT, *more, *VALUES]).dropna(subset=["value"])
@@ -35,32 +35,33 @@ def signals(incidents: Sequence[Incident], asked: QueryCache) -> pd.DataFrame:
     return known.sort_values(order, kind="stable", ignore_index=True)
 
 
-def _asked(
-    incidents: Sequence[Incident], asked: QueryCache
+def _measured(
+    incidents: Sequence[Incident], queries: QueryCache
 ) -> Iterator[tuple[Signal, Window, "pd.DatetimeIndex", Rows]]:
-    """Each signal that says something, once for each window that it is judged over."""
+    """Each signal that has values, once for each window that it is judged over."""
     seen = set()
     for incident in incidents:
-        window = asked.window(incident)
-        for signal in dict.fromkeys(each.signal for each in incident.every_condition):
+        window = queries.window(incident)
+        for signal in dict.fromkeys(condition.signal for condition in incident.every_condition):
             key = (signal.promql, incident.per, window)
-            rows = Rows() if key in seen else asked.ask(*key)
+            rows = Rows() if key in seen else queries.ask(*key)
             seen.add(key)
             if rows:
-                yield signal, window, pd.to_datetime(asked.instants(window), unit="ms", utc=True), rows
+                yield signal, window, pd.to_datetime(queries.instants(window), unit="ms", utc=True), rows
 
 
 def _part(signal: Signal, window: Window, times: "pd.DatetimeIndex", rows: Rows) -> pd.DataFrame:
     """All rows of one signal below each other."""
-    subjects = [dict(each) for each in rows]
-    labels = sorted({label for each in subjects for label in each})
-    columns = {label: np.array([each.get(label) for each in subjects], object) for label in labels}
-    told = {"signal": signal.name, "unit": signal.unit, "window": f"{window.seconds:g}s"}
+    subjects = [dict(subject) for subject in rows]
+    labels = sorted({label for subject in subjects for label in subject})
+    columns = {label: np.array([subject.get(label) for subject in subjects], object) for label in labels}
     return pd.DataFrame(
         {
             "time": times.take(np.tile(np.arange(len(times)), len(rows))),
             **{label: column.repeat(len(times)) for label, column in columns.items()},
-            **told,
+            "signal": signal.name,
+            "unit": signal.unit,
+            "window": f"{window.seconds:g}s",
             "value": np.concatenate(list(rows.values())),
         }
     )

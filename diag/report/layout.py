@@ -48,7 +48,8 @@ def table(
             f"{cell:>{room}}" if place in right else f"{cell:<{room}}"
             for place, (cell, room) in enumerate(zip(first, wide, strict=False))
         ]
-        start = (_label(label if at == 0 else "", width) if label else "  ") + "".join(f"{each}  " for each in columns)
+        indent = _label(label if at == 0 else "", width) if label else "  "
+        start = indent + "".join(f"{column}  " for column in columns)
         lines += _row(start, last, wide[-1])
     return lines
 
