@@ -202,13 +202,13 @@ def _evidence_against(look_alike: LookAlike, diagnosis: Diagnosis, other: Diagno
     if decides:
         readings = (*diagnosis.symptoms, *diagnosis.supports)
         reading = next(reading for reading in readings if reading.condition == decides)
-        return f"{reading.sentence} ({reading.threshold} rules it out)" if reading.holds else None
+        return f"{reading.sentence}; {reading.threshold} rules it out" if reading.holds else None
     if other is None:
         return None
     readings = _readings_at(other, diagnosis.until)
     against = next((reading for reading in readings if reading.holds is False), None)
     if against:
-        return f"{against.sentence} (it requires {against.threshold})"
+        return f"{against.sentence}; it requires {against.threshold.removeprefix('= ')}"
     return None if any(reading.holds is None for reading in readings) else ""
 
 

@@ -99,7 +99,7 @@ def test_a_look_alike_is_ruled_out_by_what_it_lacks() -> None:
         INCIDENT, looks_like=(LookAlike("other", distinguish=""), LookAlike("unheard_of", distinguish="ask somebody"))
     )
     found = judge([one, other], heat=[2] * 10, noise=[2] * 10, smell=[0.5] * 10)[0]
-    assert [(each.name, each.evidence) for each in found.refuted] == [("other", "0.5 (it requires > 1)")]
+    assert [(each.name, each.evidence) for each in found.refuted] == [("other", "0.5; it requires > 1")]
     assert [each.name for each in found.open] == ["unheard_of"]
 
 
