@@ -69,7 +69,7 @@ def test_drafts_whose_very_first_token_fails_are_given_up(tmp_path: Path) -> Non
     report = judged(tmp_path, SPECULATION)
     assert (report.verdict, state(report, SPECULATION)) == ("healthy", "present")
     assert "--speculative-config" in proposed(report, SPECULATION)
-    assert "Draft no more" not in proposed(report, SPECULATION)
+    assert "Draft at most" not in proposed(report, SPECULATION)
 
 
 @pytest.mark.parametrize(("factor", "tokens"), [(5, 1), (30, 2)])
@@ -77,7 +77,7 @@ def test_drafts_of_which_the_beginning_is_accepted_become_shorter(tmp_path: Path
     better = [scaled(f"{ACCEPTED}_per_pos_total", factor), scaled(f"{ACCEPTED}_total", 5)]
     report = judged(tmp_path, SPECULATION, *better)
     assert state(report, SPECULATION) == "present"
-    assert proposed(report, SPECULATION)["Draft no more"] == tokens
+    assert proposed(report, SPECULATION)["Draft at most"] == tokens
     assert "--speculative-config" not in proposed(report, SPECULATION)
 
 

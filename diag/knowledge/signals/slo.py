@@ -14,7 +14,7 @@ LATENCIES = {
     "inter-token latency": (itl("count"), itl("bucket", edge("$itl_seconds"))),
     "end-to-end latency": slo_counts("vllm:e2e_request_latency_seconds", "$e2e_seconds"),
 }
-# The burn rate of each error budget: 1 uses it up exactly by the end of the month; 0 where fewer than ten were observed.
+# The burn rate of each error budget: 1 uses it up in exactly a month; 0 where fewer than ten were observed.
 BURN_RATES = " or ".join(
     f"label_replace(({count} - {in_time}) / clamp_min({count}, 1) * ({count} >= bool 10) / (1 - $objective),"
     f' "latency", "{latency}", "", "")'
@@ -27,5 +27,5 @@ error_budget_burn_rate = Signal(
     "the error budget burns at {value} times the sustainable rate",
     "ratio",
     culprit_promql=f"({BURN_RATES}) > 1",
-    culprit_label="{latency} {value}",
+    culprit_label="{latency} burn rate {value}",
 )
