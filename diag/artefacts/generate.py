@@ -24,12 +24,13 @@ RELABEL = {
 
 def files(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
     """The text of every file by its path under the root of the artefacts."""
+    pages = dashboards(incidents, contract)
     return {
         **_alerts(incidents, contract),
-        **dashboards(incidents, contract),
+        **pages,
         **runbooks.runbooks(incidents, contract),
         "docs/lint-rules.md": lint_rules.reference(),
-        "docs/metrics.md": metric_reference(incidents),
+        "docs/metrics.md": metric_reference(incidents, pages),
     }
 
 

@@ -1,12 +1,14 @@
 """The reference of the exporter's metrics, docs/metrics.md: each with the signals and incidents that read it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
 from diag.artefacts.names import GENERATED_MARK
+from diag.core.formatting import quantity
 from diag.core.incident import Incident, Signal
-from diag.core.metric_families import FAMILIES, MetricFamily
-from diag.core.throttle_reasons import THROTTLE_REASONS
+from diag.core.log_events import LOG_EVENTS
+from diag.core.metric_families import FAMILIES, LABELS, MetricFamily
+from diag.core.startup_phases import STARTUP_PHASES
 from diag.promql import metric_names, parse
 
 SECTIONS = {
@@ -38,21 +40,43 @@ INTRODUCTION = f"""\
 
 *{GENERATED_MARK}.* `diag exporter` serves these metrics beside vLLM's own, which it passes through unchanged.
 
-A value that the exporter cannot know has no sample; it is never written as 0, -1 or NaN. The label `gpu` is the index
-of a GPU. The last two columns name the signals and incidents that read a metric; `diag explain INCIDENT` prints the
-runbook of an incident.
+A value that the exporter cannot know has no sample; it is never written as 0, -1 or NaN. The last two columns name the
+signals and incidents that read a metric; `diag explain INCIDENT` prints the runbook of an incident.
 """
+BY_THE_DOCTOR = "`diag doctor` reads it to describe a server."
+DESCRIBED_BELOW = {"event": "a log event, see below", "field": "a field of a log event", "phase": "a phase, see below"}
 
 
-def metric_reference(incidents: Sequence[Incident]) -> str:
-    """The page: a table per section, and the values of the label `reason`."""
+def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str]) -> str:
+    """The page: a table of metrics per section, then the values of labels. `dashboards` are their texts by file."""
     readers = _readers(incidents)
-    sections: dict[str, list[str]] = {}
+    sections: dict[str, list[tuple[str, ...]]] = {}
     for name, family in FAMILIES.items():
-        sections.setdefault(_section(name), []).append(_row(name, family, readers.get(name, [])))
-    head = "| metric | type | labels | unit | meaning | signals | incidents |\n|---|---|---|---|---|---|---|\n"
-    tables = [f"\n## {title}\n\n{head}" + "".join(rows) for title, rows in sections.items()]
-    return INTRODUCTION + "".join(tables) + _throttle_reasons()
+        cells = _cells(name, family, readers.get(name, []))
+        use = cells[-1] or _used_by_dashboards(name, dashboards) or family.unread or BY_THE_DOCTOR
+        sections.setdefault(_section(name), []).append((*cells[:-1], use))
+    columns = ("metric", "type", "labels", "unit", "meaning", "signals", "incidents, or what it is for")
+    tables = [_table(title, columns, rows) for title, rows in sections.items()]
+    return INTRODUCTION + "".join([*tables, *_label_tables()])
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return f"\n## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _label_tables() -> list[str]:
+    labels = [(f"`{name}`", DESCRIBED_BELOW.get(name, meaning)) for name, meaning in LABELS.items()]
+    phases = [
+        (f"`{phase.name}`", phase.meaning, quantity(phase.usual_seconds, "seconds") if phase.usual_seconds else "")
+        for phase in STARTUP_PHASES
+    ]
+    events = [(f"`{event.name}`", event.meaning, ", ".join(event.fields)) for event in LOG_EVENTS]
+    return [
+        _table("Labels", ("label", "value"), labels),
+        _table("Start-up phases (label `phase`)", ("phase", "meaning", "takes at most, as reported"), phases),
+        _table("Log events (label `event`)", ("event", "meaning", "fields of `diag_vllm_log_value`"), events),
+    ]
 
 
 def _readers(incidents: Sequence[Incident]) -> dict[str, list[tuple[Signal, Incident]]]:
@@ -93,10 +117,10 @@ def _section(name: str) -> str:
     return next(title for prefix, title in SECTIONS.items() if name.startswith(prefix))
 
 
-def _row(name: str, family: MetricFamily, readers: Sequence[tuple[Signal, Incident]]) -> str:
+def _cells(name: str, family: MetricFamily, readers: Sequence[tuple[Signal, Incident]]) -> tuple[str, ...]:
     signals = sorted({signal.name for signal, _ in readers})
     incidents = sorted({incident.id for _, incident in readers})
-    cells = (
+    return (
         f"`{name}`",
         family.kind,
         ", ".join(f"`{label}`" for label in family.labels),
@@ -105,15 +129,17 @@ def _row(name: str, family: MetricFamily, readers: Sequence[tuple[Signal, Incide
         "; ".join(signals),
         ", ".join(f"`{incident}`" for incident in incidents),
     )
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def _used_by_dashboards(name: str, dashboards: Mapping[str, str]) -> str:
+    """The dashboards that show a metric, "dashboard gpus"; in their text a metric is followed by its matchers."""
+    pages = [
+        file.removeprefix("dashboards/").removesuffix(".json") for file in dashboards if f"{name}{{" in dashboards[file]
+    ]
+    return f"dashboards: {', '.join(pages)}" if pages else ""
 
 
 def _unit(name: str, family: MetricFamily) -> str:
     stem = name.removesuffix("_total")
     unit = next((unit for suffix, unit in UNITS.items() if stem.endswith(suffix)), "")
     return unit or ("count" if family.kind == "counter" else "")
-
-
-def _throttle_reasons() -> str:
-    rows = "".join(f"| `{reason}` | {bit:#x} |\n" for reason, bit in THROTTLE_REASONS.items())
-    return f"\n## Values of the label `reason`\n\n| reason | NVML's bit |\n|---|---|\n{rows}"
