@@ -1,6 +1,7 @@
 """The commands of a shell script as words: what a shell makes of quotation marks, comments, arrays and redirections."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 
 from diag.core.errors import BadUsage
@@ -22,6 +23,8 @@ _ESCAPED = lazy(r"\\(?:\n|([$`\"\\]))")
 _ARRAY = lazy(r"\w+\+?=")
 PIPED = lazy(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
 """Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
+_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
+_SHELL = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
 class Bare(str):
@@ -43,7 +46,7 @@ def statements(text: str) -> Iterator[tuple[str, list[str]]]:
     A name with a + at its end adds to the array. BadUsage where a quotation is not closed.
     """
     name, words, skip = "", list[str](), False
-    for token in _tokens(PIPED.sub(r"\1'\2'", text)):
+    for token in _tokens(_without_documents(PIPED.sub(r"\1'\2'", text))):
         if not isinstance(token, _Operator):
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
@@ -57,6 +60,23 @@ def statements(text: str) -> Iterator[tuple[str, list[str]]]:
             yield name, words
             name, words, skip = array, [], False
     yield name, words
+
+
+def _without_documents(text: str) -> str:
+    """Without the text of here-documents, but for those that a shell reads: ssh host <<EOF."""
+    lines, kept, at = text.split("\n"), list[str](), 0
+    places: dict[str, list[int]] = {}
+    for place, line in enumerate(lines):
+        places.setdefault(line.strip(), []).append(place)
+    while at < len(lines):
+        line = lines[at]
+        found = _HEREDOC.search(line.partition("#")[0])
+        ends = places.get(found[1], []) if found else []
+        later = bisect_right(ends, at)
+        end = ends[later] if later < len(ends) else at
+        kept += [line, *(lines[at + 1 : end] if _SHELL.search(line) else [])]
+        at = end + 1
+    return "\n".join(kept)
 
 
 def _tokens(text: str) -> Iterator[str]:
