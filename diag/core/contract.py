@@ -45,7 +45,7 @@ class Contract:
     The default SLOs are so wide that a server which violates them is of no use to anybody.
     """
 
-    freeze_seconds: float = _entry(1.0, "stall threshold", "seconds", STALL_BUCKETS)
+    freeze_seconds: float = _entry(1.0, "stream pause threshold", "seconds", STALL_BUCKETS)
     queue_seconds: float = _entry(1.0, "queue time threshold", "seconds")
     kv_pool_fill: float = _entry(0.9, "KV cache fill of a proposed --max-num-seqs", "share")
     ttft_seconds: float = _entry(40.0, "TTFT SLO", "seconds", TTFT_BUCKETS)

@@ -140,7 +140,7 @@ def test_the_contract_of_the_folder_is_used_and_named(tmp_path: Path) -> None:
     done = diag("doctor", "tests/recordings/contention_bigbatch", "--contract", file, "--json")
     assert done.returncode == 0
     slos = json.loads(done.stdout)["contract"]
-    assert {f"stall threshold: 20 s ({file})", "TTFT SLO: 40 s (default)"} < {*slos}
+    assert {f"stream pause threshold: 20 s ({file})", "TTFT SLO: 40 s (default)"} < {*slos}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ incident = Incident(
         Fix(
             change="Find the cause: check what else `diag doctor` reports for this server and its GPUs.",
             command="diag doctor http://{instance}",
-            effect="it names the incident whose fixes apply",
+            effect="the report names the incident whose fixes apply",
             restart=False,
             why=judged("late responses are a symptom"),
         ),

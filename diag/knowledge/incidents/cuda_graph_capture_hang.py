@@ -52,7 +52,7 @@ incident = Incident(
         Fix(
             change="Before any restart, save the stack trace of every rank.",
             command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
-            effect="it names the call that does not return: a collective or a kernel",
+            effect="the stack traces name the call that does not return: a collective or a kernel",
             restart=False,
             why=judged("a hang in a collective needs a different fix from a hang in a kernel"),
         ),

@@ -27,7 +27,7 @@ incident = Incident(
             change="Read the last lines of the server log before it is rotated: look for EngineDeadError, a CUDA "
             "error, an out-of-memory error, or a signal.",
             command="journalctl -u vllm -n 200   # or: kubectl logs --previous <pod>",
-            effect="it names what killed the server",
+            effect="the log names what killed the server",
             restart=False,
             why=documented("the root cause is logged above EngineDeadError", TROUBLESHOOTING),
         ),

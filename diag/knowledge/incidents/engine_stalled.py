@@ -41,7 +41,7 @@ incident = Incident(
         Fix(
             change="Before any restart, save the stack traces of EngineCore and of every worker.",
             command="py-spy dump --pid <pid>   # for each of: pgrep -f 'VLLM::'",
-            effect="they name the call that does not return",
+            effect="the stack traces name the call that does not return",
             restart=False,
             why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
         ),

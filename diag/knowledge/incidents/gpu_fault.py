@@ -33,7 +33,7 @@ incident = Incident(
         Fix(
             command="nvidia-smi -i {gpu} -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT; dmesg -T | grep -i xid",
             change="Save the evidence before any restart.",
-            effect="it names the kind of fault for the vendor",
+            effect="the output names the kind of fault for the vendor",
             restart=False,
             why=documented("the vendor asks for these", XID),
         ),

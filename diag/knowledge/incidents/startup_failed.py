@@ -26,7 +26,7 @@ incident = Incident(
         Fix(
             change="Read the first error of this start; those below it are consequences.",
             command="grep -nE 'Error|error:' <the log> | head",
-            effect="it names the root cause",
+            effect="the error names the root cause",
             restart=False,
             why=documented("the root cause is logged above 'Engine core initialization failed'", TROUBLESHOOTING),
         ),

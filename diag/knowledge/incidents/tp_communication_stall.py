@@ -48,7 +48,7 @@ incident = Incident(
         Fix(
             change="Before any restart, save the stack trace of every rank.",
             command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
-            effect="it names the call that does not return, and the rank that is missing from it",
+            effect="the stack traces name the call that does not return, and the rank that is missing from it",
             restart=False,
             why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
         ),

@@ -19,7 +19,7 @@ WORTHWHILE = 0.3
 draft_tokens = Signal(
     "draft tokens",
     f"{DRAFT_TOKENS} or 0 * {gauge('max_over_time(', RUNNING)}",
-    "{value} draft tokens were proposed (0 without speculative decoding)",
+    "draft tokens proposed (0 without speculative decoding): {value}",
     "tokens",
     window_scaling="peak",
 )
@@ -82,7 +82,7 @@ MAX_LORAS = (
 adapters = Signal(
     "LoRA adapters in use",
     f"count by ($by) (count by ($by, adapter) ({ADAPTERS}))",
-    "{value} LoRA adapters ran within the last five minutes",
+    "LoRA adapters that ran within the last five minutes: {value}",
     "adapters",
 )
 adapters_kept = Signal(
@@ -120,7 +120,7 @@ api_server_cores = Signal(
     "CPU cores used by an API server",
     # its own counter goes where --api-server-count is above 1: then only the process table tells
     f"max by ($by) ({CORES}) or max by ($by) ({OWN_CORES})",
-    "the busiest API server uses {value} CPU cores; a Python process computes on one",
+    "CPU cores used by the busiest API server (a Python process computes on one): {value}",
     "cores",
 )
 front_end_share = Signal(

@@ -30,14 +30,14 @@ def stuck(window: str, least: int) -> str:
 progress = Signal(
     "tokens and requests processed",
     moved("$window"),
-    "{value} tokens and requests were processed, counting changes of KV cache usage",
+    "tokens and requests processed (changes of KV cache usage included): {value}",
     "tokens",
     window_scaling="peak",
 )
 steps_per_second = Signal(
     "engine steps / s",
     "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))",
-    "{value} engine steps per second",
+    "engine steps per second: {value}",
     "1/s",
 )
 # The exporter's (or --probe's) own request got no token, and nobody else's did either.
@@ -50,7 +50,7 @@ requests_stuck = Signal(
     "requests in flight without progress",
     f"({PROBE_FAILED} > 0) or (({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
     f" or ({stuck('$window', 2)} == 0) or ({stuck('$window', 2)} * {seen_before('25s')})",
-    "{value} requests are in flight and none of them makes progress",
+    "requests in flight without any progress: {value}",
     "requests",
 )
 endpoint_without_vllm = Signal(

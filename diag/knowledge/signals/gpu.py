@@ -83,7 +83,7 @@ SERIOUS = {
 gpu_faults = Signal(
     "GPU faults",
     " + ".join(f"(({promql}) or 0 * ({SERIOUS['GPU lost']}))" for promql in SERIOUS.values()),
-    "{value} GPU faults: GPU lost, Xid errors, uncorrectable memory errors, failed row remaps",
+    "GPU faults (GPU lost, Xid errors, uncorrectable memory errors, failed row remaps): {value}",
     "faults",
     window_scaling="peak",
     culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]) > 0,"
@@ -132,7 +132,7 @@ serving_gpu_memory_of_others = Signal(
 settings_that_pin_kv_cache = Signal(
     "settings that pin the KV cache size",
     f"{cache_config_has('num_gpu_blocks_override', '[0-9]+')} + {cache_config_has('kv_cache_memory_bytes', '[0-9]+')}",
-    "{value} settings pin the KV cache size, whatever --gpu-memory-utilization says",
+    "settings that pin the KV cache size: {value}",
     "settings",
 )
 serving = Signal(
@@ -165,7 +165,7 @@ nvlinks = Signal(
     "active NVLinks (fewest on a GPU)",
     "min by ($by) (last_over_time(diag_gpu_nvlink_active_links[$window]))"
     " or 0 * max by ($by) (last_over_time(diag_gpu_up[$window]))",
-    "the GPU with the fewest has {value} active NVLinks",
+    "active NVLinks on the GPU with the fewest: {value}",
     "links",
 )
 pcie_lanes_lost = Signal(

@@ -64,7 +64,7 @@ starting = Signal(
 processes = Signal(
     "vLLM processes",
     "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))",
-    "{value} processes of this vLLM are running",
+    "running processes of this vLLM: {value}",
     "processes",
 )
 
@@ -101,7 +101,7 @@ processes_still_running = Signal(
     "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))"
     ' or 0 * max by ($by) (last_over_time(diag_scrape_success{collector="process"}[$window]))'
     f" or 0 * {LAST_PROGRESS} + 1",
-    "{value} processes of this vLLM are running (1 where the process table is not observed)",
+    "running processes of this vLLM (1 where the process table is not observed): {value}",
     "processes",
 )
 startup_seconds = Signal(
@@ -238,7 +238,7 @@ RANKS_OUT_OF_STEP = f"(({STILL_WORKERS} > 0) or ({SPINNING_GPUS} > 0) or {STILL_
 ranks_out_of_step = Signal(
     "ranks out of step",
     RANKS_OUT_OF_STEP,
-    "{value} ranks stand still while a peer busy-waits, or busy-wait at low power",
+    "ranks that stand still while a peer busy-waits, or that busy-wait at low power: {value}",
     "ranks",
     culprit_promql=WHICH_RANK,
     culprit_label="{named}",
@@ -247,7 +247,7 @@ ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
     # what the log says counts where neither processes nor GPUs can be seen
     f"{RANKS_OUT_OF_STEP} or {LOG_WAITS}",
-    "{value} ranks are missing from a collective, by processes, GPUs or the log",
+    "ranks missing from a collective (by processes, GPUs or the log): {value}",
     "ranks",
     culprit_promql=WHICH_RANK,
     culprit_label="{named}",
@@ -256,23 +256,23 @@ ranks = Signal(
     "tensor-parallel ranks",
     f"({configured('tensor_parallel_size')}) or count by ($by) (last_over_time({WORKERS}[$window]))"
     " or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window])) + 1",
-    "the model is sharded over {value} tensor-parallel ranks",
+    "tensor-parallel ranks: {value}",
     "ranks",
 )
 TP, PP = configured("tensor_parallel_size"), configured("pipeline_parallel_size")
 half_of_the_ranks = Signal(
-    "half of the tensor-parallel ranks", f"{TP} / 2", "half of the tensor-parallel ranks are {value}", "ranks"
+    "half of the tensor-parallel ranks", f"{TP} / 2", "half of the tensor-parallel ranks: {value}", "ranks"
 )
 odd_ranks = Signal(
     "tensor-parallel ranks left over by halving",
     f"{TP} % 2",
-    "halving the tensor-parallel ranks leaves {value} over",
+    "tensor-parallel ranks left over by halving: {value}",
     "ranks",
 )
 twice_the_stages = Signal(
     "twice the pipeline-parallel stages",
     f"2 * ({PP} or 1 + 0 * {TP})",
-    "twice the pipeline-parallel stages are {value}",
+    "twice the pipeline-parallel stages: {value}",
     "stages",
 )
 log_waits = Signal(

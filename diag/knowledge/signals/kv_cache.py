@@ -55,7 +55,7 @@ TOKENS_PER_REQUEST = f"({OWN_PROMPT} + {ANSWER})"
 requests_that_fit_kv_cache = Signal(
     "requests that fit the KV cache",
     f"$kv_pool_fill / {TOKENS_PER_REQUEST} * on (instance) group_left () {configured('kv_cache_size_tokens')}",
-    "the KV cache holds {value} requests of the observed mean length",
+    "requests of the observed mean length that fit the KV cache: {value}",
     "requests",
 )
 # What ran at the peak is no more than --max-num-seqs, also where that is not known.

@@ -6,13 +6,13 @@ from diag.knowledge.signals.expressions import FINISHED, RUNNING, WAITING, confi
 requests_running = Signal(
     "requests running (mean)",
     gauge("avg_over_time(", RUNNING),
-    "{value} requests are running on average",
+    "mean number of running requests: {value}",
     "requests",
 )
 requests_running_median = Signal(
     "requests running (median)",
     gauge("quantile_over_time(0.5, ", RUNNING),
-    "{value} requests are running in the median sample",
+    "median number of running requests: {value}",
     "requests",
 )
 requests_running_floor = Signal(
@@ -32,13 +32,13 @@ running_share_of_cap = Signal(
 requests_waiting_median = Signal(
     "requests waiting (median)",
     gauge("quantile_over_time(0.5, ", WAITING),
-    "{value} requests are waiting in the median sample",
+    "median number of waiting requests: {value}",
     "requests",
 )
 requests_waiting_peak = Signal(
     "requests waiting (peak)",
     gauge("max_over_time(", WAITING),
-    "at most {value} requests were waiting",
+    "peak number of waiting requests: {value}",
     "requests",
     window_scaling="peak",
 )
@@ -71,7 +71,7 @@ queue_time = Signal(
     "seconds",
 )
 requests_finished = Signal(
-    "requests finished", FINISHED, "{value} requests finished", "requests", window_scaling="peak"
+    "requests finished", FINISHED, "finished requests: {value}", "requests", window_scaling="peak"
 )
 
 
@@ -84,13 +84,13 @@ def in_flight(window: str, function: str = "min_over_time") -> str:
 requests_in_flight = Signal(
     "requests in flight (minimum)",
     in_flight("$window"),
-    "at least {value} requests were in flight throughout",
+    "minimum number of requests in flight: {value}",
     "requests",
 )
 requests_in_flight_peak = Signal(
     "requests in flight (peak)",
     in_flight("$window", "max_over_time"),
-    "at most {value} requests were in flight",
+    "peak number of requests in flight: {value}",
     "requests",
     window_scaling="peak",
 )

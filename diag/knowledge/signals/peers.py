@@ -35,13 +35,13 @@ load_of_peers = Signal(
 load_beyond_peers = Signal(
     "requests above the median of its peers",
     beside_peers(LOAD, "-", MEDIAN, LOAD),
-    "it holds {value} more requests than the median of its peers",
+    "requests above the median of its peers: {value}",
     "requests",
 )
 peers_waiting = Signal(
     "requests waiting (median of its peers)",
     beside_peers(f"0 * {WAITS}", "+", MEDIAN, WAITS),
-    "{value} requests are waiting at the median of its peers",
+    "waiting requests at the median of its peers: {value}",
     "requests",
 )
 peers = Signal(

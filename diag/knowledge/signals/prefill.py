@@ -24,21 +24,21 @@ long_prefills = Signal(
     "prefills over freeze_seconds",
     f"{counted('vllm:request_prefill_time_seconds_count')}"
     f" - {counted('vllm:request_prefill_time_seconds_bucket', edge('$freeze_seconds'))}",
-    "{value} prefills took longer than freeze_seconds",
+    "prefills that took longer than freeze_seconds: {value}",
     "requests",
     window_scaling="peak",
 )
 long_prompts = Signal(
     "prompts over 500 tokens",
     f"{counted('vllm:request_prompt_tokens_count')} - {counted('vllm:request_prompt_tokens_bucket', edge('500'))}",
-    "{value} prompts of more than 500 tokens were prefilled",
+    "prefilled prompts of more than 500 tokens: {value}",
     "requests",
     window_scaling="peak",
 )
 stream_pauses_over_40_s = Signal(
     "stream pauses over 40 s",
     f"{itl('count')} - {itl('bucket', edge('40'))}",
-    "{value} inter-token latencies exceeded 40 s",
+    "inter-token latencies above 40 s: {value}",
     "pauses",
     window_scaling="peak",
 )

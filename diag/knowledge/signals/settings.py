@@ -61,7 +61,7 @@ gpu_compute_capability_has_fp8 = Signal(
     "GPUs with FP8 (compute capability 8.9 or later)",
     'count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window]))'
     " or 0 * count by (instance) (last_over_time(diag_gpu_info[$window]))",
-    "{value} GPUs support FP8",
+    "GPUs that support FP8: {value}",
     "GPUs",
 )
 chunked_prefill_is_off = Signal(
