@@ -155,7 +155,7 @@ def _query_cache(observation: Observation, contract: Contract) -> QueryCache:
 
 def _running(observation: Observation, instance: str) -> Running:
     config = observation.settled.get(instance)
-    is_complete = config is not None and not config.unread
+    is_complete = config is not None and not config.incomplete
     return Running(observation.versions.get(instance, ""), observation.launch.get(instance, ""), is_complete)
 
 

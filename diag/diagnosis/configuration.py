@@ -1,4 +1,4 @@
-"""What a server runs with, each value with where it is known from; what nobody said has the default of its release."""
+"""The configuration that a server runs with, each value with its source or the release's default."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _GPUS = (
     " unless on (instance, gpu) last_over_time(diag_gpu_serving[{0}s]) == 0"
 )
 _BY_GPU = ("max_num_seqs", "max_num_batched_tokens")
-ASK = "its log (--log), its command (--launch), or /server_info (VLLM_SERVER_DEV_MODE=1) would tell"
+ASK = "needs the log (--log), the launch command (--launch) or /server_info (VLLM_SERVER_DEV_MODE=1)"
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,25 @@ class ServingGpu:
 
 @dataclass(frozen=True)
 class ConfigEntry:
-    """A flag (--max-num-seqs) or a size that vLLM found (kv_cache_size_tokens), its value None where it is not set.
+    """A flag (--max-num-seqs) or a size that vLLM derived (kv_cache_size_tokens), its value None where it is not set.
 
-    `others` are the other sources; those that `differ` say something else. `assumed` marks a release's own default.
+    `others` are the other sources, `conflicts` those with another value. `is_default` marks the release's own default.
     """
 
     name: str
     value: Value | None
     source: str
     others: tuple[SourcedValue, ...] = ()
-    differ: tuple[SourcedValue, ...] = ()
-    assumed: bool = False
+    conflicts: tuple[SourcedValue, ...] = ()
+    is_default: bool = False
 
 
 @dataclass(frozen=True)
 class Configuration:
     """All that is known of how one server runs.
 
-    `unknown` are the names without a value, by what would tell. `unread` says why a flag may be set that nobody spoke
-    of, "" where none can be.
+    `unknown` are the names without a value, by the reason. `incomplete` says why a flag may be set that no source
+    reports, "" where none can be.
     """
 
     instance: str
@@ -59,7 +59,7 @@ class Configuration:
     entries: tuple[ConfigEntry, ...]
     unknown: Mapping[str, tuple[str, ...]]
     environment: Mapping[str, str]
-    unread: str
+    incomplete: str
 
 
 @dataclass(frozen=True)
@@ -71,43 +71,44 @@ class _Server:
     settled: RunningConfig
 
     def number(self, name: str) -> float | None:
-        """A setting that somebody said."""
+        """A setting that some source has, as a number."""
         found = self.settled.settings.get(name)
         return None if found is None or isinstance(found.value, str) else found.value
 
     @property
     def gpu(self) -> ServingGpu | None:
-        """What all its GPUs are; None where they differ, or none was seen."""
-        kinds = {(each.name, each.memory): each for each in self.gpus}
+        """What all its GPUs are; None where they differ, or none was found."""
+        kinds = {(gpu.name, gpu.memory): gpu for gpu in self.gpus}
         return next(iter(kinds.values())) if len(kinds) == 1 else None
 
 
-def of(seen: Observation) -> tuple[Configuration, ...]:
-    """The configuration of every server that was seen."""
+def configurations(seen: Observation) -> tuple[Configuration, ...]:
+    """The configuration of every observed server."""
     gpus = _gpus(seen)
-    return tuple(
-        _configuration(
-            name, _Server(seen.versions.get(name, ""), gpus.get(name, ()), settled), seen.models.get(name, "")
-        )
+    servers = {
+        name: _Server(seen.versions.get(name, ""), gpus.get(name, ()), settled)
         for name, settled in seen.settled.items()
-    )
+    }
+    return tuple(_configuration(name, server, seen.models.get(name, "")) for name, server in servers.items())
 
 
 def notes(seen: Observation) -> tuple[str, ...]:
-    """What else has to be said; where sources disagree stands with the setting."""
-    said = {note for name, each in seen.settled.items() for note in set(each.notes(name)) - set(each.problems)}
-    return tuple(each for each in seen.notes if each not in said)
+    """What else a reader has to know; conflicts between sources are shown with the setting."""
+    shown = {
+        note for name, settled in seen.settled.items() for note in set(settled.notes(name)) - set(settled.problems)
+    }
+    return tuple(note for note in seen.notes if note not in shown)
 
 
 def _gpus(seen: Observation) -> dict[str, tuple[ServingGpu, ...]]:
     window = max(1, round((seen.instants[-1] - seen.instants[0]) / 1000 + seen.interval + 1))
     found = promql.evaluate(_GPUS.format(window), seen.samples, seen.instants[-1:])
     gpus: dict[str, list[ServingGpu]] = {}
-    for labels, row, there in zip(found.labels, found.values, found.present, strict=True):
-        if there[0]:
+    for labels, row, present in zip(found.labels, found.values, found.present, strict=True):
+        if present[0]:
             gpu = ServingGpu(labels.get("gpu", ""), labels.get("name", ""), float(row[0]))
             gpus.setdefault(labels.get("instance", ""), []).append(gpu)
-    return {name: tuple(sorted(each, key=lambda gpu: gpu.number)) for name, each in gpus.items()}
+    return {name: tuple(sorted(of_server, key=lambda gpu: gpu.number)) for name, of_server in gpus.items()}
 
 
 def _configuration(instance: str, server: _Server, model: str) -> Configuration:
@@ -120,26 +121,26 @@ def _configuration(instance: str, server: _Server, model: str) -> Configuration:
         elif found:
             unknown.setdefault(found, []).append(_flag(name))
     settled = server.settled
-    missing = {why: tuple(names) for why, names in unknown.items()}
+    reasons = {reason: tuple(names) for reason, names in unknown.items()}
     return Configuration(
-        instance, server.version, model, server.gpus, tuple(entries), missing, settled.environment, settled.unread
+        instance, server.version, model, server.gpus, tuple(entries), reasons, settled.environment, settled.incomplete
     )
 
 
 def _entry(name: str, server: _Server) -> ConfigEntry | str:
-    """Its line; else why its value is not known, "" for what is no flag of this release."""
+    """A setting; else why its value is unknown, "" for what is no flag of this release."""
     setting, flag = server.settled.settings.get(name), _flag(name)
     shown = flag if flag in known() else name
     if setting:
-        return ConfigEntry(shown, setting.value, setting.source, setting.others, setting.contradicted)
+        return ConfigEntry(shown, setting.value, setting.source, setting.others, setting.conflicts)
     if flag not in known() or not known()[flag].in_release(server.version):
         return ""
     value = WORD_DEFAULTS.get(flag) if name in WORDS else _default(name, server)
     if value is not None:
-        return ConfigEntry(shown, value, _source(name, server), assumed=True)
-    if server.settled.unread:
+        return ConfigEntry(shown, value, _source(name, server), is_default=True)
+    if server.settled.incomplete:
         return ASK
-    return ConfigEntry(shown, None, "") if flag in UNSET else _why(name, server)
+    return ConfigEntry(shown, None, "") if flag in UNSET else _no_default(name, server)
 
 
 def _flag(name: str) -> str:
@@ -170,16 +171,16 @@ def _source(name: str, server: _Server) -> str:
     newest = versions()[-1]
     which = server.version or "every release"
     if release(server.version) > release(newest):
-        which = f"{newest}, the newest that is known"
+        which = f"{newest}, the newest known"
     gpu = server.gpu
     on = f" on {gibibytes(gpu.memory, 0)}" if gpu and name in _BY_GPU else ""
-    return f"default of {which}{on}" + (", if nobody set it" if server.settled.unread else "")
+    return f"default of {which}{on}" + (", unless set" if server.settled.incomplete else "")
 
 
-def _why(name: str, server: _Server) -> str:
-    """Why a default is not known although it is clear that nobody set the flag."""
+def _no_default(name: str, server: _Server) -> str:
+    """Why a default is unknown although it is clear that the flag is not set."""
     if not server.version:
-        return "the default depends on the version, which is not known"
+        return "the default depends on the vLLM version, which is unknown"
     if name in _BY_GPU:
-        return "the default depends on the GPU: none was seen, or several kinds; /server_info would tell"
-    return "the default depends on the model and the platform: its log or /server_info would tell"
+        return "the default depends on the GPU, and none or several kinds were found; needs /server_info"
+    return "the default depends on the model and the platform; needs the log or /server_info"

@@ -1,75 +1,60 @@
 """The running configuration for a person at a terminal (at most 100 columns) and for a machine.
 
-The machine's is schema "diag.config/1", held by diag.config.schema.json beside this file.
+The machine's is schema "diag.config/2", held by diag.config.schema.json beside this file.
 """
 
 import json
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from diag import __version__
 from diag.core.formatting import gibibytes
 from diag.diagnosis.configuration import ConfigEntry, Configuration
-from diag.report.sentences import printable
+from diag.report.layout import labelled, paragraph, table
 from diag.vllm.server.config import EXPORTER, PAGE, SourcedValue
 from diag.vllm.server.launch import FLAGS, SET, Value
 
-SCHEMA = "diag.config/1"
-WIDTH = 100
-_LABEL = 14
-_WHERE = {PAGE: "its page: cache_config_info", EXPORTER: "its exporter: diag_vllm_config"}
+SCHEMA = "diag.config/2"
+_SOURCES = {PAGE: f"{PAGE}: cache_config_info", EXPORTER: f"{EXPORTER}: diag_vllm_config"}
+"""Sources whose metric is worth naming."""
 
 
 def render(servers: Sequence[Configuration], notes: Sequence[str]) -> str:
     """The configurations as plain text, one line break at its end."""
-    parts = ["\n".join(_server(each)) for each in servers]
-    told = "\n".join(line for each in notes for line in _row("note", each))
-    return "\n\n".join([*parts, *([told] if told else [])]) + "\n"
+    parts = ["\n".join(_server(server)) for server in servers]
+    return "\n\n".join([*parts, *(["\n".join(labelled("note", notes))] if notes else [])]) + "\n"
 
 
-def _server(one: Configuration) -> list[str]:
-    runs = f"vLLM {one.version or 'version not known'}, {one.model or 'model not known'}"
-    lines = textwrap.wrap(printable(f"{one.instance}: {runs}, {_gpus(one)}"), WIDTH, subsequent_indent="  ")
-    given = [each for each in one.entries if each.value is not None]
-    name = max((len(each.name) for each in given), default=0)
-    value = max((len(shown(each.name, each.value)) for each in given), default=0)
-    lines += [line for each in given for line in _entry(each, name, value)]
-    unset = ", ".join(each.name for each in one.entries if each.value is None)
-    lines += _row("not set", unset) if unset else []
-    if one.environment:
-        lines += _row("environment", "  ".join(f"{name}={value}" for name, value in one.environment.items()))
-    if one.unread:
-        lines += _row("may be more", f"the command that started it is not all known: {one.unread}")
-    return lines + [
-        line for why, names in one.unknown.items() for line in _row("not known", f"{', '.join(names)}: {why}")
+def _server(server: Configuration) -> list[str]:
+    runs = f"vLLM {server.version or 'version unknown'}, {server.model or 'model unknown'}"
+    is_set = [entry for entry in server.entries if entry.value is not None]
+    not_set = ", ".join(entry.name for entry in server.entries if entry.value is None)
+    environment = "  ".join(f"{name}={value}" for name, value in server.environment.items())
+    unknown = [f"{', '.join(names)}: {reason}" for reason, names in server.unknown.items()]
+    return [
+        *paragraph(f"{server.instance}: {runs}, {_gpus(server)}"),
+        *(table([_row(entry) for entry in is_set]) if is_set else []),
+        *labelled("not set", [not_set] if not_set else []),
+        *labelled("environment", [environment] if environment else []),
+        *labelled("incomplete", [f"more flags may be set: {server.incomplete}"] if server.incomplete else []),
+        *labelled("unknown", unknown),
     ]
 
 
-def _gpus(one: Configuration) -> str:
-    kinds = [f"{each.name} ({gibibytes(each.memory, 0)})" for each in one.gpus]
-    counted = [f"{kinds.count(each)} x {each}" for each in dict.fromkeys(kinds)]
-    return ", ".join(counted) or "no GPU seen"
+def _gpus(server: Configuration) -> str:
+    kinds = [f"{gpu.name} ({gibibytes(gpu.memory, 0)})" for gpu in server.gpus]
+    counted = [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
+    return ", ".join(counted) or "no GPU found"
 
 
-def _entry(each: ConfigEntry, name: int, value: int) -> list[str]:
-    says = ["not shown, or not readable"] if each.value == SET else []
-    says += [f"{_where(other.source)} says {shown(each.name, other.value)}" for other in each.differ]
-    first = f"  {each.name:<{name}}  {shown(each.name, each.value):<{value}}  "
-    return _wrapped("; ".join([_where(each.source), *says]), first)
+def _row(entry: ConfigEntry) -> tuple[str, str, str]:
+    remarks = ["value hidden or unreadable"] if entry.value == SET else []
+    remarks += [f"{_source(other.source)} has {shown(entry.name, other.value)}" for other in entry.conflicts]
+    return entry.name, shown(entry.name, entry.value), "; ".join([_source(entry.source), *remarks])
 
 
-def _where(source: str) -> str:
-    return _WHERE.get(source, source)
-
-
-def _row(label: str, text: str) -> list[str]:
-    return _wrapped(text, f"  {label:<{_LABEL}}")
-
-
-def _wrapped(text: str, first: str) -> list[str]:
-    rest = " " * len(first)
-    return textwrap.wrap(printable(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def _source(source: str) -> str:
+    return _SOURCES.get(source, source)
 
 
 def shown(name: str, value: Value | None) -> str:
@@ -91,34 +76,34 @@ def render_json(servers: Sequence[Configuration], notes: Sequence[str]) -> str:
     document = {
         "schema": SCHEMA,
         "diag": __version__,
-        "servers": [_document(each) for each in servers],
+        "servers": [_document(server) for server in servers],
         "notes": list(notes),
     }
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _document(one: Configuration) -> dict[str, Any]:
+def _document(server: Configuration) -> dict[str, Any]:
     return {
-        "instance": one.instance,
-        "version": one.version or None,
-        "model": one.model or None,
-        "gpus": [{"gpu": each.number, "name": each.name, "memory_bytes": int(each.memory)} for each in one.gpus],
-        "settings": [_setting(each) for each in one.entries],
-        "not_known": [{"name": name, "why": why} for why, names in one.unknown.items() for name in names],
-        "may_be_more": one.unread or None,
-        "environment": dict(one.environment),
+        "instance": server.instance,
+        "version": server.version or None,
+        "model": server.model or None,
+        "gpus": [{"gpu": gpu.number, "name": gpu.name, "memory_bytes": int(gpu.memory)} for gpu in server.gpus],
+        "settings": [_setting(entry) for entry in server.entries],
+        "unknown": [{"name": name, "reason": reason} for reason, names in server.unknown.items() for name in names],
+        "incomplete": server.incomplete or None,
+        "environment": dict(server.environment),
     }
 
 
-def _setting(each: ConfigEntry) -> dict[str, Any]:
+def _setting(entry: ConfigEntry) -> dict[str, Any]:
     return {
-        "name": each.name,
-        "value": _plain(each.name, each.value),
-        "from": each.source or None,
-        "default": each.assumed,
-        "others": [_said(each.name, other) for other in each.others],
+        "name": entry.name,
+        "value": _plain(entry.name, entry.value),
+        "source": entry.source or None,
+        "is_default": entry.is_default,
+        "other_sources": [_other(entry.name, other) for other in entry.others],
     }
 
 
-def _said(name: str, other: SourcedValue) -> dict[str, Any]:
-    return {"value": _plain(name, other.value), "from": other.source}
+def _other(name: str, other: SourcedValue) -> dict[str, Any]:
+    return {"value": _plain(name, other.value), "source": other.source}

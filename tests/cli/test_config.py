@@ -47,13 +47,13 @@ def write(folder: Path, page: str = VLLM, about: str = "", log: str = "") -> Pat
 
 def entries(made: Path, launch: str = "") -> Mapping[str, configuration.ConfigEntry]:
     """Its settings by name."""
-    (one,) = configuration.of(recording.read(made, launch))
+    (one,) = configuration.configurations(recording.read(made, launch))
     return {each.name: each for each in one.entries}
 
 
 def value(made: Path, name: str, launch: str = "") -> tuple[object, str]:
     """A setting's value and source; "unknown" and what would tell."""
-    (one,) = configuration.of(recording.read(made, launch))
+    (one,) = configuration.configurations(recording.read(made, launch))
     found = next(((each.value, each.source) for each in one.entries if each.name == name), None)
     why = next((why for why, names in one.unknown.items() if name in names), "no such flag")
     return found or ("unknown", why)
@@ -68,14 +68,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_what_is_shown_is_what_the_rules_use(made: Path) -> None:
     seen = recording.read(made)
     blocks = seen.samples.select([])
-    (one,) = configuration.of(seen)
+    (one,) = configuration.configurations(seen)
     published = {
         labels["flag"]: float(row[-1])
         for block in blocks
         for labels, row in zip(block.labels, block.values, strict=True)
         if labels["__name__"] == "diag_vllm_config"
     }
-    said = {each.name: each for each in one.entries if not each.assumed and isinstance(each.value, float)}
+    said = {each.name: each for each in one.entries if not each.is_default and isinstance(each.value, float)}
     shown = {name.removeprefix("--").replace("-", "_"): each.value for name, each in said.items()}
     assert published
     assert shown == published
@@ -86,12 +86,12 @@ def test_what_is_shown_is_what_the_rules_use(made: Path) -> None:
 
 def test_a_value_is_shown_with_its_source_and_with_those_that_differ(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.32.0"\nlaunch = "vllm serve m --block-size 32 --max-num-seqs 8"\n')
-    (one,) = configuration.of(seen := recording.read(made))
+    (one,) = configuration.configurations(seen := recording.read(made))
     lines = render([one], configuration.notes(seen)).splitlines()
-    assert lines[0] == "h:1: vLLM 0.32.0, m, no GPU seen"
-    assert lines[1].split() == ["--max-num-seqs", "8", "its", "launch", "command"]
-    assert re.search(r"--block-size +16 +its page: cache_config_info; its launch command says 32", "\n".join(lines))
-    assert re.search(r"--kv-cache-dtype +fp8 +its page: cache_config_info", "\n".join(lines))
+    assert lines[0] == "h:1: vLLM 0.32.0, m, no GPU found"
+    assert lines[1].split() == ["--max-num-seqs", "8", "launch", "command"]
+    assert re.search(r"--block-size +16 +/metrics: cache_config_info; launch command has 32", "\n".join(lines))
+    assert re.search(r"--kv-cache-dtype +fp8 +/metrics: cache_config_info", "\n".join(lines))
     assert re.search(r"--watermark +0 +default of 0\.32\.0$", "\n".join(lines), re.M)
     assert not any(line.startswith("  note") for line in lines), "it stands with the setting"
 
@@ -101,7 +101,7 @@ def test_a_flag_whose_value_is_not_shown_is_no_default(tmp_path: Path) -> None:
     done = run(
         str(write(tmp_path)), "--launch", f"vllm serve m --distributed-executor-backend {backend} --max-loras 1,0"
     )
-    told = r" +\(set\) +its launch command; not shown, or not readable$"
+    told = r" +\(set\) +launch command; value hidden or unreadable$"
     assert re.search("--distributed-executor-backend" + told, done.stdout, re.M)
     assert re.search("--max-loras" + told, done.stdout, re.M)
     assert backend not in done.stdout
@@ -109,7 +109,7 @@ def test_a_flag_whose_value_is_not_shown_is_no_default(tmp_path: Path) -> None:
 
 def test_a_command_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     done = run(str(write(tmp_path)), "--launch", "vllm serve 'm")
-    assert "note          the launch command could not be read: the command has a quotation" in done.stdout
+    assert "note             the launch command could not be parsed: the command has a quotation" in done.stdout
 
 
 def test_the_process_and_the_log_of_a_recording_are_sources_of_it(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_the_process_and_the_log_of_a_recording_are_sources_of_it(tmp_path: Path
     about = 'vllm = "0.32.0"\nlog_utc_offset = 0\n[config."h:1"]\nprocess = "python -m vllm serve m --max-num-seqs 8"\n'
     made = write(tmp_path, about=about, log=log)
     found = entries(made)
-    assert (found["--max-num-seqs"].value, found["--max-num-seqs"].source) == (8, "its own command line")
-    assert [(each.value, each.source) for each in found["--max-num-seqs"].differ] == [(7, "its log")]
-    assert (found["--watermark"].value, found["--watermark"].source) == (0.1, "its log")
+    assert (found["--max-num-seqs"].value, found["--max-num-seqs"].source) == (8, "process command line")
+    assert [(each.value, each.source) for each in found["--max-num-seqs"].conflicts] == [(7, "log")]
+    assert (found["--watermark"].value, found["--watermark"].source) == (0.1, "log")
     assert recording.read(made).launch == {"h:1": "python -m vllm serve m --max-num-seqs 8"}
     assert recording.read(made, "vllm serve mine").launch == {"h:1": "vllm serve mine"}
 
@@ -129,26 +129,28 @@ def test_a_log_with_its_arguments_is_all_that_was_set(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.32.0"\nlog_utc_offset = 0\n', log=log)
     assert value(made, "--watermark") == (0, "default of 0.32.0")
     assert value(made, "--num-gpu-blocks-override") == (None, "")
-    assert value(made, "--dtype") == ("bfloat16", "its log")
+    assert value(made, "--dtype") == ("bfloat16", "log")
 
 
 def test_a_default_is_only_what_it_may_be_where_the_command_is_not_known(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.32.0"\n')
-    assert value(made, "--watermark") == (0, "default of 0.32.0, if nobody set it")
+    assert value(made, "--watermark") == (0, "default of 0.32.0, unless set")
     assert value(made, "--num-gpu-blocks-override") == ("unknown", configuration.ASK)
-    assert value(made, "--watermark", "vllm serve m --config x.yaml") == (0, "default of 0.32.0, if nobody set it")
+    assert value(made, "--watermark", "vllm serve m --config x.yaml") == (0, "default of 0.32.0, unless set")
     assert value(made, "--watermark", "vllm serve m") == (0, "default of 0.32.0")
 
 
 def test_of_an_unknown_release_only_the_defaults_of_all_are_known(tmp_path: Path) -> None:
     made = write(tmp_path)
     assert value(made, "--tensor-parallel-size", "vllm serve m") == (1, "default of every release")
-    assert value(made, "--max-num-seqs", "vllm serve m")[1] == "the default depends on the version, which is not known"
+    assert (
+        value(made, "--max-num-seqs", "vllm serve m")[1] == "the default depends on the vLLM version, which is unknown"
+    )
 
 
 def test_a_release_newer_than_all_known_has_the_newest_defaults_by_name(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.99.0"\nlaunch = "vllm serve m"\n')
-    assert value(made, "--watermark") == (0, "default of 0.33.0, the newest that is known")
+    assert value(made, "--watermark") == (0, "default of 0.33.0, the newest known")
 
 
 def test_a_flag_that_the_release_lacks_is_not_spoken_of(tmp_path: Path) -> None:
@@ -166,11 +168,11 @@ H100 = ("NVIDIA H100 80GB HBM3", 80, True)
         ([H100, ("NVIDIA L4", 24, False)], "", (1024, "default of 0.32.0 on 80 GiB"), None),
         ([H100, ("NVIDIA L4", 24, True)], "", None, None),
         ([], "", None, None),
-        ([H100], " --max-num-batched-tokens 512", (512, "default of 0.32.0 on 80 GiB"), (512, "its launch command")),
+        ([H100], " --max-num-batched-tokens 512", (512, "default of 0.32.0 on 80 GiB"), (512, "launch command")),
         (
             [H100],
             " --max-num-seqs 4 --max-model-len 1000",
-            (4, "its launch command"),
+            (4, "launch command"),
             (4000, "default of 0.32.0 on 80 GiB"),
         ),
         ([H100], " --performance-mode throughput", (2048, "default of 0.32.0 on 80 GiB"), None),
@@ -185,7 +187,7 @@ def test_what_grows_with_the_gpu_is_that_of_the_gpus_it_runs_on(
 ) -> None:
     made = write(tmp_path, VLLM + gpus(*kinds), f'vllm = "0.32.0"\nlaunch = "vllm serve m{launch}"\n')
     unknown = not {name for name, _, serves in kinds if serves} or len({each for each in kinds if each[2]}) > 1
-    expected = ("unknown", "the default depends on the GPU: none was seen, or several kinds; /server_info would tell")
+    expected = ("unknown", "the default depends on the GPU, and none or several kinds were found; needs /server_info")
     assert value(made, "--max-num-seqs") == (expected if unknown else seqs)
     if tokens:
         assert value(made, "--max-num-batched-tokens") == tokens
@@ -199,8 +201,8 @@ def test_the_gpus_are_named(tmp_path: Path) -> None:
 
 def test_an_exporters_page_tells_what_its_host_knows(tmp_path: Path) -> None:
     made = write(tmp_path, VLLM + 'diag_vllm_config{flag="max_num_seqs"} 9\ndiag_vllm_config{flag="block_size"} 16\n')
-    assert value(made, "--max-num-seqs") == (9, "its exporter")
-    assert value(made, "--block-size") == (16, "its page")
+    assert value(made, "--max-num-seqs") == (9, "exporter")
+    assert value(made, "--block-size") == (16, "/metrics")
 
 
 SECRET = (
@@ -226,15 +228,15 @@ def test_the_json_has_values_as_a_machine_wants_them(tmp_path: Path) -> None:
     document = json.loads(run(str(made), "--json").stdout)
     (server,) = document["servers"]
     settings = {each["name"]: each for each in server["settings"]}
-    assert document["schema"] == "diag.config/1"
+    assert document["schema"] == "diag.config/2"
     assert (server["instance"], server["version"], server["model"], server["gpus"]) == ("h:1", "0.32.0", "m", [])
-    assert (settings["--enforce-eager"]["value"], settings["--enforce-eager"]["default"]) == (True, False)
-    assert (settings["--block-size"]["value"], settings["--block-size"]["from"]) == (16, "its page")
-    assert (settings["--watermark"]["value"], settings["--watermark"]["default"]) == (0, True)
+    assert (settings["--enforce-eager"]["value"], settings["--enforce-eager"]["is_default"]) == (True, False)
+    assert (settings["--block-size"]["value"], settings["--block-size"]["source"]) == (16, "/metrics")
+    assert (settings["--watermark"]["value"], settings["--watermark"]["is_default"]) == (0, True)
     assert settings["--num-gpu-blocks-override"]["value"] is None
     assert server["environment"] == {"NCCL_DEBUG": "INFO"}
-    assert server["may_be_more"] is None
-    assert {each["name"] for each in server["not_known"]} >= {"--max-num-seqs", "--async-scheduling"}
+    assert server["incomplete"] is None
+    assert {each["name"] for each in server["unknown"]} >= {"--max-num-seqs", "--async-scheduling"}
 
 
 def server(block_size: int) -> Answer:
@@ -259,8 +261,8 @@ def test_live_servers_are_looked_at_once() -> None:
         asked = [each.path for each in one.requests].count("/metrics")
     found = [{each["name"]: each for each in each["settings"]} for each in json.loads(done.stdout)["servers"]]
     assert [each["--block-size"]["value"] for each in found] == [32, 64]
-    assert [each["--max-num-seqs"]["from"] for each in found] == ["/server_info"] * 2
-    assert [each["--max-model-len"]["from"] for each in found] == ["/v1/models"] * 2
+    assert [each["--max-num-seqs"]["source"] for each in found] == ["/server_info"] * 2
+    assert [each["--max-model-len"]["source"] for each in found] == ["/v1/models"] * 2
     assert [each["--gpu-memory-utilization"]["value"] for each in found] == [0.9, 0.9]
     assert (done.returncode, asked) == (0, 1)
 

@@ -46,14 +46,18 @@ def values(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sources(one: Mapping[str, Any], name: str) -> list[str]:
-    """Who says a setting, the most trusted first."""
-    (setting,) = (each for each in one["settings"] if each["name"] == name)
-    return [setting["from"], *(each["from"] for each in setting["others"])]
+    """The sources of a setting, the most trusted first."""
+    (setting,) = (setting for setting in one["settings"] if setting["name"] == name)
+    return [setting["source"], *(other["source"] for other in setting["other_sources"])]
 
 
 def disputed(one: Mapping[str, Any]) -> list[str]:
-    """What the sources disagree about."""
-    return [each["name"] for each in one["settings"] if any(said["value"] != each["value"] for said in each["others"])]
+    """The settings on which sources conflict."""
+    return [
+        setting["name"]
+        for setting in one["settings"]
+        if any(other["value"] != setting["value"] for other in setting["other_sources"])
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +88,12 @@ def test_every_source_says_the_same_of_it(vllm: server.Server) -> None:
     found = values(one)
     assert {name: found[name] for name in GIVEN} == GIVEN
     assert {name: found[name] for name in FOUND} == FOUND
-    assert sources(one, "--max-num-seqs") == ["/server_info", "its own command line", "its log"]
-    assert sources(one, "--block-size") == ["/server_info", "its page", "its log", "its own command line"]
+    assert sources(one, "--max-num-seqs") == ["/server_info", "process command line", "log"]
+    assert sources(one, "--block-size") == ["/server_info", "/metrics", "log", "process command line"]
     assert "/v1/models" in sources(one, "--max-model-len")
-    assert sources(one, "--dtype") == ["/server_info", "its log", "its own command line"]
+    assert sources(one, "--dtype") == ["/server_info", "log", "process command line"]
     assert disputed(one) == []
-    assert one["may_be_more"] is None
+    assert one["incomplete"] is None
     assert one["environment"]["VLLM_SERVER_DEV_MODE"] == "1"
 
 
@@ -106,9 +110,9 @@ def test_its_numbers_are_those_that_its_log_says(vllm: server.Server) -> None:
 
 def test_without_development_mode_the_numbers_are_the_same(vllm: server.Server, plain: str) -> None:
     dev, other = config(vllm.url), config(plain, "--log", str(vllm.log))
-    assert sources(other, "--max-num-seqs") == ["its log"]
+    assert sources(other, "--max-num-seqs") == ["log"]
     assert disputed(other) == []
-    assert other["may_be_more"] is None, "the log lists what was set"
+    assert other["incomplete"] is None, "the log lists what was set"
     both = values(dev).keys() & values(other).keys() & {*GIVEN, *FOUND, "--gpu-memory-utilization", "--enforce-eager"}
     assert len(both) == len(GIVEN) + len(FOUND) + 2
     assert {name: values(dev)[name] for name in both} == {name: values(other)[name] for name in both}
@@ -116,9 +120,9 @@ def test_without_development_mode_the_numbers_are_the_same(vllm: server.Server, 
 
 def test_of_a_page_alone_what_was_set_may_be_more(plain: str) -> None:
     one = config(plain)
-    assert one["may_be_more"]
-    assert sources(one, "--block-size") == ["its page"]
-    assert {"--max-num-seqs", "--max-num-batched-tokens"} <= {each["name"] for each in one["not_known"]}
+    assert one["incomplete"]
+    assert sources(one, "--block-size") == ["/metrics"]
+    assert {"--max-num-seqs", "--max-num-batched-tokens"} <= {each["name"] for each in one["unknown"]}
 
 
 def test_the_defaults_of_the_release_are_what_it_runs_with(vllm: server.Server) -> None:
@@ -136,7 +140,7 @@ def test_a_recording_of_it_knows_as_much(vllm: server.Server, tmp_path: Path) ->
     subprocess.run([DIAG, "record", vllm.url, str(folder), "--for", "2"], check=True, stdout=subprocess.DEVNULL)
     one = config(str(folder))
     assert values(one) == values(config(vllm.url))
-    assert sources(one, "--max-num-seqs") == ["/server_info", "its own command line"]
+    assert sources(one, "--max-num-seqs") == ["/server_info", "process command line"]
 
 
 def said(*command: str) -> dict[str, Any]:

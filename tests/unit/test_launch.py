@@ -75,22 +75,22 @@ def test_words_and_abbreviations_are_read(command: str, expected: dict[str, floa
 
 
 @pytest.mark.parametrize(
-    ("command", "unread"),
+    ("command", "incomplete"),
     [
-        ("", "it is not known"),
+        ("", "the launch command is unknown"),
         ("vllm serve m --max-num-seqs 5", ""),
         ("vllm serve m --config-format hf", ""),
-        ("vllm serve m --config x.yaml", "it reads more flags from a file (--config)"),
-        ("vllm serve m --config=x.yaml", "it reads more flags from a file (--config)"),
-        ("vllm serve m '--config' x.yaml", "it reads more flags from a file (--config)"),
-        ("start-our-server --max-num-seqs 5", "it is no command of vLLM's own"),
-        ("vllm serve m --max-num-seqs $SEQS", "it has variables of a shell in it"),
-        ("vllm serve m $MORE", "it has variables of a shell in it"),
+        ("vllm serve m --config x.yaml", "the launch command reads a --config file"),
+        ("vllm serve m --config=x.yaml", "the launch command reads a --config file"),
+        ("vllm serve m '--config' x.yaml", "the launch command reads a --config file"),
+        ("start-our-server --max-num-seqs 5", "the launch command is a wrapper around vLLM"),
+        ("vllm serve m --max-num-seqs $SEQS", "the launch command contains shell variables"),
+        ("vllm serve m $MORE", "the launch command contains shell variables"),
         ("HOME=$HOME vllm serve m", ""),
     ],
 )
-def test_a_command_that_is_not_the_whole_story_says_why(command: str, unread: str) -> None:
-    assert read(command).unread == unread
+def test_a_command_that_is_not_the_whole_story_says_why(command: str, incomplete: str) -> None:
+    assert read(command).incomplete == incomplete
 
 
 def test_no_file_is_opened_for_a_command_that_may_be_anothers(tmp_path: Path) -> None:

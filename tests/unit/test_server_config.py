@@ -106,9 +106,9 @@ def test_the_better_source_is_believed_and_the_other_is_said() -> None:
     found, notes = settle(table(INFO), told)
     assert (found["max_num_seqs"], found["block_size"], found["max_model_len"]) == (64, 16, 4096)
     assert notes == [
-        "block_size of h:1 is 16 by its page and 32 by its launch command: 16 was used",
-        "max_model_len of h:1 is 4096 by /v1/models and 2000 by its launch command: 4096 was used",
-        "max_num_seqs of h:1 is 64 by /server_info and 32 by its launch command: 64 was used",
+        "block_size of h:1 is 16 (/metrics) but 32 (launch command): 16 is used",
+        "max_model_len of h:1 is 4096 (/v1/models) but 2000 (launch command): 4096 is used",
+        "max_num_seqs of h:1 is 64 (/server_info) but 32 (launch command): 64 is used",
     ]
 
 
@@ -124,7 +124,7 @@ def test_asking_again_says_the_same() -> None:
 def test_a_launch_command_that_cannot_be_read_is_said() -> None:
     assert settle(table(), ServerFacts(launch="vllm serve 'm")) == (
         {},
-        ["the launch command could not be read: the command has a quotation that is not closed"],
+        ["the launch command could not be parsed: the command has a quotation that is not closed"],
     )
 
 
@@ -201,23 +201,23 @@ def test_server_info_is_read_wherever_a_release_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "unread"),
+    ("told", "incomplete"),
     [
-        (ServerFacts(), "it is not known"),
+        (ServerFacts(), "the launch command is unknown"),
         (ServerFacts(launch="vllm serve m"), ""),
         (ServerFacts(process="vllm serve m"), ""),
         (
             ServerFacts(process="vllm serve m --config c.yaml", launch="vllm serve m"),
-            "it reads more flags from a file (--config)",
+            "the launch command reads a --config file",
         ),
-        (ServerFacts(launch="vllm serve 'm"), "it could not be read"),
+        (ServerFacts(launch="vllm serve 'm"), "the launch command could not be parsed"),
         (ServerFacts(server_info={"max_num_seqs": 4}), ""),
-        (ServerFacts(log={"max_num_seqs": 4}), "it is not known"),
+        (ServerFacts(log={"max_num_seqs": 4}), "the launch command is unknown"),
         (ServerFacts(log={"max_num_seqs": 4}, log_whole=True), ""),
     ],
 )
-def test_it_is_known_whether_everything_that_was_set_is_here(told: ServerFacts, unread: str) -> None:
-    assert config.settle({}, told).unread == unread
+def test_it_is_known_whether_everything_that_was_set_is_here(told: ServerFacts, incomplete: str) -> None:
+    assert config.settle({}, told).incomplete == incomplete
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ def test_auto_is_open_where_a_command_or_a_file_of_the_model_may_say_more(
 ) -> None:
     told = ServerFacts(launch=f"vllm serve m --{flag.replace('_', '-')} {asked}", log={flag: seen})
     setting = config.settle({}, told).settings[flag]
-    assert (setting.value, tuple(each.value for each in setting.contradicted)) == (seen, differ)
+    assert (setting.value, tuple(each.value for each in setting.conflicts)) == (seen, differ)
 
 
 def test_who_says_no_more_than_that_it_is_set_is_trusted_least() -> None:
     told = ServerFacts(process="vllm serve m --max-num-seqs $SEQS --block-size x", log={"max_num_seqs": 7.0})
     settled = config.settle({}, told)
-    assert (settled.settings["max_num_seqs"].value, settled.settings["max_num_seqs"].contradicted) == (7, ())
+    assert (settled.settings["max_num_seqs"].value, settled.settings["max_num_seqs"].conflicts) == (7, ())
     assert (settled.settings["block_size"].value, settled.numbers) == (SET, {"max_num_seqs": 7})

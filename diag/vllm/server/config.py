@@ -1,4 +1,4 @@
-"""The running configuration: each setting with who says it. No default is assumed."""
+"""The running configuration: each setting with its source. No default is assumed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,28 +28,33 @@ _NAMES = {
 }
 """What flags are called in vLLM's own configuration, where that is something else."""
 
-SERVER_INFO, PROCESS, LOG, PAGE = "/server_info", "its own command line", "its log", "its page"
-EXPORTER, MODELS, LAUNCH = "its exporter", "/v1/models", "its launch command"
+SERVER_INFO, PROCESS, LOG, PAGE = "/server_info", "process command line", "log", "/metrics"
+EXPORTER, MODELS, LAUNCH = "exporter", "/v1/models", "launch command"
 TRUST = (SERVER_INFO, PROCESS, LOG, PAGE, EXPORTER, MODELS, LAUNCH)
-"""Sources, the most trusted first: what runs, what this very process was told, what it said, what somebody says."""
+"""Sources, the most trusted first: what runs, how this process was started, what it logged, what the user gave."""
 OWN_TRUST = (SERVER_INFO, PAGE, LOG, EXPORTER, MODELS, PROCESS, LAUNCH)
-"""The same for OWN: a command says what was asked for."""
+"""The same for OWN: a command has only what was requested."""
 OWN = frozenset(
     {
-        *("num_gpu_blocks", "num_gpu_blocks_override", "block_size", "kv_cache_memory_bytes"),  # one pool, one source
+        *(
+            "num_gpu_blocks",
+            "num_gpu_blocks_override",
+            "block_size",
+            "kv_cache_memory_bytes",
+        ),  # of one KV cache, from one source
         *("kv_cache_size_tokens", "kv_cache_max_concurrency", "data_parallel_size"),
         *("max_model_len", "max_num_batched_tokens", "enforce_eager", "async_scheduling"),
         *("enable_prefix_caching", "enable_chunked_prefill", "dtype", "attention_backend"),
     }
 )
-"""What vLLM settles itself whatever it was asked for (larger blocks for a hybrid model, more tokens for an image)."""
+"""What vLLM decides itself whatever was requested (larger blocks for a hybrid model, more tokens for an image)."""
 
 
 @dataclass(frozen=True)
 class ServerFacts:
     """What is known of a server beside its page: /version, /v1/models, /server_info, its log, how it was started.
 
-    `process` is the command of its own process, where that was seen; `launch` the one that somebody says; `log_whole`
+    `process` is the command of its own process, where that was found; `launch` the one that the user gave; `log_whole`
     is whether the log has all that was set.
     """
 
@@ -65,7 +70,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class SourcedValue:
-    """One value of a setting, and the source that says it."""
+    """One value of a setting, and its source."""
 
     value: Value
     source: str
@@ -73,9 +78,9 @@ class SourcedValue:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting by the source that is trusted most, and what the `others` say, who may agree.
+    """A setting by the most trusted source, and the values of the `others`, which may agree.
 
-    A source that only says that it is SET is trusted least.
+    A source that only has that it is SET is trusted least.
     """
 
     name: str
@@ -84,47 +89,45 @@ class Setting:
     others: tuple[SourcedValue, ...] = ()
 
     @property
-    def contradicted(self) -> tuple[SourcedValue, ...]:
-        """The others that say something else."""
-        return tuple(each for each in self.others if not _agree(self.name, self.value, each.value))
+    def conflicts(self) -> tuple[SourcedValue, ...]:
+        """The other sources with another value."""
+        return tuple(other for other in self.others if not _agree(self.name, self.value, other.value))
 
 
 @dataclass(frozen=True)
 class RunningConfig:
     """All that is known of how a server runs: `settings` and `environment` by name.
 
-    `unread` is "" where everything that was set is here, so that any other flag has its default; else what is lacking.
+    `incomplete` is "" where everything that was set is here, so that other flags have their defaults; else the reason.
     """
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    unread: str = Launch().unread
+    incomplete: str = Launch().incomplete
     problems: tuple[str, ...] = ()
 
     @property
     def numbers(self) -> Config:
         """What is published as `diag_vllm_config`."""
-        return {name: each.value for name, each in self.settings.items() if not isinstance(each.value, str)}
+        return {name: setting.value for name, setting in self.settings.items() if not isinstance(setting.value, str)}
 
     def notes(self, instance: str) -> list[str]:
-        """A sentence for each number that the sources disagree about."""
-        return [*self.problems, *(_note(instance, each, said) for each, said in self._disputes())]
-
-    def _disputes(self) -> list[tuple[Setting, SourcedValue]]:
-        numbers = [each for each in self.settings.values() if not isinstance(each.value, str)]
-        return [(each, said) for each in numbers for said in each.contradicted]
+        """A sentence for each number on which the sources conflict."""
+        numbers = [setting for setting in self.settings.values() if not isinstance(setting.value, str)]
+        conflicts = [_note(instance, setting, other) for setting in numbers for other in setting.conflicts]
+        return [*self.problems, *conflicts]
 
 
-def _note(instance: str, setting: Setting, said: SourcedValue) -> str:
-    used = f"{setting.name} of {printable(instance)} is {setting.value:g} by {setting.source}"
-    return f"{used} and {said.value:g} by {said.source}: {setting.value:g} was used"
+def _note(instance: str, setting: Setting, other: SourcedValue) -> str:
+    used = f"{setting.name} of {printable(instance)} is {setting.value:g} ({setting.source})"
+    return f"{used} but {other.value:g} ({other.source}): {setting.value:g} is used"
 
 
-def _agree(name: str, one: Value, other: Value) -> bool:
-    """Numbers nearly, words where none of them leaves it open; "auto" is what a KV cache can have in the end."""
-    if isinstance(one, str) or isinstance(other, str):
-        return one == other or SET in (one, other) or (name in _OPEN and "auto" in (one, other))
-    return abs(one - other) <= _CLOSE * abs(one)
+def _agree(name: str, value: Value, other: Value) -> bool:
+    """Numbers nearly, words unless one of them leaves it open; "auto" is what a KV cache can have in the end."""
+    if isinstance(value, str) or isinstance(other, str):
+        return value == other or SET in (value, other) or (name in _OPEN and "auto" in (value, other))
+    return abs(value - other) <= _CLOSE * abs(value)
 
 
 def from_page(infos: Sequence[Labels], engines: int) -> Config:
@@ -144,7 +147,7 @@ def from_page(infos: Sequence[Labels], engines: int) -> Config:
 
 
 def _labels(infos: Sequence[Labels]) -> Config:
-    """Where engines differ, the smallest pool counts: it fills up first."""
+    """Where engines differ, the smallest KV cache counts: it fills up first."""
     config: Config = {}
     for info in infos:
         for name, value in numbers(info).items():
@@ -176,7 +179,7 @@ def words_of_page(infos: Sequence[Labels]) -> dict[str, str]:
 
 
 def _tokens(info: Labels, config: Config, engines: int) -> float | None:
-    """Of one engine, where vLLM (before 0.24) does not say it; `num_gpu_blocks` is the sum over all engines.
+    """Of one engine, where vLLM (before 0.24) does not publish it; `num_gpu_blocks` is the sum over all engines.
 
     With a sliding window or state-space layers a block is not worth its size in tokens.
     """
@@ -199,50 +202,53 @@ def _inside(node: Any, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def settle(by_page: Values, told: ServerFacts, by_exporter: Config | None = None) -> RunningConfig:
-    """The running configuration of a target; `by_page` is what the labels of its page say.
+def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = None) -> RunningConfig:
+    """The running configuration of a target; `by_page` is what the labels of its page have.
 
-    An exporter relays what it was told itself: where another source says the same, that one is the source.
+    An exporter relays what it was given itself: where another source has the same value, that one is the source.
     """
-    process, problem = _read(told.process)
-    given, trouble = _read(told.launch)
-    said: dict[str, Values] = {
-        SERVER_INFO: told.server_info,
+    process, process_problem = _read(facts.process)
+    given, launch_problem = _read(facts.launch)
+    sources: dict[str, Values] = {
+        SERVER_INFO: facts.server_info,
         PROCESS: process.flags,
-        LOG: told.log,
+        LOG: facts.log,
         PAGE: by_page,
-        MODELS: {} if told.max_model_len is None else {"max_model_len": told.max_model_len},
+        MODELS: {} if facts.max_model_len is None else {"max_model_len": facts.max_model_len},
         LAUNCH: given.flags,
     }
-    said[EXPORTER] = {
+    sources[EXPORTER] = {
         name: value
         for name, value in (by_exporter or {}).items()
-        if not any(_says(each, name, value) for each in said.values())
+        if not any(_has(values, name, value) for values in sources.values())
     }
-    unread = process.unread if told.process else given.unread
+    command = process if facts.process else given
+    names = sorted({name for values in sources.values() for name in values})
     return RunningConfig(
-        settings={name: _setting(name, said) for name in sorted({each for values in said.values() for each in values})},
-        environment=process.environment if told.process else given.environment,
-        unread="" if told.server_info or told.log_whole else unread,
-        problems=tuple(each for each in (problem, trouble) if each),
+        settings={name: _setting(name, sources) for name in names},
+        environment=command.environment,
+        incomplete="" if facts.server_info or facts.log_whole else command.incomplete,
+        problems=tuple(filter(None, (process_problem, launch_problem))),
     )
 
 
-def _says(values: Values, name: str, value: Value) -> bool:
+def _has(values: Values, name: str, value: Value) -> bool:
     return name in values and _agree(name, value, values[name])
 
 
-def _setting(name: str, said: Mapping[str, Values]) -> Setting:
+def _setting(name: str, sources: Mapping[str, Values]) -> Setting:
     order = OWN_TRUST if name in OWN else TRUST
-    found = (SourcedValue(said[source][name], source) for source in order if name in said[source])
-    first, *others = sorted(found, key=lambda each: each.value == SET)
+    found = (SourcedValue(sources[source][name], source) for source in order if name in sources[source])
+    first, *others = sorted(found, key=lambda sourced: sourced.value == SET)
     return Setting(name, first.value, first.source, tuple(others))
 
 
 @lru_cache(maxsize=256)  # an exporter asks at every scrape
 def _read(command: str) -> tuple[Launch, str]:
-    """What a command says, or what is wrong with it."""
+    """The settings of a command, and what is wrong with it."""
     try:
         return launch.read(command), ""
     except BadUsage as error:
-        return Launch(unread="it could not be read"), f"the launch command could not be read: {error}"
+        return Launch(
+            incomplete="the launch command could not be parsed"
+        ), f"the launch command could not be parsed: {error}"

@@ -73,35 +73,35 @@ _OPEN = ("", "auto", "-1", "None")
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command says of the settings in FLAGS and WORDS, and of the environment; SET where it says no more.
+    """The settings in FLAGS and WORDS that a command gives, and its environment; SET where a value is hidden.
 
-    `unread` says what else may set a flag where the command is not the whole story.
+    `incomplete` says why other flags may be set, "" where none can be.
     """
 
     flags: Mapping[str, Value] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    unread: str = "it is not known"
+    incomplete: str = "the launch command is unknown"
 
 
 def read(text: str) -> Launch:
     """Read a command that starts vLLM; BadUsage where a quotation is not closed."""
     if not text.strip():
         return Launch()
-    unread = ""
+    incomplete = ""
     try:
         command = parse(text)
     except BadUsage:
         command = parse(f"vllm serve {text}")  # a program of the site's own that passes flags on
-        unread = "it is no command of vLLM's own"
+        incomplete = "the launch command is a wrapper around vLLM"
     if command.config:
-        unread = "it reads more flags from a file (--config)"
+        incomplete = "the launch command reads a --config file"
     if any("$" in word for word in command.words[command.arguments :]):
-        unread = unread or "it has variables of a shell in it"
-    return Launch(_flags(command), _environment(command), unread)
+        incomplete = incomplete or "the launch command contains shell variables"
+    return Launch(_flags(command), _environment(command), incomplete)
 
 
 def _flags(command: Command) -> Mapping[str, Value]:
-    """What is given last counts."""
+    """The last one counts where a flag is repeated."""
     found: dict[str, Value] = {}
     for given in command.given:
         option = given.option
@@ -120,19 +120,19 @@ def _number(name: str, given: Given, on: bool) -> Value | None:
         return float(on != (value.lower() in ("false", "0")))
     if not on or value in _OPEN:
         return None
-    read = number(value) if kind == "share" else flag_integer(value)
-    return SET if read is None else read
+    parsed = number(value) if kind == "share" else flag_integer(value)
+    return SET if parsed is None else parsed
 
 
 def _named(name: str, given: Given) -> str | None:
-    """A word that was asked for; "auto" asks for none."""
+    """A word that was given; "auto" leaves it to vLLM."""
     value = word("".join(given.values)) if name in WORDS else None
     return None if value == "auto" else value
 
 
 def _environment(command: Command) -> Mapping[str, str]:
-    """The variables that matter to vLLM, NCCL and CUDA; paths, keys and addresses are only said to be set."""
-    names = sorted(each for each in command.environment if each.startswith(_VARIABLES) and not is_secret(each))
+    """The variables that matter to vLLM, NCCL and CUDA; of paths, keys and addresses only that they are set."""
+    names = sorted(name for name in command.environment if name.startswith(_VARIABLES) and not is_secret(name))
     return {name: _shown(name, command.environment[name]) for name in names}
 
 
