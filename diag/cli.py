@@ -276,25 +276,6 @@ def explain(
     typer.echo(run(name, incidents), nl=False)
 
 
-@command("Set up Prometheus and Grafana")
-def generate(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder for alerts/, dashboards/, runbooks/ and docs/.")
-    ] = Path(),
-    *,
-    check: Annotated[
-        bool, output_option("--check", help="Write nothing; fail if a file is not what would be written.")
-    ] = False,
-    configuration: ConfigurationOptions,
-) -> None:
-    """Write Prometheus alerts, Grafana dashboards and runbooks for every incident, with your SLOs and thresholds."""
-    from diag.commands.generate import run
-
-    text, status = run(folder, check, configuration.incidents, configuration.contract)
-    typer.echo(text)
-    raise typer.Exit(status)
-
-
 @command("Check before a rollout")
 def budget(
     target: Annotated[
@@ -373,6 +354,25 @@ def list_incidents(incidents: UserIncidents = None) -> None:
     from diag.commands.incidents import run
 
     typer.echo(run(incidents), nl=False)
+
+
+@command("Set up Prometheus and Grafana")
+def generate(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder for alerts/, dashboards/, runbooks/ and docs/.")
+    ] = Path(),
+    *,
+    check: Annotated[
+        bool, output_option("--check", help="Write nothing; fail if a file is not what would be written.")
+    ] = False,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Write Prometheus alerts, Grafana dashboards and runbooks for every incident, with your SLOs and thresholds."""
+    from diag.commands.generate import run
+
+    text, status = run(folder, check, configuration.incidents, configuration.contract)
+    typer.echo(text)
+    raise typer.Exit(status)
 
 
 def main() -> None:

@@ -45,11 +45,11 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0.1,
-        help="Give up on a scrape (default: 5) or on a Prometheus query (default: 30) after so long.",
+        help="Time until a scrape (default: 5) or a Prometheus query (default: 30) fails.",
         show_default=False,
     ),
 ]
-Json = Annotated[bool, output_option("--json", help="Print JSON, in the schema that diag/report documents.")]
+Json = Annotated[bool, output_option("--json", help="Print JSON (its schema: diag/report/diag.COMMAND.schema.json).")]
 
 
 @dataclass(frozen=True)
