@@ -70,7 +70,7 @@ class PageReader:
         lines = _lines(page, _INFO)
         if lines != self._info[0]:
             infos = [sample(line)[1] for line in lines.splitlines()]
-            self._info = lines, from_page(infos, len({each["engine"] for each in infos if "engine" in each}))
+            self._info = lines, from_page(infos, len({info["engine"] for info in infos if "engine" in info}))
         return self._info[1]
 
 

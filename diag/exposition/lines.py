@@ -38,7 +38,7 @@ def _labels(inside: str) -> dict[str, str]:
         match = _LABEL.match(inside, at)
         if match is None or match[1] in labels or match[1] == "__name__":
             raise ValueError
-        labels[match[1]] = _ESCAPE.sub(lambda each: "\n" if each[1] == "n" else each[1], match[2])
+        labels[match[1]] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], match[2])
         at = match.end()
     return labels
 

@@ -164,8 +164,8 @@ class Parser:
     def _layout(self, rows: list[int]) -> Layout:
         if self._last is None or self._last[0] != rows:
             vllm = [self.labels[row] for row in rows if self.labels[row]["__name__"].startswith("vllm:")]
-            models = sorted({each["model_name"] for each in vllm if "model_name" in each})
-            engines = len({each["engine"] for each in vllm if "engine" in each})
+            models = sorted({labels["model_name"] for labels in vllm if "model_name" in labels})
+            engines = len({labels["engine"] for labels in vllm if "engine" in labels})
             self._last = rows, Layout(np.array(rows, np.intp), tuple(models), engines, bool(vllm))
         return self._last[1]
 

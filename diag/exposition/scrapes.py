@@ -47,8 +47,8 @@ class Target:
 
     def table(self) -> "ScrapeTable":
         """Lay out what was gathered; a scrape that is not newer than another of this target sorts by its time."""
-        ordered = sorted(self.scrapes, key=lambda each: each.at)
-        kept = [each for i, each in enumerate(ordered) if i == 0 or each.at > ordered[i - 1].at]
+        ordered = sorted(self.scrapes, key=lambda scrape: scrape.at)
+        kept = [scrape for i, scrape in enumerate(ordered) if i == 0 or scrape.at > ordered[i - 1].at]
         return ScrapeTable(
             self.instance,
             tuple(self._parser.labels),
@@ -71,7 +71,7 @@ class ScrapeTable:
     @cached_property
     def times(self) -> Millis:
         """Every scrape, failed ones included; shape (N,)."""
-        return np.array([each.at for each in self.scrapes], np.int64)
+        return np.array([scrape.at for scrape in self.scrapes], np.int64)
 
     @cached_property
     def values(self) -> Floats:
@@ -85,12 +85,12 @@ class ScrapeTable:
     @cached_property
     def pages(self) -> tuple[Page, ...]:
         """The pages of the scrapes that did not fail."""
-        return tuple(each.page for each in self.scrapes if each.page is not None and not each.reason)
+        return tuple(scrape.page for scrape in self.scrapes if scrape.page is not None and not scrape.reason)
 
     @property
     def failed(self) -> tuple[Scrape, ...]:
         """The scrapes that failed."""
-        return tuple(each for each in self.scrapes if each.reason)
+        return tuple(scrape for scrape in self.scrapes if scrape.reason)
 
     def rows(self, *names: str) -> list[int]:
         """The series of these metrics, on whichever page."""
@@ -99,20 +99,20 @@ class ScrapeTable:
     def last(self, name: str) -> list[Labels]:
         """The series of a metric on the last page that has it."""
         rows = set(self.rows(name))
-        pages = (each.page for each in reversed(self.scrapes) if each.page is not None)
+        pages = (scrape.page for scrape in reversed(self.scrapes) if scrape.page is not None)
         there = next((found for page in pages if (found := rows & set(page.layout.rows.tolist()))), set())
         return [self.labels[row] for row in sorted(there)]
 
 
 def median_interval(tables: Sequence[ScrapeTable], otherwise: float) -> float:
     """The usual seconds between two scrapes of one target."""
-    steps = [np.diff(each.times) for each in tables if len(each.times) > 1]
+    steps = [np.diff(table.times) for table in tables if len(table.times) > 1]
     return float(np.median(np.concatenate(steps))) / 1000 if steps else otherwise
 
 
 def rounds(tables: Sequence[ScrapeTable], interval: float) -> Millis:
     """One instant for each round over all targets: back from the last scrape, in steps of at least 3/4 interval."""
-    times = distinct(np.concatenate([each.times for each in tables]))
+    times = distinct(np.concatenate([table.times for table in tables]))
     apart = max(1, round(750 * interval))
     chosen = [int(times[-1])]
     while (before := int(np.searchsorted(times, chosen[-1] - apart, side="right"))) > 0:

@@ -1,4 +1,4 @@
-"""Addresses of targets: what was typed, made into something to ask and something to print."""
+"""Addresses of targets: what the user typed, as a URL for requests and as text that may be printed."""
 
 import ipaddress
 from collections import Counter
@@ -41,14 +41,14 @@ class Address:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Paths (with the query) where the page may be, the likeliest first."""
+        """Paths (with the query) where the page may be, the most likely first."""
         base = self.path.rstrip("/")
         paths = [base] if base.endswith("/metrics") else [base, f"{base}/metrics", "/metrics"] if base else ["/metrics"]
         return tuple(f"{path}?{self.query}" if self.query else path for path in paths)
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is this very machine: no proxy may come in between."""
+        """Whether it is this machine, which no proxy may stand in front of."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -56,7 +56,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Read a URL or host:port; BadUsage, without what may be a password in it, where it is none."""
+    """Read a URL or host:port; BadUsage, without what may be a password in it, where it is not one."""
     try:
         url = urlsplit(text if "://" in text else f"http://{text}")
         port = url.port or PORTS.get(url.scheme, 0)
@@ -82,13 +82,13 @@ def _safe(text: str) -> str:
 
 
 def parse_all(texts: Sequence[str]) -> dict[str, Address]:
-    """The addresses by instance; one that is named twice is asked once."""
+    """The addresses by instance; one that is named twice counts once."""
     addresses = list(dict.fromkeys(parse(text) for text in texts))
-    several = Counter(each.instance for each in addresses)
+    count = Counter(address.instance for address in addresses)
     named = {}
-    for each in addresses:
-        name = each.instance if several[each.instance] == 1 else each.instance + quote(each.path or "/")
+    for address in addresses:
+        name = address.instance if count[address.instance] == 1 else address.instance + quote(address.path or "/")
         while name in named:
             name += "'"
-        named[name] = each
+        named[name] = address
     return named

@@ -232,5 +232,5 @@ def _read(raw: HTTPResponse, most_bytes: int, deadline: Deadline) -> Response:
 
 def _merged(*headers: Mapping[str, str]) -> dict[str, str]:
     """The headers together, whatever the case of their names; the last one counts."""
-    found = {name.lower(): (name, value) for each in headers for name, value in each.items()}
+    found = {name.lower(): (name, value) for mapping in headers for name, value in mapping.items()}
     return dict(found.values())

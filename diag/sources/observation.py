@@ -53,40 +53,40 @@ class Origin:
     truth: Mapping[str, object] | None = None
 
 
-def observation(origin: Origin, targets: Sequence[Target], told: Mapping[str, ServerFacts]) -> Observation:
+def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, ServerFacts]) -> Observation:
     """Lay out what was gathered of the targets; each has at least one scrape."""
-    tables = [each.table() for each in targets]
-    facts = {each.instance: told.get(each.instance, ServerFacts()) for each in tables}
-    settled = {each.instance: _settled(each, facts[each.instance]) for each in tables}
+    tables = [target.table() for target in targets]
+    facts = {table.instance: facts.get(table.instance, ServerFacts()) for table in tables}
+    settled = {table.instance: _settled(table, facts[table.instance]) for table in tables}
     interval = median_interval(tables, origin.every)
-    said = [note for each in tables for note in (*notes.of(each), *settled[each.instance].notes(each.instance))]
+    remarks = [note for table in tables for note in (*notes.of(table), *settled[table.instance].notes(table.instance))]
     return Observation(
         source=origin.source,
         target=origin.target,
-        samples=Samples(part for each in tables for part in _blocks(each, facts[each.instance], settled)),
+        samples=Samples(part for table in tables for part in _blocks(table, facts[table.instance], settled)),
         instants=rounds(tables, interval),
         interval=interval,
-        scrapes=sum(len(each.scrapes) for each in tables),
-        failed_scrapes=sum(len(each.failed) for each in tables),
-        notes=tuple(dict.fromkeys([*origin.notes, *said])),
-        instances=tuple(each.instance for each in tables),
-        versions=_known({each.instance: _version(each, facts[each.instance]) for each in tables}),
-        models=_known({each.instance: _models(each, facts[each.instance]) for each in tables}),
-        launch=_known({name: redact(each.launch or each.process) for name, each in facts.items()}),
+        scrapes=sum(len(table.scrapes) for table in tables),
+        failed_scrapes=sum(len(table.failed) for table in tables),
+        notes=tuple(dict.fromkeys([*origin.notes, *remarks])),
+        instances=tuple(table.instance for table in tables),
+        versions=_known({table.instance: _version(table, facts[table.instance]) for table in tables}),
+        models=_known({table.instance: _models(table, facts[table.instance]) for table in tables}),
+        launch=_known({name: redact(known.launch or known.process) for name, known in facts.items()}),
         truth=origin.truth or {},
         settled=settled,
     )
 
 
-def _settled(table: ScrapeTable, told: ServerFacts) -> RunningConfig:
+def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
     infos = table.last("vllm:cache_config_info")
     by_page = config.from_page(infos, table.pages[-1].layout.engines if infos else 0)
-    return config.settle({**by_page, **config.words_of_page(infos)}, told, _exported(table))
+    return config.settle({**by_page, **config.words_of_page(infos)}, facts, _exported(table))
 
 
 def _exported(table: ScrapeTable) -> dict[str, float]:
     """What an exporter of ours has settled, on its last page."""
-    page = next((each for each in reversed(table.pages)), None)
+    page = next(reversed(table.pages), None)
     values = zip(page.layout.rows.tolist(), page.values.tolist(), strict=True) if page else ()
     rows = set(table.rows("diag_vllm_config"))
     return {table.labels[row]["flag"]: value for row, value in values if row in rows and "flag" in table.labels[row]}
@@ -96,24 +96,24 @@ def _known(texts: Mapping[str, str]) -> Mapping[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
-def _version(table: ScrapeTable, told: ServerFacts) -> str:
-    return told.version or next((each.get("version", "") for each in table.last("diag_vllm_info")), "")
+def _version(table: ScrapeTable, facts: ServerFacts) -> str:
+    return facts.version or next((info.get("version", "") for info in table.last("diag_vllm_info")), "")
 
 
-def _models(table: ScrapeTable, told: ServerFacts) -> str:
+def _models(table: ScrapeTable, facts: ServerFacts) -> str:
     """By the last page that names a model, else by /v1/models."""
     by_page = next((page.layout.models for page in reversed(table.pages) if page.layout.models), ())
-    by_exporter = next((each.get("model", "") for each in table.last("diag_vllm_info")), "")
-    return ", ".join(by_page) or by_exporter or ", ".join(told.models)
+    by_exporter = next((info.get("model", "") for info in table.last("diag_vllm_info")), "")
+    return ", ".join(by_page) or by_exporter or ", ".join(facts.models)
 
 
-def _blocks(table: ScrapeTable, told: ServerFacts, settled: Mapping[str, RunningConfig]) -> Iterator[Block]:
+def _blocks(table: ScrapeTable, facts: ServerFacts, settled: Mapping[str, RunningConfig]) -> Iterator[Block]:
     """The page's own series, and those that every source publishes unless the page has them, an exporter's for one.
 
     Of the configuration each flag is a series by itself: who started the server may know more of them.
     """
     own = {_key(labels) for labels in table.labels}
-    ours = [each for each in _ours(table, told, settled[table.instance].numbers) if _key(each[0]) not in own]
+    ours = [series for series in _ours(table, facts, settled[table.instance].numbers) if _key(series[0]) not in own]
     if table.labels:
         yield Block(table.labels, table.times, table.values)
     if ours:
@@ -124,14 +124,14 @@ def _key(labels: Labels) -> tuple[str, str]:
     return labels["__name__"], labels.get("flag", "")
 
 
-def _ours(table: ScrapeTable, told: ServerFacts, flags: config.Config) -> Iterator[Row]:
+def _ours(table: ScrapeTable, facts: ServerFacts, flags: config.Config) -> Iterator[Row]:
     def row(name: str, values: object, **labels: str) -> Row:
         row = np.broadcast_to(np.asarray(values, np.float64), table.times.shape)
         return {"__name__": name, "instance": table.instance, **labels}, row
 
-    yield row("up", [not each.reason for each in table.scrapes])
-    yield row("diag_vllm_up", [each.page is not None and each.page.layout.vllm for each in table.scrapes])
-    version, models = _version(table, told), _models(table, told)
+    yield row("up", [not scrape.reason for scrape in table.scrapes])
+    yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
+    version, models = _version(table, facts), _models(table, facts)
     if version or models:
         yield row("diag_vllm_info", 1, version=version, model=models)
     for flag, value in sorted(flags.items()):

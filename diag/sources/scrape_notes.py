@@ -33,7 +33,7 @@ def _failures(table: ScrapeTable) -> Iterator[str]:
     failed = table.failed
     if not failed:
         return
-    reasons = Counter(printable(each.reason) for each in failed).most_common()
+    reasons = Counter(printable(scrape.reason) for scrape in failed).most_common()
     why = reasons[0][0] if len(reasons) == 1 else listed([f"{reason} ({count})" for reason, count in reasons])
     many = f"{len(failed)} of {plural(len(table.scrapes), 'scrape')}"
     yield f"{many} of {printable(table.instance)} failed: {why} ({_when(table.scrapes, failed)})"
@@ -45,7 +45,7 @@ def _when(scrapes: Sequence[Scrape], failed: Sequence[Scrape]) -> str:
         return "all of them"
     if len(failed) == 1:
         return f"at {clock(first.at / 1000)}"
-    unbroken = len(failed) == sum(first.at <= each.at <= last.at for each in scrapes)
+    unbroken = len(failed) == sum(first.at <= scrape.at <= last.at for scrape in scrapes)
     if unbroken and last is scrapes[-1]:
         return f"from {clock(first.at / 1000)} on"
     return f"{'' if unbroken else 'intermittently '}from {clock(first.at / 1000)} to {clock(last.at / 1000)}"
@@ -62,7 +62,7 @@ def _order(table: ScrapeTable) -> Iterator[str]:
 def _restarts(table: ScrapeTable) -> Iterator[str]:
     """`process_start_time_seconds` changed; or, where there is none (several API servers), counters decreased."""
     host = printable(table.instance)
-    answered = np.array([each.page is not None for each in table.scrapes], bool)
+    answered = np.array([scrape.page is not None for scrape in table.scrapes], bool)
     times, values = table.times[answered], table.values[:, answered]
     moved = _steps(values[table.rows("process_start_time_seconds")])
     fell = (_steps(values[_counters(table)]) < 0).any(axis=0)
@@ -91,12 +91,14 @@ def _counters(table: ScrapeTable) -> list[int]:
 
 def _at(sentence: str, times: Millis) -> Iterator[str]:
     if len(times):
-        yield sentence.format(listed([clock(int(each) / 1000) for each in times]))
+        yield sentence.format(listed([clock(int(time) / 1000) for time in times]))
 
 
 def _models(table: ScrapeTable) -> Iterator[str]:
     """Where the name of the served model changed from one page to the next."""
-    seen = [(each.at, each.page.layout.models) for each in table.scrapes if each.page and each.page.layout.models]
+    seen = [
+        (scrape.at, scrape.page.layout.models) for scrape in table.scrapes if scrape.page and scrape.page.layout.models
+    ]
     for (_, before), (at, after) in pairwise(seen):
         if before != after:
             change = f"from {printable(', '.join(before))} to {printable(', '.join(after))}"

@@ -1,4 +1,4 @@
-"""WatchedServer servers, scraped at once, each on its own cadence."""
+"""Live servers, scraped side by side, each on its own cadence."""
 
 import asyncio
 import math
@@ -36,8 +36,8 @@ class WatchProgress:
 class ScrapePlan:
     """How to watch; times in seconds.
 
-    credentials: None reads the environment. probe: how long one request for one token may take, None to send none.
-    beside: where the pages of a server come from if not from itself. on_progress: told after every scrape.
+    credentials: None reads the environment. probe: how long one request for one token may take, None for no probe.
+    beside: where the pages of a server come from if not from itself. on_progress: called after every scrape.
     should_go_on: asked when the time is over, and then every few scrapes.
     """
 
@@ -62,7 +62,7 @@ def watch(targets: Sequence[str], plan: ScrapePlan) -> Observation:
 
 
 class Watch:
-    """A watch of live servers; `told` is what they say of themselves, by instance."""
+    """A watch of live servers; `facts` is what they report of themselves, by instance."""
 
     def __init__(self, targets: Sequence[str], plan: ScrapePlan, sink: Sink | None = None) -> None:
         self._addresses = parse_all(targets)
@@ -81,28 +81,28 @@ class Watch:
     @property
     def facts(self) -> dict[str, ServerFacts]:
         """What is known of each server beside its pages."""
-        return {each.target.instance: each.facts for each in self._servers}
+        return {server.target.instance: server.facts for server in self._servers}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What has to be said beside what the scrapes themselves show."""
-        return (*self._notes, *self._clock.jumps, *(note for each in self._servers for note in each.server.notes))
+        """Notes about the watch itself, beside those about the scrapes."""
+        return (*self._notes, *self._clock.jumps, *(note for watched in self._servers for note in watched.server.notes))
 
     def run(self) -> Observation:
         """Watch to the end or until Ctrl-C and return what was seen; KeyboardInterrupt where that is nothing."""
         try:
             asyncio.run(self._run())
         except (KeyboardInterrupt, _Interrupted) as error:
-            if not any(each.answered for each in self._servers):
+            if not any(server.answered for server in self._servers):
                 raise KeyboardInterrupt from error
             self._notes.append("interrupted: only the scrapes until then were used")
         return self._observation()
 
     def _observation(self) -> Observation:
-        lives = [each for each in self._servers if each.target.scrapes]
-        shown = ", ".join(dict.fromkeys(each.shown for each in self._addresses.values()))
+        watched = [server for server in self._servers if server.target.scrapes]
+        shown = ", ".join(dict.fromkeys(address.shown for address in self._addresses.values()))
         origin = Origin("scrape", shown, self._plan.every, self.remarks)
-        return observation(origin, [each.target for each in lives], self.facts)
+        return observation(origin, [server.target for server in watched], self.facts)
 
     async def _run(self) -> None:
         for instance, address in self._addresses.items():
@@ -121,11 +121,11 @@ class Watch:
         until = self._plan.duration
         await self._to(until)
         await asyncio.gather(*self._fact_requests)
-        while not all(each.done() for each in self._probes) or self._goes_on():
+        while not all(probe.done() for probe in self._probes) or self._goes_on():
             until = _now() - self._start + 2 * self._plan.every
             await self._to(until)
         await asyncio.gather(*self._probes)
-        await _together(each.scrape() for each in self._servers if each.owes_probe)
+        await _together(server.scrape() for server in self._servers if server.owes_probe)
 
     def _goes_on(self) -> bool:
         try:
@@ -135,27 +135,27 @@ class Watch:
 
     async def _to(self, until: float) -> None:
         """Scrape every target until so many seconds after the start."""
-        await _together(self._cadence(each, until) for each in self._servers)
+        await _together(self._cadence(server, until) for server in self._servers)
 
-    async def _cadence(self, live: WatchedServer, until: float) -> None:
-        """Scrape one target at whole multiples of the interval; those that a slow answer covers are left out."""
+    async def _cadence(self, server: WatchedServer, until: float) -> None:
+        """Scrape one target at whole multiples of the interval; those that a slow response covers are skipped."""
         every = self._plan.every
-        while live.tick * every <= until + _SLACK:
-            await asyncio.sleep(self._start + live.tick * every - _now())
-            await live.scrape()
-            live.tick = max(live.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
-            self._after(live)
+        while server.tick * every <= until + _SLACK:
+            await asyncio.sleep(self._start + server.tick * every - _now())
+            await server.scrape()
+            server.tick = max(server.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
+            self._after(server)
 
-    def _after(self, live: WatchedServer) -> None:
-        if len(live.target.scrapes) == 1:
+    def _after(self, server: WatchedServer) -> None:
+        if len(server.target.scrapes) == 1:
             self._first_contact()
-        if live.server.path and not live.asked:
-            live.asked = True
-            self._fact_requests.append(asyncio.create_task(live.fetch_facts()))
+        if server.server.path and not server.asked:
+            server.asked = True
+            self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
             if self._plan.probe is not None:
-                self._probes.append(asyncio.create_task(live.probe(self._plan.probe)))
+                self._probes.append(asyncio.create_task(server.probe(self._plan.probe)))
         self._scrapes += 1
-        self._failed += live.failure is not None
+        self._failed += server.failure is not None
         try:
             seconds = _now() - self._start
             self._plan.on_progress(WatchProgress(self._scrapes, self._failed, seconds, self._plan.duration))
@@ -164,7 +164,7 @@ class Watch:
 
     def _first_contact(self) -> None:
         self._untried -= 1
-        if not self._untried and not any(each.answered for each in self._servers):
+        if not self._untried and not any(server.answered for server in self._servers):
             raise _unreachable(self._servers)
 
 
@@ -176,16 +176,18 @@ async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
     """Run all; the first error ends the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
-            for each in coroutines:
-                group.create_task(each)
+            for coroutine in coroutines:
+                group.create_task(coroutine)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
-def _unreachable(lives: Sequence[WatchedServer]) -> Unreachable:
-    failures = [(each.server.address.shown, each.failure) for each in lives if each.failure]
+def _unreachable(watched_servers: Sequence[WatchedServer]) -> Unreachable:
+    failures = [(watched.server.address.shown, watched.failure) for watched in watched_servers if watched.failure]
     if len(failures) == 1:
         shown, failure = failures[0]
         return Unreachable(sentence(printable(shown), failure))
-    each = [f"{printable(shown)} ({failure})" for shown, failure in failures]
-    return Unreachable(f"none of {len(lives)} servers returned metrics: {listed(each)}; {failures[0][1].hint}")
+    reasons = [f"{printable(shown)} ({failure})" for shown, failure in failures]
+    return Unreachable(
+        f"none of {len(watched_servers)} servers returned metrics: {listed(reasons)}; {failures[0][1].hint}"
+    )

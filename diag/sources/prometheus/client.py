@@ -41,7 +41,7 @@ class Prometheus:
     @property
     def warnings(self) -> list[str]:
         """What the server warned of, partial answers for one; each once."""
-        return [printable(each) for each in self._session.warnings]
+        return [printable(warning) for warning in self._session.warnings]
 
     def now(self) -> int:
         """The server's own clock: the samples are stamped by it, or by one that it trusts."""
@@ -65,14 +65,14 @@ class Prometheus:
     def series(self, matches: Sequence[str], start: int, end: int) -> list[Mapping[str, str]]:
         """The labels of the series that a time may have; whole blocks count, so some may have ended before."""
         span, these = (_moment(start), _moment(end)), {"match[]": list(matches)}
-        return self._read(lambda: [_labels(each) for each in _list(self._library.get_series(*span, these))])
+        return self._read(lambda: [_labels(labels) for labels in _list(self._library.get_series(*span, these))])
 
     def recorded(self) -> dict[str, str]:
         """What rules record here: the name by the expression, printed prettily. Empty where there are no rules."""
         try:
             reply = self._session.get(f"{self._library.url}/api/v1/rules", params={"type": "record"}).json()
             rules = [rule for group in reply["data"]["groups"] for rule in group["rules"]]
-            known = {_printed(each["query"]): str(each["name"]) for each in rules if each.get("health") == "ok"}
+            known = {_printed(rule["query"]): str(rule["name"]) for rule in rules if rule.get("health") == "ok"}
             return {promql: name for promql, name in known.items() if promql}
         except (Unreachable, Refused, *_UNLIKE):
             return {}
@@ -97,7 +97,7 @@ def _printed(promql: str) -> str:
 
 def _series(result: Sequence[Series], holds: str) -> list[Series]:
     """The series that have numbers: native histograms are left out."""
-    return [_checked(each) for each in _list(result) if each.get(holds)]
+    return [_checked(series) for series in _list(result) if series.get(holds)]
 
 
 def _list(given: Sequence[T]) -> Sequence[T]:

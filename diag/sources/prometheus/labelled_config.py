@@ -13,7 +13,7 @@ from diag.vllm.server import config
 INFO = "vllm:cache_config_info"
 MOST_VALUES = 20
 """Different values of one flag: of a fleet with more, the rest stays unknown."""
-_ASKED = re.compile(r'last_over_time\(diag_vllm_config\{flag="(\w+)"\}\[(\w+)\]\)')
+_CONFIG_SELECTOR = re.compile(r'last_over_time\(diag_vllm_config\{flag="(\w+)"\}\[(\w+)\]\)')
 Flags = Mapping[str, Mapping[float, list[str]]]
 """By flag, by value: the instances that run with it."""
 
@@ -25,14 +25,14 @@ def flags(infos: Iterable[Mapping[str, str]]) -> Flags:
         pages[info.get("instance", "")].append(info)
     found: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
     for instance, page in sorted(pages.items()):
-        for flag, value in config.from_page(page, len({each.get("engine") for each in page})).items():
+        for flag, value in config.from_page(page, len({info.get("engine") for info in page})).items():
             found[flag][value].append(instance)
     return found
 
 
 def completed(promql: str, known: Flags) -> str:
     """The expression, with what is known wherever it asks for a flag that only an exporter publishes."""
-    return _ASKED.sub(_with(known), promql)
+    return _CONFIG_SELECTOR.sub(_with(known), promql)
 
 
 def _with(known: Flags) -> Callable[[re.Match[str]], str]:
@@ -45,5 +45,5 @@ def _with(known: Flags) -> Callable[[re.Match[str]], str]:
 
 
 def _selected(instances: list[str], window: str) -> str:
-    these = any_of("instance", [re.escape(each) for each in instances])
+    these = any_of("instance", [re.escape(instance) for instance in instances])
     return f"max by (instance) (last_over_time({INFO}{{{these}}}[{window}]))"

@@ -1,4 +1,4 @@
-"""What a Prometheus holds of vLLM servers: which there are, when they were scraped, and answers of the same queries."""
+"""vLLM servers in a Prometheus: which there are, when they were scraped, and the results of queries for them."""
 
 import math
 import re
@@ -28,7 +28,7 @@ _BEFORE = 86_400_000
 """How long before the span a server may have answered last and still belong to it."""
 _SAMPLED = 3
 _FEW = 20
-_MOST_LATE = 3
+_MOST_TIMEOUTS = 3
 _FEW_REFUSALS = 3
 _NUMBER = re.compile(r"\d+")
 
@@ -44,7 +44,7 @@ class Member:
 class PrometheusSource:
     """Keeps the protocol `TelemetrySource`: every query is evaluated by the server, for all of `members` at once.
 
-    `queries` counts them. Raises Unreachable where the server cannot be asked or holds nothing of such servers.
+    `queries` counts them. Raises Unreachable where Prometheus cannot be queried or has no such servers.
     """
 
     def __init__(self, prometheus: Prometheus, scope: Scope, labels: tuple[str, ...] = ("instance",)) -> None:
@@ -52,7 +52,7 @@ class PrometheusSource:
         self._scope, self._labels = scope, labels
         self._refused: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
-        self._late, self._lost, self._lock = 0, "", Lock()
+        self._timeouts, self._given_up, self._lock = 0, "", Lock()
         for matcher in scope.matchers:
             _check(matcher)
         try:
@@ -70,7 +70,7 @@ class PrometheusSource:
 
     @property
     def shown(self) -> str:
-        """The server and what was asked for, without credentials."""
+        """The address of Prometheus and the scope, without credentials."""
         return (
             f"{self._prometheus.shown} {{{printable(self._scope.everywhere)}}}"
             if self._scope.everywhere
@@ -79,7 +79,7 @@ class PrometheusSource:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has to be said of the answers: refused queries, and the server's own warnings."""
+        """Notes about the results: queries that Prometheus rejected, and its own warnings."""
         refusals = self._refused.most_common(_FEW_REFUSALS)
         refused = [
             f"Prometheus rejected {plural(count, 'query', 'queries')}: {self._reasons[reason]}"
@@ -119,25 +119,25 @@ class PrometheusSource:
         series: dict[str, list[Mapping[str, str]]] = {}
         for labels in self._prometheus.series(matches, start, self.end):
             series.setdefault(self._name(labels), []).append(labels)
-        return {name: _member(each) for name, each in sorted(series.items()) if name}
+        return {name: _member(found) for name, found in sorted(series.items()) if name}
 
     def _name(self, labels: Mapping[str, str]) -> str:
-        return "/".join(labels.get(each, "") for each in self._labels).strip("/")
+        return "/".join(labels.get(label, "") for label in self._labels).strip("/")
 
     def _nobody(self, scope: Scope) -> str:
         span = f"between {moment(self.start / 1000)} and {moment(self.end / 1000)}"
         others = self._found(Scope(scope.span), self.start) if scope != Scope(scope.span) else {}
         if others:
-            some = listed([_told(*each) for each in others.items()])
+            some = listed([_described(*server) for server in others.items()])
             return f"{self._prometheus.shown} has no matching vLLM server {span}; it has {some}"
         hint = "are vLLM servers or `diag exporter` among its targets, and is the time range right?"
         return f"{self._prometheus.shown} has no vLLM metrics {span}; {hint}"
 
     def _narrowing(self, scope: Scope) -> str:
-        """Matchers for every selector; a few servers are named, many are picked from the answers."""
+        """Matchers for every selector; a few servers are named, of many the results are filtered."""
         if scope.instances or len(self.members) > _FEW or self._labels != ("instance",):
             return scope.everywhere
-        return ",".join([*scope.matchers, any_of("instance", [re.escape(each) for each in self.members])])
+        return ",".join([*scope.matchers, any_of("instance", [re.escape(instance) for instance in self.members])])
 
     def _cadence(self) -> tuple[Instants, float]:
         """The instants to judge, back from the last scrape, and the usual seconds between two scrapes of a target."""
@@ -145,14 +145,14 @@ class PrometheusSource:
         counts, still = self._counted(f"count_over_time(up[{span}ms])"), self._counted("up")
         targets = f"{any_of('instance', [*_most(counts, counts), *_most(still, counts)])},{self._matchers}"
         raw = f"up{{{targets}}}[{span + 1}ms]"  # with the scrape at its start
-        series = [_times(each) for each in self._prometheus.instant(raw, self.end)]
-        times = [each for each in series if len(each)]
+        series = [_times(samples) for samples in self._prometheus.instant(raw, self.end)]
+        times = [scraped for scraped in series if len(scraped)]
         if not times:
             raise Unreachable(self._not_scraped())
-        self.members = {name: each for name, each in self.members.items() if _is_among(counts, each)}
-        steps = np.concatenate([np.diff(each) for each in times])
+        self.members = {name: member for name, member in self.members.items() if _is_among(counts, member)}
+        steps = np.concatenate([np.diff(scraped) for scraped in times])
         interval = int(np.median(steps)) if len(steps) else 0
-        first, last = min(int(each[0]) for each in times), max(int(each[-1]) for each in times)
+        first, last = min(int(scraped[0]) for scraped in times), max(int(scraped[-1]) for scraped in times)
         self._lag = _lag(times[0], last, interval)
         return self._grid(first, last, interval), interval / 1000 or 15.0
 
@@ -166,7 +166,7 @@ class PrometheusSource:
         """A number for each of our targets, by its label `instance`."""
         found = self._prometheus.instant(add_matchers(f"sum by (instance) ({promql})", self._matchers), self.end)
         ours = {instance for member in self.members.values() for _, instance in member.targets}
-        counts = {each["metric"].get("instance", ""): float(each["value"][1]) for each in found}
+        counts = {series["metric"].get("instance", ""): float(series["value"][1]) for series in found}
         return {name: count for name, count in counts.items() if name in ours}
 
     def _not_scraped(self) -> str:
@@ -201,13 +201,13 @@ class PrometheusSource:
             infos, published = (self._last(promql) for promql in (INFO, f"count by (instance) ({CONFIG})"))
         except Refused:
             return {}
-        told = {each.get("instance") for each in published}
-        return flags(each for each in infos if each.get("instance") not in told)
+        published_by = {labels.get("instance") for labels in published}
+        return flags(info for info in infos if info.get("instance") not in published_by)
 
     def _last(self, promql: str) -> list[Mapping[str, str]]:
         """The labels of what there is at the last instant."""
         at = int(self.instants[-1]) + self._lag
-        return [each["metric"] for each in self._prometheus.instant(add_matchers(promql, self._matchers), at)]
+        return [series["metric"] for series in self._prometheus.instant(add_matchers(promql, self._matchers), at)]
 
     def _complete(self, rows: Mapping[Subject, Floats]) -> bool:
         """Whether what was recorded says something of every server at every instant."""
@@ -218,10 +218,10 @@ class PrometheusSource:
         self.queries += 1
         rows: dict[Subject, Floats] = {}
         at = instants + self._lag
-        for each in self._answered(add_matchers(promql, self._matchers_of(promql)), at):
-            subject = self._subject(each["metric"])
+        for series in self._answered(add_matchers(promql, self._matchers_of(promql)), at):
+            subject = self._subject(series["metric"])
             if dict(subject).get("instance") in self.members:
-                rows[subject] = _laid_out(each, at)
+                rows[subject] = _laid_out(series, at)
         return rows
 
     def _matchers_of(self, promql: str) -> str:
@@ -229,8 +229,8 @@ class PrometheusSource:
         return ",".join(self._scope.matchers) if "model_name" in promql else self._matchers
 
     def _answered(self, promql: str, instants: Instants) -> list[Series]:
-        if self._lost:
-            raise Unreachable(self._lost)  # some are asked at a time: those that follow need not wait in vain too
+        if self._given_up:
+            raise Unreachable(self._given_up)  # some are asked at a time: those that follow need not wait in vain too
         try:
             if len(instants) == 1:
                 return self._prometheus.instant(promql, int(instants[0]))
@@ -240,7 +240,7 @@ class PrometheusSource:
             self._note(error)
             return []
         except Unreachable as error:
-            self._lost = str(error)
+            self._given_up = str(error)
             raise
 
     def _note(self, error: Refused) -> None:
@@ -248,11 +248,11 @@ class PrometheusSource:
         with self._lock:
             self._reasons.setdefault(why, str(error))
             self._refused[why] += 1
-            self._late += error.timed_out
-        if self._late >= _MOST_LATE:
+            self._timeouts += error.timed_out
+        if self._timeouts >= _MOST_TIMEOUTS:
             hint = "select fewer servers or a shorter --window"
-            self._lost = f"{self._prometheus.shown} times out on queries: {error}; {hint}"
-            raise Unreachable(self._lost) from error
+            self._given_up = f"{self._prometheus.shown} times out on queries: {error}; {hint}"
+            raise Unreachable(self._given_up) from error
 
     def _subject(self, labels: Mapping[str, str]) -> Subject:
         """The labels without a metric's name, and `instance` for those by which the site tells its servers apart."""
@@ -265,13 +265,13 @@ class PrometheusSource:
 
 def _member(series: Sequence[Mapping[str, str]]) -> Member:
     return Member(
-        targets=frozenset((each.get("job", ""), each.get("instance", "")) for each in series),
-        models=frozenset(each[name] for each in series for name in ("model_name", "model") if each.get(name)),
+        targets=frozenset((labels.get("job", ""), labels.get("instance", "")) for labels in series),
+        models=frozenset(labels[name] for labels in series for name in ("model_name", "model") if labels.get(name)),
     )
 
 
-def _told(name: str, member: Member) -> str:
-    """A server by what it could be named by."""
+def _described(name: str, member: Member) -> str:
+    """A server with the jobs and models that it can be selected by."""
     jobs, models = {f"job {job}" for job, _ in member.targets}, {f"model {model}" for model in member.models}
     return printable(f"{name} ({', '.join([*sorted(jobs), *sorted(models)])})")
 

@@ -57,9 +57,9 @@ def read(path: Path, launch: str = "") -> Observation:
         notes=(*_as(list, about.get("remarks", []), file), *gathered.notes()),
         truth=_as(dict, about.get("truth", {}), file),
     )
-    told = {instance: _told(about, instance, launch, file) for instance in gathered.targets}
-    told |= {name: log.state.completes(told[name]) for name, log in gathered.logs.items()}
-    return observation(origin, list(gathered.targets.values()), told)
+    facts = {instance: _facts(about, instance, launch, file) for instance in gathered.targets}
+    facts |= {name: log.state.completes(facts[name]) for name, log in gathered.logs.items()}
+    return observation(origin, list(gathered.targets.values()), facts)
 
 
 def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
@@ -70,7 +70,7 @@ def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
 
 
 def _zone(offset: object) -> tzinfo:
-    """`log_utc_offset` of recording.toml: hours, or text like "+02:00"; UTC where it is not said. ValueError if odd."""
+    """`log_utc_offset` of recording.toml: hours, or text like "+02:00"; UTC if missing; ValueError if invalid."""
     if isinstance(offset, int | float):
         return timezone(timedelta(hours=offset))
     text = str(offset or "+00:00").removeprefix("UTC") or "+00:00"
@@ -120,7 +120,7 @@ class _Gathered:
             yield f"{plural(len(self.unreadable), 'scrape')} skipped (without a valid time): {self.unreadable[0]}"
         if self.scrapes > MOST_SCRAPES:
             yield f"only the first {MOST_SCRAPES:,} scrapes were used"
-        last = max(scrape.at for each in self.targets.values() for scrape in each.scrapes)
+        last = max(scrape.at for target in self.targets.values() for scrape in target.scrapes)
         if last > time.time() * 1000 + _DAY:
             yield f"the last scrape is dated in the future ({moment(last / 1000)}): a clock was wrong"
 
@@ -143,7 +143,7 @@ class _Gathered:
             target.add(at, page + log if page.endswith(b"\n") else page)
 
     def _log(self, instance: str, at: int, page: bytes) -> bytes:
-        """What the log told by then; it is that of the first server, and of no page that has one already."""
+        """What the log showed by then: of the first server only, and not where the page has a log already."""
         if not self.targets.keys() <= {instance} or _names_log(page) or not self.log_file.is_file():
             return b""
         if instance not in self.logs:
@@ -190,7 +190,7 @@ def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _sections(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """What stands from one `# scrape` line to the next, and whether it was too big to keep; a newline comes first."""
+    """The text from one `# scrape` line to the next, and whether it was too big to keep; a newline comes first."""
     buffer, searched, too_big = bytearray(b"\n"), 0, False
     for chunk in chunks:
         buffer += chunk
@@ -209,7 +209,7 @@ def _sections(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _millis(text: bytes) -> int | None:
-    """Unix seconds as milliseconds; None where it is no time since 1970."""
+    """Unix seconds as milliseconds; None where it is not a time since 1970."""
     try:
         seconds = float(text)
     except ValueError:
@@ -234,18 +234,18 @@ def _as(kind: type[_T], value: object, file: Path) -> _T:
     return value
 
 
-def _told(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
+def _facts(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
     """What `recording.toml` says of one server; [config] is about all of them, [config."host:port"] about one."""
     config = _as(dict, about.get("config", {}), file)
-    one = _as(dict, config.get(instance, {}), file)
-    longest = one.get("max_model_len")
+    own = _as(dict, config.get(instance, {}), file)
+    longest = own.get("max_model_len")
     flags = {name: value for name, value in config.items() if name in FLAGS}
-    told = flags | _as(dict, one.get("server_info", {}), file)
+    server_info = flags | _as(dict, own.get("server_info", {}), file)
     return ServerFacts(
-        version=_as(str, one.get("version", about.get("vllm", "")), file),
-        models=tuple(str(each) for each in _as(list, one.get("models", []), file)),
+        version=_as(str, own.get("version", about.get("vllm", "")), file),
+        models=tuple(str(model) for model in _as(list, own.get("models", []), file)),
         max_model_len=None if longest is None else _as(float, longest, file),
-        server_info=settings(told),
-        launch=launch or _as(str, one.get("launch", about.get("launch", "")), file),
-        process=_as(str, one.get("process", ""), file),
+        server_info=settings(server_info),
+        launch=launch or _as(str, own.get("launch", about.get("launch", "")), file),
+        process=_as(str, own.get("process", ""), file),
     )

@@ -118,25 +118,25 @@ def _toml(seen: Observation, watch: Watch, every: float) -> Iterator[str]:
     yield f"scrape_interval_seconds = {every!r}"
     yield f"span_seconds = {span!r}"
     yield f"remarks = {_strings(watch.remarks)}"
-    for instance, each in watch.facts.items():
+    for instance, facts in watch.facts.items():
         yield ""
         yield f"[config.{_string(instance)}]"
-        yield from _server(each)
+        yield from _server(facts)
 
 
-def _server(told: ServerFacts) -> Iterator[str]:
-    if told.version:
-        yield f"version = {_string(hidden(told.version))}"
-    if told.models:
-        yield f"models = {_strings([hidden(each) for each in told.models])}"
-    if told.max_model_len is not None:
-        yield f"max_model_len = {told.max_model_len!r}"
-    if told.launch:
-        yield f"launch = {_string(redact(told.launch))}"
-    if told.process:
-        yield f"process = {_string(redact(told.process))}"
-    if told.server_info:
-        flags = ", ".join(f"{name} = {value!r}" for name, value in told.server_info.items())
+def _server(facts: ServerFacts) -> Iterator[str]:
+    if facts.version:
+        yield f"version = {_string(hidden(facts.version))}"
+    if facts.models:
+        yield f"models = {_strings([hidden(model) for model in facts.models])}"
+    if facts.max_model_len is not None:
+        yield f"max_model_len = {facts.max_model_len!r}"
+    if facts.launch:
+        yield f"launch = {_string(redact(facts.launch))}"
+    if facts.process:
+        yield f"process = {_string(redact(facts.process))}"
+    if facts.server_info:
+        flags = ", ".join(f"{name} = {value!r}" for name, value in facts.server_info.items())
         yield f"server_info = {{ {flags} }}"
 
 
