@@ -15,7 +15,7 @@ PHRASES = [
     if line and not line.startswith("#")
 ]
 FORBIDDEN = re.compile("|".join(f"(?:{phrase})" for phrase, _ in PHRASES), re.IGNORECASE)
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/**/*.md", "runbooks/*.md", "alerts/*.*", "deploy/**/*.*"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "runbooks/*.md", "alerts/*.*", "deploy/**/*.*"]
 READ_BY_USERS = [file for pattern in PAGES for file in sorted(ROOT.glob(pattern)) if file.is_file()]
 TITLES = {"title", "description", "content", "displayName", "legendFormat", "label"}
 """The keys of a dashboard under which people read something."""
