@@ -13,6 +13,7 @@ from diag.exporter.log.memory import SETTINGS, Memory
 from diag.exporter.log.memory import read as read_log
 from diag.report.budget import Budget, render, render_json
 from diag.vllm.command import parse as command
+from diag.vllm.command.command import Command
 from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory import gpus
@@ -96,7 +97,7 @@ def _logged(logged: Memory) -> Mapping[str, float]:
     return logged.numbers | ({"needed": sum(needed) / 2 / GIB} if needed else {})
 
 
-def _command(target: str, version: str) -> command.Command:
+def _command(target: str, version: str) -> Command:
     """A command, or a folder, or the id of a model alone."""
     words = target.strip()
     is_model = is_folder(words) or (len(words.split()) == 1 and not _is_file(words))
@@ -106,7 +107,7 @@ def _command(target: str, version: str) -> command.Command:
     return started
 
 
-def _model(started: command.Command, version: str) -> Model:
+def _model(started: Command, version: str) -> Model:
     """Its model, as the release reads it."""
     folder = find(started.model, started.environment, started.get("--revision") or "")
     return read_model(folder, started.model, version or versions()[-1])

@@ -19,7 +19,8 @@ from diag.lint.host_gpus import HostGpus, host
 from diag.lint.rules import RULES, corrected, is_known, lint
 from diag.lint.target import LintTarget, is_open, ranks
 from diag.report import lint as report
-from diag.vllm.command.parse import Command, parse, read
+from diag.vllm.command.command import Command
+from diag.vllm.command.parse import parse, read
 from diag.vllm.command.script import Bare, statements
 from diag.vllm.command.secrets import hidden, redact
 from diag.vllm.command.shell import HIDDEN, line

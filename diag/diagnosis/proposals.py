@@ -20,7 +20,8 @@ from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import gpu_memory_total, running_value
-from diag.vllm.command.parse import Command, parse
+from diag.vllm.command.command import Command
+from diag.vllm.command.parse import parse
 from diag.vllm.flags.defaults import UNSET, default
 from diag.vllm.flags.registry import release, releases
 

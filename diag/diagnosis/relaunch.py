@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from diag.core.lazy_regex import lazy
 from diag.diagnosis.proposals import FlagChange, Proposal, command_in, json_object, written
-from diag.vllm.command.parse import Command, Given
+from diag.vllm.command.command import Command
+from diag.vllm.command.options import Given
 from diag.vllm.command.script import PIPED, statements
 from diag.vllm.command.shell import line, opened
 

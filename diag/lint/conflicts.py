@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from diag.lint.finding import Severity, removal
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget
-from diag.vllm.command.parse import Command
+from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import known
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from diag.lint.finding import Edit, removal
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import HELP, LintTarget, is_open
-from diag.vllm.command.parse import Command, Given
+from diag.vllm.command.command import Command
+from diag.vllm.command.options import Given
 
 
 def _is_help(command: Command) -> bool:

@@ -17,7 +17,7 @@ from diag.lint import (
 from diag.lint.finding import SEVERITIES, Edit, LintFinding
 from diag.lint.rule import LintRule
 from diag.lint.target import LintTarget
-from diag.vllm.command.parse import Command
+from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 
 MODULES = (

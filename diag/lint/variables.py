@@ -8,7 +8,7 @@ from diag.lint.finding import Edit
 from diag.lint.replaced import ATTENTION_BACKENDS, NEVER, V1, V1_ONLY, VARIABLES, EnvironmentVariable
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, at_least
-from diag.vllm.command.parse import Command
+from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import described, environment
 
 _VERY_CLOSE = 0.93

@@ -8,7 +8,7 @@ from diag.diagnosis.proposals import Proposal, command_in, written
 from diag.diagnosis.report import Finding
 from diag.knowledge.signals import RUNNING
 from diag.verify.snapshot import ServerSnapshot
-from diag.vllm.command.parse import Command
+from diag.vllm.command.command import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"
 INFO = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.parse import MOST_BYTES, Command, read
+from diag.vllm.command.command import Command
+from diag.vllm.command.parse import MOST_BYTES, read
 from diag.vllm.command.script import Bare
 from diag.vllm.flags.registry import known
 

@@ -3,103 +3,35 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.yaml import documents
 from diag.vllm.command import config_file
+from diag.vllm.command.command import Command, is_server
 from diag.vllm.command.container import Image, default, elsewhere, image
 from diag.vllm.command.manifest import is_manifest, started
+from diag.vllm.command.options import from_file, options
 from diag.vllm.command.script import Bare, statements
-from diag.vllm.flags.registry import Option, understood
+from diag.vllm.flags.registry import understood
 
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
 """Of an array, since an array may be made of arrays."""
 _ASSIGNMENT = lazy(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = lazy(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_SERVER = lazy(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
 _SCRIPT = lazy(r"\bserve\s|vllm\.entrypoints\.")
 _SHELL = lazy(r"-[a-z]*c|--(?:command|wrap)")
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = lazy(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _SPEAKS = lazy(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
 """Commands whose words are about a server, and start none."""
-_NUMBER = lazy(r"-\d+|-\d*\.\d+")
-_SWITCHED = ("true", "false")
 EXPECTED = (
     "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...` or a file with it"
 )
-
-
-@dataclass(frozen=True)
-class Given:
-    """One option: as it was `spelled`, its `values` (none for a switch), and the words it takes in the command.
-
-    `option` is None where no release knows it; `words` is empty where a YAML file gives it.
-    """
-
-    spelled: str
-    values: tuple[str, ...]
-    option: Option | None
-    words: range = range(0)
-
-    @property
-    def name(self) -> str:
-        """The flag by its whole name, --tensor-parallel-size for -tp; as it was spelled where it is not known."""
-        return (self.option.flag.alias or self.option.flag.name) if self.option else self.spelled
-
-
-@dataclass(frozen=True)
-class Command:
-    """What was read: all `words`, those before `arguments` are environment and program; `config` is --config's file.
-
-    `strays` are the places of words that belong to nothing, `image` is the container's, and `entry` the place from
-    which on words go to the image's own entry point (None: to a program that is named). `elsewhere` says where its
-    folders are when they are not here. `dropped` are keys of the config file whose `false` vLLM passes over. `more`
-    counts the servers that the same text starts after this one; they are not read.
-    """
-
-    words: tuple[str, ...]
-    arguments: int
-    environment: Mapping[str, str]
-    model: str
-    given: tuple[Given, ...]
-    strays: tuple[int, ...] = ()
-    config: str = ""
-    image: str = ""
-    entry: int | None = None
-    elsewhere: str = ""
-    dropped: tuple[str, ...] = ()
-    more: int = 0
-
-    @property
-    def by_module(self) -> bool:
-        """Whether it is `python -m vllm.entrypoints...`, which takes its model from --model only."""
-        before = self.words[: self.arguments]
-        return any(map(_is_server, before)) and "serve" not in before
-
-    def all(self, flag: str) -> tuple[Given, ...]:
-        """Every mention of a flag, what counts last."""
-        return tuple(each for each in self.given if each.name == flag and not (each.option and each.option.key))
-
-    def get(self, flag: str) -> str | None:
-        """The value of a flag, "" for a switch that is on or off, None where it is not given."""
-        found = self.all(flag)
-        return " ".join(found[-1].values) if found else None
-
-    def switched(self, flag: str) -> bool | None:
-        """Whether a switch is on; None where it is not given."""
-        found = [
-            each.option.on and "".join(each.values).lower() not in ("false", "0")
-            for each in self.all(flag)
-            if each.option
-        ]
-        return found[-1] if found else None
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:
@@ -224,7 +156,7 @@ def _plain(words: Sequence[str]) -> int | None:
 
 
 def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
-    return image(_told(words, {name: default(value) for name, value in environment.items()}))
+    return image(_filled_in(words, {name: default(value) for name, value in environment.items()}))
 
 
 def _explicit(words: Sequence[str]) -> int | None:
@@ -233,20 +165,16 @@ def _explicit(words: Sequence[str]) -> int | None:
         after = words[at + 1] if at + 1 < len(words) else ""
         if _PROGRAM.fullmatch(Path(word).name) and after == "serve":
             return at + 2
-        if _is_server(word):
+        if is_server(word):
             return at + 2 if after == "serve" else at + 1
     return None
-
-
-def _is_server(word: str) -> bool:
-    return bool(_SERVER.fullmatch(word)) or word.endswith("openai/api_server.py")
 
 
 def _command(
     words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
 ) -> Command:
-    told = _told(words, environment)
-    given, loose = _options(told, start, version)
+    filled = _filled_in(words, environment)
+    given, loose = options(filled, start, version)
     contained, place = _contained(words, environment), elsewhere(words[:start])
     config = next((each.values[0] for each in given if each.name == "--config" and each.values), "")
     is_here = folder is not None and config and "$" not in config and not place
@@ -256,7 +184,7 @@ def _command(
         arguments=start,
         environment=environment,
         model="",
-        given=(*_from_file(content, version), *given),  # what the command line says counts more
+        given=(*from_file(content, version), *given),  # what the command line says counts more
         config=config,
         image=contained.name,
         entry=contained.entry,
@@ -264,11 +192,11 @@ def _command(
         dropped=tuple(key for key, value in content.items() if config_file.is_dropped(key, value, version)),
     )
     takes_one = bool(loose) and not any(each.words for each in command.all("--model"))
-    named = told[loose[0]] if takes_one else command.get("--model") or ""
+    named = filled[loose[0]] if takes_one else command.get("--model") or ""
     return replace(command, model=named, strays=tuple(loose[takes_one:]))
 
 
-def _told(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def _filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The words with what the text itself says of their variables."""
     return [_expanded(each, environment) for each in words]
 
@@ -277,50 +205,3 @@ def _expanded(word: str, environment: Mapping[str, str]) -> str:
     """With the variables that the text itself sets to something plain; what comes from elsewhere stays $NAME."""
     plain = {name: value for name, value in environment.items() if "$" not in value and "`" not in value}
     return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
-
-
-def _options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Given, ...], list[int]]:
-    """The options of a command line and the places of the words that belong to none of them."""
-    given, loose, at = [], [], start
-    while at < len(words):
-        if not _is_option(words[at]):
-            loose += [at] if words[at] != "--" else []
-            at += 1
-            continue
-        end = at + 1
-        name, joined, value = words[at].partition("=")
-        option = understood(name, version)
-        if re.fullmatch(r"-O\w+", name):
-            joined, value = "=", name[2:]
-        if name == "-O":  # a level, or JSON
-            level = value if joined else "".join(words[at + 1 : at + 2])
-            option = understood(f"-O{level}" if level.isdigit() else name, version)
-        if not joined:
-            end += _taken(option, words[at + 1 :])
-        given.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
-        at = end
-    return tuple(given), loose
-
-
-def _taken(option: Option | None, rest: Sequence[str]) -> int:
-    """How many of the following words are this option's values; one, perhaps, of an option that is not known."""
-    takes = option.flag.takes if option else "optional"
-    if takes == "none" and not (option and option.key):
-        return int(bool(rest) and rest[0].lower() in _SWITCHED)  # as some releases up to 0.8 had it
-    free = next((at for at, word in enumerate(rest) if _is_option(word)), len(rest))
-    return free if takes == "many" else min(free, 1)
-
-
-def _is_option(word: str) -> bool:
-    """As argparse sees it: a number is none, nor is a word with a space in its name."""
-    spaced = re.search(r"\s", word.partition("=")[0])
-    return word.startswith("-") and word not in ("-", "--") and not spaced and not _NUMBER.fullmatch(word)
-
-
-def _from_file(content: Mapping[str, Any], version: str) -> tuple[Given, ...]:
-    kept = (
-        config_file.words(key, value)
-        for key, value in content.items()
-        if not config_file.is_dropped(key, value, version)
-    )
-    return tuple(Given(name, values, understood(name, version)) for name, values in kept)

@@ -23,8 +23,8 @@ _ESCAPED = lazy(r"\\(?:\n|([$`\"\\]))")
 _ARRAY = lazy(r"\w+\+?=")
 PIPED = lazy(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
 """Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
-_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
-_SHELL = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
+_HEREDOC = lazy(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
+_SHELL = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
 class Bare(str):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from diag.core import sizes
 from diag.core.errors import BadUsage
 from diag.core.sizes import GIB
-from diag.vllm.command.parse import Command
+from diag.vllm.command.command import Command
 from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.defaults import default
 from diag.vllm.flags.registry import release, versions

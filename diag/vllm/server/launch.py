@@ -7,7 +7,9 @@ from typing import Literal
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.sizes import flag_integer
-from diag.vllm.command.parse import Command, Given, parse
+from diag.vllm.command.command import Command
+from diag.vllm.command.options import Given
+from diag.vllm.command.parse import parse
 from diag.vllm.command.secrets import hidden, is_secret
 
 Value = float | str
