@@ -10,10 +10,10 @@ from types import FrameType
 
 from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
-from diag.exporter.host import host
+from diag.exporter.collector_thread import CollectorThread
+from diag.exporter.host import host_collectors
 from diag.exporter.log.timezone import zone
 from diag.exporter.page import HostPage
-from diag.exporter.part import PagePart
 from diag.exporter.vllm_page import PageScraper, server
 from diag.http.address import parse
 from diag.http.vllm_server import Probe
@@ -37,22 +37,22 @@ class ExporterOptions:
 
 
 class Exporter:
-    """What the HTTP server asks for pages (its protocol `Answering`)."""
+    """What the HTTP server asks for pages (its protocol `PageSource`)."""
 
     def __init__(self, options: ExporterOptions) -> None:
         address = parse(options.vllm)
         self._vllm = PageScraper(address, options.timeout / 2, options.launch)
-        self._vllm_part = PagePart(self._vllm.name, self._vllm.look)
-        self._host = host(address, options.log, zone(options.log_timezone), gpu_names(options.gpus))
+        self._vllm_thread = CollectorThread(self._vllm.name, self._vllm.scrape)
+        self._host = host_collectors(address, options.log, zone(options.log_timezone), gpu_names(options.gpus))
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
         self._host_page = HostPage(self._host, self._probe.samples if self._probe else tuple)
 
     def page(self, seconds: float) -> bytes:
         """The whole page, of what is there within so many seconds."""
-        vllm = self._vllm_part.look()
+        vllm = self._vllm_thread.collect()
         self._vllm.wait_until_sent()
-        parts = self._host_page.look()
-        return self._host_page.page(vllm.outcome(seconds), parts, seconds)
+        collections = self._host_page.collect()
+        return self._host_page.page(vllm.result(seconds), collections, seconds)
 
     def start(self) -> None:
         """Start what goes on between the scrapes: the log, Xid errors, the probe."""

@@ -23,8 +23,8 @@ class HostCollectors:
 
     @property
     def collectors(self) -> Sequence[Collector]:
-        """Every part that is looked at."""
-        return [each for each in (self.gpus, self.log, self.processes) if each]
+        """Those that there are."""
+        return [collector for collector in (self.gpus, self.log, self.processes) if collector]
 
     @property
     def has_server(self) -> bool:
@@ -32,19 +32,19 @@ class HostCollectors:
         return self.log is not None or bool(self.processes and self.processes.owners())
 
     def start(self) -> None:
-        """Start what goes on between two looks: Xid errors, the log."""
-        for each in (self.gpus, self.log):
-            if each:
-                each.start()
+        """Start the threads that go on between two scrapes: Xid errors, the log."""
+        for collector in (self.gpus, self.log):
+            if collector:
+                collector.start()
 
-    def told(self, told: ServerFacts) -> ServerFacts:
-        """What a server says of itself, with what its log and its processes add."""
+    def completed(self, facts: ServerFacts) -> ServerFacts:
+        """What a server reports of itself, with what its log and its processes add."""
         process = self.processes.launch() if self.processes else ""
-        return replace(self.log.state.completes(told) if self.log else told, process=process)
+        return replace(self.log.state.completes(facts) if self.log else facts, process=process)
 
 
-def host(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> HostCollectors:
-    """What there is here of that server; `log` is a path, "-" for standard input, "" for none."""
+def host_collectors(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> HostCollectors:
+    """The collectors for that server; `log` is a path, "-" for standard input, "" for none."""
     tail = LogTail(log, zone) if log else None
     if not is_here(address):
         return HostCollectors(None, tail, None)

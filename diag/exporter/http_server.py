@@ -18,7 +18,7 @@ PATIENCE = 30.0
 _TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
 
 
-class Answering(Protocol):
+class PageSource(Protocol):
     """What the server needs: a page within so many seconds."""
 
     def page(self, seconds: float) -> bytes:
@@ -44,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     wbufsize = -1
 
-    def __init__(self, exporter: Answering, limit: float, *args: object) -> None:
+    def __init__(self, exporter: PageSource, limit: float, *args: object) -> None:
         self._exporter = exporter
         self._limit = limit
         super().__init__(*args)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, listen: Listen, exporter: Answering, limit: float) -> None:
+    def __init__(self, listen: Listen, exporter: PageSource, limit: float) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         context = _tls(listen)
         try:
@@ -109,7 +109,7 @@ def _tls(listen: Listen) -> ssl.SSLContext | None:
             context.load_verify_locations(listen.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except OSError as error:
-        files = ", ".join(each for each in (listen.cert, listen.key, listen.client_ca) if each)
+        files = ", ".join(file for file in (listen.cert, listen.key, listen.client_ca) if file)
         why = "not PEM, encrypted, or not a pair" if isinstance(error, ssl.SSLError) else error.strerror
         raise BadUsage(f"the TLS files {files} cannot be used: {why}") from error
     return context

@@ -1,4 +1,4 @@
-"""The exporter's page: vLLM's own, byte for byte, then ours; all parts are looked at at once, each with a time-out."""
+"""The exporter's page: vLLM's own, byte for byte, then ours; all collectors run at once, each with a time-out."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from diag import __version__
 from diag.core.formatting import printable
 from diag.core.metric_families import Collector, Sample, render
+from diag.exporter.collector_thread import Collection, CollectionResult, CollectorThread
 from diag.exporter.host import HostCollectors
-from diag.exporter.part import Look, LookOutcome, PagePart
 from diag.exporter.vllm_page import Scraped
 from diag.vllm.server.config import ServerFacts, settle
 
@@ -34,55 +34,58 @@ class HostPage:
         self._host = host
         self._more = more
         self._write = write
-        self._parts = [PagePart(each.name, _rendering(each, write)) for each in host.collectors]
-        self._said: dict[str, str] = {}
+        self._threads = [CollectorThread(part.name, _rendering(part, write)) for part in host.collectors]
+        self._reported: dict[str, str] = {}
 
-    def look(self) -> list[Look[Rendered]]:
-        """Begin to look at every part, while vLLM works on its page."""
-        return [part.look() for part in self._parts]
+    def collect(self) -> list[Collection[Rendered]]:
+        """Start every collector, while vLLM works on its page."""
+        return [thread.collect() for thread in self._threads]
 
-    def page(self, scraped: LookOutcome[Scraped], looks: Sequence[Look[Rendered]], seconds: float) -> bytes:
-        """The whole page; a part may take so many seconds from the beginning of its look on."""
-        found = {part.name: look.outcome(seconds) for part, look in zip(self._parts, looks, strict=True)}
-        outcomes: dict[str, LookOutcome[Scraped] | LookOutcome[Rendered]] = {"vllm": scraped, **found}
-        problems = {name: _problem(each) for name, each in outcomes.items()}
-        self._say(problems)
-        durations = {name: each.seconds for name, each in outcomes.items()}
-        own = self._write([*_parts(problems, durations), *self._server(scraped.result), *self._more()])
-        texts = (each.result.text for each in found.values() if each.result)
-        return b"".join([scraped.result.page if scraped.result else b"", *texts, own])
+    def page(
+        self, scraped: CollectionResult[Scraped], collections: Sequence[Collection[Rendered]], seconds: float
+    ) -> bytes:
+        """The whole page; a collection may take so many seconds from its beginning on."""
+        pairs = zip(self._threads, collections, strict=True)
+        rendered = {thread.name: collection.result(seconds) for thread, collection in pairs}
+        results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered]] = {"vllm": scraped, **rendered}
+        problems = {name: _problem(result) for name, result in results.items()}
+        self._log(problems)
+        durations = {name: result.seconds for name, result in results.items()}
+        own = self._write([*_collectors(problems, durations), *self._server(scraped.value), *self._more()])
+        texts = (result.value.text for result in rendered.values() if result.value)
+        return b"".join([scraped.value.page if scraped.value else b"", *texts, own])
 
     def _server(self, scraped: Scraped | None) -> Iterator[Sample]:
         yield "diag_build_info", (__version__,), 1
         yield "diag_vllm_up", (), float(bool(scraped and scraped.up))
-        told = self._host.told(scraped.told if scraped else ServerFacts())
-        if told.version or told.models:
-            yield "diag_vllm_info", (told.version, ", ".join(told.models)), 1
-        settled = settle(scraped.config if scraped else {}, told)
+        facts = self._host.completed(scraped.facts if scraped else ServerFacts())
+        if facts.version or facts.models:
+            yield "diag_vllm_info", (facts.version, ", ".join(facts.models)), 1
+        settled = settle(scraped.config if scraped else {}, facts)
         for flag, value in sorted(settled.numbers.items()):
             yield "diag_vllm_config", (flag,), value
 
-    def _say(self, problems: dict[str, str]) -> None:
+    def _log(self, problems: dict[str, str]) -> None:
         """One line in the log for every problem that comes or goes."""
         for name, problem in problems.items():
-            if problem != self._said.get(name, ""):
+            if problem != self._reported.get(name, ""):
                 log.warning("%s: %s", name, printable(problem, 400) or "works again")
-        self._said = problems
+        self._reported = problems
 
 
 def _rendering(collector: Collector, write: Write) -> Callable[[], Rendered]:
-    def look() -> Rendered:
-        found = collector.collect()
-        return Rendered(write(found.samples), found.problem)
+    def collect() -> Rendered:
+        collected = collector.collect()
+        return Rendered(write(collected.samples), collected.problem)
 
-    return look
-
-
-def _problem(outcome: LookOutcome[Scraped] | LookOutcome[Rendered]) -> str:
-    return outcome.problem or (outcome.result.problem if outcome.result else "")
+    return collect
 
 
-def _parts(problems: dict[str, str], durations: dict[str, float]) -> Iterator[Sample]:
+def _problem(result: CollectionResult[Scraped] | CollectionResult[Rendered]) -> str:
+    return result.problem or (result.value.problem if result.value else "")
+
+
+def _collectors(problems: dict[str, str], durations: dict[str, float]) -> Iterator[Sample]:
     for name, problem in problems.items():
         yield "diag_scrape_success", (name,), float(not problem)
         yield "diag_scrape_duration_seconds", (name,), durations[name]

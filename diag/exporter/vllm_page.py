@@ -4,7 +4,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from diag.exporter.part import Unusable
+from diag.exporter.collector_thread import CollectorFailed
 from diag.exposition.lines import NotMetrics, is_cut, sample
 from diag.http.address import Address
 from diag.http.client import Client, Manner
@@ -31,7 +31,7 @@ class Scraped:
     up: bool
     problem: str
     config: Config
-    told: ServerFacts
+    facts: ServerFacts
 
 
 class PageReader:
@@ -43,11 +43,11 @@ class PageReader:
         self._several_until = 0.0
         self._info: tuple[bytes, Config] = (b"", {})
 
-    def read(self, page: bytes, told: ServerFacts) -> Scraped:
+    def read(self, page: bytes, facts: ServerFacts) -> Scraped:
         """Read a page; NotMetrics for what must not be passed on."""
         _refuse(page)
         self._watch_start(_lines(page, _START))
-        return Scraped(page, b"vllm:" in page, self._problem(page), self._config(page), told)
+        return Scraped(page, b"vllm:" in page, self._problem(page), self._config(page), facts)
 
     def _watch_start(self, start: bytes) -> None:
         """A start time that comes back is that of another server behind the same port."""
@@ -84,13 +84,13 @@ class PageScraper:
         self._reader = PageReader()
         self._facts_of: bytes | None = None
 
-    def look(self) -> Scraped:
-        """Scrape now; Unusable with one sentence where there is no page of metrics."""
+    def scrape(self) -> Scraped:
+        """Scrape now; CollectorFailed with one sentence where there is no page of metrics."""
         try:
             scraped = self._reader.read(self.server.page(), self.server.facts)
             return scraped if self._facts_of == self._reader.start else self._with_facts(scraped)
         except (Failure, NotMetrics) as error:
-            raise Unusable(f"{self.server.address.shown}: {error}") from error
+            raise CollectorFailed(f"{self.server.address.shown}: {error}") from error
 
     def wait_until_sent(self) -> None:
         """Wait until the request is on its way: what the host computes meanwhile must not hold it up."""

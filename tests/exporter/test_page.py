@@ -13,9 +13,9 @@ from support.bad_servers import PAGE, Reply, on_metrics, pages, serving, talking
 
 from diag.commands.exporter import Exporter, ExporterOptions
 from diag.core.metric_families import FAMILIES, Collected, render
+from diag.exporter.collector_thread import CollectionResult
 from diag.exporter.host import HostCollectors
 from diag.exporter.page import HostPage
-from diag.exporter.part import LookOutcome
 from diag.exporter.vllm_page import Scraped
 from diag.exposition.scrapes import Target
 from diag.vllm.server.config import ServerFacts
@@ -197,8 +197,8 @@ class Bare(HostCollectors):
     def collectors(self) -> tuple[Odd, ...]:  # type: ignore[override]
         return self.parts  # type: ignore[attr-defined,no-any-return]
 
-    def told(self, told: ServerFacts) -> ServerFacts:
-        return told
+    def completed(self, facts: ServerFacts) -> ServerFacts:
+        return facts
 
 
 @pytest.fixture
@@ -213,13 +213,13 @@ def test_a_part_that_hangs_or_raises_costs_only_itself(hanging: threading.Event)
         raise OSError("no such device")
 
     parts = (
-        Odd("nvml", lambda: Collected([], str(hanging.wait(9)))),
+        Odd("nvml", lambda: Collected([], str(hanging.wait(60)))),
         Odd("log", broken),
         Odd("process", lambda: Collected([("diag_vllm_process_stopped", ("1", "worker", "0"), 1.0)])),
     )
     beside = HostPage(Bare(*parts))
-    nothing = LookOutcome[Scraped](None, "refused", 0.0)
-    found = values(beside.page(nothing, beside.look(), 0.3))
+    nothing = CollectionResult[Scraped](None, "refused", 0.0)
+    found = values(beside.page(nothing, beside.collect(), 0.3))
     success = {name: found[f'diag_scrape_success{{collector="{name}"}}'] for name in ("nvml", "log", "process")}
     assert success == {"nvml": 0, "log": 0, "process": 1}
     assert found['diag_vllm_process_stopped{pid="1",rank="0",role="worker"}'] == 1
@@ -227,7 +227,7 @@ def test_a_part_that_hangs_or_raises_costs_only_itself(hanging: threading.Event)
 
 def test_a_problem_leaves_the_samples_that_there_are() -> None:
     beside = HostPage(Bare(Odd("nvml", lambda: Collected([("diag_gpu_up", ("0", "u"), 0.0)], "GPU 0 is lost"))))
-    found = values(beside.page(LookOutcome[Scraped](None, "", 0.0), beside.look(), 1))
+    found = values(beside.page(CollectionResult[Scraped](None, "", 0.0), beside.collect(), 30))
     assert found['diag_gpu_up{gpu="0",uuid="u"}'] == 0
     assert found['diag_scrape_success{collector="nvml"}'] == 0
 

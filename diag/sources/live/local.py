@@ -4,9 +4,9 @@ import time
 from datetime import tzinfo
 
 from diag.core.metric_families import plain
-from diag.exporter.host import host
+from diag.exporter.collector_thread import CollectionResult
+from diag.exporter.host import host_collectors
 from diag.exporter.page import HostPage
-from diag.exporter.part import LookOutcome
 from diag.exporter.vllm_page import PageReader, Scraped, is_ours
 from diag.exposition.lines import NotMetrics
 from diag.http.failure import Failure
@@ -22,25 +22,25 @@ class LocalPages:
 
     def __init__(self, server: VllmServer, log: str, zone: tzinfo | None) -> None:
         self._server = server
-        self._host = host(server.address, log, zone)
-        self._beside = HostPage(self._host, write=plain)
+        self._host = host_collectors(server.address, log, zone)
+        self._host_page = HostPage(self._host, write=plain)
         self._reader = PageReader()
         self._host.start()
 
     def page(self) -> bytes:
         """The whole page; Failure or NotMetrics where neither a page nor anything else shows a server."""
-        looks, begin = self._beside.look(), time.monotonic()
+        collections, begin = self._host_page.collect(), time.monotonic()
         try:
             page = self._server.page()
             if is_ours(page):
                 return page
-            scraped = LookOutcome[Scraped](self._reader.read(page, self._server.facts), "", 0.0)
+            scraped = CollectionResult[Scraped](self._reader.read(page, self._server.facts), "", 0.0)
         except (Failure, NotMetrics) as error:
             if not self._host.has_server:
                 raise
-            scraped = LookOutcome[Scraped](None, str(error), time.monotonic() - begin)
-        return self._beside.page(scraped, looks, SECONDS)
+            scraped = CollectionResult[Scraped](None, str(error), time.monotonic() - begin)
+        return self._host_page.page(scraped, collections, SECONDS)
 
     def facts(self) -> ServerFacts:
         """What the server, its log and its processes report of it."""
-        return self._host.told(self._server.facts)
+        return self._host.completed(self._server.facts)
