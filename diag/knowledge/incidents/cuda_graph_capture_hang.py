@@ -33,7 +33,7 @@ incident = Incident(
     ),
     supports=(
         ranks.above(1, judged("most hangs are in a collective, which needs several ranks")),
-        ranks_out_of_step.at_least(1, reported("45 minutes at full GPU utilisation", CAT_430)),
+        ranks_out_of_step.at_least(1, reported("a capture hung for 45 minutes at full GPU utilisation", CAT_430)),
     ),
     looks_like=(
         LookAlike(

@@ -15,7 +15,7 @@ incident = Incident(
         common system prompt makes every prefix unique. Several replicas without prefix-aware routing have the same
         effect.
     """,
-    impact="none by itself: shared prefixes are prefilled again for every request, which raises TTFT",
+    impact="none by itself: shared prefixes are prefilled again for every request",
     symptoms=(
         prefix_cache_hit_rate.below(0.3, judged("60-80 % is usual for a chatbot with a system prompt")),
         requests_finished.at_least(10, judged("fewer requests say little about shared prefixes")),

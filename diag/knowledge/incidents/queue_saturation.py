@@ -52,7 +52,9 @@ incident = Incident(
         LookAlike(
             "kv_pool_saturated",
             distinguish="The next request does not fit the KV cache.",
-            requires=kv_cache_usage_with_next.at_most(0.9, measured("3 % and 72 %", "cure_max_num_seqs_mean")),
+            requires=kv_cache_usage_with_next.at_most(
+                0.9, measured("72 % in this recording, 3 % in queue_saturation", "cure_max_num_seqs_mean")
+            ),
         ),
         LookAlike(
             "kv_eviction_cascade",
