@@ -314,7 +314,3 @@ def _grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
-
-
-printable, looked_at = escaped, source
-"""What report/verify.py and report/config.py still call them."""

@@ -9,6 +9,7 @@ from support.timelines import SICK, STEP
 
 from diag.commands.observe import ObserveOptions, prometheus_source
 from diag.core.contract import Contract
+from diag.core.formatting import moment
 from diag.diagnosis.fleet import judge
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
@@ -60,7 +61,7 @@ def test_two_hundred_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None
     (few, queries_of_few), (many, queries) = (judged(tmp_path / str(size), size) for size in SIZES)
     assert queries <= queries_of_few < 130
     for size, report in ((10, few), (200, many)):
-        told = {line.instance: line.verdict for line in lines_of(report, words.moment)}
+        told = {line.instance: line.verdict for line in lines_of(report, moment)}
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
     assert [each.partition(",")[0] for each in many.observed.notes] == ["evaluated every 90 s"]
