@@ -95,7 +95,7 @@ def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
     done = diag("generate", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert "runbooks/README.md: was not written by diag generate" in done.stderr
-    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*")] == ["runbooks", "runbooks/README.md"]
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["runbooks", "runbooks/README.md"]
 
 
 def test_an_incident_of_ones_own_gets_alert_dashboard_and_runbook_from_one_file(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_an_incident_of_ones_own_gets_alert_dashboard_and_runbook_from_one_file(
     (tmp_path / "own" / "many_clients.py").write_text(OWN)
     assert diag("generate", tmp_path, "--incidents", tmp_path / "own").returncode == 0
     rules = yaml.safe_load((tmp_path / "alerts/diag.rules.yaml").read_text())["groups"]
-    alert = next(each for group in rules for each in group["rules"] if each.get("alert") == "VllmManyClients")
+    alert = next(rule for group in rules for rule in group["rules"] if rule.get("alert") == "VllmManyClients")
     assert alert["labels"] == {"incident": "many_clients", "severity": "warning"}
     page = json.loads((tmp_path / "dashboards/many_clients.json").read_text())
-    assert "requests waiting (median) > 5" in [each.get("title") for each in page["panels"]]
+    assert "requests waiting (median) > 5" in [panel.get("title") for panel in page["panels"]]
     runbook = (tmp_path / "runbooks/many_clients.md").read_text()
     assert "1. Send some home." in runbook
     assert "many_clients" in (tmp_path / "runbooks/README.md").read_text()
@@ -153,7 +153,7 @@ def test_the_guide_to_an_incident_works_word_for_word(tmp_path: Path) -> None:
     assert (tmp_path / "monitoring/dashboards/many_clients.json").exists()
 
     done = follow(contributing, tmp_path)
-    assert [each.returncode for each in done.values()] == [0] * len(done), done
+    assert [result.returncode for result in done.values()] == [0] * len(done), done
     assert "many_clients" in done["diag incidents"].stdout
     assert "VllmManyClients" in (tmp_path / "runbooks/README.md").read_text()
 
@@ -177,8 +177,8 @@ def test_a_site_of_its_own_is_in_all_of_it(tmp_path: Path) -> None:
     assert "https://grafana.example/d/diag-kv_eviction_cascade" in alerts
     assert 'le=~"2.5|2.5[.]0"' in alerts and "by (instance" not in alerts
     page = json.loads((tmp_path / "dashboards/kv_eviction_cascade.json").read_text())
-    assert "KV cache usage (peak) > 95 %" in [each.get("title") for each in page["panels"]]
-    assert "https://wiki.example/v/kv_eviction_cascade.md" in [each["url"] for each in page["links"]]
+    assert "KV cache usage (peak) > 95 %" in [panel.get("title") for panel in page["panels"]]
+    assert "https://wiki.example/v/kv_eviction_cascade.md" in [link["url"] for link in page["links"]]
     assert "set in" in (tmp_path / "runbooks/kv_eviction_cascade.md").read_text()
 
 

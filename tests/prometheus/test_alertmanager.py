@@ -99,10 +99,10 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
         config = documented.replace("alertmanager:9093", address)
         with serving(program(PLACES[0]), blocks(timeline("kv_cascade")), config) as server:
             until(lambda: firing(server) >= {"kv_eviction_cascade", "contract_breached"})
-            page = until(lambda: [each for each in arrived if each["labels"]["incident"] == "kv_eviction_cascade"])
+            page = until(lambda: [alert for alert in arrived if alert["labels"]["incident"] == "kv_eviction_cascade"])
             held_back = until(lambda: inhibited(address) & {"contract_breached"})
     assert held_back
-    assert "contract_breached" not in {each["labels"]["incident"] for each in arrived}
+    assert "contract_breached" not in {alert["labels"]["incident"] for alert in arrived}
     annotations = page[0]["annotations"]
     assert annotations["summary"] == "KV-cache preemption cascade on h:1 engine 0"
     assert annotations["runbook_url"] == "https://wiki.example/vllm/kv_eviction_cascade.md"
@@ -114,12 +114,12 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
 
 def firing(server: Server) -> set[str]:
     alerts = ask(f"{server.url}/api/v1/alerts")["data"]["alerts"]
-    return {each["labels"].get("incident") for each in alerts if each["state"] == "firing"}
+    return {alert["labels"].get("incident") for alert in alerts if alert["state"] == "firing"}
 
 
 def inhibited(address: str) -> set[str]:
     alerts = ask(f"http://{address}/api/v2/alerts")
-    return {each["labels"].get("incident") for each in alerts if each["status"]["inhibitedBy"]}
+    return {alert["labels"].get("incident") for alert in alerts if alert["status"]["inhibitedBy"]}
 
 
 def test_the_documented_contract_is_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from support import bad_servers, timelines
-from support.alert_rules import INCIDENTS, PROMPT, RULES, STALLS, asked, evaluated, rules
+from support.alert_rules import INCIDENTS, PROMPT, RULES, STALLS, evaluated, metrics_read, rules
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
 from support.prometheus_server import PLACES, answer, program, serving
 from support.rewriting import OLD_NAMES
@@ -46,12 +46,12 @@ def test_a_real_promtool_accepts_the_rules(place: str, file: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", [each.name for each in ALL_RECORDINGS])
+@pytest.mark.parametrize("name", [recording.name for recording in ALL_RECORDINGS])
 def test_alerts_fire_on_the_recording_that_shows_them_and_on_no_other(tmp_path: Path, name: str) -> None:
     truth = read(RECORDINGS / name).truth
     alerts = evaluated(tmp_path, timeline(name))
     assert not alerts.incidents & set(truth["absent"])
-    assert alerts.incidents >= {each for each in truth["present"] if INCIDENTS[each].severity != "info"}
+    assert alerts.incidents >= {incident for incident in truth["present"] if INCIDENTS[incident].severity != "info"}
     assert truth["verdict"] != "healthy" or not alerts.incidents
 
 
@@ -76,7 +76,7 @@ def consequences(name: str) -> Iterable[str]:
     return {*INCIDENTS[name].explains, *(("startup_failed",) if name == "startup_failed" else ())}
 
 
-def test_heat_that_costs_much_is_a_second_and_critical_alert(tmp_path: Path) -> None:
+def test_thermal_throttling_that_costs_much_throughput_is_a_critical_alert(tmp_path: Path) -> None:
     alerts = evaluated(tmp_path, timeline("healthy", timelines.hot(1400e6), before=CALM))
     assert {severity for incident, severity in alerts.first if incident == "gpu_thermal_throttling"} == {
         "warning",
@@ -102,7 +102,7 @@ HARMLESS: dict[str, tuple[str, tuple[Beside, ...]]] = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_only_looks_like_it_is_silent(tmp_path: Path, name: str) -> None:
+def test_a_look_alike_fires_no_alert(tmp_path: Path, name: str) -> None:
     recording, beside = HARMLESS[name]
     before = CALM if recording and "memory that" not in name else ()
     series = timeline(recording, *beside, before=before, lead=recording or "healthy")
@@ -113,8 +113,8 @@ def test_what_only_looks_like_it_is_silent(tmp_path: Path, name: str) -> None:
 
 def test_every_incident_has_an_alert_of_its_name_and_severity() -> None:
     labels = [rule["labels"] for rule in rules() if "alert" in rule]
-    there = {(each.get("incident"), each["severity"]) for each in labels}
-    assert there >= {(each.id, each.severity) for each in INCIDENTS.values()}
+    there = {(label_set.get("incident"), label_set["severity"]) for label_set in labels}
+    assert there >= {(incident.id, incident.severity) for incident in INCIDENTS.values()}
     assert all(rule["annotations"]["runbook_url"] for rule in rules() if "alert" in rule)
 
 
@@ -123,16 +123,18 @@ def test_a_recorded_name_means_one_expression() -> None:
     assert len(names) == len(set(names)) == len({rule["expr"] for rule in rules() if "record" in rule})
 
 
-def test_what_is_recorded_is_used_more_than_once_and_nothing_is_asked_twice() -> None:
+def test_a_recorded_signal_is_used_more_than_once() -> None:
     alerts = " ".join(rule["expr"] for rule in rules() if "alert" in rule)
     assert all(alerts.count(rule["record"]) > 1 for rule in rules() if "record" in rule)
 
 
 def test_every_metric_exists_in_a_recording_or_is_the_exporters() -> None:
-    recorded = {dict(key)["__name__"] for each in ALL_RECORDINGS for key in timelines.recording(each.name).series}
+    recorded = {
+        dict(key)["__name__"] for recording in ALL_RECORDINGS for key in timelines.recording(recording.name).series
+    }
     own = {rule["record"] for rule in rules() if "record" in rule}
-    unknown = asked() - recorded - set(FAMILIES) - own - {"vllm_num_requests_running"}
-    assert all(each.startswith(tuple(OLD_NAMES.values())) for each in unknown), unknown
+    unknown = metrics_read() - recorded - set(FAMILIES) - own - {"vllm_num_requests_running"}
+    assert all(name.startswith(tuple(OLD_NAMES.values())) for name in unknown), unknown
 
 
 @pytest.mark.parametrize(
@@ -158,30 +160,30 @@ def test_a_page_of_either_kind_is_telemetry(tmp_path: Path, alone: str) -> None:
     assert not fired(RULES, held, {alone}, tmp_path).guards
 
 
-def test_a_server_that_is_scraped_raises_no_guard(tmp_path: Path) -> None:
+def test_a_server_that_is_scraped_raises_no_telemetry_alert(tmp_path: Path) -> None:
     assert not evaluated(tmp_path, timeline("healthy", *CALM, before=CALM)).guards
 
 
 @pytest.mark.parametrize(("name", "expected"), [("kv_cascade", {"contract_breached"}), ("healthy", set())])
-def test_a_promise_that_is_broken_pages(tmp_path: Path, name: str, expected: set[str]) -> None:
+def test_a_violated_slo_pages(tmp_path: Path, name: str, expected: set[str]) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(files(load(), Contract(ttft_seconds=1.0))["alerts/diag.rules.yaml"])
-    alerts = fired(file, timeline(name), asked(), tmp_path)
+    alerts = fired(file, timeline(name), metrics_read(), tmp_path)
     assert alerts.incidents & {"contract_breached"} == expected
 
 
-def test_servers_told_apart_by_other_labels_alert_under_these(tmp_path: Path) -> None:
+def test_alerts_have_the_labels_that_identify_a_server_at_this_site(tmp_path: Path) -> None:
     site = Site(labels=("cluster", "pod"))
     file = tmp_path / "rules.yaml"
     file.write_text(dump("", {"groups": groups(load(), Contract(site=site))}))
     assert "instance" not in "".join(rule["expr"] for rule in rules(file))
     series = timeline("kv_cascade", *CALM, before=CALM)
     moved = {frozenset({*key, ("cluster", "c"), ("pod", "p")}): values for key, values in series.items()}
-    assert fired(file, moved, asked(), tmp_path).incidents == {"kv_eviction_cascade"}
+    assert fired(file, moved, metrics_read(), tmp_path).incidents == {"kv_eviction_cascade"}
     assert "var-pod={{ $labels.pod | urlquery }}" in file.read_text()
 
 
-def test_a_limit_of_ones_own_is_the_alerts(tmp_path: Path) -> None:
+def test_the_alert_has_the_threshold_of_diag_toml(tmp_path: Path) -> None:
     cascade = "kv_eviction_cascade"
     contract = Contract(limits={cascade: {"preemptions / finished request": 0.35}})
     text = files(apply_overrides(load(), contract), contract)["alerts/diag.rules.yaml"]
@@ -194,7 +196,7 @@ def test_the_operators_resource_holds_the_same_groups() -> None:
     assert resource["spec"]["groups"] == yaml.safe_load(RULES.read_text())["groups"]
 
 
-def test_an_alert_outlasts_a_missed_scrape_and_says_what_to_type() -> None:
+def test_an_alert_outlasts_a_missed_scrape_and_names_the_doctor_command() -> None:
     every = [rule for rule in rules() if "incident" in rule.get("labels", {})]
     assert {rule["keep_firing_for"] for rule in every} == {"5m"}
     assert {rule["annotations"]["doctor"] for rule in every} == {"diag doctor http://{{ $labels.instance }}"}
@@ -207,10 +209,10 @@ ANNOTATIONS = {"summary", "description", "impact", "runbook_url", "dashboard_url
 def inhibitions(labels: tuple[str, ...] = ("instance",)) -> dict[tuple[str, str], list[str]]:
     """The labels that must be equal, by source and target."""
     found = alerts.inhibitions(load(), Site(labels=labels))
-    return {(" ".join(each["source_matchers"]), " ".join(each["target_matchers"])): each["equal"] for each in found}
+    return {(" ".join(rule["source_matchers"]), " ".join(rule["target_matchers"])): rule["equal"] for rule in found}
 
 
-def test_a_cause_silences_what_follows_on_the_labels_that_both_have() -> None:
+def test_a_cause_mutes_its_consequences_on_the_labels_that_both_have() -> None:
     silenced = inhibitions()
     assert silenced['incident="kv_eviction_cascade"', 'incident="contract_breached"'] == ["instance", "engine"]
     assert silenced['incident="gpu_fault"', 'incident="engine_stalled"'] == ["instance"]
@@ -218,13 +220,13 @@ def test_a_cause_silences_what_follows_on_the_labels_that_both_have() -> None:
     assert pods['incident="gpu_fault"', 'incident="engine_stalled"'] == ["cluster", "pod"]
 
 
-def test_a_warning_that_became_critical_is_said_once() -> None:
+def test_a_critical_alert_mutes_its_own_warning() -> None:
     hot = 'incident="gpu_thermal_throttling"'
     assert inhibitions()[f'{hot} severity="critical"', f'{hot} severity="warning"'] == ["instance", "gpu"]
 
 
-def test_a_ticket_never_silences_a_page() -> None:
-    known = {each.id: each for each in load()}
+def test_a_warning_never_mutes_a_critical_alert() -> None:
+    known = {incident.id: incident for incident in load()}
     ticket = replace(known["queue_saturation"], explains=("contract_breached",))
     found = alerts.inhibitions([ticket, known["contract_breached"]], Site())
     assert found == []

@@ -36,10 +36,10 @@ EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident
 
 
 def test_there_is_a_page_for_every_incident_an_overview_and_one_of_gpus() -> None:
-    assert set(PAGES) == {each.id for each in load()} | {"overview", "gpus"}
-    uids = [each["uid"] for each in PAGES.values()]
+    assert set(PAGES) == {incident.id for incident in load()} | {"overview", "gpus"}
+    uids = [content["uid"] for content in PAGES.values()]
     assert uids == [f"diag-{name}" for name in PAGES]
-    assert all(len(each) <= 40 for each in uids)
+    assert all(len(uid) <= 40 for uid in uids)
 
 
 @cache
@@ -60,24 +60,27 @@ def test_no_variable_is_dead(page: str) -> None:
     text = json.dumps(PAGES[page]["panels"])
     variables = PAGES[page]["templating"]["list"]
     for variable in variables:
-        others = json.dumps([each.get("query") for each in variables])
+        others = json.dumps([other.get("query") for other in variables])
         assert re.search(rf"\$\{{?{variable['name']}\b", text + others), variable["name"]
 
 
 @EVERY_PAGE
 def test_every_variable_that_is_used_is_there(page: str) -> None:
-    known = {each["name"] for each in PAGES[page]["templating"]["list"]} | {"__rate_interval", "__url_time_range"}
+    known = {variable["name"] for variable in PAGES[page]["templating"]["list"]} | {
+        "__rate_interval",
+        "__url_time_range",
+    }
     used = set(re.findall(r"\$\{?([a-z_]\w*)", " ".join(queries(page))))  # $1 is label_replace's, and left alone
     assert used <= known
 
 
 @EVERY_PAGE
 def test_no_panels_overlap(page: str) -> None:
-    for one, other in combinations((each["gridPos"] for each in PAGES[page]["panels"]), 2):
+    for one, other in combinations((panel["gridPos"] for panel in PAGES[page]["panels"]), 2):
         apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
         assert apart or above
-    assert all(each["gridPos"]["x"] + each["gridPos"]["w"] <= 24 for each in PAGES[page]["panels"])
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in PAGES[page]["panels"])
 
 
 @EVERY_PAGE
@@ -162,7 +165,7 @@ def test_the_columns_of_the_servers_table_have_units_and_states_are_words() -> N
     (table,) = (panel for panel in panels("overview") if panel["type"] == "table")
     overrides = table["fieldConfig"]["overrides"]
     values = {
-        override["matcher"]["options"]["names"][0]: {each["id"]: each["value"] for each in override["properties"]}
+        override["matcher"]["options"]["names"][0]: {part["id"]: part["value"] for part in override["properties"]}
         for override in overrides
     }
     units = {name: properties.get("unit") for name, properties in values.items()}
@@ -187,18 +190,20 @@ def test_every_series_is_chosen_by_the_variables(page: str) -> None:
             if PEERS in text:  # to see who differs takes all of them
                 chosen = "" if name == "ALERTS" else 'job=~"$job", model_name=~"$model"'
             asked = re.findall(rf"(?<![\w:]){name}(?![\w:])(\{{[^}}]*\}})?", text)
-            assert asked and all(chosen in each for each in asked), (name, asked)
+            assert asked and all(chosen in matchers for matchers in asked), (name, asked)
 
 
 @EVERY_PAGE
 def test_every_metric_exists(page: str) -> None:
     asked = {name for text in queries(page) for name in metric_names(parse(text.replace("$__rate_interval", "1m")))}
-    known = {dict(key)["__name__"] for each in ALL_RECORDINGS for key in timelines.recording(each.name).series}
+    known = {
+        dict(key)["__name__"] for recording in ALL_RECORDINGS for key in timelines.recording(recording.name).series
+    }
     unknown = asked - known - set(FAMILIES) - {"ALERTS"}
-    assert all(each.startswith(tuple(OLD_NAMES.values())) for each in unknown), unknown
+    assert all(name.startswith(tuple(OLD_NAMES.values())) for name in unknown), unknown
 
 
-# -- asked of a real Prometheus ---------------------------------------------------------------------------------------
+# -- answered by a real Prometheus ------------------------------------------------------------------------------------
 
 HOT = {
     "throttle_seconds_total__sw_thermal": lambda t: 0.4 * t,
@@ -245,13 +250,13 @@ def test_every_query_returns_series(prometheus: Server, page: str) -> None:
     assert not empty
 
 
-def test_servers_told_apart_by_other_labels_are_chosen_by_these() -> None:
+def test_the_variables_are_the_labels_that_identify_a_server() -> None:
     page = json.loads(files(load(), Contract(site=Site(labels=("cluster", "pod"))))["dashboards/overview.json"])
-    names = [each["name"] for each in page["templating"]["list"]]
+    names = [variable["name"] for variable in page["templating"]["list"]]
     assert names == ["datasource", "job", "cluster", "pod", "model"]
-    assert "instance" not in json.dumps([each["targets"] for each in page["panels"] if each["type"] != "row"])
+    assert "instance" not in json.dumps([panel["targets"] for panel in page["panels"] if panel["type"] != "row"])
 
 
-def test_a_job_that_tells_servers_apart_is_one_variable() -> None:
+def test_a_job_that_identifies_a_server_is_one_variable() -> None:
     page = json.loads(files(load(), Contract(site=Site(labels=("job", "instance"))))["dashboards/overview.json"])
-    assert [each["name"] for each in page["templating"]["list"]] == ["datasource", "job", "instance", "model"]
+    assert [variable["name"] for variable in page["templating"]["list"]] == ["datasource", "job", "instance", "model"]

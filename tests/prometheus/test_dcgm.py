@@ -40,7 +40,7 @@ DEFAULT = (
 )
 """What default-counters.csv of dcgm-exporter 4.8.3 has of the GPU, and the rates of PCIe."""
 SCRAPED = {
-    *(f"DCGM_FI_DEV_{each}" for each in DEFAULT.split()),
+    *(f"DCGM_FI_DEV_{counter}" for counter in DEFAULT.split()),
     *(f"DCGM_FI_PROF_PCIE_{w}_BYTES" for w in ("TX", "RX")),
 }
 
@@ -218,7 +218,7 @@ def test_each_field_is_recorded_under_its_later_name(promtool: Promtool) -> None
 
 def test_every_rule_is_expected_above() -> None:
     given = {(METRIC + metric, *own.items()) for _, samples in EXPECTED.values() for metric, own, _ in samples}
-    rules = {(each.metric, *each.labels.items()) for each in (*dcgm.RECORDS, dcgm.SERVING)}
+    rules = {(record.metric, *record.labels.items()) for record in (*dcgm.RECORDS, dcgm.SERVING)}
     assert rules == given | {("diag_gpu_xid_errors_total",)}
 
 
@@ -288,7 +288,7 @@ def test_a_host_of_one_server_is_its_own(promtool: Promtool) -> None:
 
 
 def test_a_host_of_two_servers_stays_unknown(promtool: Promtool) -> None:
-    both = [({**each, "Hostname": "node-1"}, 3) for each in (ONE, TWO)]
+    both = [({**server, "Hostname": "node-1"}, 3) for server in (ONE, TWO)]
     promtool.records([*both, (field("DEV_POWER_USAGE"), 300)], NOTHING, key=("Hostname",))
 
 
@@ -303,7 +303,7 @@ def test_a_part_of_a_gpu_is_not_the_gpu(promtool: Promtool, part: dict[str, str]
     promtool.records([(ONE, 3), (field("DEV_POWER_USAGE", **MINE, **part), 300)], NOTHING)
 
 
-def test_servers_may_be_told_apart_by_other_labels(promtool: Promtool) -> None:
+def test_other_labels_may_identify_a_server(promtool: Promtool) -> None:
     server = {**ONE, "cluster": "west"}
     expected = {"diag_gpu_power_watts": power(cluster="west", pod="vllm-0")}
     series = [(server, 3), (field("DEV_POWER_USAGE", **ASIDE), 300)]

@@ -11,7 +11,7 @@ from support.timelines import Fired, fired
 from diag import promql
 from diag.knowledge.catalog import load
 
-INCIDENTS = {each.id: each for each in load()}
+INCIDENTS = {incident.id: incident for incident in load()}
 
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"
@@ -35,10 +35,10 @@ def rules(file: Path = RULES) -> list[dict[str, str]]:
 
 
 @cache
-def asked() -> set[str]:
+def metrics_read() -> set[str]:
     """Every metric that a rule selects."""
     return {name for rule in rules() for name in promql.metric_names(promql.parse(rule["expr"]))}
 
 
 def evaluated(folder: Path, series: timelines.Series) -> Fired:
-    return fired(RULES, series, asked(), folder)
+    return fired(RULES, series, metrics_read(), folder)

@@ -10,10 +10,10 @@ PAGES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "das
 
 
 def panels(page: str) -> list[dict[str, Any]]:
-    return [each for each in PAGES[page]["panels"] if each["type"] != "row"]
+    return [panel for panel in PAGES[page]["panels"] if panel["type"] != "row"]
 
 
 def queries(page: str) -> Iterator[str]:
     """Everything that a page asks: panels and annotations."""
-    yield from (target["expr"] for each in panels(page) for target in each["targets"])
-    yield from (each["expr"] for each in PAGES[page]["annotations"]["list"])
+    yield from (target["expr"] for panel in panels(page) for target in panel["targets"])
+    yield from (annotation["expr"] for annotation in PAGES[page]["annotations"]["list"])
