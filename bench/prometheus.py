@@ -15,7 +15,6 @@ from typing import Any
 from unittest.mock import patch
 
 import table
-from requests import Session
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -28,6 +27,7 @@ from diag.commands.observe import ObserveOptions  # noqa: E402
 from diag.core.contract import Contract  # noqa: E402
 from diag.core.incident import Incident, fill  # noqa: E402
 from diag.diagnosis.report import Report  # noqa: E402
+from diag.http.client import Client  # noqa: E402
 from diag.knowledge.catalog import load  # noqa: E402
 from diag.promql import Block  # noqa: E402
 from diag.sources.prometheus.scope import Scope, TimeSpan  # noqa: E402
@@ -103,13 +103,13 @@ def alone(url: str) -> float:
 def requests(url: str) -> int:
     """How many requests a run of the doctor sends."""
     sent: list[object] = []
-    really = Session.send
+    really = Client.send
 
     def counted(*args: Any, **how: Any) -> Any:
         sent.append(args)
         return really(*args, **how)
 
-    with patch.object(Session, "send", counted):
+    with patch.object(Client, "send", counted):
         judge(url, TimeSpan(at=f"{END / 1000}"))
     return len(sent)
 

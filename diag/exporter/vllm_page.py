@@ -1,4 +1,4 @@
-"""vLLM's own page, byte for byte, and what it says of the server."""
+"""vLLM's own page, byte for byte, and what it shows of the server."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from diag.vllm.server.config import Config, ServerFacts, from_page
 MOST_BYTES = 16 * 2**20
 """Of vLLM's page; it has some 50 kB, many adapters make it grow."""
 REMEMBERED = 300.0
-"""Seconds for which a port that answered as two servers is called that."""
+"""Seconds for which two servers behind one port stay reported."""
 HEAD_START = 0.005
 """Seconds, where the request is not out before."""
 _INFO = b"vllm:cache_config_info{"
@@ -35,7 +35,7 @@ class Scraped:
 
 
 class PageReader:
-    """Reads the pages of one server as they come: what changes from one to the next tells something too."""
+    """Reads the pages of one server in turn: changes from one to the next count too."""
 
     def __init__(self) -> None:
         self.start = b""
@@ -50,7 +50,7 @@ class PageReader:
         return Scraped(page, b"vllm:" in page, self._problem(page), self._config(page), facts)
 
     def _watch_start(self, start: bytes) -> None:
-        """A start time that comes back is that of another server behind the same port."""
+        """A start time that returns belongs to another server behind the same port."""
         if start == self.start:
             return
         if start in self._earlier:

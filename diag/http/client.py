@@ -37,7 +37,7 @@ _SAFE = "/?:@!$&'()*+,;=%-._~[]"
 
 @dataclass(frozen=True)
 class Manner:
-    """How a server is asked.
+    """How requests to a server are made.
 
     wait: seconds for a connection (at most CONNECT_SECONDS), and then for every next byte; a whole request may take
     twice as long. keep: whether connections stay open for the next request. encoding: what a body may come in.
@@ -153,7 +153,7 @@ class Client:
                 connection.close()
 
     def _head(self, path: str, request: Request) -> tuple[str, dict[str, str]]:
-        """What the request line asks for, and the headers: a proxy of plain HTTP takes the whole URL."""
+        """Target and headers of the request: a proxy of plain HTTP takes the whole URL."""
         target, proxied = quote(path, safe=_SAFE) or "/", self._proxy if self._context is None else None
         if proxied:
             target = self._address.origin + target

@@ -1,4 +1,4 @@
-"""The HTTP API of a Prometheus, in the shape of the session that prometheus-api-client asks through.
+"""The HTTP API of a Prometheus, in the shape of the session that prometheus-api-client uses.
 
 By itself that library sends with requests, which puts a query of any length into the URL, reads a response of any
 size, lets a .netrc replace the credentials and drops the server's own error sentence. Here it sends with our client.

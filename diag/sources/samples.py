@@ -1,4 +1,4 @@
-"""Answers from samples in memory: what `diagnose` asks, evaluated over scraped or recorded pages."""
+"""Queries over samples in memory: those of scraped or recorded pages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ class ScrapePlan:
 
     credentials: None reads the environment. probe: how long one request for one token may take, None for no probe.
     beside: where the pages of a server come from if not from itself. on_progress: called after every scrape.
-    should_go_on: asked when the time is over, and then every few scrapes.
+    should_go_on: called when the time is over, and then every few scrapes.
     """
 
     every: float = 2.0
@@ -149,8 +149,8 @@ class Watch:
     def _after(self, server: WatchedServer) -> None:
         if len(server.target.scrapes) == 1:
             self._first_contact()
-        if server.server.path and not server.asked:
-            server.asked = True
+        if server.server.path and not server.facts_requested:
+            server.facts_requested = True
             self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
             if self._plan.probe is not None:
                 self._probes.append(asyncio.create_task(server.probe(self._plan.probe)))

@@ -60,7 +60,7 @@ class WatchedServer:
     sink: Sink
     tick: int = 0
     answered: bool = False
-    asked: bool = False
+    facts_requested: bool = False
     failure: Failure | None = None
     probed: Probe | None = None
     published: bool = False

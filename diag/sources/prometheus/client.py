@@ -21,13 +21,13 @@ Series = Mapping[str, Any]
 _LONGEST = 3600.0
 _LATEST = 1e11
 _UNLIKE = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
-"""What taking apart a document of another shape raises."""
+"""What reading a document of another shape raises."""
 
 
 class Prometheus:
-    """One server; raises Unreachable where it gives no usable answer, and Refused where it answers not this query.
+    """One server; raises Unreachable where it returns nothing usable, and Refused where it rejects the query.
 
-    `seconds` is what it may take to begin an answer. Times are unix milliseconds.
+    `seconds`: how long it may stay silent. Times are unix milliseconds.
     """
 
     def __init__(self, address: Address, access: Credentials, seconds: float = 30.0) -> None:
@@ -40,13 +40,14 @@ class Prometheus:
 
     @property
     def warnings(self) -> list[str]:
-        """What the server warned of, partial answers for one; each once."""
+        """The server's warnings, for example of partial results; each once."""
         return [printable(warning) for warning in self._session.warnings]
 
     def now(self) -> int:
         """The server's own clock: the samples are stamped by it, or by one that it trusts."""
-        ask = self._library.custom_query
-        seconds = float(self._read(lambda: _series(ask("vector(time())"), "value")[0]["value"][1]))
+        seconds = float(
+            self._read(lambda: _series(self._library.custom_query("vector(time())"), "value")[0]["value"][1])
+        )
         if not 0 < seconds < _LATEST:
             raise self._unlike("returned an invalid time")
         return round(seconds * 1000)
@@ -59,8 +60,8 @@ class Prometheus:
     def range(self, promql: str, start: int, end: int, step: int) -> list[Series]:
         """Evaluate from `start` to `end`; VictoriaMetrics would move both to multiples of the step for its cache."""
         exact = {"start": _seconds(start), "end": _seconds(end), "nocache": "1", **self._limit}
-        ask, rounded = self._library.custom_query_range, (_moment(start), _moment(end), _seconds(step))
-        return self._read(lambda: _series(ask(promql, *rounded, params=exact), "values"))
+        query, rounded = self._library.custom_query_range, (_moment(start), _moment(end), _seconds(step))
+        return self._read(lambda: _series(query(promql, *rounded, params=exact), "values"))
 
     def series(self, matches: Sequence[str], start: int, end: int) -> list[Mapping[str, str]]:
         """The labels of the series that a time may have; whole blocks count, so some may have ended before."""

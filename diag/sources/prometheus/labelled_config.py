@@ -19,7 +19,7 @@ Flags = Mapping[str, Mapping[float, list[str]]]
 
 
 def flags(infos: Iterable[Mapping[str, str]]) -> Flags:
-    """What the series of INFO say, one for each engine of an instance."""
+    """The flags in the series of INFO, one for each engine of an instance."""
     pages: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for info in infos:
         pages[info.get("instance", "")].append(info)
@@ -31,7 +31,7 @@ def flags(infos: Iterable[Mapping[str, str]]) -> Flags:
 
 
 def completed(promql: str, known: Flags) -> str:
-    """The expression, with what is known wherever it asks for a flag that only an exporter publishes."""
+    """The expression, with the known values wherever it selects a flag that only an exporter publishes."""
     return _CONFIG_SELECTOR.sub(_with(known), promql)
 
 

@@ -1,4 +1,4 @@
-"""Which servers and which time a Prometheus is asked about, as people type it."""
+"""The servers and the time range to query a Prometheus for, as typed on the command line."""
 
 import math
 import re
@@ -12,12 +12,12 @@ from diag.core.formatting import moment, printable
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _LATEST = 1e11
-_WAYS = "2026-11-20T03:12:00Z (UTC unless it says otherwise), unix seconds, or -2h"
+_WAYS = "2026-11-20T03:12:00Z (UTC by default), unix seconds, or -2h"
 
 
 @dataclass(frozen=True)
 class TimeSpan:
-    """What was asked for: the `window` up to `at` or to `until`, or from `since` on; "" for now."""
+    """The time range: the `window` up to `at` or to `until`, or from `since` on; "" for now."""
 
     at: str = ""
     window: str = "15m"
@@ -25,7 +25,7 @@ class TimeSpan:
     until: str = ""
 
     def resolved(self, now: int) -> tuple[int, int]:
-        """First and last millisecond; BadUsage where there is nothing between them."""
+        """First and last millisecond; BadUsage where the range is empty."""
         if self.at and (self.since or self.until):
             raise BadUsage("--at (with --window) and --from/--to are alternatives: choose one")
         end = parse_time(self.at or self.until, now) if self.at or self.until else now
@@ -49,7 +49,7 @@ class Scope:
 
     @property
     def everywhere(self) -> str:
-        """The matchers that every series of these servers meets."""
+        """The matchers that every series of these servers fulfils."""
         return ",".join([*self.matchers, *([any_of("instance", self.instances)] if self.instances else [])])
 
     @property

@@ -62,7 +62,7 @@ class PrometheusSource:
             self._matchers = self._narrowing(scope)
             self.instants, self.interval = self._cadence()
             self._flags = self._known_flags()
-            # the very same expressions that rules record are cheaper to ask; a record may lack a label to match
+            # expressions that rules record are cheaper to query; a recorded series may lack a label to match
             self._recorded = {} if scope.matchers else prometheus.recorded()
         except Refused as error:
             raise Unreachable(f"{prometheus.shown} rejects queries: {error}") from error
@@ -230,7 +230,7 @@ class PrometheusSource:
 
     def _answered(self, promql: str, instants: Instants) -> list[Series]:
         if self._given_up:
-            raise Unreachable(self._given_up)  # some are asked at a time: those that follow need not wait in vain too
+            raise Unreachable(self._given_up)  # several queries run at a time: the next ones need not wait in vain too
         try:
             if len(instants) == 1:
                 return self._prometheus.instant(promql, int(instants[0]))
@@ -300,7 +300,7 @@ def _times(series: Series) -> Instants:
 
 
 def _lag(times: Instants, last: int, interval: int) -> int:
-    """By how much scrapes come late on the grid, at most: asked that much later, no instant misses its own scrape."""
+    """How late scrapes are on the grid at most: queried that much later, no instant misses its own scrape."""
     late = (times - last + interval // 2) % interval - interval // 2 if interval else np.zeros(1, np.int64)
     return int(late.max(initial=0))
 

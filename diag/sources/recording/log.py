@@ -1,4 +1,4 @@
-"""The server.log of a recording: what it told up to each scrape, as an exporter would have put it on the page."""
+"""The server.log of a recording: what it showed up to each scrape, as an exporter would have put it on the page."""
 
 from collections import deque
 from datetime import tzinfo
