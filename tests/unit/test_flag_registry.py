@@ -155,6 +155,6 @@ def test_an_interpreter_without_vllm_updates_nothing() -> None:
     command = [sys.executable, "-m", "diag.vllm.flags.update", "/nowhere/python"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("/nowhere/python has no vLLM whose parser can be asked")
+    assert done.stderr.startswith("/nowhere/python: vLLM's parser cannot be run with it")
     assert done.stderr.count("\n") == 1
     assert FILE.read_bytes() == before

@@ -124,7 +124,7 @@ def test_asking_again_says_the_same() -> None:
 def test_a_launch_command_that_cannot_be_read_is_said() -> None:
     assert settle(table(), ServerFacts(launch="vllm serve 'm")) == (
         {},
-        ["the launch command could not be parsed: the command has a quotation that is not closed"],
+        ["the launch command could not be parsed: the command has an unclosed quotation mark or parenthesis"],
     )
 
 

@@ -40,7 +40,7 @@ class Command:
 
     def all(self, flag: str) -> tuple[Given, ...]:
         """Every mention of a flag, what counts last."""
-        return tuple(each for each in self.given if each.name == flag and not (each.option and each.option.key))
+        return tuple(given for given in self.given if given.name == flag and not (given.option and given.option.key))
 
     def get(self, flag: str) -> str | None:
         """The value of a flag, "" for a switch that is on or off, None where it is not given."""
@@ -50,9 +50,9 @@ class Command:
     def switched(self, flag: str) -> bool | None:
         """Whether a switch is on; None where it is not given."""
         found = [
-            each.option.on and "".join(each.values).lower() not in ("false", "0")
-            for each in self.all(flag)
-            if each.option
+            given.option.on and "".join(given.values).lower() not in ("false", "0")
+            for given in self.all(flag)
+            if given.option
         ]
         return found[-1] if found else None
 

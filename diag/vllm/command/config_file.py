@@ -27,8 +27,8 @@ def is_dropped(key: str, value: Any, version: str) -> bool:
     Source: `load_config_file` of 0.11.0, 0.16.0, 0.24.0 - 0.27.1, 0.31.0 and 0.32.0.
     """
     at = release(version)
-    said = release("0.9.0") <= at < release("0.28.0") or ("_" in key and at >= release("0.31.0"))
-    return value is False and said
+    ignored = release("0.9.0") <= at < release("0.28.0") or ("_" in key and at >= release("0.31.0"))
+    return value is False and ignored
 
 
 def words(key: str, value: Any) -> tuple[str, tuple[str, ...]]:

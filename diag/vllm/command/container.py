@@ -30,9 +30,9 @@ class Image:
 
 def image(words: Sequence[str]) -> Image:
     """What `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...` starts."""
-    words = [default(each) for each in words]
+    words = [default(word) for word in words]
     start = _run(words) + 1
-    by_option = any(each.partition("=")[0] == "--image" for each in words[start:])
+    by_option = any(word.partition("=")[0] == "--image" for word in words[start:])
     for at in range(start, len(words)):
         before, named = words[at - 1], words[at].removeprefix("--image=")
         is_option = before == "--image" or named != words[at]
@@ -48,15 +48,17 @@ def _after_dashes(words: Sequence[str]) -> int:
 
 def _run(words: Sequence[str]) -> int:
     """The place of `run` after a program that starts containers; the end where there is none."""
-    able = (at for at, each in enumerate(words) if _PROGRAM.fullmatch(Path(each).name) or each.startswith("$"))
+    able = (at for at, word in enumerate(words) if _PROGRAM.fullmatch(Path(word).name) or word.startswith("$"))
     program = next(able, len(words))
     return words.index("run", program) if "run" in words[program:] else len(words)
 
 
 def _entered(words: Sequence[str], entry: int, name: str) -> Image:
     """The image's own entry point is taken for vLLM's; another one is the program of the words after the image."""
-    options = [(each, after) for each, after in pairwise(words[:entry]) if each.partition("=")[0] == "--entrypoint"]
-    program = [each.partition("=")[2] or after for each, after in options]
+    options = [
+        (option, after) for option, after in pairwise(words[:entry]) if option.partition("=")[0] == "--entrypoint"
+    ]
+    program = [option.partition("=")[2] or after for option, after in options]
     serves = list(words[entry : entry + 1]) == ["serve"]
     if program and not (Path(program[-1]).name == "vllm" and serves):
         return Image(name)
@@ -70,6 +72,6 @@ def default(text: str) -> str:
 
 def elsewhere(words: Sequence[str]) -> str:
     """Where the folders of a command are when they are not here."""
-    names = {Path(each).name for each in words}
+    names = {Path(word).name for word in words}
     in_container = any(map(_PROGRAM.fullmatch, names))
     return "in the container" if in_container else "on another host" if names & _HOSTS else ""

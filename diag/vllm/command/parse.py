@@ -27,7 +27,7 @@ _SCRIPT = lazy(r"\bserve\s|vllm\.entrypoints\.")
 _SHELL = lazy(r"-[a-z]*c|--(?:command|wrap)")
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = lazy(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
-_SPEAKS = lazy(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
+_MENTIONS = lazy(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
 """Commands whose words are about a server, and start none."""
 EXPECTED = (
     "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...` or a file with it"
@@ -47,13 +47,13 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
-    commands = [words for words in _commands(text) if not (words and _SPEAKS.fullmatch(words[0]))]
+    commands = [words for words in _commands(text) if not (words and _MENTIONS.fullmatch(words[0]))]
     environment: dict[str, str] = {}
     for at, words in enumerate(commands):
         filled = _split(words, environment)
         found = _started(filled, environment, folder, version)
         if found:
-            later = sum(_arguments(each) is not None for each in commands[at + 1 :])
+            later = sum(_arguments(statement) is not None for statement in commands[at + 1 :])
             return replace(found, more=later)
         environment |= _assigned(filled)
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
@@ -63,7 +63,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     """The words of each command, with the arrays of the same text in them; an array that is a command itself is one."""
     arrays: dict[str, list[str]] = {}
     for name, words in statements(text):
-        filled = [word for each in words for word in arrays.get(each, [each])]
+        filled = [word for word in words for word in arrays.get(word, [word])]
         if not name or _explicit(words) is not None:
             yield filled
             continue
@@ -73,9 +73,10 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 def _split(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """With the words that a shell makes of a variable that no quotation marks hold: ARGS="--a 1"; ... $ARGS."""
-    filled = (_expanded(each, environment) if isinstance(each, Bare) else "" for each in words)
+    filled = (_expanded(word, environment) if isinstance(word, Bare) else "" for word in words)
     pairs = zip(words, filled, strict=True)
-    return [word for each, text in pairs for word in (text.split() if " " in text and "$" not in text else [each])]
+    splits = ((word, text.split() if " " in text and "$" not in text else [word]) for word, text in pairs)
+    return [part for _, parts in splits for part in parts]
 
 
 def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str) -> Command | None:
@@ -100,10 +101,10 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
 
 def _inner(words: Sequence[str]) -> str:
     """The script that another shell, perhaps on another host, is given to run; "" where none of it is about vLLM."""
-    runs = any(Path(each).name in _RUNNERS for each in words)
+    runs = any(Path(word).name in _RUNNERS for word in words)
     for before, word in pairwise(["", *words]):
-        said = _SUBSTITUTED.fullmatch(word)
-        script = said[1] if said else word if runs or _SHELL.fullmatch(before) else ""
+        substituted = _SUBSTITUTED.fullmatch(word)
+        script = substituted[1] if substituted else word if runs or _SHELL.fullmatch(before) else ""
         if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
             return script
     return ""
@@ -111,8 +112,8 @@ def _inner(words: Sequence[str]) -> str:
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
     """The variables that these words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
-    found = (_ASSIGNMENT.fullmatch(each) for each in words)
-    return {each[1]: each[2] for each in found if each and each[1] != "ExecStart"}
+    found = (_ASSIGNMENT.fullmatch(word) for word in words)
+    return {assignment[1]: assignment[2] for assignment in found if assignment and assignment[1] != "ExecStart"}
 
 
 def _content(text: str) -> str:
@@ -128,7 +129,7 @@ def _content(text: str) -> str:
             raise BadUsage(f"{text} cannot be read: {error.strerror}") from error
         return text
     if len(content) > MOST_BYTES or b"\0" in content:
-        raise BadUsage(f"{text} is no text with a command in it")
+        raise BadUsage(f"{text} is not a text file with a command")
     if file.suffix in (".yaml", ".yml"):
         return "\n".join(started(file)) or _configured(file)
     return content.decode("utf-8", "replace")
@@ -142,7 +143,7 @@ def _arguments(words: Sequence[str]) -> int | None:
 
 def _configured(file: Path) -> str:
     """The command that a file for --config stands for; BadUsage where it is another kind of YAML."""
-    flags = [understood(f"--{key}") for each in documents(file) if isinstance(each, dict) for key in each]
+    flags = [understood(f"--{key}") for document in documents(file) if isinstance(document, dict) for key in document]
     if is_manifest(file) or (flags and flags.count(None) > len(flags) / 2):
         raise BadUsage(
             f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
@@ -176,7 +177,7 @@ def _command(
     filled = _filled_in(words, environment)
     given, loose = options(filled, start, version)
     contained, place = _contained(words, environment), elsewhere(words[:start])
-    config = next((each.values[0] for each in given if each.name == "--config" and each.values), "")
+    config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
     content = config_file.read(folder / config) if folder is not None and is_here else {}
     command = Command(
@@ -191,14 +192,14 @@ def _command(
         elsewhere=place,
         dropped=tuple(key for key, value in content.items() if config_file.is_dropped(key, value, version)),
     )
-    takes_one = bool(loose) and not any(each.words for each in command.all("--model"))
+    takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
     return replace(command, model=named, strays=tuple(loose[takes_one:]))
 
 
 def _filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The words with what the text itself says of their variables."""
-    return [_expanded(each, environment) for each in words]
+    return [_expanded(word, environment) for word in words]
 
 
 def _expanded(word: str, environment: Mapping[str, str]) -> str:

@@ -105,7 +105,7 @@ def _word(text: str, start: int) -> tuple[str, int]:
         bare = bare or found[0] == "$" or bool(opened and opened != '"')
         parts.append(_unquoted(inner) if opened == '"' else inner if opened else found[found.lastgroup or 0])
     if at < len(text) and not found:
-        raise BadUsage("the command has a quotation that is not closed")
+        raise BadUsage("the command has an unclosed quotation mark or parenthesis")
     word = Bare("".join(parts)) if bare else "".join(parts)
     if isinstance(word, Bare):
         word.raw = text[start:at]
@@ -130,4 +130,4 @@ def _past(text: str, at: int) -> int:
             ends.append(_ENDS[piece])
         if not ends:
             return at
-    raise BadUsage("the command has a quotation that is not closed")
+    raise BadUsage("the command has an unclosed quotation mark or parenthesis")

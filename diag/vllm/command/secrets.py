@@ -95,7 +95,7 @@ def _may_abbreviate(name: str) -> bool:
     """Whether a release may take it for the beginning of an option that holds a secret."""
     begun = name.replace("_", "-")
     beginning = begun.startswith("--") and len(begun) > 2
-    return beginning and any(each.startswith(begun) and is_secret(each) for each in known())
+    return beginning and any(name.startswith(begun) and is_secret(name) for name in known())
 
 
 def _values(word: str) -> int:

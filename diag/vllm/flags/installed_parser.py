@@ -23,14 +23,14 @@ def interpreter() -> str:
 
 def describe(python: str) -> dict[str, Any]:
     """The release and its flags, as `parser.describe` says; BadUsage where the interpreter has no vLLM that can."""
-    said: dict[str, Any] = _run(python, "describe", "")
-    return said
+    description: dict[str, Any] = _run(python, "describe", "")
+    return description
 
 
 def check(python: str, commands: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
     """The release, and why each command's words (after `vllm serve`) are refused; "" where they are not."""
-    said = _run(python, "check", json.dumps([list(each) for each in commands]))
-    return said["version"], said["refusals"]
+    answer = _run(python, "check", json.dumps([list(words) for words in commands]))
+    return answer["version"], answer["refusals"]
 
 
 def _run(python: str, what: str, text: str) -> Any:
@@ -44,9 +44,9 @@ def _run(python: str, what: str, text: str) -> Any:
     except subprocess.TimeoutExpired as error:
         raise BadUsage(f"the parser of the vLLM in {python} did not answer within {SECONDS} s") from error
     except (OSError, subprocess.CalledProcessError, ValueError) as error:
-        raise BadUsage(f"{python} has no vLLM whose parser can be asked: {_last_line(error)}") from error
+        raise BadUsage(f"{python}: vLLM's parser cannot be run with it: {_last_line(error)}") from error
 
 
 def _last_line(error: Exception) -> str:
-    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-    return (said.strip().splitlines() or [type(error).__name__])[-1]
+    output = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+    return (output.strip().splitlines() or [type(error).__name__])[-1]

@@ -50,10 +50,10 @@ def describe() -> dict[str, Any]:
     flags: dict[str, Any] = {}
     for action in parser()._actions:
         names = [
-            each for each in action.option_strings if each.startswith("--") and not each.startswith(("--no-", "--help"))
+            name for name in action.option_strings if name.startswith("--") and not name.startswith(("--no-", "--help"))
         ]
-        short = [each for each in action.option_strings if not each.startswith("--")]
-        negated = any(each.startswith("--no-") for each in action.option_strings)
+        short = [name for name in action.option_strings if not name.startswith("--")]
+        negated = any(name.startswith("--no-") for name in action.option_strings)
         of_value = {} if action.nargs == 0 else _of_value(action)
         for at, name in enumerate(names):
             alias = {"alias": names[0]} if at else {}
@@ -69,7 +69,7 @@ def version() -> str:
 def _of_value(action: Any) -> dict[str, Any]:
     """The kind of a value, whether None is one, and the choices; a function of vLLM's own may spell these otherwise."""
     names = list(_names(action.type))
-    choices = [] if "<lambda>" in names else [str(each) for each in action.choices or () if each is not None]
+    choices = [] if "<lambda>" in names else [str(choice) for choice in action.choices or () if choice is not None]
     return {"value": VALUES.get(names[-1], "text"), "null": "_optional_type" in names, "choices": choices}
 
 
@@ -83,12 +83,12 @@ def _names(read: Any) -> Iterator[str]:
 
 def refusal(words: list[str], vllm: ArgumentParser) -> str:
     """Why the parser refuses these words, in its own; "" where it does not."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             vllm.parse_args(words)
     except SystemExit as error:
-        return said.getvalue().strip().rpartition("error: ")[2] if error.code else ""
+        return output.getvalue().strip().rpartition("error: ")[2] if error.code else ""
     except Exception as error:  # noqa: BLE001 - a type function of vLLM's may raise anything
         return str(error) or type(error).__name__
     return ""

@@ -58,7 +58,9 @@ def _content() -> dict[str, Any]:
 
 
 def _flag(name: str, versions: list[str], takes: Takes, **more: Any) -> Flag:
-    fields: dict[str, Any] = {each: tuple(value) if isinstance(value, list) else value for each, value in more.items()}
+    fields: dict[str, Any] = {
+        field: tuple(value) if isinstance(value, list) else value for field, value in more.items()
+    }
     return Flag(name, versions[0], versions[1], takes, **fields)
 
 
@@ -71,7 +73,7 @@ def versions() -> tuple[str, ...]:
 @cache
 def known() -> dict[str, Flag]:
     """Every flag of any release by its name, --max-num-seqs for one."""
-    return {name: _flag(name, **each) for name, each in _content()["flags"].items()}
+    return {name: _flag(name, **entry) for name, entry in _content()["flags"].items()}
 
 
 def described() -> str:
@@ -87,7 +89,7 @@ def environment() -> frozenset[str]:
 
 @cache
 def _short() -> dict[str, Flag]:
-    return {short: each for each in known().values() for short in each.short}
+    return {short: flag for flag in known().values() for short in flag.short}
 
 
 @lru_cache(maxsize=4096)
@@ -111,7 +113,7 @@ def understood(word: str, version: str = "") -> Option | None:
 
 def _abbreviated(name: str, version: str) -> Option | None:
     """What argparse makes of a unique beginning."""
-    able = [each for each in known().values() if each.name.startswith(name) and each.in_release(version)]
+    able = [flag for flag in known().values() if flag.name.startswith(name) and flag.in_release(version)]
     return Option(able[0]) if len(able) == 1 and len(name) > len("--") else None
 
 

@@ -17,21 +17,21 @@ from diag.vllm.flags.registry import FILE, release
 Known = dict[str, Any]
 
 
-def merged(known: Known, said: Known) -> Known:
+def merged(known: Known, described: Known) -> Known:
     """The content of flags.json with what one release's parser says of itself.
 
     How flags are used, and the environment, are those of the newest release that was ever described.
     """
-    version, before = said["version"], known.get("described", "0")
+    version, before = described["version"], known.get("described", "0")
     newest = release(version) >= release(before)
-    flags = {name: dict(each) for name, each in known["flags"].items()}
-    for name, each in said["flags"].items():
-        flags[name] = _flag(flags.get(name), each, version, newest)
+    flags = {name: dict(flag) for name, flag in known["flags"].items()}
+    for name, flag in described["flags"].items():
+        flags[name] = _flag(flags.get(name), flag, version, newest)
     return {
         "about": known["about"],
         "versions": _releases(known["versions"], version),
         "described": version if newest else before,
-        "environment": sorted(said["environment"]) if newest else known["environment"],
+        "environment": sorted(described["environment"]) if newest else known["environment"],
         "flags": dict(sorted(flags.items())),
     }
 
@@ -41,16 +41,16 @@ def _releases(known: Sequence[str], version: str) -> list[str]:
     return sorted([*known, *([] if release(version) in map(release, known) else [version])], key=release)
 
 
-def _flag(known: Known | None, said: Known, version: str, newest: bool) -> Known:
+def _flag(known: Known | None, described: Known, version: str, newest: bool) -> Known:
     first, last = known["versions"] if known else (version, version)
     ranges = [min(first, version, key=release), max(last, version, key=release)]
-    used = {name: value for name, value in said.items() if value and (name, value) != ("value", "text")}
+    used = {name: value for name, value in described.items() if value and (name, value) != ("value", "text")}
     return {"versions": ranges, **(used if newest or not known else {**known, "versions": ranges})}
 
 
 def written(content: Known) -> str:
     """The file: one flag a line."""
-    flags = ",\n".join(f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in content["flags"].items())
+    flags = ",\n".join(f"  {json.dumps(name)}: {json.dumps(flag)}" for name, flag in content["flags"].items())
     head = "".join(f' "{name}": {json.dumps(content[name])},\n' for name in content if name != "flags")
     return f'{{\n{head} "flags": {{\n{flags}\n }}\n}}\n'
 
