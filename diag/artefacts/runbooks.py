@@ -1,25 +1,14 @@
-"""Runbooks from the declarations, written for 3 a.m.; `diag explain` prints the same text."""
+"""All runbooks: one per incident, one about missing telemetry, and their index."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from diag.artefacts.names import (
-    GENERATED_MARK,
-    alert_name,
-    claim,
-    expression,
-    in_words,
-    opposite,
-    subject_labels,
-    threshold,
-)
+from diag.artefacts.names import GENERATED_MARK, alert_name
+from diag.artefacts.runbook import linked, runbook
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, expression_of
 from diag.core.contract import Contract
-from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Source, regroup
-from diag.promql import metric_names, parse, pretty
-from diag.report.sentences import released, why
-
-EXIT_STATUS = {"warning": 1, "critical": 2}
+from diag.core.incident import Incident
+from diag.promql import pretty
 
 
 def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
@@ -29,277 +18,6 @@ def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str
     return {f"runbooks/{name}.md": text for name, text in pages.items()}
 
 
-def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract) -> str:
-    """One incident: confirm it, tell it apart, mitigate, fix, verify, hand over, and what not to do."""
-    known = {other.id: other for other in incidents}
-    sections = {
-        "Meaning": _meaning(incident, incidents),
-        "Impact": [_sentence(incident.impact)],
-        "Confirm": _confirm(incident, contract),
-        "Immediate mitigation": _mitigation(incident),
-        "Symptoms (all must hold)": _symptoms(incident, contract),
-        "Supporting evidence": _supporting(incident, contract),
-        "What looks like it, how to distinguish": _look_alikes(incident, known, contract),
-        "Fix (remediation), trade-off, rollback": _fixes(incident, contract),
-        "Verify": _verify(incident, contract),
-        "Escalate and hand over": _escalate(incident),
-        "Do NOT": [f"- {warning}" for warning in incident.do_not],
-        "Threshold rationale": _rationale(incident, contract),
-        "Complete PromQL expression": _promql(incident.query(incident.window, contract.values()), contract),
-    }
-    subject = " and ".join(subject_labels(incident, contract.site))
-    head = (
-        f"# {alert_name(incident.id)}: {incident.title}\n\n*{GENERATED_MARK}.* Incident `{incident.id}`, severity"
-        f" {incident.severity}, evaluated per {subject} over {incident.window}.\n"
-    )
-    return head + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
-
-
-def _meaning(incident: Incident, incidents: Sequence[Incident]) -> list[str]:
-    causes = [other.id for other in incidents if incident.id in other.explains]
-    lines = [" ".join(incident.cause.split())]
-    if causes:
-        lines += ["", f"Possible causes: {_linked(causes)}. If one of them is present too, start there."]
-    if incident.explains:
-        lines += ["", f"Explains: {_linked(incident.explains)}. Alertmanager mutes these while this alert fires."]
-    return lines
-
-
-def _linked(names: Sequence[str]) -> str:
-    return ", ".join(f"[{name}]({name}.md)" for name in names)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-# -- is it this incident ----------------------------------------------------------------------------------------------
-
-
-def _confirm(incident: Incident, contract: Contract) -> list[str]:
-    """The command, from where to run it, and what it prints while the incident lasts."""
-    conditions = [(condition.signal.name, threshold(condition, contract)) for condition in incident.symptoms]
-    width = max(len(name) for name, _ in conditions)
-    return [
-        *_command(incident, contract),
-        "```",
-        "",
-        _expected_report(incident),
-        "",
-        "```text",
-        *(f"{name:<{width}}  <value>  {limit}" for name, limit in conditions),
-        "```",
-        "",
-        _expected_exit_status(incident, contract),
-    ]
-
-
-def _expected_report(incident: Incident) -> str:
-    labels = [f"{label} <{label}>" for label in incident.per if label != "instance"]
-    subject = " ".join(("<instance>", *labels))
-    if incident.severity == "info":
-        return f"While it lasts, `also present` lists `info: {incident.id} on {subject}`. Its symptoms:"
-    verdict = incident.severity.upper()
-    return f"While it lasts, the report begins with `{verdict} {incident.id} on {subject}`. Its evidence:"
-
-
-def _expected_exit_status(incident: Incident, contract: Contract) -> str:
-    missing = "`CANNOT TELL` (exit status 3): telemetry is missing, and the report says how to get it."
-    if incident.severity == "info":
-        return f"The verdict stays `HEALTHY` (exit status 0): an info incident does not hurt users by itself. {missing}"
-    critical = f" (`CRITICAL` and 2 when {claim(incident.escalates, contract)})" if incident.escalates else ""
-    return (
-        f"The exit status is {EXIT_STATUS[incident.severity]}{critical}. `HEALTHY` (exit status 0): the incident has"
-        f" ended, and the dashboard shows when. {missing}"
-    )
-
-
-def _command(incident: Incident, contract: Contract) -> list[str]:
-    """Some incidents show only on the server's own host: vLLM's page knows neither GPUs nor the log."""
-    names = _metrics(incident, contract)
-    log = any(name.startswith(("diag_vllm_startup_", "diag_vllm_log_")) for name in names)
-    host_only = log or any(name.startswith("diag_gpu_") for name in names)
-    anywhere = "from any host that reaches the server (on the server's own host it also reads GPUs and processes)"
-    place = "on the server's own host" if host_only else anywhere
-    return [
-        f"Run this {place}; it takes 30 s:",
-        "",
-        "```console",
-        f"$ diag doctor http://<instance>{' --log FILE' if log else ''}",
-    ]
-
-
-def _metrics(incident: Incident, contract: Contract) -> list[str]:
-    """Every metric that its symptoms read."""
-    texts = (expression(condition.signal, incident, incident.window, contract) for condition in incident.symptoms)
-    return sorted({name for text in texts for name in metric_names(parse(text))} - {"up"})
-
-
-def _symptoms(incident: Incident, contract: Contract) -> list[str]:
-    """Each symptom with its PromQL; then the raw metrics, on the page."""
-    parts = [line for condition in incident.symptoms for line in _symptom(condition, incident, contract)]
-    return [*parts, *_raw_metrics(incident, contract)]
-
-
-def _symptom(condition: Condition, incident: Incident, contract: Contract) -> list[str]:
-    promql = expression(condition.signal, incident, incident.window, contract)
-    reading = condition.signal.sentence.format(value="`<value>`")
-    other_side = in_words(opposite(condition), contract)
-    return [
-        f"**{claim(condition, contract)}**: {reading}. The symptom holds when this query returns {condition.op}"
-        f" {contract.limit(condition.limit):g}; {other_side} rules the incident out.",
-        "",
-        "```promql",
-        pretty(promql),
-        "```",
-        "",
-    ]
-
-
-def _raw_metrics(incident: Incident, contract: Contract) -> list[str]:
-    """The commands that show the raw samples: vLLM's page, and the exporter's for what vLLM does not publish."""
-    names = _metrics(incident, contract)
-    pages = {
-        "http://<instance>/metrics": [name for name in names if name.startswith("vllm:")],
-        "http://<exporter>/metrics": [name for name in names if name.startswith("diag_")],
-    }
-    commands = [f"$ curl -s {url} | grep -E '^({'|'.join(found)})'" for url, found in pages.items() if found]
-    if not commands:
-        return []
-    return [
-        "Raw metrics: scrape twice, 10 s apart; compare counters (`_total`, `_count`, `_sum`), read gauges. Older vLLM"
-        " releases lack some of these names.",
-        "",
-        "```console",
-        *commands,
-        "```",
-    ]
-
-
-def _supporting(incident: Incident, contract: Contract) -> list[str]:
-    lines = [f"- {claim(condition, contract)}" for condition in incident.supports]
-    if incident.escalates:
-        lines.append(f"- {claim(incident.escalates, contract)}: the alert becomes critical")
-    return ["Not required; each one makes the diagnosis more likely or more severe:", "", *lines] if lines else []
-
-
-def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
-    rows = [
-        f"| {_linked([look.name]) if look.name in known else look.name} | {_cell(look.distinguish)}"
-        f" | {_cell(_deciding_number(look, known, contract))} |"
-        for look in incident.looks_like
-    ]
-    return ["| it could be | how to distinguish | deciding number |", "|---|---|---|", *rows] if rows else []
-
-
-def _deciding_number(look: LookAlike, known: Mapping[str, Incident], contract: Contract) -> str:
-    """What rules a look-alike out; else what it requires itself."""
-    against = look.requires or look.refuted_by
-    if against:
-        return f"ruled out by {claim(against, contract)}"
-    return f"requires {claim(known[look.name].symptoms[0], contract)}" if look.name in known else ""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-# -- what to do -------------------------------------------------------------------------------------------------------
-
-
-def _mitigation(incident: Incident) -> list[str]:
-    return [f"- {step}" for step in incident.mitigate]
-
-
-def _fixes(incident: Incident, contract: Contract) -> list[str]:
-    lines = [
-        "Try them in this order. `diag doctor` leaves out what does not apply to this server and computes the values"
-        " from its measurements; `diag` never changes a server.",
-        "",
-    ]
-    return lines + [line for number, fix in enumerate(incident.fixes, 1) for line in _fix(number, fix, contract)]
-
-
-def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
-    details = {
-        "together with": ", ".join(f"`{flag} <computed>`" for flag, _ in fix.also),
-        "replaces": f"`{fix.instead_of}`, in releases without it" if fix.instead_of else "",
-        "applies if": "; ".join(claim(condition, contract) for condition in fix.only_if),
-        "expected effect": fix.effect,
-        "trade-off": fix.risk,
-        "rollback": re.sub(r"<[^>]+>", r"`\g<0>`", fix.rollback),
-        "restart": "needed" if fix.restart else "not needed",
-        "versions": released(fix),
-        "rationale": why(fix.why),
-    }
-    change = f" `{_typed(fix)}`:" if fix.name else ""
-    indent = " " * len(f"{number}. ")
-    lines = [f"{indent}- {name}: {text}" for name, text in details.items() if text]
-    return [f"{number}.{change} {_computed(fix.change)}", *lines]
-
-
-def _computed(text: str) -> str:
-    """The text with a name for what the doctor computes; in code, or Markdown takes it for a tag of HTML."""
-    return text.replace("{value}", "`<computed>`")
-
-
-def _typed(fix: Fix) -> str:
-    """The change as it is typed."""
-    if fix.command:
-        return re.sub(r"\{(\w+)\}", r"<\1>", fix.command)
-    if fix.value is None:
-        return f"remove {fix.name}" if fix.flag else fix.name
-    value = "<computed>" if isinstance(fix.value, Signal) else fix.value
-    return f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
-
-
-def _verify(incident: Incident, contract: Contract) -> list[str]:
-    """Which signals must move, how far, and by when."""
-    return [
-        f"Under the same load, at least one of these holds within {incident.window} and two scrapes of the change:",
-        "",
-        *(f"- {claim(opposite(condition), contract)}" for condition in incident.symptoms),
-        "",
-        f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves 5 minutes later"
-        " (`keep_firing_for`). If you recorded the server before the change (`diag record http://<instance> BEFORE`),"
-        " `diag verify BEFORE http://<instance>` checks whether the change fixed it at the same load, and what it cost."
-        " If nothing has moved by then, roll back and try the next fix.",
-    ]
-
-
-def _escalate(incident: Incident) -> list[str]:
-    return [
-        "If no fix helps, hand over:",
-        "",
-        "- the recording that `diag record http://<instance> DIR --for 120 --log FILE` makes (it holds no secrets)",
-        *(f"- {item}" for item in incident.hand_over),
-    ]
-
-
-# -- where it comes from ----------------------------------------------------------------------------------------------
-
-
-def _rationale(incident: Incident, contract: Contract) -> list[str]:
-    rows = (
-        f"| {_cell(claim(condition, contract))} | {_cell(condition.why.says)} | {_reference(condition.why)} |"
-        for condition in incident.every_condition
-    )
-    return ["| threshold | rationale | source |", "|---|---|---|", *dict.fromkeys(rows)]
-
-
-def _reference(source: Source) -> str:
-    if source.kind == "measured":
-        return f"measured: recording `{source.reference}`"
-    return f"{source.kind}: <{source.reference}>" if source.reference else source.kind
-
-
-def _promql(text: str, contract: Contract) -> list[str]:
-    return ["```promql", pretty(regroup(text, contract.site.labels)), "```"]
-
-
-# -- the other pages --------------------------------------------------------------------------------------------------
-
-
 def _telemetry(contract: Contract) -> str:
     """The runbook of the alerts about the telemetry itself."""
     parts = [
@@ -307,9 +25,8 @@ def _telemetry(contract: Contract) -> str:
         f"```promql\n{pretty(expression_of(alert, contract))}\n```\n"
         for alert in TELEMETRY_ALERTS
     ]
-    return f"# Missing telemetry\n\n*{GENERATED_MARK}.* Missing telemetry means unknown, not healthy.\n" + "".join(
-        parts
-    )
+    head = f"# Missing telemetry\n\n*{GENERATED_MARK}.* Missing telemetry means unknown, not healthy.\n"
+    return head + "".join(parts)
 
 
 def _without_labels(template: str) -> str:
@@ -319,7 +36,7 @@ def _without_labels(template: str) -> str:
 
 def _index(incidents: Sequence[Incident]) -> str:
     rows = "".join(
-        f"| {_linked([incident.id])} | {alert_name(incident.id)} | {incident.severity} | {', '.join(incident.per)}"
+        f"| {linked([incident.id])} | {alert_name(incident.id)} | {incident.severity} | {', '.join(incident.per)}"
         f" | {incident.title} |\n"
         for incident in incidents
     )

@@ -4,7 +4,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from diag.artefacts.lint_rules import page
-from diag.artefacts.runbooks import runbook
+from diag.artefacts.runbook import runbook
 from diag.commands.site import site
 from diag.core.errors import BadUsage
 from diag.lint.rules import RULES
