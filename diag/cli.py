@@ -383,8 +383,8 @@ def main() -> None:
         sys.stdout.flush()
     except TyperException as error:
         context = getattr(error, "ctx", None)
-        asked = context.command_path if context else "diag"
-        typer.echo(f"diag: {error.format_message().rstrip('.')} (see {asked} --help)", err=True)
+        command_path = context.command_path if context else "diag"
+        typer.echo(f"diag: {error.format_message().rstrip('.')} (see {command_path} --help)", err=True)
         status = USAGE
     except DiagError as error:
         typer.echo(f"diag: {error}", err=True)

@@ -7,6 +7,6 @@ from diag.report import config as report
 
 def run(options: ObserveOptions, as_json: bool) -> str:
     """The configuration of each server, after one scrape."""
-    seen = observe_once(options)
-    servers, notes = configuration.configurations(seen), configuration.notes(seen)
+    observation = observe_once(options)
+    servers, notes = configuration.configurations(observation), configuration.notes(observation)
     return (report.render_json if as_json else report.render)(servers, notes)

@@ -17,25 +17,25 @@ from diag.verify.snapshot import Snapshot
 EXIT = {"fixed": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3}
 
 
-def verify(before: str, settings: ObserveOptions) -> Verification:
-    """Compare `before` with the targets of the settings, or with the servers of `before` as they are now.
+def verify(before: str, options: ObserveOptions) -> Verification:
+    """Compare `before` with the targets of the options, or with the servers of `before` as they are now.
 
     Raises BadUsage where both are one and the same live server, Unreachable where one of them does not respond.
     """
-    after = settings.targets
+    after = options.targets
     if not Path(before).exists() and (not after or _identity(before) == _identity(after[0])):
         raise BadUsage(
             f"BEFORE must be a recording: {without_credentials([before])} is a live server, which cannot show its past;"
             " run diag record URL DIR before the change, and give DIR"
         )
-    earlier = take_snapshot(replace(settings, targets=[before], launch="", log=""))
-    return compare(earlier, take_snapshot(settings) if after else _now(earlier, settings))
+    earlier = take_snapshot(replace(options, targets=[before], launch="", log=""))
+    return compare(earlier, take_snapshot(options) if after else _now(earlier, options))
 
 
-def _now(earlier: Snapshot, settings: ObserveOptions) -> Snapshot:
+def _now(earlier: Snapshot, options: ObserveOptions) -> Snapshot:
     """The servers of a recording as they are now, at the addresses where it was made."""
     try:
-        return take_snapshot(replace(settings, targets=earlier.instances))
+        return take_snapshot(replace(options, targets=earlier.instances))
     except Unreachable as error:
         raise Unreachable(f"{error} BEFORE was recorded there: if the server has moved, give AFTER") from error
 

@@ -2,7 +2,7 @@
 
 [contract]    ttft_seconds = 2.5    ...      SLOs: the entries of `Contract`
 [limits.kv_eviction_cascade]                 thresholds, by the signal that `diag explain` names, or "escalates"
-"preemptions per finished request" = 0.3
+"preemptions / finished request" = 0.3
 [site]        labels = ["cluster", "pod"]    the entries of `Site`
 [lint]        ignore = ["no_model"]          ids of the rules whose findings `diag lint` drops
 """

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -134,12 +135,12 @@ def test_a_reader_who_goes_away_is_no_error() -> None:
     assert not done.stderr
 
 
-def test_the_contract_of_the_folder_is_used_and_named(tmp_path: Path) -> None:
+def test_the_slos_and_thresholds_of_a_diag_toml_are_used_and_named(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text("[contract]\nfreeze_seconds = 20.0\n", encoding="utf-8")
     file = str(tmp_path / "diag.toml")
     done = diag("doctor", "tests/recordings/contention_bigbatch", "--contract", file, "--json")
     assert done.returncode == 0
-    slos = json.loads(done.stdout)["contract"]
+    slos = json.loads(done.stdout)["thresholds"]
     assert {f"stream pause threshold: 20 s ({file})", "TTFT SLO: 40 s (default)"} < {*slos}
 
 
@@ -168,7 +169,9 @@ def test_a_users_incident_is_judged_too(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     report = json.loads(diag("doctor", CASCADE, "--json", "--incidents", str(tmp_path)).stdout)
-    assert ("many_clients", "present") in [(each["incident"], each["state"]) for each in report["diagnoses"]]
+    assert ("many_clients", "present") in [
+        (diagnosis["incident"], diagnosis["state"]) for diagnosis in report["diagnoses"]
+    ]
 
 
 COMMANDS = list(typer.main.get_command(app).commands)
@@ -203,6 +206,10 @@ def test_a_shell_can_complete() -> None:
     assert done.stdout.split() == ["doctor"]
 
 
+def primaries(report: dict[str, Any]) -> list[str]:
+    return [diagnosis["incident"] for diagnosis in report["diagnoses"] if diagnosis["primary"]]
+
+
 def replayed(recording: str) -> Answer:
     """A server whose page is, at each scrape, the recording's next one."""
     return on_metrics(*(Reply(page.encode()) for _, _, page in rewriting.scrapes(recording)))
@@ -214,7 +221,7 @@ def test_a_live_server_is_judged_as_its_recording_is() -> None:
     report = json.loads(done.stdout)
     assert done.returncode == 2
     assert report["observed"]["source"] == "scrape"
-    assert [each["incident"] for each in report["diagnoses"] if each["primary"]] == ["kv_eviction_cascade"]
+    assert primaries(report) == ["kv_eviction_cascade"]
 
 
 def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
@@ -223,7 +230,7 @@ def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
     assert kept.returncode == 0
     assert "scrapes, 0 failed; diagnose it with: diag doctor " in kept.stdout
     report = json.loads(diag("doctor", str(tmp_path / "kept"), "--json").stdout)
-    assert [each["incident"] for each in report["diagnoses"] if each["primary"]] == ["queue_saturation"]
+    assert primaries(report) == ["queue_saturation"]
 
 
 def test_ctrl_c_in_the_middle_judges_what_is_there_and_says_so() -> None:
@@ -252,7 +259,7 @@ def test_one_lone_request_that_does_not_move_is_watched_for_longer(monkeypatch: 
     with serving(on_metrics(Reply(STILL))) as server:
         report = doctor.run(ObserveOptions([server.url], every=0.2, watch=1.0))
     assert report.observed.end - report.observed.start >= 3.5
-    assert [each.state for each in report.progress] == ["slow"]
+    assert [progress.state for progress in report.progress] == ["slow"]
 
 
 def test_ctrl_c_before_anything_was_seen_ends_quietly() -> None:

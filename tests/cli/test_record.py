@@ -44,7 +44,7 @@ def everything(observed: Observation) -> list[tuple[dict[str, str], list[float]]
 def same(live: Observation, recorded: Observation) -> bool:
     names = ["interval", "scrapes", "failed_scrapes", "notes", "instances", "versions", "models", "launch"]
     facts = [(getattr(live, name), getattr(recorded, name)) for name in names]
-    assert all(one == other for one, other in facts), facts
+    assert all(left == right for left, right in facts), facts
     assert live.instants.tolist() == recorded.instants.tolist()
     assert everything(live) == everything(recorded)
     return True
@@ -55,13 +55,13 @@ def text(folder: Path) -> str:
 
 
 def answers(request: Request) -> Reply:
-    said = {
+    bodies = {
         "/version": b'{"version": "0.32.0"}',
         "/v1/models": b'{"data": [{"id": "tiny", "max_model_len": 2048}]}',
         "/server_info?config_format=json": b'{"vllm_config": {"scheduler_config": {"max_num_seqs": 64}},'
         b' "vllm_env": {"VLLM_API_KEY": "secret"}}',
     }
-    return Reply(said.get(request.path, PAGE))
+    return Reply(bodies.get(request.path, PAGE))
 
 
 def test_a_recording_is_judged_as_the_live_watch_was(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, name: str) 
     (tmp_path / name).write_text("mine")
     with serving(answers) as server, pytest.raises(BadUsage, match="already exists"):
         keep(server, tmp_path)
-    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "mine")]
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine")]
     assert server.requests == []
 
 
