@@ -114,7 +114,7 @@ def build_report(
 
 def server(name: str, version: str | None, model: str | None) -> str:
     """What runs where, in a line."""
-    return f"{name}: vLLM {version or 'version not known'}, {model or 'model not known'}"
+    return f"{name}: vLLM {version or '(version unknown)'}, {model or 'model unknown'}"
 
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:

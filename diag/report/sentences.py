@@ -265,9 +265,10 @@ def source(report: Report, written_as: TimeFormat) -> str:
 
 
 def checked(report: Report, verbose: bool) -> list[str]:
-    """The state of the engines and how many incidents were checked; `verbose` names those that are absent."""
-    absent = ", ".join(report.absent) or "none"
-    return [f"{states(report)}; {found_nothing(report)}", *([f"absent: {absent}"] if verbose else [])]
+    """The state of the engines and how many incidents were checked; `verbose` names those that are not present."""
+    lines = [f"{states(report)}; {found_nothing(report)}"]
+    names = {"absent": report.absent, "need more telemetry": sorted(report.needs_telemetry)}
+    return lines + [f"{what}: {', '.join(ids)}" for what, ids in names.items() if ids and verbose]
 
 
 def not_collected(report: Report) -> list[str]:

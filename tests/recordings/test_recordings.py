@@ -175,6 +175,7 @@ def test_verbose_names_what_is_absent_and_what_is_unknown(more_incidents: Path) 
     report = judged("kv_cascade", more_incidents)
     for text in (terminal.render(report, verbose=True), markdown.render(report, verbose=True).replace("\\", "")):
         assert re.search(r"absent: another_absent,", text)
+        assert re.search(r"need more telemetry: another_unknown,\s+gpu_fault,", text)
         assert "another_unknown on 127.0.0.1:8101 engine 0: not measured: requests" in text
     assert "another_" not in terminal.render(report) + markdown.render(report)
 
