@@ -20,7 +20,7 @@ FaultKind = Literal["malformed", "duplicate", "timestamp", "truncated", "crowded
 
 
 Faults = dict[FaultKind, str]
-"""What is wrong with a page that can be used all the same, each with the first place where it is."""
+"""What is wrong with a page that is still usable, each kind with its first example."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Parser:
         self._before: _Read | None = None
 
     def parse(self, page: bytes) -> Page:
-        """Keep the good lines and note the others; a page without any good line is `NotMetrics`."""
+        """Keep the valid lines and note the others; a page without a valid line is `NotMetrics`."""
         refuse_other_formats(page)
         lines = page.split(b"\n")
         rest = lines.pop()

@@ -33,7 +33,7 @@ class Target:
         self._parser = Parser(instance)
 
     def add(self, at: int, page: bytes) -> str:
-        """Add an answered scrape; the reason where what was answered is no page of metrics, else ""."""
+        """Add a scrape that was answered; the reason where it returned no metrics page, else ""."""
         try:
             scrape = Scrape(at, self._parser.parse(page))
         except NotMetrics as error:
@@ -42,7 +42,7 @@ class Target:
         return scrape.reason
 
     def fail(self, at: int, reason: str, beside: bytes = b"") -> None:
-        """Add a failed scrape, with what its log said meanwhile, for one."""
+        """Add a failed scrape, with what stands beside the server (for example its log)."""
         self.scrapes.append(Scrape(at, self._parser.parse(beside) if beside else None, reason))
 
     def table(self) -> "ScrapeTable":

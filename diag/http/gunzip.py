@@ -11,7 +11,7 @@ _GZIP = 31  # zlib's wbits for a gzip header
 class Gunzip:
     """Decompresses gzip, several members in a row included, and yields at most `STEP` bytes at a time.
 
-    Raises zlib.error where the data are no gzip.
+    Raises zlib.error where the data are not gzip.
     """
 
     def __init__(self) -> None:

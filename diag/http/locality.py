@@ -1,4 +1,4 @@
-"""Whether a server runs on this very host."""
+"""Whether a server runs on this host."""
 
 import socket
 
@@ -11,7 +11,7 @@ def is_here(address: Address) -> bool:
         return True
     try:
         places = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # no such host, or no name of one
+    except (OSError, UnicodeError):  # unknown or invalid name
         return False
     return any(_binds(family, place[0]) for family, _, _, _, place in places)
 

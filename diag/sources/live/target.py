@@ -40,7 +40,7 @@ class Discard:
 
 
 class Pages(Protocol):
-    """Where pages come from: the server itself, or what stands beside it too."""
+    """A source of pages: the server itself, or one that adds what this host knows of it."""
 
     def page(self) -> bytes:
         """The page; Failure or NotMetrics where there is none."""
@@ -56,7 +56,7 @@ class WatchedServer:
     target: Target
     server: VllmServer
     beside: Pages | None
-    wall: WatchClock
+    clock: WatchClock
     sink: Sink
     tick: int = 0
     answered: bool = False
@@ -66,8 +66,8 @@ class WatchedServer:
     published: bool = False
 
     async def scrape(self) -> None:
-        """Scrape once, and remember why where that fails."""
-        at = self.wall.now()
+        """Scrape once; a failure is kept with its reason."""
+        at = self.clock.now()
         try:
             page = await _in_background((self.beside or self.server).page)
         except (Failure, NotMetrics) as error:

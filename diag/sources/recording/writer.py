@@ -27,19 +27,19 @@ _GZIP = 31
 
 
 def record(targets: Sequence[str], folder: Path, plan: ScrapePlan) -> Observation:
-    """Watch live servers and keep what they say in a folder, which must not hold anything yet.
+    """Watch live servers and write their pages to a folder, which must be new or empty.
 
     Raises BadUsage for such a folder, BadRecording where it cannot be written, Unreachable where nothing answers.
     """
     with Recorder(folder) as recorder:
         watch = Watch(targets, plan, recorder)
-        seen = watch.run()
-        recorder.about(seen, watch, plan.every)
-        return seen
+        observation = watch.run()
+        recorder.about(observation, watch, plan.every)
+        return observation
 
 
 class Recorder:
-    """Writes a recording, a `Sink`; every page is flushed, so that even one that is killed leaves what it saw."""
+    """Writes a recording, a `Sink`; every page is flushed, so that a killed process leaves what it has scraped."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the file; leave nothing behind where nothing was seen."""
+        """Close the file; leave nothing behind where nothing was recorded."""
         with suppress(OSError):
             self._file.write(self._gzip.flush())
             self._file.close()
@@ -93,9 +93,9 @@ class Recorder:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def about(self, seen: Observation, watch: Watch, every: float) -> None:
+    def about(self, observation: Observation, watch: Watch, every: float) -> None:
         """Write recording.toml."""
-        text = "\n".join(_toml(seen, watch, every)) + "\n"
+        text = "\n".join(_toml(observation, watch, every)) + "\n"
         try:
             (self._folder / ABOUT).write_text(text, encoding="utf-8")
         except OSError as error:
@@ -109,9 +109,9 @@ def _fit(page: bytes) -> bytes:
     return whole + newline + (CUT + b"\n" if is_cut(rest) else b"")
 
 
-def _toml(seen: Observation, watch: Watch, every: float) -> Iterator[str]:
+def _toml(observation: Observation, watch: Watch, every: float) -> Iterator[str]:
     """Only what is known to be harmless: versions, model names, and flags of an allow-list."""
-    span = float(seen.instants[-1] - seen.instants[0]) / 1000
+    span = float(observation.instants[-1] - observation.instants[0]) / 1000
     yield "measured = true"
     yield f"date = {_string(datetime.fromtimestamp(time.time(), UTC).strftime('%Y-%m-%d'))}"
     yield f"diag = {_string(__version__)}"
