@@ -1,4 +1,4 @@
-"""Scripts for tests/native/nvml.c: GPUs as dictionaries, so that the real nvidia-ml-py shows them.
+"""Scripts for tests/support/native/nvml.c: GPUs as dictionaries, so that the real nvidia-ml-py shows them.
 
 A GPU has, as far as it has them, in NVML's own units:
 
@@ -22,7 +22,9 @@ A value may be "!15" for a return code; None, or a key that is not there, is not
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 NATIVE = Path(__file__).parent / "native" / "nvml.c"
@@ -155,14 +157,23 @@ LOST: dict[str, object] = {"also": {"*": "!15"}}
 
 
 def build(folder: Path, *defines: str) -> Path:
-    """The library in a folder of its own, compiled with these macros."""
-    place = folder / ("nvml" + "".join(f"-{each}" for each in defines))
+    """The library in a folder of its own, compiled with these macros: a file of its own has a state of its own."""
+    place = folder / ("nvml" + "".join(f"-{define}" for define in defines))
     library = place / LIBRARY
     if not library.exists():
         place.mkdir()
-        macros = [f"-D{each}" for each in defines]
-        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", *macros, "-o", library, NATIVE], check=True)
+        library.write_bytes(_compiled(defines))
     return library
+
+
+@cache
+def _compiled(defines: tuple[str, ...]) -> bytes:
+    """Compiled once in a run: it takes seconds, and a test of GPUs takes less."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / LIBRARY
+        macros = [f"-D{define}" for define in defines]
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", *macros, "-o", library, NATIVE], check=True)
+        return library.read_bytes()
 
 
 def write(script: Path, gpus: Sequence[Mapping[str, object]], **driver: object) -> None:
