@@ -1,5 +1,6 @@
 """The reference of the lint rules, and the page of each: `diag explain RULE` prints it."""
 
+import re
 from collections.abc import Iterator
 
 from diag.artefacts.names import GENERATED_MARK
@@ -10,6 +11,7 @@ from diag.lint.target import LintTarget
 from diag.report.lint import finding_lines
 from diag.vllm.command.parse import read
 
+_FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*(?:=\w+)?")
 _MEANING = {
     "error": "vLLM does not start with it",
     "warning": "vLLM starts, and something has no effect or does harm",
@@ -19,7 +21,7 @@ _MEANING = {
 
 def page(rule: LintRule) -> str:
     """What a rule finds, why it matters, an example, the fix and how to ignore it, as Markdown."""
-    return f"""# {rule.id}: {_plain(rule.title)}
+    return f"""# {rule.id}: {_marked(rule.title)}
 
 Severity: {rule.severity} ({_MEANING[rule.severity]}).
 
@@ -67,7 +69,9 @@ def _found(rule: LintRule) -> Iterator[LintFinding]:
 
 def reference() -> str:
     """docs/lint-rules.md: a table of all rules, and the page of each."""
-    rows = "\n".join(f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_plain(rule.title)} |" for rule in RULES.values())
+    rows = "\n".join(
+        f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_marked(rule.title)} |" for rule in RULES.values()
+    )
     pages = "\n".join(_section(rule) for rule in RULES.values())
     return f"""<!-- {GENERATED_MARK} -->
 
@@ -87,13 +91,14 @@ def _section(rule: LintRule) -> str:
     """The page of a rule one level deeper, under its id alone: what the links of the table name."""
     text = page(rule).replace("\n## ", "\n**").splitlines()
     body = [f"{line}**" if line.startswith("**") else line for line in text[1:]]
-    return "\n".join([f"## {rule.id}", "", _sentence(rule.title), *body]) + "\n"
-
-
-def _plain(text: str) -> str:
-    """Text for a heading or a table."""
-    return text.replace("|", "\\|")
+    return "\n".join([f"## {rule.id}", *body]) + "\n"
 
 
 def _sentence(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."
+    return _marked(text if text.endswith(".") else f"{text}.")
+
+
+def _marked(text: str) -> str:
+    """Markdown with each flag as code: elsewhere two dashes become one."""
+    parts = text.split("`")
+    return "`".join(part if at % 2 else _FLAG.sub(r"`\g<0>`", part) for at, part in enumerate(parts))

@@ -44,8 +44,8 @@ def as_rule(conflict: Conflict) -> LintRule:
             removed = [given for flag in conflict.removes for given in command.all(flag)]
             yield Match(_filled(conflict.message, command), "", _filled(conflict.fix, command), removal(removed))
 
-    releases = f" From vLLM {since} {f'to before {until}' if until else 'on'}." if since else ""
-    finds = f"{conflict.title}.{releases} Only values that the command itself gives are compared."
+    releases = f", from vLLM {since} {f'until {until}' if until else 'on'}" if since else ""
+    finds = f"{conflict.title}{releases}. Values that the command does not give are not compared."
     fix = _general(conflict.fix)
     return LintRule(conflict.id, conflict.severity, conflict.title, finds, conflict.why, fix, conflict.example, check)
 

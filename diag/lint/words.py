@@ -139,7 +139,7 @@ RULES = (
         "flag_and_value_in_one_word",
         "error",
         "A flag and its value are one word",
-        "A word such as '--dtype auto', with a space in it, that belongs to no flag.",
+        "A word such as `'--dtype auto'`, with a space in it, that belongs to no flag.",
         "Quotation marks, or one item of a YAML list, hold them together: vLLM sees one word that it does not know",
         "Write two words, or --flag=value",
         Example("vllm serve m '--dtype auto'"),
