@@ -13,8 +13,7 @@ from support import scripted_nvml
 from support.scripted_nvml import GIB, H100, LOST, T4
 
 from diag.core.throttle_reasons import THROTTLE_REASONS
-from diag.exporter.gpu import collector as gpu_file
-from diag.exporter.gpu import nvml, xid
+from diag.exporter.gpu import collector, nvml, xid
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.process.ownership import Owner
 
@@ -294,7 +293,7 @@ def test_a_gpu_that_comes_back_is_found_again(script: Script) -> None:
 def test_a_driver_that_is_unloaded_meanwhile_comes_back(
     script: Script, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr(gpu_file, "RETRY", 0.05)
+    monkeypatch.setattr(collector, "RETRY", 0.05)
     script(H100)
     one = gpus()
     look(one)

@@ -135,20 +135,23 @@ class Device:
                     answers[name, args] = answer
             if len(self._refused) == refused:
                 break
-        known = ((each, source, answers.get(source[:2])) for each, source in plan.sources)
-        return [(each, _number(source, answer)) for each, source, answer in known if answer is not None]
+        known = ((reading, source, answers.get(source[:2])) for reading, source in plan.sources)
+        return [(reading, _number(source, answer)) for reading, source, answer in known if answer is not None]
 
     def _plan(self, readings: Sequence[NvmlReading]) -> "ReadPlan":
         """Of each reading the first source that has not been refused."""
         plan = self._plans.get(id(readings))
         if plan is None or plan.readings is not readings or plan.refused != len(self._refused):
-            left = [(each, [source for source in each.sources if source[:2] not in self._refused]) for each in readings]
-            sources = [(each, some[0]) for each, some in left if some]
+            left = ((reading, self._not_refused(reading)) for reading in readings)
+            sources = [(reading, usable[0]) for reading, usable in left if usable]
             requests = dict.fromkeys((source[:2], type(source)) for _, source in sources)
             fields = [request for request, kind in requests if kind is Field]
             calls = [request for request, kind in requests if kind is NvmlCall]
             plan = self._plans[id(readings)] = ReadPlan(readings, len(self._refused), sources, fields, calls)
         return plan
+
+    def _not_refused(self, reading: NvmlReading) -> "Sequence[Source]":
+        return [source for source in reading.sources if source[:2] not in self._refused]
 
     def processes(self) -> dict[int, int | None]:
         """PID -> bytes, None where they are not known. Asked at each look, whatever was refused: it shows a loss."""
@@ -158,10 +161,10 @@ class Device:
             if (answer := self.ask(name)) is not None:
                 break
         found: dict[int, int | None] = {}
-        for each in answer or ():
-            if each.pid not in _NO_PIDS:  # a process may be listed once per MIG instance
-                both = [value for value in (found.get(each.pid), each.usedGpuMemory) if value is not None]
-                found[each.pid] = sum(both) if both else None
+        for process in answer or ():
+            if process.pid not in _NO_PIDS:  # a process may be listed once per MIG instance
+                sizes = [size for size in (found.get(process.pid), process.usedGpuMemory) if size is not None]
+                found[process.pid] = sum(sizes) if sizes else None
         return found
 
     def instances(self) -> list["Device"]:
@@ -171,7 +174,7 @@ class Device:
             return []
         slots = range(self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
         handles = (self.ask("nvmlDeviceGetMigDeviceHandleByIndex", slot) for slot in slots)
-        return [Device(each) for each in handles if each is not None]
+        return [Device(handle) for handle in handles if handle is not None]
 
     def _fields(self, wanted: Sequence[Request]) -> Iterator[tuple[Request, float]]:
         try:
