@@ -7,12 +7,12 @@ where telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, fr
 
 
 def edge(limit: str) -> str:
-    """Match a histogram's bucket edge, written 1 or 1.0 by different exporters."""
+    """A matcher for a histogram bucket, whose edge is written 1 or 1.0 by different exporters."""
     return f'le=~"{limit}|{limit}[.]0"'
 
 
 def counted(metric: str, matchers: str = "") -> str:
-    """How much a counter grew in the window, per subject."""
+    """The increase of a counter in the window, per subject."""
     selected = f"{metric}{{{matchers}}}" if matchers else metric
     return f"sum by ($by) (increase({selected}[$window]))"
 
@@ -23,17 +23,17 @@ def gauge(function: str, metric: str, join: str = "sum") -> str:
 
 
 def renamed(function: str, new: str, old: str, join: str = "max") -> str:
-    """`gauge` over a metric that had another name before; the new name wins where a page has both."""
+    """`gauge` over a metric that vLLM renamed; the new name wins where a server exports both."""
     return f"({gauge(function, new, join)} or {gauge(function, old, join)})"
 
 
 def configured(flag: str) -> str:
-    """The running value of a flag, one per instance; absent where no source knows it."""
+    """The running value of a flag, one per instance; missing where no source publishes it."""
     return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{flag}"}}[$window]))'
 
 
 def least_of(one: str, other: str) -> str:
-    """The smaller of two numbers, or the one that is known."""
+    """The smaller of two numbers, or the known one if the other is missing."""
     return f"((({one}) < ({other})) or ({other}) or ({one}))"
 
 
@@ -48,13 +48,13 @@ GENERATED_TOKENS = counted("vllm:request_generation_tokens_sum")
 
 
 def itl(suffix: str, matchers: str = "") -> str:
-    """Growth of the inter-token histogram under its new or its old name."""
+    """The increase of the inter-token latency histogram under its new or its old name."""
     new, old = (counted(f"{name}_{suffix}", matchers) for name in ITL)
     return f"({new} or {old})"
 
 
 def cache_config_has(label: str, pattern: str) -> str:
-    """1 or 0: whether the page's own cache configuration has this in a label."""
+    """1 or 0: whether a label of vllm:cache_config_info matches the pattern."""
     info = "vllm:cache_config_info"
     return (
         f'(max by (instance) (last_over_time({info}{{{label}=~"{pattern}"}}[$window]))'

@@ -1,6 +1,6 @@
-"""The signals of what a server is started with beside its model: speculative decoding, LoRA adapters, API servers.
+"""Signals of optional features: speculative decoding, LoRA adapters, several API servers.
 
-A server without the feature has the number that says so, 0; a release that does not tell leaves a signal without one.
+A server without the feature has the value 0; on a release that does not export the metrics, the signal is missing.
 """
 
 from diag.core.incident import Signal
@@ -14,7 +14,7 @@ DRAFTS = counted("vllm:spec_decode_num_drafts_total")
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 FIRST = 'position="0"'
 WORTHWHILE = 0.3
-"""The share of accepted draft tokens below which most of the drafting is in vain."""
+"""The draft acceptance rate below which speculation does not pay off."""
 
 draft_tokens = Signal(
     "draft tokens",
@@ -53,14 +53,15 @@ worthwhile_draft_length = Signal(
 
 LORA = "vllm:lora_requests_info"
 RECENT = "300"
-"""Seconds: a series of LORA is a set of adapters that ran together, its value when they last did; it never goes."""
+"""Seconds. Each series of LORA is a set of adapters that ran together; its value is when they last did. It stays."""
 
 
 def ran_together(names: int) -> str:
-    """The sets of that many adapters or more which ran of late.
+    """The sets of at least that many adapters that ran recently.
 
-    They are read off the label of those that run: in the one of those that wait vLLM 0.11 and earlier put the adapters
-    that wait, but 0.32 the same as here, for its front end hears of a request when it is first scheduled.
+    They are read from the label of running adapters. The label of waiting adapters differs between releases: vLLM 0.11
+    and earlier list the waiting ones, 0.32 lists the running ones, because its front end learns of a request only when
+    it is first scheduled.
     """
     some = f'{{running_lora_adapters=~"[^,]+(,[^,]+){{{names - 1},}}"}}'
     return f"(time() - last_over_time({LORA}{some}[$window]) < {RECENT})"
@@ -71,10 +72,10 @@ ADAPTERS = " or ".join(
     f'"(?:[^,]+,){{{place - 1}}}([^,]+).*")'
     for place in range(1, 9)
 )
-"""A series for each adapter and each set in which it ran in one of the first eight places."""
+"""One series per adapter and per set that lists it among its first eight adapters."""
 SETS = f"count_over_time({LORA}[$window])"
-# PromQL reads no number out of a label, but for the edge of a bucket: a histogram whose samples all lie below it has it
-# as its highest quantile.
+# PromQL cannot read a number from a label, except from a bucket's edge: a histogram whose samples all lie below the
+# edge has the edge as its highest quantile.
 MAX_LORAS = (
     f'histogram_quantile(1, sum by ($by, le) (label_replace({SETS}, "le", "$$1", "max_lora", "(.*)")'
     f' or label_replace({SETS}, "le", "+Inf", "", "")))'
@@ -87,7 +88,7 @@ adapters = Signal(
 )
 adapters_kept = Signal(
     "LoRA adapters to keep in host memory",
-    # vLLM refuses fewer than run together; the larger of both
+    # the larger of both: vLLM refuses to keep fewer adapters than run together
     f"({adapters.promql} > {configured('max_cpu_loras')}) or ({configured('max_cpu_loras')} and {adapters.promql})",
     "host memory has to hold {value} LoRA adapters",
     "adapters",
@@ -101,7 +102,7 @@ adapters_per_slot = Signal(
 )
 deferred_share_by_reason = Signal(
     "deferred share of waiting requests (vLLM >= 0.20)",
-    # where nobody waits, nobody is deferred; where somebody does, an older page does not say for what
+    # 0 where no request waits; missing where requests wait and the release does not export reasons
     f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
     f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * ({gauge('max_over_time(', WAITING)} == 0)",
     "{value} of the waiting requests are deferred although there is capacity",
@@ -118,7 +119,7 @@ FRONT_END = f"(1 - {IN_ENGINE} / ({LATENCY} > 0 and {FINISHED} >= 3))"
 
 api_server_cores = Signal(
     "CPU cores used by an API server",
-    # its own counter goes where --api-server-count is above 1: then only the process table tells
+    # with --api-server-count above 1 vLLM exports no process_cpu_seconds_total: only the process table has it
     f"max by ($by) ({CORES}) or max by ($by) ({OWN_CORES})",
     "CPU cores used by the busiest API server (a Python process computes on one): {value}",
     "cores",
@@ -129,8 +130,8 @@ front_end_share = Signal(
     "finished requests spent {value} of their end-to-end latency outside the engine",
     "share",
 )
-# By Little's law the same clients ask 1 / (1 - share) times as often once nothing is lost in front of the engine. What
-# they ask beyond four times as much, they would wait for the engine.
+# By Little's law the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
+# engine. Beyond a factor of four, the engine would be the limit.
 NEEDED = f"ceil((sum by ($by) ({CORES}) or sum by ($by) ({OWN_CORES})) / clamp_min(1 - {FRONT_END}, 0.25) / 0.7)"
 ONE_MORE = f"(1 + (count by ($by) ({CORES} > 0.05) or 1 + 0 * sum by ($by) ({OWN_CORES})))"
 api_servers_needed = Signal(

@@ -6,14 +6,14 @@ from diag.knowledge.signals.load import in_flight
 
 
 def moved(window: str) -> str:
-    """Tokens, requests, and moves of the KV gauge in the window: 0 is a standstill.
+    """Tokens, requests and changes of KV cache usage in the window: 0 means no progress.
 
     A prefill in chunks with nobody decoding yields no token until it ends, but each chunk takes KV blocks, and every
     step reports its gauges. Running and waiting do not count: they move in a scheduler's deadlock too.
     """
     counters = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
-    grown = " + ".join(f"sum by ($by) (increase({each}[{window}]))" for each in counters)
-    new, old = (f"sum by ($by) (changes({each}[{window}]))" for each in KV_USAGE)
+    grown = " + ".join(f"sum by ($by) (increase({counter}[{window}]))" for counter in counters)
+    new, old = (f"sum by ($by) (changes({gauge}[{window}]))" for gauge in KV_USAGE)
     return f"({grown} + ({new} or {old} or 0 * ({grown})))"
 
 
@@ -23,7 +23,7 @@ def seen_before(age: str) -> str:
 
 
 def stuck(window: str, least: int) -> str:
-    """Requests in flight all through a window in which nothing moved; 0 where something did."""
+    """Requests in flight throughout a window without progress; 0 where there was progress."""
     return f"{in_flight(window)} * ({in_flight(window)} >= bool {least}) * ({moved(window)} == bool 0)"
 
 
@@ -40,12 +40,12 @@ steps_per_second = Signal(
     "engine steps per second: {value}",
     "1/s",
 )
-# The exporter's (or --probe's) own request got no token, and nobody else's did either.
+# The probe request of the exporter (or of --probe) got no token, and no other request did either.
 PROBE_FAILED = (
     f"({moved('$window')} == bool 0) * on (instance) group_left () "
     "(1 - max by (instance) (last_over_time(diag_probe_success[$window])))"
 )
-# One request alone may be one huge prefill in one step, which moves nothing either: it gets two minutes.
+# A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes.
 requests_stuck = Signal(
     "requests in flight without progress",
     f"({PROBE_FAILED} > 0) or (({stuck('2m', 1)} * {seen_before('100s')}) > 0)"

@@ -1,11 +1,11 @@
-"""The signals of one GPU: throttling, faults, memory, links. Names and units: the exporter's page."""
+"""Signals of one GPU: throttling, faults, memory, links. The metrics are described in docs/metrics.md."""
 
 from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import cache_config_has, counted
 
 
 def average(metric: str, matchers: str = "") -> str:
-    """The mean of a gauge in the window, per subject, where there are three samples of it."""
+    """The mean of a gauge in the window, per subject, with at least three samples."""
     at = f"{metric}{{{matchers}}}[$window]"
     return f"(max by ($by) (avg_over_time({at}) and count_over_time({at}) >= 3))"
 
@@ -15,13 +15,13 @@ BRAKE = 'reason="hw_power_brake"'
 
 
 def throttled_share(reasons: str) -> str:
-    """The share of the window under a throttle: by NVML's counters, else by the samples that show it active."""
+    """The share of the window spent throttled: by NVML's counters, else by the samples that show it active."""
     counters = f"max by ($by) (rate(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))"
     return f"({counters} or {average('diag_gpu_throttle_active', reasons)})"
 
 
 def throttled_seconds(reasons: str) -> str:
-    """Seconds under a throttle; without counters, the least that the samples stand for in any window of 30 s."""
+    """Seconds spent throttled; without counters, the minimum that the samples prove for any window of 30 s."""
     counters = f"max by ($by) (increase(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))"
     return f"({counters} or 30 * {average('diag_gpu_throttle_active', reasons)})"
 
@@ -51,7 +51,7 @@ utilization = Signal("GPU utilisation", UTILIZATION, "GPU utilisation is {value}
 SM = 'clock="sm"'
 clock_loss = Signal(
     "SM clock below its maximum",
-    # an idle GPU lowers its clock by itself: only a busy one loses something
+    # an idle GPU lowers its clock by itself: only a busy GPU loses performance
     f"(1 - {average('diag_gpu_clock_hertz', SM)} / ({average('diag_gpu_clock_max_hertz', SM)} > 0))"
     f" * ({UTILIZATION} > bool 0.5)",
     "the SM clock is {value} below its maximum while the GPU is busy",
@@ -73,7 +73,7 @@ sustained_power = Signal(
 )
 
 XIDS = 'xid!~"13|31|43|45"'
-"""13, 31, 43 and 45 are an application's own doing; all others are the hardware's or the driver's."""
+"""Xid 13, 31, 43 and 45 are caused by the application; all others by the hardware or the driver."""
 SERIOUS = {
     "GPU lost": "1 - min by ($by) (last_over_time(diag_gpu_up[$window]))",
     "Xid": counted("diag_gpu_xid_errors_total", XIDS),
@@ -122,7 +122,7 @@ host_memory_of_others = Signal(
 )
 serving_gpu_memory_of_others = Signal(
     "memory of the serving GPUs held by other processes",
-    # who cannot be told may be anybody
+    # an unknown process may belong to anybody
     '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window]) '
     f"{SERVING}) or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window])))"
     " / (sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window])) > 0)",
@@ -145,7 +145,7 @@ serving = Signal(
 # -- links, per host --------------------------------------------------------------------------------------------------
 
 LINK = (
-    # bytes a second in one direction: 0.985 GB/s a lane in generation 3, twice that with each further one
+    # bytes per second in one direction: 0.985 GB/s per lane in generation 3, doubling with every later generation
     '(0.985e9 * 2 ^ (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{which="current"}[$window]))'
     ' - 3) * max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window])))'
 )

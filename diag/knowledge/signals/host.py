@@ -1,6 +1,6 @@
-"""The signals of a server's log and its processes, and of its GPUs as the ranks of one engine.
+"""Signals of a server's log and its processes, and of its GPUs as the ranks of one engine.
 
-Names and units: the exporter's page. A family that is not there as a whole leaves its signals without a value.
+The metrics are described in docs/metrics.md. Where a whole family is missing, its signals are missing too.
 """
 
 from diag.core.incident import Condition, Signal, judged
@@ -36,14 +36,14 @@ IN_PHASE = last(PHASE, IS_STARTING)
 
 
 def event_time(events: str) -> str:
-    """When the last such line was written; 0 when never."""
+    """The time of the last such log line; 0 if there was none."""
     return last(EVENT_TIME, f'event=~"{events}"')
 
 
 FAILED_SINCE = f"({event_time(ENGINE_START_FAILED)} - ({LAST_PROGRESS}))"
 startup_failed = Signal(
     "engine start failed",
-    # nothing of a new start has been seen since the line that says so, and no page answers
+    # no new start has been seen since that log line, and /metrics does not answer
     f"({event_time(ENGINE_START_FAILED)} > bool 0) * ({FAILED_SINCE} >= bool 0) * (1 - {SERVES})",
     "the log reports a failed engine start, and nothing has started since: {value}",
     "bool",
@@ -125,7 +125,7 @@ probe_failures_allowed = Signal(
 
 
 def not_set(flag: str) -> Condition:
-    """The switch is not on, or the setting not given; where nobody says, it is as it comes: off."""
+    """The switch is off or the setting is not given; where no source knows, the default (off) is assumed."""
     off = f"(1 - ({configured(flag)})) or 0 * {LAST_SERVED} + 1"
     name = f"--{flag.replace('_', '-')} not set"
     return Signal(name, off, "the flag is not set: {value}", "bool").at_least(
@@ -140,7 +140,7 @@ RECENT = "5m"
 
 
 def event_recently(events: str) -> str:
-    """1 where such a line came lately, or ended a start after which nothing has started; else 0."""
+    """1 where such a line was logged recently, or ended a start after which no other began; else 0."""
     at = event_time(events)
     return (
         f"({at} > bool 0) * clamp_max((time() - {at} < bool 300) + ({at} >= bool {LAST_PROGRESS}) * (1 - {SERVES}), 1)"
@@ -148,7 +148,7 @@ def event_recently(events: str) -> str:
 
 
 def log_value(event: str, field: str) -> str:
-    """A number of the last such line, per instance."""
+    """A number from the last such log line, per instance."""
     return last("diag_vllm_log_value", f'event="{event}",field="{field}"')
 
 
@@ -163,7 +163,7 @@ out_of_memory = Signal(
 
 
 def logged(event: str) -> Signal:
-    """Whether it was this kind of line, for a fix that depends on it."""
+    """Whether this event was logged, for a fix that depends on it."""
     return Signal(f"{event} in the log", event_recently(event), f"the log reports {event}: {{value}}", "bool")
 
 
@@ -205,7 +205,7 @@ half_of_default_capture_size = Signal(
 WORKERS = 'diag_vllm_process_cpu_seconds_total{role="worker"}'
 WORKER_CPU = f"rate({WORKERS}[$window])"
 STILL, SPINS = 0.05, 0.8
-"""Cores: a worker below the first stands still, one above the second waits busily or computes."""
+"""CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
 SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
 BUSY = f"(max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window])) {SERVING})"
 POWER_SHARE = (
@@ -218,7 +218,7 @@ RANK_OF_GPU = (
     'diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)'
 )
 STILL_GPUS = f"(({BUSY} and on (instance) {SPINNING}) unless on (instance, gpu) {SPINNING})"
-"""Those that do not spin while another one does."""
+"""The GPUs that do not busy-wait while another one does."""
 STILL_WORKERS = (
     f"(count by ($by) ({WORKER_CPU} < {STILL}) or 0 * count by ($by) ({WORKER_CPU}))"
     f" * (max by ($by) ({WORKER_CPU}) > bool {SPINS})"
@@ -226,7 +226,7 @@ STILL_WORKERS = (
 SPINNING_GPUS = f"(count by ($by) {SPINNING} or 0 * count by ($by) {BUSY})"
 WAITED = event_time(SHM_BROADCAST_WAIT)
 LOG_WAITS = f"({WAITED} > bool 0) * (time() - {WAITED} < bool 120)"
-"""It is repeated every 60 s."""
+"""vLLM repeats the line every 60 s."""
 WHICH_RANK = (
     f"label_replace(({WORKER_CPU} < {STILL}) and on (instance) (max by (instance) ({WORKER_CPU}) > {SPINS}),"
     ' "named", "rank $$1", "rank", "(.*)")'
@@ -245,7 +245,7 @@ ranks_out_of_step = Signal(
 )
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
-    # what the log says counts where neither processes nor GPUs can be seen
+    # the log decides where neither processes nor GPUs are observed
     f"{RANKS_OUT_OF_STEP} or {LOG_WAITS}",
     "ranks missing from a collective (by processes, GPUs or the log): {value}",
     "ranks",

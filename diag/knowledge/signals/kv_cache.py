@@ -30,7 +30,7 @@ kv_cache_usage_median = Signal(
 )
 preemptions_per_request = Signal(
     "preemptions / finished request",
-    # fewer than three preemptions are an accident, not a rate
+    # fewer than three preemptions are no rate
     f"{PREEMPTIONS} * ({PREEMPTIONS} >= bool 3) / clamp_min({FINISHED}, 1)",
     "{value} preemptions per finished request",
     "ratio",
@@ -39,8 +39,8 @@ PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 PREEMPTION_RATES = reported("0.08 in a healthy run, 2.4 in a cascade, 0.42 once it was fixed", PR_44594)
 preempts = preemptions_per_request.above(0.2, PREEMPTION_RATES)
 hardly_preempts = preemptions_per_request.at_most(0.2, PREEMPTION_RATES)
-# What of a prompt takes room of its own: all of it, but where prompts share what they begin with, what one that runs
-# holds less half an answer, which is how far it has come on average.
+# The KV cache that a prompt takes for itself: all of the prompt, unless prompts share prefixes. Then it is what a
+# running request holds, minus half of an output, which is what it has generated on average.
 PROMPT = f"({PROMPT_TOKENS} / ({FINISHED} >= 3))"
 ANSWER = f"({GENERATED_TOKENS} / ({FINISHED} >= 3))"
 HOLDS_NOW = (
@@ -58,7 +58,7 @@ requests_that_fit_kv_cache = Signal(
     "requests of the observed mean length that fit the KV cache: {value}",
     "requests",
 )
-# What ran at the peak is no more than --max-num-seqs, also where that is not known.
+# At most --max-num-seqs requests ran at the peak, also where the flag is not known.
 HELD = f"round({requests_that_fit_kv_cache.promql})"
 fitting_share_of_running = Signal(
     "requests that fit the KV cache / running (peak)",
@@ -67,7 +67,7 @@ fitting_share_of_running = Signal(
     "the KV cache holds {value} of the peak number of running requests",
     "share",
 )
-# No more than are in the server at its fullest, and no more than the pool holds; nothing where its size is not known.
+# At most the peak number of requests in flight and what the KV cache holds; missing where its size is not known.
 requests_worth_admitting = Signal(
     "requests worth admitting",
     f"({requests_that_fit_kv_cache.promql} < {requests_in_flight_peak.promql})"
@@ -75,8 +75,8 @@ requests_worth_admitting = Signal(
     "{value} requests could run at once: as many as arrived, as far as the KV cache holds them",
     "requests",
 )
-# The usage that the next request of mean prompt length would bring about; the usage alone where the pool's size or the
-# prompts' length is not known.
+# The usage with one more prompt of mean length; the usage alone where the KV cache size or the prompt length is not
+# known.
 NEXT_PROMPT = f"{OWN_PROMPT} / on (instance) group_left () {configured('kv_cache_size_tokens')}"
 kv_cache_usage_with_next = Signal(
     "KV cache usage with one more request",
@@ -85,8 +85,8 @@ kv_cache_usage_with_next = Signal(
     "share",
 )
 PREFIX_HITS, PREFIX_QUERIES = (
-    f"({counted(f'vllm:prefix_cache_{each}_total')} or {counted(f'vllm:gpu_prefix_cache_{each}_total')})"
-    for each in ("hits", "queries")
+    f"({counted(f'vllm:prefix_cache_{kind}_total')} or {counted(f'vllm:gpu_prefix_cache_{kind}_total')})"
+    for kind in ("hits", "queries")
 )
 prefix_cache_hit_rate = Signal(
     "prefix cache hit rate",
@@ -109,7 +109,7 @@ replicas_that_hold_all = Signal(
 )
 headroom_of_one_answer = Signal(
     "mean output length / KV cache size",
-    # what the running requests grow by, together, until one of them ends and gives its blocks back
+    # the growth of all running requests together until one of them finishes and frees its blocks
     f"({GENERATED_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('kv_cache_size_tokens')}",
     "the running requests grow by {value} of the KV cache until one of them finishes",
     "share",

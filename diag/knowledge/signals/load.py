@@ -52,7 +52,7 @@ waiting_share = Signal(
 )
 deferred_share = Signal(
     "deferred share of waiting requests",
-    # a page without reasons (before vLLM 0.20) counts nothing as deferred
+    # without reasons (before vLLM 0.20) no request counts as deferred
     f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
     f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * {gauge('avg_over_time(', WAITING)}",
     "{value} of the waiting requests are deferred for a reason other than capacity",
@@ -76,8 +76,8 @@ requests_finished = Signal(
 
 
 def in_flight(window: str, function: str = "min_over_time") -> str:
-    """The least (or most) number of requests running or waiting at any sample of the window."""
-    running, waiting = (f"sum by ($by) ({function}({each}[{window}]))" for each in (RUNNING, WAITING))
+    """The minimum (or maximum) number of requests running or waiting in any sample of the window."""
+    running, waiting = (f"sum by ($by) ({function}({gauge_name}[{window}]))" for gauge_name in (RUNNING, WAITING))
     return f"({running} + {waiting})"
 
 

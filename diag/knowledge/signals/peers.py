@@ -1,20 +1,20 @@
-"""The signals that hold an engine against its peers: all engines, itself too, that serve a model under the same name.
+"""Signals that compare an engine with its peers: all engines, itself included, that serve the same model name.
 
-They are replicas, or the data-parallel ranks of one. A peer counts where it has three samples in the window.
+Peers are replicas, or the data-parallel ranks of one replica. A peer counts if it has three samples in the window.
 """
 
 from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import RUNNING, WAITING, counted, gauge
 
 PEERS = "by (model_name)"
-"""What looks at peers has this in it."""
+"""Every expression over peers contains this."""
 MEDIAN = f"quantile {PEERS} (0.5, {{each}})"
 AT_LEAST_ONE = f"clamp_min({MEDIAN}, 1)"
-"""A multiple of nothing says nothing: peers that idle count as one."""
+"""The median of the peers, at least 1: a multiple of zero is meaningless."""
 
 
 def beside_peers(own: str, operator: str, of_all: str, each: str) -> str:
-    """What an engine has `own`, and what its peers have together, `of_all` of their `{each}`, with an operator between.
+    """An engine's `own` value, an operator, and the aggregate `of_all` over the `{each}` of its peers.
 
     `own` and `each` are aggregated by ($by) and keep the name of the model until they have met.
     """

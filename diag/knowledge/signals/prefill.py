@@ -9,7 +9,7 @@ MEDIAN_ITL = (
 )
 typical_decode_share = Signal(
     "decode time at typical ITL",
-    # weighted by time: a freeze is one gap among thousands, and most of the time
+    # weighted by time: a pause is one of thousands of tokens, but most of the time
     f"{MEDIAN_ITL} * {itl('count')} / ({itl('sum')} > 0)",
     "{value} of decode time is spent at typical inter-token latency",
     "share",
@@ -49,12 +49,12 @@ prompt_lengths_spread = Signal(
     "the 95th percentile of prompt lengths is {value} times the median",
     "ratio",
 )
-# What the prefix cache had was not prefilled; before 0.13 no page tells them apart.
+# Cached prompt tokens are not prefilled; releases before 0.13 do not export the difference.
 PREFILLED = f"({counted('vllm:request_prefill_kv_computed_tokens_sum')} or {PROMPT_TOKENS})"
 PREFILL_RATE = f"({PREFILLED} / ({counted('vllm:request_prefill_time_seconds_sum')} > 0))"
 tokens_prefilled_within_pause = Signal(
     "tokens prefilled in 60 % of freeze_seconds",
-    # a margin of 0.6: prefill slows down as the context grows
+    # a margin of 60 %: prefill slows down as the context grows
     f"0.6 * $freeze_seconds * {PREFILL_RATE}",
     "{value} prompt tokens are prefilled in 60 % of freeze_seconds",
     "tokens",
@@ -62,14 +62,14 @@ tokens_prefilled_within_pause = Signal(
 PREFILLS_AT_A_TIME = "sum by ($by) (rate(vllm:request_prefill_time_seconds_sum[$window]))"
 tokens_of_one_prompt_within_pause = Signal(
     "tokens of one prompt in 60 % of freeze_seconds",
-    # chunks last longer than whole prompts, and meet: those of every prompt that is prefilled share a step
+    # concurrent prefills share a step: each gets its part of the tokens
     f"{tokens_prefilled_within_pause.promql} / (1 + {PREFILLS_AT_A_TIME})",
     "{value} tokens of each concurrent prompt are prefilled in 60 % of freeze_seconds",
     "tokens",
 )
 threshold_share_of_step = Signal(
     "proposed threshold / --max-num-batched-tokens",
-    # 256 is the least that is proposed; where the budget is not known, it is no objection
+    # 256 is the minimum that is proposed; where the token budget is not known, the fix is not ruled out
     f"clamp_min({tokens_of_one_prompt_within_pause.promql}, 256) / on (instance) group_left ()"
     f" {configured('max_num_batched_tokens')} or 0 * {tokens_of_one_prompt_within_pause.promql}",
     "the proposed threshold is {value} of a step's token budget",

@@ -1,4 +1,4 @@
-"""Signals of the running configuration and of the memory that it leaves free, which fixes compute from."""
+"""Signals of the running configuration and of the memory that it leaves free, from which fixes are computed."""
 
 from dataclasses import replace
 
@@ -15,13 +15,13 @@ most_sequences = Signal(
 
 
 def running_value(flag: str) -> Signal:
-    """The value a flag runs with, for a fix that depends on it."""
+    """The running value of a flag, for a fix that depends on it."""
     name = f"--{flag.replace('_', '-')}"
     return Signal(name, configured(flag), f"{name} is {{value}}")
 
 
 def unless_unset(setting: str) -> Signal:
-    """The value of a setting of the KV cache, and 0 where the page says that nobody set it."""
+    """The value of a KV cache setting, and 0 where vLLM exports that it is not set."""
     unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
     return replace(running_value(setting), promql=f"{configured(setting)} or {unset}")
 
