@@ -45,7 +45,7 @@ def write_html(report: Report, file: Path) -> None:
 
 
 def exit_code(report: Report, fail_on: str) -> int:
-    """0 healthy, 1 warning, 2 critical, 3 unknown; 0 below the verdict `fail_on`."""
+    """0 healthy, 1 warning, 2 critical, 3 cannot tell; 0 below the verdict `fail_on`."""
     code = EXIT[report.verdict]
     least = {"warning": 1, "critical": 2, "never": max(EXIT.values()) + 1}[fail_on]
     return code if code >= least else 0

@@ -79,7 +79,7 @@ NOTES = {
     "doctor": notes(
         "diag doctor http://127.0.0.1:8000 --log /var/log/vllm.log",
         "diag doctor --prometheus http://prom:9090 --at 2026-11-20T03:30 --window 2h",
-        exits={0: "healthy", 1: "warning", 2: "critical", 3: "unknown: telemetry is missing", **UNREACHABLE},
+        exits={0: "healthy", 1: "warning", 2: "critical", 3: "cannot tell: telemetry is missing", **UNREACHABLE},
         environment=CREDENTIALS,
     ),
     "verify": notes(
@@ -121,7 +121,7 @@ NOTES = {
     "budget": notes(
         "diag budget 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu l40s",
         "diag budget ./models/my-model --gpu h100 --log /var/log/vllm.log",
-        exits={0: "it fits", 2: "it does not fit", 3: "unknown: the model or the GPU is not known"},
+        exits={0: "it fits", 2: "it does not fit", 3: "cannot tell: the model or the GPU is not known"},
     ),
     "lint": notes(
         "diag lint 'vllm serve Qwen/Qwen3-8B --num-gpu-blocks-override 128'",
