@@ -37,7 +37,7 @@ from diag.vllm.memory.suggestions import safe_length, safe_sequences, suggestion
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
 ALIKE = 0.03
 """By how much the memory of cards of one name differs at most."""
-_ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "other": NON_TORCH, "pool": KV_CACHE}
+_ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "other": NON_TORCH, "kv_cache": KV_CACHE}
 """The row that a size of the log belongs to."""
 
 

@@ -100,7 +100,7 @@ def test_the_exit_status_is_the_verdict(arguments: tuple[str, ...], status: int,
         (("vllm serve {}/llama-3-8b -tp 5",), "vLLM refuses --tensor-parallel-size 5"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_input_is_one_sentence(arguments: tuple[str, ...], says: str) -> None:
     ended = diag(*(each.format(MODELS) for each in arguments))
     assert (ended.returncode, ended.stdout) == (64, "")
     assert says in ended.stderr
@@ -109,7 +109,7 @@ def test_what_makes_no_sense_is_one_sentence(arguments: tuple[str, ...], says: s
 
 
 @pytest.mark.parametrize("flags", ["", "-tp 2", "-pp 2 --max-model-len 4096"])
-def test_a_model_that_calls_its_fields_otherwise_cannot_be_told(tmp_path: Path, flags: str) -> None:
+def test_a_model_with_other_field_names_is_cannot_tell(tmp_path: Path, flags: str) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["WhisperForConditionalGeneration"], "d_model": 1280}')
     text, status = run(BudgetOptions(f"vllm serve {tmp_path} {flags}", "h100"))
     assert status == 3
@@ -188,7 +188,7 @@ def test_the_release_is_the_logs_own_or_is_said_to_be_assumed() -> None:
     assert "is assumed" in assumed.notes[0]
 
 
-def test_a_log_of_another_context_is_named() -> None:
+def test_a_log_with_another_context_is_noted() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
     told = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b -tp 2 --gpu-memory-utilization 0.95", log=log))
     assert told.notes == ("the log is from a server with --max-model-len 8192, not 131072",)
@@ -246,7 +246,7 @@ def test_sizes_of_another_server_do_not_count(
     assert bool(told.logged) is any(row.logged for row in told.ledger.rows) is not bool(why)
 
 
-def test_a_share_of_a_gpu_is_nothing_to_a_cpu(tmp_path: Path) -> None:
+def test_the_gpu_share_of_a_log_is_ignored_for_a_cpu(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("INFO 08-20 18:04:10 [a.py:1] non-default args: {'gpu_memory_utilization': 0.5}\n")
     command = f"VLLM_CPU_KVCACHE_SPACE=4 vllm serve {MODELS}/llama-3.1-8b"
     told = estimate(BudgetOptions(command, log=str(tmp_path / "log"), version="0.32.0"))
@@ -306,7 +306,7 @@ def test_where_graphs_count_the_estimate_of_them_counts(tmp_path: Path) -> None:
         assert told.ledger.setup.total == round(79.25 * 2**30)
 
 
-def test_a_log_that_says_nothing_is_named(tmp_path: Path) -> None:
+def test_a_log_without_memory_sizes_is_noted(tmp_path: Path) -> None:
     (tmp_path / "empty.log").write_text("nothing\n")
     told = estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", log=str(tmp_path / "empty.log"), version="0.32.0"))
     assert told.notes == ("the log has no memory sizes: it ends before start-up completed, or is not vLLM's",)

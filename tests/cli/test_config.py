@@ -1,4 +1,4 @@
-"""`diag config`: what servers run with, where each value is from, what would tell the rest."""
+"""`diag config`: the configuration of servers, the source of each value, what the unknown ones need."""
 
 import json
 import re
@@ -84,7 +84,7 @@ def test_what_is_shown_is_what_the_rules_use(made: Path) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_value_is_shown_with_its_source_and_with_those_that_differ(tmp_path: Path) -> None:
+def test_a_value_is_shown_with_its_source_and_with_conflicts(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.32.0"\nlaunch = "vllm serve m --block-size 32 --max-num-seqs 8"\n')
     (one,) = configuration.configurations(seen := recording.read(made))
     lines = render([one], configuration.notes(seen)).splitlines()
@@ -107,9 +107,9 @@ def test_a_flag_whose_value_is_not_shown_is_no_default(tmp_path: Path) -> None:
     assert backend not in done.stdout
 
 
-def test_a_command_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_parsed_is_noted(tmp_path: Path) -> None:
     done = run(str(write(tmp_path)), "--launch", "vllm serve 'm")
-    assert "note             the launch command could not be parsed: the command has a quotation" in done.stdout
+    assert "note             the launch command could not be parsed: the command has an unclosed quotation" in done.stdout
 
 
 def test_the_process_and_the_log_of_a_recording_are_sources_of_it(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_release_newer_than_all_known_has_the_newest_defaults_by_name(tmp_path
     assert value(made, "--watermark") == (0, "default of 0.33.0, the newest known")
 
 
-def test_a_flag_that_the_release_lacks_is_not_spoken_of(tmp_path: Path) -> None:
+def test_a_flag_that_the_release_lacks_is_not_listed(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.20.0"\nlaunch = "vllm serve m"\n')
     assert value(made, "--watermark") == ("unknown", "no such flag")
 
@@ -199,7 +199,7 @@ def test_the_gpus_are_named(tmp_path: Path) -> None:
     assert done.stdout.startswith("h:1: vLLM 0.32.0, m, 2 x NVIDIA H100 80GB HBM3 (80 GiB), 1 x NVIDIA L4 (24 GiB)\n")
 
 
-def test_an_exporters_page_tells_what_its_host_knows(tmp_path: Path) -> None:
+def test_an_exporter_is_a_source(tmp_path: Path) -> None:
     made = write(tmp_path, VLLM + 'diag_vllm_config{flag="max_num_seqs"} 9\ndiag_vllm_config{flag="block_size"} 16\n')
     assert value(made, "--max-num-seqs") == (9, "exporter")
     assert value(made, "--block-size") == (16, "/metrics")
@@ -255,7 +255,7 @@ def server(block_size: int) -> Answer:
     return answer
 
 
-def test_live_servers_are_looked_at_once() -> None:
+def test_live_servers_are_scraped_once() -> None:
     with serving(server(32)) as one, serving(server(64)) as two:
         done = run(one.url, two.url, "--json")
         asked = [each.path for each in one.requests].count("/metrics")

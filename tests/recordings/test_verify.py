@@ -90,13 +90,13 @@ PAIRS = [
 
 
 @functools.cache
-def look(path: Path) -> Snapshot:
+def snapshot(path: Path) -> Snapshot:
     return take_snapshot(ObserveOptions([str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)]))
 
 
 def verified(before: str | Path, after: str | Path) -> Verification:
     sides = (RECORDINGS / each if isinstance(each, str) else each for each in (before, after))
-    return compare(*map(look, sides))
+    return compare(*map(snapshot, sides))
 
 
 def line_1(found: Verification) -> str:
@@ -104,14 +104,14 @@ def line_1(found: Verification) -> str:
 
 
 @pytest.mark.parametrize(("before", "after", "verdict"), PAIRS)
-def test_the_verdict_is_that_of_who_was_there(before: str, after: str, verdict: str) -> None:
+def test_the_verdict_on_pairs_of_real_recordings(before: str, after: str, verdict: str) -> None:
     found = verified(before, after)
     assert (found.verdict, line_1(found)) == (verdict, line_1(found))
     assert line_1(found).startswith(verdict.upper())
 
 
 @pytest.mark.parametrize(("before", "after", "_"), PAIRS)
-def test_every_form_can_be_shown(before: str, after: str, _: str) -> None:
+def test_terminal_json_and_markdown_of_every_pair(before: str, after: str, _: str) -> None:
     found = verified(before, after)
     jsonschema.validate(json.loads(verify_json.render(found)), SCHEMA)
     lines = report.terminal(found).splitlines()
@@ -122,7 +122,7 @@ def test_every_form_can_be_shown(before: str, after: str, _: str) -> None:
 # -- what it costs, and what was changed ------------------------------------------------------------------------------
 
 
-def test_a_cure_that_halves_the_output_says_so_in_line_1() -> None:
+def test_a_fix_that_halves_the_output_names_the_trade_off_in_line_1() -> None:
     head = line_1(verified("kv_cascade_base", "cure_max_num_seqs_p90"))
     assert head.startswith(
         "FIXED, WITH TRADE-OFFS kv_eviction_cascade on 127.0.0.1:8216 engine 0: output tokens / s 1,375 -> 709"
@@ -131,7 +131,7 @@ def test_a_cure_that_halves_the_output_says_so_in_line_1() -> None:
     assert "new: queue_saturation (warning)" in head
 
 
-def test_a_run_is_no_worse_by_what_runs_of_one_load_differ() -> None:
+def test_the_noise_between_two_runs_of_one_load_is_no_trade_off() -> None:
     (server,) = verified("kv_cascade", "kv_cascade_base").servers
     assert not server.trade_offs
 
@@ -163,7 +163,7 @@ def test_the_change_is_the_fix(after: str, flag: str, values: tuple[str | None, 
     assert [each.fix.flag for each in server.first.applied_fixes] == [flag]
 
 
-def test_a_flag_that_moved_the_other_way_is_no_fix() -> None:
+def test_a_flag_that_moved_in_the_opposite_direction_is_no_fix() -> None:
     (server,) = verified("cure_max_num_seqs_mean", "cure_max_num_seqs_p90").servers
     assert [each.name for each in server.changes] == ["--max-num-seqs"]
     assert server.first is not None
@@ -173,7 +173,7 @@ def test_a_flag_that_moved_the_other_way_is_no_fix() -> None:
     )
 
 
-def test_what_vllm_derives_is_told_as_such() -> None:
+def test_settings_that_vllm_derives_are_marked() -> None:
     (server,) = verified("queue_saturation", "healthy").servers
     derived = {each.name: (each.before, each.after) for each in server.changes if each.derived}
     assert derived["num_gpu_blocks"] == ("384", "2048")
@@ -190,7 +190,7 @@ def test_a_setting_that_one_side_does_not_publish_is_no_change(tmp_path: Path) -
     assert not server.first.applied_fixes
 
 
-def test_a_command_without_variables_says_nothing_about_them(tmp_path: Path) -> None:
+def test_a_process_command_without_variables_leaves_them_unknown(tmp_path: Path) -> None:
     folder = rewriting.pages_alone(tmp_path, "kv_cascade_base")
     about = (folder / "recording.toml").read_text(encoding="utf-8")
     (folder / "recording.toml").write_text(re.sub(r'launch = ".*?python', 'launch = "python', about), encoding="utf-8")
@@ -259,14 +259,14 @@ def test_the_same_load(before: Load, after: Load, same: bool) -> None:
     assert (not list(differences(before, after))) is same
 
 
-def test_what_is_counted_is_what_the_pages_hold() -> None:
+def test_the_load_matches_the_counters_of_the_pages() -> None:
     counts = [sum(map(float, re.findall(r"(?m)^vllm:request_success_total.* (.*)$", page))) for _, _, page in BASE]
     (server,) = verified("kv_cascade_base", "kv_cascade_base").servers
     assert server.loads[0].finished == pytest.approx(counts[-1] - counts[0])
     assert server.loads[0].arrivals == pytest.approx(server.loads[0].finished / (BASE[-1][0] - BASE[0][0]), rel=0.05)
 
 
-def test_a_page_without_the_load_is_no_server_that_never_answered(tmp_path: Path) -> None:
+def test_a_page_without_queue_metrics_leaves_the_load_unmeasured(tmp_path: Path) -> None:
     def without(page: str) -> str:
         return "\n".join(each for each in page.split("\n") if not each.startswith("vllm:num_requests_waiting"))
 
@@ -284,7 +284,7 @@ def changed(
     return folder
 
 
-def test_another_model_is_another_server(tmp_path: Path) -> None:
+def test_a_different_model_is_not_comparable(tmp_path: Path) -> None:
     other = changed(
         tmp_path,
         "cure_max_num_seqs_mean",
@@ -296,7 +296,7 @@ def test_another_model_is_another_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_a_restart_within_a_look_spoils_it(tmp_path: Path, side: str) -> None:
+def test_a_restart_during_the_observation_is_not_comparable(tmp_path: Path, side: str) -> None:
     def restarted(all_of_it: Iterable[rewriting.Scrape]) -> Iterable[rewriting.Scrape]:
         for at, (time, instance, page) in enumerate(all_of_it):
             lines = (
@@ -313,7 +313,7 @@ def test_a_restart_within_a_look_spoils_it(tmp_path: Path, side: str) -> None:
 
 
 @pytest.mark.parametrize("after", ["cure_max_num_seqs_mean", "cure_max_num_seqs_p90"])
-def test_a_symptom_that_nobody_measures_any_more_may_hide_the_incident(tmp_path: Path, after: str) -> None:
+def test_a_symptom_that_is_no_longer_measured_is_not_comparable(tmp_path: Path, after: str) -> None:
     """Of the second one it is known to be absent: by the KV pool, which is not full."""
 
     def without(page: str) -> str:
@@ -326,12 +326,12 @@ def test_a_symptom_that_nobody_measures_any_more_may_hide_the_incident(tmp_path:
     assert "not measured after the change: preemptions / finished request" in line_1(found)
 
 
-def test_a_server_that_never_answered_is_cured_where_it_does_though_no_log_says_so(tmp_path: Path) -> None:
+def test_a_server_that_responds_after_it_never_did_is_fixed_without_a_log(tmp_path: Path) -> None:
     found = verified("startup_crash_blocksize16", rewriting.pages_alone(tmp_path, "healthy"))
     assert (found.verdict, found.servers[0].outcomes[0].because) == ("fixed", "the server responds now")
 
 
-def test_the_same_picture_under_another_name_is_no_cure(tmp_path: Path) -> None:
+def test_symptoms_that_persist_under_another_incident_are_not_fixed(tmp_path: Path) -> None:
     """Fewer than four run, which would be a pool too small; evictions, full pool and queue are as before."""
 
     def few(page: str) -> str:
@@ -351,15 +351,15 @@ def told(side: Snapshot, incident: str, change: Callable[[Diagnosis], Diagnosis]
     return replace(side, report=replace(side.report, findings=tuple(findings)))
 
 
-def test_what_comes_and_goes_is_cured_though_it_was_away_at_the_end() -> None:
+def test_an_intermittent_incident_that_had_ended_before_is_fixed() -> None:
     """A stall that came twice would have come again."""
 
     def twice(one: Diagnosis) -> Diagnosis:
         symptoms = tuple(replace(each, history=each.history * 2) for each in one.symptoms)
         return replace(one, symptoms=symptoms, instants=one.instants * 2)
 
-    before = told(look(RECORDINGS / "engine_stalled"), "engine_stalled", twice)
-    assert compare(before, look(RECORDINGS / "healthy")).verdict == "fixed"
+    before = told(snapshot(RECORDINGS / "engine_stalled"), "engine_stalled", twice)
+    assert compare(before, snapshot(RECORDINGS / "healthy")).verdict == "fixed"
 
 
 def part(tmp_path: Path, name: str, begin: int, end: int) -> Path:
@@ -368,38 +368,40 @@ def part(tmp_path: Path, name: str, begin: int, end: int) -> Path:
 
 
 @pytest.mark.parametrize(("begin", "end"), [(17, 20), (36, 40)])
-def test_a_look_too_short_to_show_it_cures_nothing(tmp_path: Path, begin: int, end: int) -> None:
+def test_an_observation_shorter_than_the_window_proves_nothing(tmp_path: Path, begin: int, end: int) -> None:
     found = verified("kv_cascade", part(tmp_path, "kv_cascade", begin, end))
     assert (found.verdict, "observe the server for 30 s" in line_1(found)) == ("not comparable", True)
     assert "trade-offs" not in line_1(found)
 
 
-def test_what_comes_and_goes_needs_a_look_as_long_as_it_stays_away() -> None:
+def test_an_intermittent_incident_needs_an_observation_as_long_as_its_pauses() -> None:
     def again(one: Diagnosis) -> Diagnosis:
         symptoms = tuple(replace(each, history=each.history * 2) for each in one.symptoms)
         later = tuple(each + 3600 for each in one.instants)
         return replace(one, symptoms=symptoms, instants=one.instants + later)
 
-    found = compare(told(look(RECORDINGS / "engine_stalled"), "engine_stalled", again), look(RECORDINGS / "healthy"))
+    found = compare(
+        told(snapshot(RECORDINGS / "engine_stalled"), "engine_stalled", again), snapshot(RECORDINGS / "healthy")
+    )
     assert (found.verdict, "it recurred after up to 60 min" in line_1(found)) == ("not comparable", True)
 
 
 @pytest.mark.parametrize(
     ("name", "end"), [("contention_bigbatch", 12), ("contention_bigbatch", 20), ("prefix_unique", 17)]
 )
-def test_a_shorter_look_at_the_same_is_no_change(tmp_path: Path, name: str, end: int) -> None:
+def test_a_shorter_observation_of_the_same_run_shows_no_change(tmp_path: Path, name: str, end: int) -> None:
     """Counts grow with the window, and requests that finish are no symptom."""
     piece = part(tmp_path, name, 0, end)
     assert verified(name, piece).verdict in ("no effect", "not comparable")
     assert verified(piece, name).verdict in ("no effect", "not comparable")
 
 
-def test_the_longest_of_all_is_not_compared_with_that_of_a_longer_look(tmp_path: Path) -> None:
+def test_a_maximum_is_not_compared_with_that_of_a_longer_observation(tmp_path: Path) -> None:
     (server,) = verified(part(tmp_path, "cure_max_num_seqs_mean", 0, 14), "cure_max_num_seqs_mean").servers
     assert {each.name: each.change for each in server.user_metrics}["ITL (maximum)"] == "unknown"
 
 
-def test_another_half_with_its_adapters_is_the_same_model(tmp_path: Path) -> None:
+def test_lora_adapters_are_no_different_model(tmp_path: Path) -> None:
     assert verified("lora_thrash", part(tmp_path, "lora_thrash", 10, 30)).verdict == "no effect"
 
 
@@ -416,7 +418,7 @@ def test_another_half_with_its_adapters_is_the_same_model(tmp_path: Path) -> Non
         'vllm:generation_tokens_total{engine="1",model_name="tiny"} +Inf',
     ],
 )
-def test_an_odd_line_breaks_nothing(tmp_path: Path, line: str) -> None:
+def test_malformed_series_break_nothing(tmp_path: Path, line: str) -> None:
     odd = changed(
         tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, lambda page: f"{page}{line}\n")
     )
@@ -424,7 +426,7 @@ def test_an_odd_line_breaks_nothing(tmp_path: Path, line: str) -> None:
         jsonschema.validate(json.loads(verify_json.render(found)), SCHEMA)
 
 
-def test_of_two_grave_incidents_the_one_that_stays_counts(tmp_path: Path) -> None:
+def test_of_two_critical_incidents_the_persisting_one_decides(tmp_path: Path) -> None:
     def beside(gpu: Beside, name: str) -> Path:
         start = BASE[0][0]
         return rewriting.write(
@@ -452,7 +454,7 @@ def test_of_two_grave_incidents_the_one_that_stays_counts(tmp_path: Path) -> Non
         ("healthy", "startup_hang", "not comparable", ["NOT COMPARABLE r1:8000", "FIXED, WITH TRADE-OFFS"]),
     ],
 )
-def test_who_stands_beside_the_one_that_was_cured(
+def test_the_verdict_with_a_second_server(
     tmp_path: Path, before: str, after: str, verdict: str, heads: list[str]
 ) -> None:
     """A healthy replica is no reason not to compare, one that nobody saw is, one that died is worse."""
@@ -467,7 +469,7 @@ def test_who_stands_beside_the_one_that_was_cured(
         assert head.startswith(begins)
 
 
-def test_what_was_healthy_is_not_told_by_what_another_server_lacked(tmp_path: Path) -> None:
+def test_missing_telemetry_of_one_server_is_not_reported_for_another(tmp_path: Path) -> None:
     blind = ((t, at, "") for t, at, _ in rewriting.scrapes("healthy"))
     one = rewriting.write(tmp_path / "one", rewriting.side_by_side(rewriting.scrapes("healthy"), blind))
     (server, _) = verified(one, one).servers
@@ -479,23 +481,23 @@ def test_what_was_healthy_is_not_told_by_what_another_server_lacked(tmp_path: Pa
     ("before", "after", "verdict"),
     [("critical", "warning", "fixed"), ("critical", "critical", "no effect"), ("warning", "critical", "worse")],
 )
-def test_what_came_instead_is_weighed(before: Severity, after: Severity, verdict: str) -> None:
+def test_a_new_incident_is_weighed_by_its_severity(before: Severity, after: Severity, verdict: str) -> None:
     cascade = told(
-        look(RECORDINGS / "kv_cascade_base"), "kv_eviction_cascade", lambda one: replace(one, severity=before)
+        snapshot(RECORDINGS / "kv_cascade_base"), "kv_eviction_cascade", lambda one: replace(one, severity=before)
     )
     queue = told(
-        look(RECORDINGS / "cure_max_num_seqs_p90"), "queue_saturation", lambda one: replace(one, severity=after)
+        snapshot(RECORDINGS / "cure_max_num_seqs_p90"), "queue_saturation", lambda one: replace(one, severity=after)
     )
     assert compare(cascade, queue).verdict == verdict
 
 
-def test_what_only_follows_from_something_else_did_not_come() -> None:
+def test_an_explained_incident_does_not_count_as_new() -> None:
     queue = told(
-        look(RECORDINGS / "cure_max_num_seqs_p90"),
+        snapshot(RECORDINGS / "cure_max_num_seqs_p90"),
         "queue_saturation",
         lambda one: replace(one, severity="critical", explained_by="something"),
     )
-    assert compare(look(RECORDINGS / "kv_cascade_base"), queue).verdict == "fixed"
+    assert compare(snapshot(RECORDINGS / "kv_cascade_base"), queue).verdict == "fixed"
 
 
 def test_servers_are_matched_by_name_where_there_are_several(tmp_path: Path) -> None:
@@ -509,7 +511,7 @@ def test_servers_are_matched_by_name_where_there_are_several(tmp_path: Path) -> 
     assert (found.servers[0].verdict, found.verdict) == ("better", "not comparable")
 
 
-def test_what_is_named_after_and_is_older_is_told() -> None:
+def test_an_after_that_is_older_than_before_is_noted() -> None:
     (server,) = verified("kv_cascade_base", "cure_max_num_seqs_mean").servers
     assert "AFTER was observed earlier than BEFORE: check the order of the two arguments" in server.notes
 
@@ -530,8 +532,8 @@ def test_a_histogram_without_counts_has_no_quantile() -> None:
     assert bucket(0.5, []) is None
 
 
-def test_what_a_tried_fix_promises_comes_first() -> None:
-    incident = look(RECORDINGS / "kv_cascade_base").report.present[0].diagnosis.incident
+def test_the_effects_of_the_applied_fix_come_first() -> None:
+    incident = snapshot(RECORDINGS / "kv_cascade_base").report.present[0].diagnosis.incident
     promise = requests_running.at_least(6, judged("for the test"))
     waits = requests_waiting_median.at_most(3, judged("for the test"))
     fix = replace(incident.fixes[0], expects=(promise, waits))
@@ -542,7 +544,7 @@ def test_what_a_tried_fix_promises_comes_first() -> None:
 
 
 @pytest.mark.parametrize("incident", load(), ids=lambda each: each.id)
-def test_that_there_is_enough_to_judge_by_is_no_symptom(incident: Incident) -> None:
+def test_minimum_traffic_is_no_expected_condition(incident: Incident) -> None:
     told = expected(incident, ())
     assert told
     assert not {each.signal for each in told} & {*WORK}
@@ -552,7 +554,7 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
     """Of scrapes ten times as far apart, which are judged over the window of the alert, a tenth in the same time."""
     pages = list(rewriting.scrapes("contention_bigbatch"))
     slow = [(pages[0][0] + 10 * (time - pages[0][0]), at, page) for time, at, page in pages]
-    sides = look(RECORDINGS / "contention_bigbatch"), look(rewriting.write(tmp_path / "slow", slow))
+    sides = snapshot(RECORDINGS / "contention_bigbatch"), snapshot(rewriting.write(tmp_path / "slow", slow))
     one = sides[0].report.present[0].diagnosis
     servers = [side.server(side.instances[0]) for side in sides]
     (events,) = (
@@ -566,7 +568,7 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "way"), [(1.2, 0.6, 0.5), (0.6, 1.2, -0.5), (0.0, 0.0, 0.0)])
-def test_how_far_a_signal_went(before: float, after: float, way: float) -> None:
+def test_how_far_a_signal_improved(before: float, after: float, way: float) -> None:
     condition = requests_running.at_most(0.2, judged("for the test"))
     assert SignalDelta(condition, 0.2, before, after).improvement == pytest.approx(way)
     opposite = requests_running.at_least(0.2, judged("for the test"))
@@ -617,7 +619,7 @@ def test_the_exit_status_is_the_verdict(words: list[str], status: int, sentence:
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_sentence(words: list[str], status: int, sentence: str) -> None:
+def test_a_usage_error_is_one_sentence(words: list[str], status: int, sentence: str) -> None:
     done = diag("verify", *words)
     assert (done.returncode, done.stdout) == (status, "")
     assert sentence in done.stderr
@@ -635,7 +637,7 @@ def test_a_name_with_escapes_reaches_no_terminal(tmp_path: Path) -> None:
     assert "\\|" in report.markdown(found)
 
 
-def test_without_after_the_servers_of_before_are_looked_at_as_they_are_now(tmp_path: Path) -> None:
+def test_without_after_the_servers_of_before_are_scraped_now(tmp_path: Path) -> None:
     """The pages of a server with a watermark, eight times as fast as they were recorded."""
     replies = [Reply(page.encode()) for _, _, page in rewriting.scrapes("cure_watermark")]
     with serving(on_metrics(*replies)) as server:

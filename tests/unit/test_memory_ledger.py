@@ -206,7 +206,7 @@ def test_two_steps_are_in_flight_since_scheduling_is_asynchronous(version: str, 
     assert planned("llama-3-8b", "--max-num-batched-tokens 2048", version=version).in_flight == tokens
 
 
-def test_one_block_is_kept_back() -> None:
+def test_vllm_reserves_one_block() -> None:
     """As vLLM 0.32 refuses a request that takes every block: the null block is never given away."""
     exactly = estimated("llama-3-8b", "--num-gpu-blocks-override 512")
     one_more = estimated("llama-3-8b", "--num-gpu-blocks-override 513")
@@ -253,7 +253,7 @@ def altered(folder: Path, name: str, **fields: object) -> Model:
         ),
     ],
 )
-def test_what_is_not_covered_cannot_be_told(tmp_path: Path, fields: dict[str, object], flags: str, why: str) -> None:
+def test_what_is_not_covered_is_cannot_tell(tmp_path: Path, fields: dict[str, object], flags: str, why: str) -> None:
     model = altered(tmp_path, "llama-3-8b", **fields)
     found = ledger(model, planned("llama-3-8b", flags))
     assert found.verdict == "cannot tell"
@@ -265,7 +265,7 @@ def test_a_window_that_is_longer_than_the_context_is_none(tmp_path: Path) -> Non
     assert ledger(model, planned("llama-3-8b")).verdict == "fits"
 
 
-def test_a_model_that_sees_may_take_more_than_is_counted() -> None:
+def test_a_vision_model_may_take_more_than_is_counted() -> None:
     found = estimated("gemma-3-27b", gpu=139.72, label="h200")
     assert found.verdict == "cannot tell"
     assert found.reasons == ("not counted: activations of the vision encoder",)
@@ -285,7 +285,7 @@ def test_a_model_that_sees_may_take_more_than_is_counted() -> None:
         ("", "--decode-context-parallel-size 1", None),
     ],
 )
-def test_what_may_save_memory_forbids_to_say_that_it_does_not_fit(variable: str, flags: str, why: str | None) -> None:
+def test_possible_savings_make_does_not_fit_uncertain(variable: str, flags: str, why: str | None) -> None:
     model = read(MODELS / "llama-3-70b")
     started = command.read(f"{variable} vllm serve {MODELS / 'llama-3-70b'} {flags}")
     found = ledger(model, setup(started, model, GpuSpec(40 * GIB), "0.32.0"))
@@ -307,7 +307,7 @@ def test_what_may_save_memory_forbids_to_say_that_it_does_not_fit(variable: str,
         ("llama-3-8b", "--hf-overrides '{}' --max-model-len 16384", "what --hf-overrides changes"),
     ],
 )
-def test_what_may_take_more_forbids_to_say_that_it_fits(name: str, flags: str, why: str | None) -> None:
+def test_uncounted_memory_makes_fits_uncertain(name: str, flags: str, why: str | None) -> None:
     found = estimated(name, flags, gpu=139.72, label="h200")
     assert found.verdict == ("cannot tell" if why else "fits")
     assert any(each.startswith(f"not counted: {why}") for each in found.reasons) is bool(why)
@@ -342,7 +342,7 @@ def test_an_estimate_that_decides_is_named() -> None:
     assert "activations, CUDA graphs, non-torch" in found.reasons[0]
 
 
-def test_every_change_makes_it_fit() -> None:
+def test_every_suggestion_makes_it_fit() -> None:
     found = estimated("qwen3-30b-a3b")
     proposals = suggestions.suggestions(found, {})
     assert {each.flag for each in proposals} == {"--max-model-len", "--tensor-parallel-size"}
@@ -350,7 +350,7 @@ def test_every_change_makes_it_fit() -> None:
         assert ledger(found.model, each.setup).verdict == "fits"
 
 
-def test_where_nothing_helps_alone_two_changes_are_tried() -> None:
+def test_where_no_single_change_helps_two_are_combined() -> None:
     found = estimated("llama-3.1-8b", "--gpu-memory-utilization 0.9", gpu=18.4, label="l4")
     assert found.verdict == "does not fit"
     proposals = suggestions.suggestions(found, {})
@@ -427,7 +427,7 @@ def test_what_was_measured_on_one_gpu_does_not_hold_on_two() -> None:
     assert (change.value, change.measured) == ("4", {})
 
 
-def test_a_context_that_is_too_short_for_anybody_is_not_proposed() -> None:
+def test_a_context_too_short_for_practical_use_is_not_suggested() -> None:
     measured = {KV_CACHE: gib(0.2)}  # 1,600 tokens
     assert "--max-model-len" not in proposed(estimated("llama-3-8b", "", measured), measured)
 
@@ -442,7 +442,7 @@ def test_a_kv_cache_of_a_fixed_size_must_fit_beside_the_rest() -> None:
 
 
 @pytest.mark.parametrize("flags", ["--kv-cache-memory-bytes 50GiB", "--num-gpu-blocks-override 4000"])
-def test_a_kv_cache_of_a_fixed_size_on_no_known_gpu_cannot_be_told(flags: str) -> None:
+def test_a_kv_cache_of_a_fixed_size_on_no_known_gpu_is_cannot_tell(flags: str) -> None:
     found = estimated("llama-3-8b", flags, gpu=None)
     assert (found.verdict, found.reasons[0][:18]) == ("cannot tell", "budget unknown: 92")
 
@@ -473,7 +473,7 @@ def test_experts_are_divided_among_data_parallel_engines() -> None:
     assert together.low < alone.low / 6
 
 
-def test_quantised_weights_are_a_range() -> None:
+def test_quantized_weights_are_a_range() -> None:
     low, high = row(estimated("deepseek-v3", "-tp 8", gpu=139.72, label="h200"), WEIGHTS)
     assert high / low == pytest.approx(1.03 / 0.97, abs=0.001)
 
@@ -569,7 +569,7 @@ def test_what_vllm_refuses_is_refused(tmp_path: Path, name: str, flags: str, say
         "--max-model-len 2000000000",
     ],
 )
-def test_a_value_that_is_none_is_refused(flags: str) -> None:
+def test_an_invalid_value_is_refused(flags: str) -> None:
     with pytest.raises(BadUsage, match=r"invalid value for --|is more than any server has"):
         planned("llama-3-8b", flags)
 

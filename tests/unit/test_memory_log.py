@@ -24,20 +24,20 @@ def said(*texts: str) -> Memory:
         (
             "v1_0.32.0_gpu_oom_under_load",
             "0.32.0",
-            {"weights": 14.99, "pool": 51.1, "graphs": 0.52},
+            {"weights": 14.99, "kv_cache": 51.1, "graphs": 0.52},
             {"tokens": 418_608, "length": 8192, "concurrency": 51.1},
         ),
         (
             "v1_0.11.0_tp2_capture_hang",
             "0.11.0",
-            {"weights": 7.513, "pool": 12.11},
+            {"weights": 7.513, "kv_cache": 12.11},
             {"tokens": 198_416, "length": 8192, "concurrency": 24.22},
         ),
-        ("v1_0.8.5_no_kv_memory", "0.8.5", {"weights": 14.272, "pool": 0.0}, {}),
+        ("v1_0.8.5_no_kv_memory", "0.8.5", {"weights": 14.272, "kv_cache": 0.0}, {}),
         (
             "v1_0.32.0_cpu_small",
             "0.32.0",
-            {"pool": 1.0},
+            {"kv_cache": 1.0},
             {"tokens": 131_072, "length": 8192, "concurrency": 16},
         ),
     ],
@@ -54,7 +54,7 @@ def test_the_breakdown_of_v0() -> None:
         "model weights take 30.71GiB; non_torch_memory takes 0.30GiB; PyTorch activation peak memory takes 1.26GiB; the"
         " rest of the memory reserved for KV Cache is 7.71GiB.",
     )
-    expected = {"total": 44.42, "budget": 39.98, "weights": 30.71, "other": 0.3, "activations": 1.26, "pool": 7.71}
+    expected = {"total": 44.42, "budget": 39.98, "weights": 30.71, "other": 0.3, "activations": 1.26, "kv_cache": 7.71}
     assert gib(found) == expected
 
 
@@ -86,7 +86,7 @@ def test_the_refusal_of_a_context_that_is_too_long() -> None:
             " Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.\n"
         ]
     )
-    assert gib(found) == {"needed": 24.0, "pool": 9.97}
+    assert gib(found) == {"needed": 24.0, "kv_cache": 9.97}
     assert found.numbers == {"length": 1_048_576}
 
 
@@ -98,18 +98,18 @@ def test_of_several_workers_the_fullest_one_counts() -> None:
         "Available KV cache memory: 11.50 GiB",
         "Available KV cache memory: 12.00 GiB",
     )
-    assert gib(found) == {"weights": 7.75, "pool": 11.5}
+    assert gib(found) == {"weights": 7.75, "kv_cache": 11.5}
 
 
 def test_a_second_start_is_what_counts() -> None:
     one = ["vLLM API server version 0.10.0", "Available KV cache memory: 3.00 GiB"]
     two = ["vLLM API server version 0.11.0", "Available KV cache memory: 9.00 GiB"]
     found = said(*one, *two)
-    assert (found.version, gib(found)) == ("0.11.0", {"pool": 9.0})
+    assert (found.version, gib(found)) == ("0.11.0", {"kv_cache": 9.0})
 
 
 def test_rounding_is_part_of_a_size() -> None:
-    low, high = said("Available KV cache memory: 1.0 GiB").sizes["pool"]
+    low, high = said("Available KV cache memory: 1.0 GiB").sizes["kv_cache"]
     assert (round(low / GIB, 4), round(high / GIB, 4)) == (0.995, 1.005)
 
 

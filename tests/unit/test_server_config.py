@@ -1,4 +1,4 @@
-"""The running configuration: who says what, and whom to believe."""
+"""The running configuration: the value of every source, and which source is used."""
 
 import pytest
 
@@ -97,7 +97,7 @@ def test_another_server_info_says_nothing(answer: object) -> None:
     assert from_server_info(answer) == {}
 
 
-def test_the_better_source_is_believed_and_the_other_is_said() -> None:
+def test_the_more_trusted_source_is_used_and_a_conflict_is_noted() -> None:
     told = ServerFacts(
         max_model_len=4096,
         server_info={"max_num_seqs": 64},
@@ -116,12 +116,12 @@ def test_sources_that_agree_are_not_noted() -> None:
     assert settle(table(INFO), ServerFacts(launch="vllm serve m --block-size 16"))[1] == []
 
 
-def test_asking_again_says_the_same() -> None:
+def test_settling_again_gives_the_same_notes() -> None:
     told = ServerFacts(launch="vllm serve m --block-size 64", server_info={"block_size": 16})
     assert [len(settle(table(), told)[1]) for _ in range(3)] == [1, 1, 1]
 
 
-def test_a_launch_command_that_cannot_be_read_is_said() -> None:
+def test_a_launch_command_that_cannot_be_parsed_is_noted() -> None:
     assert settle(table(), ServerFacts(launch="vllm serve 'm")) == (
         {},
         ["the launch command could not be parsed: the command has an unclosed quotation mark or parenthesis"],
@@ -163,7 +163,7 @@ def test_a_value_is_that_of_the_most_trusted_source(name: str, order: tuple[int,
         assert [each.source for each in setting.others] == sources[silent + 1 :]
 
 
-def test_an_exporter_that_says_what_another_source_says_is_no_source_of_it() -> None:
+def test_an_exporter_that_relays_another_source_is_not_the_source() -> None:
     settled = config.settle(
         {}, ServerFacts(launch="vllm serve m --max-num-seqs 4"), {"max_num_seqs": 4.0, "block_size": 16.0}
     )
@@ -172,7 +172,7 @@ def test_an_exporter_that_says_what_another_source_says_is_no_source_of_it() -> 
     assert settled.settings["block_size"].source == config.EXPORTER
 
 
-def test_the_words_are_no_numbers_and_no_notes() -> None:
+def test_settings_that_are_words_are_no_numbers_and_give_no_notes() -> None:
     settled = config.settle(
         {"kv_cache_dtype": "auto"}, ServerFacts(process="vllm serve m --kv-cache-dtype fp8 --dtype half")
     )
@@ -216,7 +216,7 @@ def test_server_info_is_read_wherever_a_release_keeps_it() -> None:
         (ServerFacts(log={"max_num_seqs": 4}, log_whole=True), ""),
     ],
 )
-def test_it_is_known_whether_everything_that_was_set_is_here(told: ServerFacts, incomplete: str) -> None:
+def test_why_the_configuration_is_incomplete(told: ServerFacts, incomplete: str) -> None:
     assert config.settle({}, told).incomplete == incomplete
 
 
@@ -239,7 +239,7 @@ def test_auto_is_open_where_a_command_or_a_file_of_the_model_may_say_more(
     assert (setting.value, tuple(each.value for each in setting.conflicts)) == (seen, differ)
 
 
-def test_who_says_no_more_than_that_it_is_set_is_trusted_least() -> None:
+def test_a_hidden_value_is_trusted_least() -> None:
     told = ServerFacts(process="vllm serve m --max-num-seqs $SEQS --block-size x", log={"max_num_seqs": 7.0})
     settled = config.settle({}, told)
     assert (settled.settings["max_num_seqs"].value, settled.settings["max_num_seqs"].conflicts) == (7, ())

@@ -27,10 +27,10 @@ _G = r" ?Gi?B"
 _N = r"(-?[\d.]+)"
 _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (rf"(?:Model loading|Loading model weights) took {_N}{_G}", ("weights",)),
-    (rf"Available KV cache memory: {_N} GiB", ("pool",)),
+    (rf"Available KV cache memory: {_N} GiB", ("kv_cache",)),
     (rf"Graph capturing finished in [\d.]+ secs?, took {_N} GiB", ("graphs",)),
     (rf"Estimated CUDA graph memory: {_N} GiB total", ("estimated graphs",)),
-    (rf"(?:Explicitly|Auto) set \({_N}/[\d.]+\) GiB for KV cache", ("pool",)),
+    (rf"(?:Explicitly|Auto) set \({_N}/[\d.]+\) GiB for KV cache", ("kv_cache",)),
     (
         rf"Free memory on device (?:\S+ )?\({_N}/{_N} GiB\) on startup\. Desired GPU memory utilization is "
         rf"\([\d.]+, {_N} GiB\)\.",
@@ -43,11 +43,11 @@ _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         rf"(?:the current .*?)?model weights take {_N}{_G}; non_torch_memory takes {_N}{_G}; PyTorch activation peak"
         rf" memory takes {_N}{_G}; the rest of the memory reserved for KV Cache is {_N}{_G}",
-        ("weights", "other", "activations", "pool"),
+        ("weights", "other", "activations", "kv_cache"),
     ),
 )
 _LOOKED_FOR = tuple((re.compile(regex), names) for regex, names in _TEXTS)
-_LEAST = frozenset({"pool", "free", "total", "budget"})
+_LEAST = frozenset({"kv_cache", "free", "total", "budget"})
 """Of several workers the smallest one; of everything else the largest."""
 _WORTH = re.compile(r"GiB|\dGB| GB|tokens|blocks|version|engine \(v|free memory|non-default args")
 
@@ -56,8 +56,9 @@ _WORTH = re.compile(r"GiB|\dGB| GB|tokens|blocks|version|engine \(v|free memory|
 class Memory:
     """What one start said: `sizes` by name in bytes, `numbers` without a unit, and the version.
 
-    Sizes: weights, pool, graphs, "estimated graphs", activations, other, free, total, budget, needed. Numbers: tokens,
-    length and concurrency of the pool, and the longest context that vLLM itself estimated. Settings: those of SETTINGS.
+    Sizes: weights, kv_cache, graphs, "estimated graphs", activations, other, free, total, budget, needed. Numbers:
+    tokens, length and concurrency of the KV cache, and the longest context that vLLM itself estimated. Settings: those
+    of SETTINGS.
     """
 
     version: str = ""
@@ -122,7 +123,7 @@ _SIZES = {
     "total_gibibytes": "total",
     "requested_gibibytes": "budget",
     "needed_gibibytes": "needed",
-    "available_gibibytes": "pool",
+    "available_gibibytes": "kv_cache",
 }
 
 
@@ -137,7 +138,7 @@ def _known(found: Memory, pattern: Pattern, text: str) -> None:
             found.settings[name] = float(said[name])
     found.version = told.get("version", found.version)
     if pattern.name == NO_KV_CACHE_MEMORY:
-        found.sizes.setdefault("pool", (0, 0))
+        found.sizes.setdefault("kv_cache", (0, 0))
     ran_out = pattern.name == CUDA_OUT_OF_MEMORY
     for name, value in told.items():
         with _no_number():

@@ -69,32 +69,33 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     """The KV cache of a model on one GPU; NotCovered where it is not known."""
     if model.unknown:
         raise NotCovered(model.unknown)
-    number = _number_bytes(model, setup)
-    if model.latent:
-        layer_bytes = model.latent * number  # one vector for keys and values, on every GPU
-    else:
-        layer_bytes = 2 * max(1, model.kv_heads // setup.tensor) * model.head_dim * number
+    layer_bytes = _layer_bytes(model, setup)
     windows = {window for window in model.windows if window}
     full_layers = model.windows.count(0)
     if not windows or (full_layers and not setup.hybrid) or (not full_layers and min(windows) >= setup.length):
         return CacheLayout(setup.block, layer_bytes, model.layers, 1)
     if not full_layers:
-        raise NotCovered(
-            f"all layers have a sliding window of {min(windows):,} tokens, which releases treat differently"
-        )
+        window = f"a sliding window of {min(windows):,} tokens"
+        raise NotCovered(f"all layers have {window}, which releases treat differently")
     if setup.pipeline > 1:
         raise NotCovered("sliding windows with pipeline parallelism are not covered")
-    window_layers = model.layers - full_layers
-    fewer, more = sorted((full_layers, window_layers))
+    return _hybrid_layout(setup, layer_bytes, full_layers, model.layers - full_layers, min(windows))
+
+
+def _layer_bytes(model: Model, setup: Setup) -> float:
+    """Bytes of a token in one layer on one GPU."""
+    number = _number_bytes(model, setup)
+    if model.latent:
+        return model.latent * number  # one vector for keys and values, on every GPU
+    return 2 * max(1, model.kv_heads // setup.tensor) * model.head_dim * number
+
+
+def _hybrid_layout(setup: Setup, layer_bytes: float, full: int, windowed: int, window: int) -> CacheLayout:
+    """Layers with full attention and layers with a sliding window, in groups of one size."""
+    fewer, more = sorted((full, windowed))
     group = more if more < fewer * 1.5 else fewer
     return CacheLayout(
-        setup.block,
-        layer_bytes,
-        group,
-        -(-full_layers // group),
-        -(-window_layers // group),
-        min(windows),
-        setup.in_flight,
+        setup.block, layer_bytes, group, -(-full // group), -(-windowed // group), window, setup.in_flight
     )
 
 

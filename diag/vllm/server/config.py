@@ -209,19 +209,7 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
     """
     process, process_problem = _read(facts.process)
     given, launch_problem = _read(facts.launch)
-    sources: dict[str, Values] = {
-        SERVER_INFO: facts.server_info,
-        PROCESS: process.flags,
-        LOG: facts.log,
-        PAGE: by_page,
-        MODELS: {} if facts.max_model_len is None else {"max_model_len": facts.max_model_len},
-        LAUNCH: given.flags,
-    }
-    sources[EXPORTER] = {
-        name: value
-        for name, value in (by_exporter or {}).items()
-        if not any(_has(values, name, value) for values in sources.values())
-    }
+    sources = _by_source(by_page, facts, process, given, by_exporter or {})
     command = process if facts.process else given
     names = sorted({name for values in sources.values() for name in values})
     return RunningConfig(
@@ -230,6 +218,24 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
         incomplete="" if facts.server_info or facts.log_whole else command.incomplete,
         problems=tuple(filter(None, (process_problem, launch_problem))),
     )
+
+
+def _by_source(
+    by_page: Values, facts: ServerFacts, process: Launch, given: Launch, by_exporter: Config
+) -> dict[str, Values]:
+    """The settings of every source; those of an exporter that no other source has."""
+    sources: dict[str, Values] = {
+        SERVER_INFO: facts.server_info,
+        PROCESS: process.flags,
+        LOG: facts.log,
+        PAGE: by_page,
+        MODELS: {} if facts.max_model_len is None else {"max_model_len": facts.max_model_len},
+        LAUNCH: given.flags,
+    }
+    relayed = {
+        name for name, value in by_exporter.items() if any(_has(values, name, value) for values in sources.values())
+    }
+    return sources | {EXPORTER: {name: value for name, value in by_exporter.items() if name not in relayed}}
 
 
 def _has(values: Values, name: str, value: Value) -> bool:
