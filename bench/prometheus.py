@@ -89,9 +89,9 @@ def seconds(url: str) -> float:
 def alone(url: str) -> float:
     """Every condition's expression once, at one instant."""
     asked = {
-        fill(each.signal.promql, incident.per, incident.window, Contract().values())
+        fill(condition.signal.promql, incident.per, incident.window, Contract().values())
         for incident in load()
-        for each in incident.every_condition
+        for condition in incident.every_condition
     }
     server = prometheus_server.Server(url, ())
     start = time.perf_counter()
@@ -127,12 +127,12 @@ def past_row(incident: Incident, day: list[Block]) -> str:
         start = time.perf_counter()
         report = judge(server.url, TimeSpan(at=f"{END / 1000}", window="24h"))
         took = time.perf_counter() - start
-    present = {each.diagnosis.incident.id: each.diagnosis for each in report.present}
+    present = {finding.diagnosis.incident.id: finding.diagnosis for finding in report.present}
     found = present.pop(incident.id, None)
     if not found or found.since is None:
         return ""
-    began, ended = (each - ONSET / 1000 - late for each in (found.since, found.until))
-    others = [name for name, each in present.items() if each.severity != "info" and not each.explained_by]
+    began, ended = (moment - ONSET / 1000 - late for moment in (found.since, found.until))
+    others = [name for name, other in present.items() if other.severity != "info" and not other.explained_by]
     return f"| {incident.id} | {began:g} | {ended:g} | {', '.join(others) or '-'} | {took:.1f} |\n"
 
 
@@ -142,7 +142,7 @@ def main() -> None:
         rows = [row for servers in SIZES for row in fleet_rows(Path(name) / str(servers), servers)]
     day = healthy_day.day(END)
     shown = {**timelines.RECORDED, **timelines.HOSTS}
-    past = [past_row(each, day) for each in load() if each.id in shown]
+    past = [past_row(incident, day) for incident in load() if incident.id in shown]
     head = HEAD.format(cores=os.cpu_count(), runs=RUNS)
     page = head + "".join(rows) + PAST.format(step=60) + "".join(past)
     table.write("prometheus.md", page)

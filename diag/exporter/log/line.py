@@ -83,7 +83,7 @@ class LineReader:
         if not whole:
             return []
         text, self._part = self._part, ""
-        return [self._head(each, at, read_at) for each in _parts(text)]
+        return [self._head(part, at, read_at) for part in _parts(text)]
 
     def _json(self, line: str, read_at: float) -> tuple[str, float | None, bool]:
         """A record of Docker's json-file driver, or of vLLM's own JSON format; any other is passed on as it is."""
@@ -144,7 +144,7 @@ class LineReader:
 
 def _parts(text: str) -> Iterable[str]:
     if "\r" in text or "\n" in text:
-        return (each for part in _END.split(text) if part for each in _parts(part))
+        return (line for part in _END.split(text) if part for line in _parts(part))
     glued = _GLUED.match(text) if "%" in text else None
     return glued.groups() if glued else (text,)
 
@@ -157,7 +157,7 @@ def entries(path: Path, zone: tzinfo | None, year_hint: float) -> list[tuple[flo
     """
     reader, found = LineReader(zone), []
     for line in _parts(path.read_text(encoding="utf-8", errors="replace")):
-        own = next((each.at for each in reader.read(line[:MOST_CHARACTERS], year_hint) if each.at is not None), None)
+        own = next((part.at for part in reader.read(line[:MOST_CHARACTERS], year_hint) if part.at is not None), None)
         found.append((own, line))
     at = next((own for own, _ in found if own is not None), year_hint)
     timed = []

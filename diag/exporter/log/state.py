@@ -176,8 +176,8 @@ class ServerLog:
             own = self._reader.moment(request["iso"], read_at)
             self._startup.reach(_READY, self._at(own, read_at, live))
             return
-        for each in self._reader.read(line[:MOST_CHARACTERS], read_at):
-            self._take(each, self._at(each.at, read_at, live))
+        for part in self._reader.read(line[:MOST_CHARACTERS], read_at):
+            self._take(part, self._at(part.at, read_at, live))
 
     def _at(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:
