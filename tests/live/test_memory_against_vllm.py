@@ -1,4 +1,4 @@
-"""The ledger and what is real here: vLLM's own KV cache planner, transformers' models. test_live.py has a server."""
+"""The ledger and what is real here: vLLM's own KV cache planner, transformers' models. test_small_server.py has a server."""
 
 import json
 import os
@@ -13,9 +13,7 @@ from diag.vllm.memory import cache, weights
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import Setup
 
-pytestmark = pytest.mark.skipif(
-    not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
-)
+pytestmark = [pytest.mark.vllm, server.needed]
 LIVE = TESTS / "support" / "live"
 
 
@@ -28,7 +26,7 @@ def asked(script: str, cases: object) -> list[object]:
     return found
 
 
-def case(chance: random.Random) -> tuple[dict[str, object], cache.Cache]:
+def case(chance: random.Random) -> tuple[dict[str, object], cache.CacheLayout]:
     """A question for vLLM's planner, and our own answer."""
     model = read(chance.choice(sorted(MODELS.iterdir())))
     setup = Setup(

@@ -15,12 +15,7 @@ from support.live import cure, load, server
 
 from diag.commands.budget import BudgetOptions, estimate
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(
-        not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
-    ),
-]
+pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")
 FLAGS = ("--max-model-len", "8192", "--max-num-batched-tokens", "16384", "--max-num-seqs", "32")
 TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "4"))

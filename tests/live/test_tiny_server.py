@@ -23,12 +23,7 @@ from support.live import cure, load, server
 from diag.vllm.flags.defaults import default
 from diag.vllm.server.launch import FLAGS
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(
-        not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
-    ),
-]
+pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")
 GIVEN = {flag: int(value) for flag, value in zip(cure.TINY[::2], cure.TINY[1::2], strict=True)}
 FOUND = {"kv_cache_size_tokens": 4096, "kv_cache_max_concurrency": 2, "num_gpu_blocks": 128}

