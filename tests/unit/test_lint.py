@@ -32,12 +32,14 @@ SCHEMA = json.loads((Path(cli.__file__).parent / "report" / "diag.lint.schema.js
 
 
 def found(command: str, version: str = "0.32.0") -> dict[str, LintFinding]:
-    return {each.rule: each for each in lint(LintTarget(read(command, version=version), version))}
+    return {finding.rule: finding for finding in lint(LintTarget(read(command, version=version), version))}
 
 
 def rules(command: str, version: str = "0.32.0", *severities: str) -> set[str]:
     return {
-        name for name, each in found(command, version).items() if each.severity in (severities or ("error", "warning"))
+        name
+        for name, finding in found(command, version).items()
+        if finding.severity in (severities or ("error", "warning"))
     }
 
 
@@ -109,7 +111,7 @@ def after(command: str, version: str = "0.32.0") -> str:
 def test_a_command_is_corrected_for_its_release(words: str, version: str, expected: str) -> None:
     text = f"vllm serve m {words}"
     assert after(text, version) == expected
-    assert "error" not in {each.severity for each in found(expected, version).values()}
+    assert "error" not in {finding.severity for finding in found(expected, version).values()}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_command_is_corrected_for_its_release(words: str, version: str, expect
 )
 def test_what_may_mean_something_else_is_said_in_words_and_not_written(words: str, said: str) -> None:
     text = shlex.join(shlex.split(f"vllm serve m {words}"))
-    assert any(said in each.fix for each in found(text).values())
+    assert any(said in finding.fix for finding in found(text).values())
     assert after(text) == text
 
 
@@ -190,8 +192,8 @@ def test_what_a_config_gives_is_named_and_not_edited(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: m\nswap-space: 4\nnever-heard-of: 1\ndisable-log-stats: true\n")
     command = read("vllm serve --config c.yaml", tmp_path)
     said = lint(LintTarget(command, "0.32.0"))
-    assert any("--swap-space (in the --config file)" in each.message for each in said)
-    assert any("--never-heard-of (in the --config file)" in each.message for each in said)
+    assert any("--swap-space (in the --config file)" in finding.message for finding in said)
+    assert any("--never-heard-of (in the --config file)" in finding.message for finding in said)
     assert corrected(command, said) == command.words
 
 
@@ -450,7 +452,7 @@ def test_a_flag_given_twice_is_told_apart_from_a_switch_given_both_ways() -> Non
 def test_values_of_the_config_that_the_command_line_overrides_are_an_info(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: m\nport: 1\n")
     said = lint(LintTarget(read("vllm serve --config c.yaml --port 2", tmp_path), "0.32.0"))
-    assert {each.rule: each.severity for each in said}["given_twice"] == "info"
+    assert {finding.rule: finding.severity for finding in said}["given_twice"] == "info"
 
 
 @pytest.mark.parametrize("version", versions())
@@ -490,8 +492,8 @@ PCIE = {f"nvmlDeviceGetTopologyCommonAncestor {peer}": 50 for peer in range(4)}
 
 
 def here(words: str) -> dict[str, LintFinding]:
-    told = linting.judge(f"vllm serve m --max-model-len 8k {words}", "0.32.0")
-    return {each.rule: each for each in told.findings}
+    report = linting.judge(f"vllm serve m --max-model-len 8k {words}", "0.32.0")
+    return {finding.rule: finding for finding in report.findings}
 
 
 @pytest.mark.parametrize(
@@ -521,7 +523,7 @@ def test_the_gpus_of_this_host_make_warnings(
     gpus(*shown)
     said = here(words)
     assert {*said} == expected
-    assert {each.severity for each in said.values()} <= {"warning"} or "value_of_wrong_type" in said
+    assert {finding.severity for finding in said.values()} <= {"warning"} or "value_of_wrong_type" in said
 
 
 def test_a_shared_gpu_is_told_with_the_share_that_fits(gpus: Callable[..., None]) -> None:
@@ -535,13 +537,13 @@ def test_a_shared_gpu_is_told_with_the_share_that_fits(gpus: Callable[..., None]
 
 def test_only_the_gpus_that_the_command_may_see_count(gpus: Callable[..., None]) -> None:
     gpus(FREE, H100)
-    told = linting.judge("CUDA_VISIBLE_DEVICES=1 vllm serve m --max-model-len 8k", "0.32.0")
-    assert [each.rule for each in told.findings] == ["gpu_is_shared"]
+    report = linting.judge("CUDA_VISIBLE_DEVICES=1 vllm serve m --max-model-len 8k", "0.32.0")
+    assert [finding.rule for finding in report.findings] == ["gpu_is_shared"]
 
 
 def test_gpus_that_are_not_there_are_not_checked() -> None:
-    told = linting.judge("vllm serve m -tp 8")
-    assert any(each.startswith("the GPUs of this host: ") for each in told.not_checked)
+    report = linting.judge("vllm serve m -tp 8")
+    assert any(each.startswith("the GPUs of this host: ") for each in report.not_checked)
 
 
 def test_links_that_the_driver_does_not_tell_are_not_checked(gpus: Callable[..., None]) -> None:
@@ -576,18 +578,18 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_the_models_own_numbers_are_minded(words: str, expected: set[str], folder: Path) -> None:
-    told = linting.judge(f"vllm serve {folder} {words}", "0.32.0")
-    assert {each.rule for each in told.findings if each.severity == "error"} == expected
+    report = linting.judge(f"vllm serve {folder} {words}", "0.32.0")
+    assert {finding.rule for finding in report.findings if finding.severity == "error"} == expected
 
 
 def test_a_longer_context_may_be_allowed(folder: Path) -> None:
     text = f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve {folder} --max-model-len 200k"
-    assert not [each for each in linting.judge(text, "0.32.0").findings if each.severity == "error"]
+    assert not [finding for finding in linting.judge(text, "0.32.0").findings if finding.severity == "error"]
 
 
 def test_the_models_maximum_is_told_where_the_context_is_left_at_it(folder: Path) -> None:
-    told = linting.judge(f"vllm serve {folder}", "0.32.0")
-    assert [each.message for each in told.findings] == [
+    report = linting.judge(f"vllm serve {folder}", "0.32.0")
+    assert [finding.message for finding in report.findings] == [
         "The context length is left at the model's maximum, 131,072 tokens"
     ]
 
@@ -597,8 +599,8 @@ def test_what_stretches_a_context_depends_on_the_release(version: str, refused: 
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     stretched = {**CONFIG, "max_position_embeddings": 32768, "rope_scaling": yarn}
     (folder / "config.json").write_text(json.dumps(stretched))
-    told = linting.judge(f"vllm serve {folder} --max-model-len 131072", version)
-    assert ("context_above_the_model" in {each.rule for each in told.findings}) is refused
+    report = linting.judge(f"vllm serve {folder} --max-model-len 131072", version)
+    assert ("context_above_the_model" in {finding.rule for finding in report.findings}) is refused
 
 
 def test_a_context_that_vllm_leaves_short_is_not_at_the_maximum(folder: Path) -> None:
@@ -610,15 +612,15 @@ def test_a_context_that_vllm_leaves_short_is_not_at_the_maximum(folder: Path) ->
 
 def test_a_model_that_says_nothing_of_itself_has_no_limits(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"architectures": ["Other"], "n_head": 12, "n_ctx": 1024}))
-    told = linting.judge(f"vllm serve {folder} --max-model-len 2048 -tp 2", "0.32.0")
-    assert (told.status, told.findings) == (0, ())
-    assert any(each.startswith("the model's own limits: ") for each in told.not_checked)
+    report = linting.judge(f"vllm serve {folder} --max-model-len 2048 -tp 2", "0.32.0")
+    assert (report.status, report.findings) == (0, ())
+    assert any(each.startswith("the model's own limits: ") for each in report.not_checked)
 
 
 def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
-    told = linting.judge(f"vllm serve {tmp_path}", "0.32.0")
-    assert told.findings[0].rule == "no_config"
-    assert told.status == 2
+    report = linting.judge(f"vllm serve {tmp_path}", "0.32.0")
+    assert report.findings[0].rule == "no_config"
+    assert report.status == 2
 
 
 @pytest.mark.parametrize(
@@ -626,17 +628,17 @@ def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
     [("docker run vllm/vllm-openai --model", "in the container"), ("ssh h vllm serve", "on another")],
 )
 def test_a_folder_of_another_machine_is_not_looked_for_here(before: str, where: str, tmp_path: Path) -> None:
-    told = linting.judge(f"{before} {tmp_path} --max-model-len 8k", "0.32.0")
-    assert told.status == 0
-    assert any(each.startswith(f"the model's own limits: the model's folder is {where}") for each in told.not_checked)
+    report = linting.judge(f"{before} {tmp_path} --max-model-len 8k", "0.32.0")
+    assert report.status == 0
+    assert any(each.startswith(f"the model's own limits: the model's folder is {where}") for each in report.not_checked)
 
 
 @pytest.mark.parametrize("name", ["params.json", "model.gguf"])
 def test_a_model_in_another_format_needs_no_config(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
-    told = linting.judge(f"vllm serve {tmp_path}", "0.32.0")
-    assert told.status == 0
-    assert any(each.startswith("the model's own limits: ") for each in told.not_checked)
+    report = linting.judge(f"vllm serve {tmp_path}", "0.32.0")
+    assert report.status == 0
+    assert any(each.startswith("the model's own limits: ") for each in report.not_checked)
 
 
 # -- the release ------------------------------------------------------------------------------------------------------
@@ -665,8 +667,8 @@ def test_a_model_in_another_format_needs_no_config(name: str, tmp_path: Path) ->
 def test_the_release_is_the_wanted_one_or_the_images_or_the_newest(
     text: str, wanted: str, version: str, why: str
 ) -> None:
-    told = linting.judge(text, wanted)
-    assert (told.version, told.version_source) == (version, why)
+    report = linting.judge(text, wanted)
+    assert (report.version, report.version_source) == (version, why)
 
 
 def test_a_tag_that_is_not_vllms_version_is_said_to_tell_nothing() -> None:
@@ -678,9 +680,9 @@ def test_a_tag_that_is_not_vllms_version_is_said_to_tell_nothing() -> None:
 
 def test_a_release_newer_than_the_newest_is_said_to_be_half_known() -> None:
     newer = f"0.{release(NEWEST)[1] + 1}.0"
-    told = linting.judge("vllm serve m --swap-space 1", newer)
-    assert told.not_checked[0].startswith(f"flags added or removed after {NEWEST}")
-    assert told.status == 2
+    report = linting.judge("vllm serve m --swap-space 1", newer)
+    assert report.not_checked[0].startswith(f"flags added or removed after {NEWEST}")
+    assert report.status == 2
 
 
 # -- the command line and the report ----------------------------------------------------------------------------------
@@ -749,15 +751,15 @@ def test_the_report_is_printed_whole() -> None:
 
 def test_no_line_is_wider_than_a_hundred_columns_but_for_a_word_that_is() -> None:
     long = "x" * 300
-    told = linting.judge(f"vllm serve {'m' * 60} --served-model-name {'y ' * 80} {long} --swap-space 4 --{long} 1")
-    wide = [line for line in text(told).splitlines() if len(line) > 100]
+    report = linting.judge(f"vllm serve {'m' * 60} --served-model-name {'y ' * 80} {long} --swap-space 4 --{long} 1")
+    wide = [line for line in text(report).splitlines() if len(line) > 100]
     assert all(long[:99] in line for line in wide)
 
 
 def test_the_corrected_command_is_read_back_as_it_is_printed() -> None:
     words = """--swap-space 4 --speculative-model 'a b' --num-speculative-tokens 5 --served-model-name "$NAME" """
-    told = linting.judge(f"A='1 2' vllm serve m {words} --override-generation-config '{{\"t\": 0.5}}'", "0.32.0")
-    printed = text(told)
+    report = linting.judge(f"A='1 2' vllm serve m {words} --override-generation-config '{{\"t\": 0.5}}'", "0.32.0")
+    printed = text(report)
     lines = printed[printed.index("  corrected") + 15 : printed.index("  not checked")]
     again = read(lines, version="0.32.0")
     assert again.environment == {"A": "1 2"}
@@ -772,20 +774,20 @@ def test_the_corrected_command_is_read_back_as_it_is_printed() -> None:
     ["--port $((8000 + i))", "${EXTRA:---enforce-eager --port 1}", '--port "$(nproc | wc -l)"', "$MORE", '"$@"'],
 )
 def test_what_a_shell_is_to_fill_in_stays_as_it_was_written(words: str) -> None:
-    told = linting.judge(f"vllm serve m --max-model-len 8k {words} --swap-space 4", "0.32.0")
-    assert told.corrected == f"vllm serve m --max-model-len 8k {words}"
+    report = linting.judge(f"vllm serve m --max-model-len 8k {words} --swap-space 4", "0.32.0")
+    assert report.corrected == f"vllm serve m --max-model-len 8k {words}"
 
 
 def test_the_correction_of_a_container_with_an_image_from_before_is_printed() -> None:
-    told = linting.judge("IMAGE=vllm/vllm-openai:v0.20.0\ndocker run $IMAGE --model m --swap-space 4")
-    assert (told.version, told.corrected) == ("0.20.0", "docker run $IMAGE --model m")
+    report = linting.judge("IMAGE=vllm/vllm-openai:v0.20.0\ndocker run $IMAGE --model m --swap-space 4")
+    assert (report.version, report.corrected) == ("0.20.0", "docker run $IMAGE --model m")
 
 
 def test_a_false_in_the_config_that_does_nothing_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("enable_prefix_caching: false\nenforce-eager: false\nheadless: false\n")
-    told = lint(LintTarget(read("vllm serve m --config c.yaml", tmp_path, "0.27.1"), "0.27.1"))
-    said = [each for each in told if each.rule == "config_false_ignored"]
-    assert [each.message.split(":")[0] for each in said] == ["enable_prefix_caching"]
+    report = lint(LintTarget(read("vllm serve m --config c.yaml", tmp_path, "0.27.1"), "0.27.1"))
+    said = [finding for finding in report if finding.rule == "config_false_ignored"]
+    assert [finding.message.split(":")[0] for finding in said] == ["enable_prefix_caching"]
     assert "--no-enable-prefix-caching on the command line" in said[0].fix
 
 
@@ -796,15 +798,15 @@ def test_nothing_secret_is_printed_and_no_escape_reaches_the_terminal() -> None:
         " --download-dir /home/foxtrot/models"
         ' --kv-transfer-config \'{"password": "golf"\' --max-num-seqs "\x1b[2Jx"'
     )
-    told = linting.judge(command, "0.32.0")
-    for printed in (text(told), render(told)):
+    report = linting.judge(command, "0.32.0")
+    for printed in (text(report), render(report)):
         for secret in ("hf_aaaa", "topsecret", "alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "\x1b"):
             assert secret not in printed, secret
 
 
 def test_the_json_says_what_the_text_says() -> None:
-    told = linting.judge("vllm serve m --swap-space 4 --enforce-eager", "0.32.0")
-    content = json.loads(render(told))
+    report = linting.judge("vllm serve m --swap-space 4 --enforce-eager", "0.32.0")
+    content = json.loads(render(report))
     Draft202012Validator(SCHEMA).validate(content)
     assert {key: value for key, value in content.items() if key not in ("diag", "findings", "not_checked")} == {
         "schema": "diag.lint/2",
@@ -832,13 +834,15 @@ VALUES = st.sampled_from(
 @given(st.lists(st.tuples(st.sampled_from(sorted({*known()} - {"--config", "--model"})), VALUES), max_size=6), VERSIONS)
 def test_every_command_is_judged_and_its_correction_is_no_worse(options: list[tuple[str, str]], version: str) -> None:
     command = shlex.join(["vllm", "serve", MODEL, *(word for pair in options for word in pair)])
-    told = linting.judge(command, version)
-    assert text(told)
-    json.loads(render(told))
-    again = linting.judge(told.corrected or command, version)
-    assert not {(each.rule, each.message) for each in again.findings if each.edits and each.severity == "error"}
+    report = linting.judge(command, version)
+    assert text(report)
+    json.loads(render(report))
+    again = linting.judge(report.corrected or command, version)
+    assert not {
+        (finding.rule, finding.message) for finding in again.findings if finding.edits and finding.severity == "error"
+    }
 
 
 def test_further_servers_in_the_same_text_are_said_not_to_be_checked() -> None:
-    told = linting.judge("vllm serve a\nvllm serve b\nvllm serve c")
-    assert told.not_checked[0] == "2 more servers that the same text starts: give them one by one"
+    report = linting.judge("vllm serve a\nvllm serve b\nvllm serve c")
+    assert report.not_checked[0] == "2 more servers that the same text starts: give them one by one"
