@@ -1,4 +1,4 @@
-"""The ledger and what is real here: vLLM's own KV cache planner, transformers' models. test_small_server.py has a server."""
+"""The memory ledger against vLLM's own KV cache planner and transformers' models; no server is started."""
 
 import json
 import os

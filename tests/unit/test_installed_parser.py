@@ -253,7 +253,7 @@ def test_what_vllm_refuses_is_an_error(rule: str, words: str) -> None:
 
 
 class TestARealVllm:
-    pytestmark = VLLM
+    pytestmark = [*VLLM, pytest.mark.xdist_group("vLLM loads once")]
 
     @pytest.mark.parametrize("words", accepted)
     def test_accepts_what_lint_accepts(self, words: str, answers: dict[str, str], tiny: str) -> None:
