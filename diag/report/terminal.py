@@ -1,12 +1,10 @@
 """The report for a person at a terminal: at most 100 columns, plain where it is none, nothing that a label injects."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
-
-from rich.console import Console
-from rich.text import Text
 
 from diag.core.formatting import escaped
 from diag.diagnosis.diagnose import Diagnosis, Reading
@@ -21,6 +19,8 @@ ROWS = 5
 SERVERS = 20
 BARS = "▁▂▃▄▅▆▇█"
 BARS_WIDE = 20
+COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
+"""Environment variables by which rich takes anything for a terminal."""
 STYLES = {"CRITICAL": "bold red", "WARNING": "bold yellow", "HEALTHY": "bold green", "CANNOT": "bold magenta"}
 
 
@@ -43,7 +43,18 @@ def render(report: Report, verbose: bool = False) -> str:
 
 def write(report: Report, verbose: bool = False) -> None:
     """Print the report, coloured where standard output is a terminal that wants it."""
-    text = Text(render(report, verbose))
+    text = render(report, verbose)
+    if sys.stdout.isatty() or not os.environ.keys().isdisjoint(COLOUR_ANYWHERE):
+        _write_coloured(text)
+    else:
+        sys.stdout.write(text)
+
+
+def _write_coloured(plain: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text(plain)
     for word, style in STYLES.items():
         text.highlight_regex(rf"(?m)^{word}(?: TELL)?", style)
     text.highlight_regex(rf"(?m)^  [a-z][a-z -]{{0,{LABEL - 3}}}(?= )", "dim")
@@ -54,6 +65,7 @@ def write(report: Report, verbose: bool = False) -> None:
 @contextmanager
 def bar(description: str) -> Iterator[Tick]:
     """A progress bar on standard error while servers are observed; nothing where that is not a terminal."""
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(file=sys.stderr)
