@@ -54,7 +54,7 @@ def generate(session: nox.Session) -> None:
 def goldens(session: nox.Session) -> None:
     """Write the expected outputs again; read the diff before you commit it."""
     _install(session)
-    session.run("pytest", "-n", "2", "-m", "fast", "--update-goldens", *session.posargs)
+    session.run("pytest", "-m", "golden", "--update-goldens", *session.posargs)
 
 
 @nox.session

@@ -16,11 +16,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`-m fast` selects what a contributor runs all the time."""
+    """`-m fast` selects what a contributor runs all the time, `-m golden` what compares whole outputs."""
     for item in items:
         needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow", "vllm"}
         if item.path.relative_to(TESTS).parts[0] in FAST and not needs:
             item.add_marker("fast")
+        if "golden" in getattr(item, "fixturenames", ()):
+            item.add_marker("golden")
 
 
 def pytest_configure() -> None:
