@@ -293,19 +293,19 @@ def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
         judge("vllm serve m --port $PORT", python=server.PYTHON),
         judge("vllm serve m --port 1", "0.20.0", python=server.PYTHON),
     )
-    assert (good.version, good.release_from, good.parser) == (described(), "installed", "")
+    assert (good.version, good.version_source, good.parser_error) == (described(), "installed", "")
     assert [each.rule for each in bad.findings if each.severity == "error"] == ["refused_by_the_parser"]
     assert "kv_role" in bad.findings[0].message
-    assert unasked.parser is None
+    assert unasked.parser_error is None
     assert any("variables" in each for each in unasked.not_checked)
-    assert other.parser is None
+    assert other.parser_error is None
 
 
 @pytest.mark.vllm
 @server.needed
 def test_its_words_hold_no_secret() -> None:
     told = judge("vllm serve m --api-kye verysecretvalue", python=server.PYTHON)
-    assert told.parser
+    assert told.parser_error
     assert "verysecretvalue" not in repr(told)
 
 
