@@ -175,5 +175,5 @@ def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: 
     assert verdict["verdict"] == "fixed", json.dumps(verdict, indent=1)
     (compared,) = verdict["servers"]
     assert compared["incidents"][0]["incident"] == "kv_eviction_cascade"
-    changes = [change["name"] for change in compared["changes"] if not change["follows"]]
+    changes = [change["name"] for change in compared["changes"] if not change["derived"]]
     assert changes == [cure.CASCADE.changed]

@@ -20,7 +20,6 @@ from diag.vllm.flags.registry import described
 
 ORACLE = TESTS / "support" / "live" / "engine_config.py"
 MAKE_MODEL = TESTS / "support" / "live" / "make_model.py"
-VLLM = [pytest.mark.vllm, server.needed]
 ACCEPTED = """
 --port 8000
 --max_num_seqs 8
@@ -253,7 +252,7 @@ def test_what_vllm_refuses_is_an_error(rule: str, words: str) -> None:
 
 
 class TestARealVllm:
-    pytestmark = [*VLLM, pytest.mark.xdist_group("vLLM loads once")]
+    pytestmark = [pytest.mark.live, server.needed]  # vLLM is loaded once for all of them, not by each worker
 
     @pytest.mark.parametrize("words", accepted)
     def test_accepts_what_lint_accepts(self, words: str, answers: dict[str, str], tiny: str) -> None:
