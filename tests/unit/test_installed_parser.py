@@ -251,9 +251,9 @@ def test_what_vllm_refuses_is_an_error(rule: str, words: str) -> None:
     assert rule in errors(words)
 
 
+@pytest.mark.live  # vLLM is loaded once for all of them, not by each worker
+@server.needed
 class TestARealVllm:
-    pytestmark = [pytest.mark.live, server.needed]  # vLLM is loaded once for all of them, not by each worker
-
     @pytest.mark.parametrize("words", accepted)
     def test_accepts_what_lint_accepts(self, words: str, answers: dict[str, str], tiny: str) -> None:
         assert answers[words] == ""
