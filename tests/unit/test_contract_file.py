@@ -1,8 +1,10 @@
 """diag.toml: what it sets is what doctor, alerts and dashboards use; what is wrong in it is refused with its place."""
 
+import re
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from diag.core.contract import Contract, Site
 from diag.core.contract_file import read
@@ -115,3 +117,11 @@ def test_a_threshold_of_nothing_is_refused(tmp_path: Path, text: str, sentence: 
     with pytest.raises(BadContract) as refused:
         apply_overrides(load(), contract(tmp_path, text))
     assert sentence in str(refused.value)
+
+
+def test_the_documented_file_is_accepted(tmp_path: Path) -> None:
+    documented = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "slo.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert documented
+    site = contract(tmp_path, documented[1])
+    assert (site.ttft_seconds, site.site.labels) == (2.5, ("cluster", "namespace", "pod"))
+    assert overridden(CASCADE, site).symptoms[0].limit == 0.3
