@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
 from diag.artefacts.names import GENERATED_MARK
-from diag.core.formatting import quantity
+from diag.core.formatting import listed, quantity
 from diag.core.incident import Incident, Signal
 from diag.core.log_events import LOG_EVENTS
 from diag.core.metric_families import FAMILIES, LABELS, MetricFamily
@@ -40,7 +40,7 @@ INTRODUCTION = f"""\
 
 *{GENERATED_MARK}.* `diag exporter` serves these metrics beside vLLM's own, which it passes through unchanged.
 
-A value that the exporter cannot know has no sample; it is never written as 0, -1 or NaN. The last two columns name the
+A value that the exporter cannot know has no sample; it is never written as 0, -1 or NaN. The last two columns name
 signals and incidents that read a metric; `diag explain INCIDENT` prints the runbook of an incident.
 """
 BY_THE_DOCTOR = "`diag doctor` reads it to describe a server."
@@ -126,7 +126,7 @@ def _cells(name: str, family: MetricFamily, readers: Sequence[tuple[Signal, Inci
         ", ".join(f"`{label}`" for label in family.labels),
         _unit(name, family),
         family.help,
-        "; ".join(signals),
+        listed(signals, "; "),
         ", ".join(f"`{incident}`" for incident in incidents),
     )
 

@@ -30,10 +30,10 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
-def listed(names: list[str], most: int = 3) -> str:
+def listed(names: list[str], separator: str = ", ", most: int = 3) -> str:
     """The first few of many names: "a, b, c and 7 more"."""
     rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
+    return separator.join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def number(value: float) -> str:

@@ -191,7 +191,7 @@ def _unknown_changes(server: ServerComparison) -> list[str]:
     names = [change.name for change in server.changes if not change.known]
     if not names:
         return []
-    return [f"only one side publishes {listed(names, MOST_FLAGS)}: name its launch command with --launch"]
+    return [f"only one side publishes {listed(names, most=MOST_FLAGS)}: name its launch command with --launch"]
 
 
 def _title(server: ServerComparison) -> str:
