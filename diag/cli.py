@@ -1,5 +1,6 @@
 """The commands: each reads its options, makes one call and prints. Errors are caught here, and nowhere else."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -378,6 +379,7 @@ def generate(
 def main() -> None:
     """Run a command; every error becomes one sentence and its exit status."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each core; nothing here multiplies
+    gc.set_threshold(50_000)  # most objects of a run live until its end: looking for garbage among them is lost time
     try:
         status = app(standalone_mode=False)
         sys.stdout.flush()
@@ -394,4 +396,5 @@ def main() -> None:
     except BrokenPipeError:  # the reader, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    gc.freeze()  # nor is what is left worth a last look
     sys.exit(status)
