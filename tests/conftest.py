@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.paths import GOLDENS, ROOT, TESTS
 
-FAST = ("unit", "recordings")
-"""The folders whose tests need nothing but Python."""
+FAST = ("unit",)
+"""The folders whose tests need nothing but Python, and a minute."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
