@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -77,14 +76,3 @@ def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: ser
     fixes = {fix["name"]: fix["after"] for fix in incident["fixes"]}
     low, high = cure.CONTENTION.bounds
     assert low <= fixes[cure.CONTENTION.flag] <= high
-
-
-def test_a_stopped_engine_is_a_stall_while_it_lasts(small: server.Server) -> None:
-    with load.running(small.port, *load.STEADY):
-        time.sleep(10)
-        small.signal("VLLM::EngineCore", signal.SIGSTOP)
-        try:
-            report = doctor(small.url, 40)
-        finally:
-            small.signal("VLLM::EngineCore", signal.SIGCONT)
-    assert (primary(report), report["progress"][0]["state"]) == (["engine_stalled"], "stalled")

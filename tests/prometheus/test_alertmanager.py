@@ -4,20 +4,14 @@ The samples end minutes from now, so that both servers see them as the present.
 """
 
 import json
-import re
-import shutil
-import socket
-import subprocess
-import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import alertmanager
+from support.alertmanager import snippet
 from support.prometheus_server import PLACES, Server, hasty, program, serving
 from support.timelines import blocks, timeline
 from support.waiting import PATIENCE, until
@@ -30,59 +24,12 @@ from diag.knowledge.catalog import load
 
 SITE = Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
 CONTRACT = Contract(ttft_seconds=1.0, site=SITE)  # a promise that the recorded cascade breaks
+GENERATED = files(load(), CONTRACT)
 
 
-@contextmanager
-def pager() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A webhook: its URL and every alert that arrived."""
-    arrived: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            arrived.extend(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"])
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield "http://{}:{}".format(*server.server_address), arrived
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@contextmanager
-def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
-    """A real one with the generated inhibition rules; yields host:port."""
-    found = shutil.which("prometheus-alertmanager")
-    if found is None:
-        pytest.skip("no prometheus-alertmanager: .ci/components installs it")
-    documented = snippet("alertmanager.yml").replace("http://pager.example/", webhook)
-    quick = documented.replace("  receiver: tickets\n", "  receiver: tickets\n  group_wait: 5s\n", 1)
-    text = quick + files(load(), CONTRACT)["alerts/inhibit_rules.yaml"]
-    (folder / "alertmanager.yml").write_text(text)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*free.getsockname())
-    options = (f"--storage.path={folder}/am", f"--web.listen-address={address}", "--cluster.listen-address=")
-    with (folder / "alertmanager.log").open("w") as log:
-        command = [found, f"--config.file={folder}/alertmanager.yml", *options]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield address
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def snippet(name: str) -> str:
-    """A file as alerts/README.md shows it."""
-    steps = files(load(), CONTRACT)["alerts/README.md"]
-    return re.search(rf"```\w+ {re.escape(name)}\n(.*?)```", steps, re.DOTALL)[1]
+def routes(webhook: str) -> str:
+    """The documented ones, to this pager."""
+    return alertmanager.hasty(snippet(GENERATED, "alertmanager.yml").replace("http://pager.example/", webhook))
 
 
 def ask(url: str) -> Any:
@@ -92,10 +39,12 @@ def ask(url: str) -> Any:
 
 @pytest.mark.prometheus
 def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_not(tmp_path: Path) -> None:
-    text = files(load(), CONTRACT)["alerts/diag.rules.yaml"]
-    (tmp_path / "diag.rules.yaml").write_text(hasty(text))
-    with pager() as (webhook, arrived), alertmanager(tmp_path, webhook) as address:
-        documented = snippet("prometheus.yml").replace("/etc/prometheus/diag", str(tmp_path))
+    (tmp_path / "diag.rules.yaml").write_text(hasty(GENERATED["alerts/diag.rules.yaml"]))
+    with (
+        alertmanager.pager() as (webhook, arrived),
+        alertmanager.running(tmp_path, GENERATED, routes(webhook)) as address,
+    ):
+        documented = snippet(GENERATED, "prometheus.yml").replace("/etc/prometheus/diag", str(tmp_path))
         config = documented.replace("alertmanager:9093", address)
         with serving(program(PLACES[0]), blocks(timeline("kv_cascade")), config) as server:
             until(lambda: firing(server) >= {"kv_eviction_cascade", "contract_breached"})
@@ -123,7 +72,7 @@ def inhibited(address: str) -> set[str]:
 
 
 def test_the_documented_contract_is_one(tmp_path: Path) -> None:
-    (tmp_path / "diag.toml").write_text(snippet("diag.toml"))
+    (tmp_path / "diag.toml").write_text(snippet(GENERATED, "diag.toml"))
     contract = read(tmp_path / "diag.toml")
     assert contract.site == Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
     assert apply_overrides(load(), contract) != load()

@@ -18,6 +18,7 @@ class Clients:
     """So many clients; prompt and answer lengths in tokens, drawn evenly; a pause in seconds between two requests.
 
     With `stream` each token is sent when it is there, and timed; that alone is work for the server's front end.
+    `key` is the API key that they send.
     """
 
     count: int
@@ -26,6 +27,7 @@ class Clients:
     pause: float = 0.0
     start: float = 0.0
     stream: bool = False
+    key: str = ""
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Load:
     the times to the `first` token, and the `gaps` between two tokens of one stream.
     """
 
+    gateway: threading.Semaphore
     stop: threading.Event = field(default_factory=threading.Event)
     latencies: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -49,9 +52,12 @@ CONTENTION = (Clients(8, (16, 48), (150, 250)), Clients(2, (7000, 7500), (2, 4),
 
 
 @contextmanager
-def running(port: int, *clients: Clients) -> Iterator[Load]:
-    """Drive the server until the block ends; requests in flight are given up then."""
-    load = Load()
+def running(port: int, *clients: Clients, gateway: int = 1000) -> Iterator[Load]:
+    """Drive the server until the block ends; requests in flight are given up then.
+
+    No more requests than `gateway` are let through to the server at a time; the others wait in front of it.
+    """
+    load = Load(threading.Semaphore(gateway))
     for group in clients:
         for number in range(group.count):
             threading.Thread(target=_client, args=(port, group, load, number), daemon=True).start()
@@ -67,7 +73,8 @@ def _client(port: int, group: Clients, load: Load, number: int) -> None:
     while not load.stop.is_set():
         begun = time.monotonic()
         try:
-            _request(port, group, load, chance)
+            with load.gateway:
+                _request(port, group, load, chance)
             load.latencies.append(time.monotonic() - begun)
         except (OSError, http.client.HTTPException) as error:
             load.errors.append(repr(error))
@@ -81,7 +88,8 @@ def _request(port: int, group: Clients, load: Load, chance: random.Random) -> No
     text = "".join(chance.choice(LETTERS) for _ in range(prompt))
     body = {"model": "tiny", "prompt": text, "max_tokens": answer, "ignore_eos": True, "stream": group.stream}
     begun = time.monotonic()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {group.key}"} if group.key else {})}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
     reply = connection.getresponse()
     if group.stream:
         _timed(reply, begun, load, load.first.setdefault(group, []))

@@ -57,16 +57,16 @@ def running(folder: Path, size: str, flags: Sequence[str], **environment: str) -
 
 
 @contextmanager
-def starting(folder: Path, size: str, flags: Sequence[str], **environment: str) -> Iterator[Server]:
-    """The same, from its first moment on."""
+def starting(folder: Path, size: str, flags: Sequence[str], port: int = 0, **environment: str) -> Iterator[Server]:
+    """The same, from its first moment on; at the port of an earlier one it goes on with that one's log."""
     model = folder / size
     if not model.exists():
         subprocess.run([PYTHON, str(Path(__file__).parent / "make_model.py"), str(model), *SIZES[size]], check=True)
-    port = free_port()
+    port = port or free_port()
     command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *COMMON, "--port", str(port)]
     told = {**os.environ, **ENVIRONMENT, **environment}
     written = folder / f"server-{port}.log"
-    with written.open("wb") as log:
+    with written.open("ab") as log:
         process = subprocess.Popen([*command, *flags], stdout=log, stderr=log, env=told, start_new_session=True)
     server = Server(port, process, " ".join(["vllm serve", *COMMON, *flags]), written)
     try:
@@ -76,12 +76,11 @@ def starting(folder: Path, size: str, flags: Sequence[str], **environment: str) 
 
 
 @contextmanager
-def relaunched(line: str, port: int, log: Path) -> Iterator[Server]:
+def relaunched(line: str, port: int, log: Path, **environment: str) -> Iterator[Server]:
     """Run a relaunch line in a shell, as who reads it would."""
     with log.open("wb") as written:
-        process = subprocess.Popen(
-            ["bash", "-c", f"exec env {line}"], stdout=written, stderr=written, start_new_session=True
-        )
+        command, told = ["bash", "-c", f"exec env {line}"], {**os.environ, **environment}
+        process = subprocess.Popen(command, stdout=written, stderr=written, env=told, start_new_session=True)
     server = Server(port, process, line, log)
     try:
         wait_until_ready(server)

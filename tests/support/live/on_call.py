@@ -1,0 +1,154 @@
+"""What an engineer on call has of a server: an exporter beside it, a Prometheus with the shipped alerts, a pager.
+
+And what each of them says of the server, in a few words that can be compared: "critical engine_dead".
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support import alertmanager, prometheus_server
+from support.live import server
+
+from diag.artefacts.generate import files
+from diag.core.contract import Contract
+from diag.knowledge.catalog import load
+
+DIAG = str(Path(sys.executable).parent / "diag")
+EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
+SCRAPED_EVERY = 2
+PATIENCE = 240.0
+"""Seconds to wait for an alert; the slowest that is expected takes three minutes."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer of `diag doctor`, in short, and its report where there is one."""
+
+    short: str
+    report: dict[str, Any]
+
+    @property
+    def primary(self) -> dict[str, Any]:
+        """The incident to act on first; empty where there is none."""
+        return next((found for found in self.report.get("diagnoses", ()) if found["primary"]), {})
+
+
+def doctor(*words: str) -> Said:
+    """Ask for a diagnosis."""
+    done = subprocess.run([DIAG, "doctor", *words, "--json"], capture_output=True, text=True, check=False)
+    if not done.stdout:
+        status = re.search(r"\b[45]\d\d\b", done.stderr)
+        return Said(f"exit {done.returncode}" + (f", HTTP {status[0]}" if status else ""), {})
+    report = json.loads(done.stdout)
+    exited = "" if done.returncode == EXIT[report["verdict"]] else f" (exit {done.returncode})"
+    return Said(in_short(report) + exited, report)
+
+
+def in_short(report: dict[str, Any]) -> str:
+    """The verdict with its primary incidents; where nothing can be told, what the engines do."""
+    primary = [found for found in report["diagnoses"] if found["primary"] and found["severity"] != "info"]
+    named = {f"{found['incident']}{'' if found['ongoing'] else ' (ended)'}" for found in primary}
+    states = {engine["state"] for engine in report["progress"]} if report["verdict"] == "unknown" else set()
+    return " ".join([report["verdict"], ", ".join(sorted(named or states))]).strip()
+
+
+@dataclass(frozen=True)
+class OnCall:
+    """The URLs of a server, of its exporter and of the Prometheus that scrapes it; the alerts that arrived so far."""
+
+    url: str
+    log: Path
+    exporter: str
+    prometheus: str
+    arrived: list[dict[str, Any]]
+
+    def first_look(self, *more: str) -> tuple[Said, Said]:
+        """The doctor's live answer and the one by the exporter, asked at once."""
+        with ThreadPoolExecutor(2) as both:
+            live = both.submit(doctor, self.url, "--log", str(self.log), *more)
+            return doctor(self.exporter), live.result()
+
+    def by_prometheus(self) -> Said:
+        """The doctor's answer from what was scraped."""
+        return doctor("--prometheus", self.prometheus)
+
+    def notified(self) -> dict[str, float]:
+        """The incidents of the alerts that somebody was sent, with the unix time of their arrival."""
+        names: dict[str, float] = {}
+        for alert in list(self.arrived):
+            names.setdefault(_name(alert["labels"]), alert["arrived"])
+        return names
+
+    def fired(self) -> set[str]:
+        """The incidents of all alerts that fired so far, sent or not; infos are for nobody."""
+        asked = 'group by (alertname, incident) (max_over_time(ALERTS{alertstate="firing",severity!="info"}[1h]))'
+        answer = prometheus_server.Server(self.prometheus, ()).query(asked, round(time.time() * 1000)) or {}
+        return {_name(dict(labels)) for labels in answer}
+
+    def wait_for(self, incidents: Collection[str]) -> None:
+        """Until an alert of one of them has arrived, or for too long."""
+        end = time.monotonic() + PATIENCE
+        while not self.notified().keys() & set(incidents) and time.monotonic() < end:
+            time.sleep(0.5)
+
+
+def _name(labels: dict[str, str]) -> str:
+    return labels.get("incident") or labels["alertname"]
+
+
+@contextmanager
+def on_call(folder: Path, watched: server.Server, in_haste: bool) -> Iterator[OnCall]:
+    """All of it for one server; `in_haste` a minute of an alert's `for` lasts 5 s."""
+    generated = files(load(), Contract())
+    rules = generated["alerts/diag.rules.yaml"]
+    (folder / "diag.rules.yaml").write_text(prometheus_server.hasty(rules) if in_haste else rules)
+    with alertmanager.pager() as (webhook, arrived):
+        routes = re.sub(r"http://\w+\.example/", webhook, alertmanager.snippet(generated, "alertmanager.yml"))
+        routes = alertmanager.hasty(routes) if in_haste else routes
+        with exporter(watched) as address, alertmanager.running(folder, generated, routes) as manager:
+            config = scraping(alertmanager.snippet(generated, "prometheus.yml"), folder, manager, address)
+            program = prometheus_server.program(prometheus_server.PLACES[0])
+            with prometheus_server.serving(program, (), config) as prometheus:
+                yield OnCall(watched.url, watched.log, f"http://{address}", prometheus.url, arrived)
+
+
+def scraping(documented: str, folder: Path, manager: str, exporter: str) -> str:
+    """The documented configuration of Prometheus with these addresses and a quick scrape."""
+    often = f"scrape_interval: {SCRAPED_EVERY}s\n    scrape_timeout: {SCRAPED_EVERY}s"
+    placed = documented.replace("/etc/prometheus/diag", str(folder)).replace("scrape_interval: 15s", often)
+    return placed.replace("alertmanager:9093", manager).replace("vllm-host:9400", exporter)
+
+
+@contextmanager
+def exporter(watched: server.Server) -> Iterator[str]:
+    """`diag exporter` in front of a server; its host and port."""
+    address = f"127.0.0.1:{server.free_port()}"
+    command = [DIAG, "exporter", "--vllm", watched.url, "--log", str(watched.log), "--listen", address]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        _until_it_answers(address)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _until_it_answers(address: str) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"http://{address}/metrics", timeout=10).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"diag exporter does not answer at {address}")

@@ -1,0 +1,107 @@
+"""Where a scenario runs, with who is on call for its server; and what they say, put beside what they should say."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from support.live import load, server
+from support.live.on_call import OnCall, Said, on_call
+
+NOT_ASKED, NONE = "-", "none"
+SETTLES = 15.0
+"""Seconds of load after which a server is an ordinary busy one."""
+FLAGS = ("--max-model-len", "2048", "--max-num-seqs", "32")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is said of a moment; alternatives of what should be said are joined by " or "."""
+
+    live: str = NOT_ASKED
+    exporter: str = NOT_ASKED
+    prometheus: str = NOT_ASKED
+    alert: str = NOT_ASKED
+    verify: str = NOT_ASKED
+
+
+def everywhere(said: str, alert: str, verify: str = NOT_ASKED) -> Row:
+    """The same is said live, by the exporter and by Prometheus."""
+    return Row(said, said, said, alert, verify)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row of the table; `seconds` from the fault to the first alert that is expected, None where none came."""
+
+    name: str
+    expected: Row
+    got: Row
+    seconds: float | None = None
+
+    @property
+    def wrong(self) -> set[str]:
+        """The columns in which something else was said than expected."""
+        expected = vars(self.expected)
+        return {column for column, said in vars(self.got).items() if said not in expected[column].split(" or ")}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a scenario runs; `loading` lets no more servers start at a time than there are cores."""
+
+    folder: Path
+    in_haste: bool = False
+    loading: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2))
+
+    @contextmanager
+    def starting(self, flags: Sequence[str]) -> Iterator[tuple[server.Server, OnCall]]:
+        """A server from its first moment on, and who is on call for it."""
+        with (
+            server.starting(self.folder, "tiny", flags) as vllm,
+            on_call(self.folder, vllm, self.in_haste) as who,
+        ):
+            yield vllm, who
+
+    @contextmanager
+    def serving(self, flags: Sequence[str] = FLAGS) -> Iterator[tuple[server.Server, OnCall]]:
+        """The same, once it serves."""
+        with ExitStack() as loading:
+            loading.enter_context(self.loading)
+            with self.starting(flags) as (vllm, who):
+                server.wait_until_ready(vllm)
+                loading.close()
+                yield vllm, who
+
+    @contextmanager
+    def busy(self, flags: Sequence[str] = FLAGS) -> Iterator[tuple[server.Server, OnCall]]:
+        """The same, after some ordinary load that goes on."""
+        with self.serving(flags) as (vllm, who), load.running(vllm.port, *load.STEADY):
+            time.sleep(SETTLES)
+            yield vllm, who
+
+
+def look(who: OnCall, expected: Row) -> tuple[Row, Said]:
+    """Ask at once, live and by the exporter, and Prometheus as soon as its alert has come; also the live answer."""
+    with ThreadPoolExecutor(1) as meanwhile:
+        first = meanwhile.submit(who.first_look)
+        if expected.alert not in (NOT_ASKED, NONE):
+            who.wait_for(expected.alert.split(" or "))
+        exporter, live = first.result()
+    return Row(live.short, exporter.short, who.by_prometheus().short), live
+
+
+def outcome(name: str, who: OnCall, expected: Row, got: Row, since: float) -> Outcome:
+    """What was said, with the alerts so far."""
+    if expected.alert == NOT_ASKED:
+        return Outcome(name, expected, got)
+    sent = who.notified()
+    alerts = sorted({*sent, *who.fired()} if expected.alert == NONE else sent)
+    right = [at - since for incident, at in sent.items() if incident in expected.alert.split(" or ")]
+    return Outcome(name, expected, replace(got, alert=", ".join(alerts) or NONE), min(right, default=None))
+
+
+Scenario = Callable[[Stage], Iterator[Outcome]]
