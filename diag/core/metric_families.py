@@ -108,6 +108,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="It shows how far a start is; a start that stands still is read off the time of its last progress.",
     ),
     "diag_vllm_startup_last_progress_timestamp_seconds": _gauge("Unix time of the last progress of the start."),
+    "diag_vllm_log_consecutive_crashes": _gauge(
+        "Ends of the server that nobody asked for, by its log, since it last served for ten minutes or was stopped."
+    ),
     "diag_vllm_log_events_total": _counter(
         "Log lines that show this event, since the exporter started.",
         "event",
@@ -127,6 +130,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_probe_first_token_seconds": _gauge(
         "Seconds until the first token of the exporter's last one-token request.", unread=FOR_READERS
     ),
+    "diag_vllm_process_start_time_seconds": _gauge("Unix time at which the server's topmost process was started."),
     "diag_vllm_process_cpu_seconds_total": _counter("CPU time of a vLLM process in seconds.", *PROCESS),
     "diag_vllm_process_stopped": _gauge(
         "1 when the kernel calls this process stopped, traced, zombie or uninterruptible, 0 when not.",

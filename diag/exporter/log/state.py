@@ -13,6 +13,7 @@ from datetime import tzinfo
 from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, ON_DEVICE, WORKER_DIED
 from diag.core.metric_families import Sample
 from diag.core.startup_phases import READY, WARM_UP
+from diag.exporter.log.crashes import CrashStreak
 from diag.exporter.log.facts import LogFacts
 from diag.exporter.log.line import ACCESS, BAR, MOST_CHARACTERS, Line, LineReader
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, RAW, STAGES, Pattern
@@ -137,6 +138,7 @@ class ServerLog:
         """Unix time of the last line of any kind."""
         self._reader = LineReader(zone)
         self._startup = Startup()
+        self._crashes = CrashStreak()
         self._facts = LogFacts()
         self._banners: set[str] = set()
         self._pid = ""
@@ -174,7 +176,7 @@ class ServerLog:
         request = ACCESS.match(line)
         if request:
             own = self._reader.moment(request["iso"], read_at)
-            self._startup.reach(_READY, self._at(own, read_at, live))
+            self._reach(_READY, self._at(own, read_at, live))
             return
         for part in self._reader.read(line[:MOST_CHARACTERS], read_at):
             self._take(part, self._at(part.at, read_at, live))
@@ -223,6 +225,12 @@ class ServerLog:
 
     def _begin(self, at: float) -> None:
         self._startup, self._facts, self._banners = Startup(at), LogFacts(), set()
+        self._crashes.began(at)
+
+    def _reach(self, stage: int, at: float) -> None:
+        self._startup.reach(stage, at)
+        if self._startup.seen and self._startup.ready:
+            self._crashes.ready(at)
 
     def _on_stage(self, pattern: Pattern, line: Line, at: float) -> None:
         name = pattern.name
@@ -233,7 +241,7 @@ class ServerLog:
             done, total = (bar["done"], bar["total"]) if bar["done"] else (bar["percent"], 100)
             self._startup.bar(stage, bar["what"], int(done), int(total), at)
         else:
-            self._startup.reach(stage, at)
+            self._reach(stage, at)
         self._facts.read(pattern, line.text)
 
     def _on_setting(self, pattern: Pattern, line: Line, at: float) -> None:
@@ -244,15 +252,17 @@ class ServerLog:
         self._startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: Line, at: float) -> None:
-        self._startup.reach(_READY, at)
+        self._reach(_READY, at)
 
     def _on_ends(self, pattern: Pattern, line: Line, at: float) -> None:
         self._startup.end(at)
+        self._crashes.stopped()
 
     def _on_fatal(self, pattern: Pattern, line: Line, at: float) -> None:
         if self._of_a_request:
             return
-        self._begin(at)
+        if self._startup.stage or not self._startup.seen:
+            self._begin(at)
         self._fail(at)
 
     def _on_event(self, pattern: Pattern, line: Line, at: float) -> None:
@@ -262,6 +272,8 @@ class ServerLog:
             self._fail(at)
             return
         self._count(pattern.name, at)
+        if pattern.name == ENGINE_DEAD:
+            self._crashes.crashed(at)
         found = {name: amount(value) for name, value in values(pattern, line.text).items()}
         if found:
             self._values[pattern.name] = found
@@ -285,11 +297,13 @@ class ServerLog:
         self._count(ENGINE_START_FAILED, at)
         if self._startup.stage is None:
             self._startup = Startup(at)
+            self._crashes.began(at)
         self._startup.end(at)
+        self._crashes.crashed(at)
 
     def samples(self, now: float) -> list[Sample]:
         """Everything that is known, at that time."""
-        found = list(self._startup.samples(now))
+        found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
         for event, count in self._counts.items():
             found.append(("diag_vllm_log_events_total", (event,), count))
             found.append(("diag_vllm_log_event_last_timestamp_seconds", (event,), self._times[event]))

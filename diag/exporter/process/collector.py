@@ -48,9 +48,11 @@ class ProcessCollector:
             read_from(proc)
 
     def collect(self) -> Collected:
-        """CPU time of every process, and whether it is stopped."""
+        """When the server was started; CPU time of every process, and whether it is stopped."""
         view = self._view = self._look(self._view or ProcessView())
         samples = [sample for pid, owner in view.owners.items() for sample in _samples(pid, view.members[pid], owner)]
+        if view.server:
+            samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
         return Collected(samples, "" if samples else view.problem)
 
     def owners(self) -> Mapping[int, Owner]:

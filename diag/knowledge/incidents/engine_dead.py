@@ -1,7 +1,7 @@
 """The server answered before and no longer answers."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import successful_scrapes
+from diag.signals import start_under_way, successful_scrapes
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
@@ -19,6 +19,11 @@ incident = Incident(
     impact="every request fails",
     symptoms=(successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),),
     looks_like=(
+        LookAlike(
+            "startup_slow",
+            distinguish="A start is under way, however long it takes: the log or the process table shows it.",
+            requires=start_under_way.at_most(0, judged("a server that is being started comes back by itself")),
+        ),
         LookAlike("engine_stalled", distinguish="/metrics keeps answering; only the engine makes no progress."),
     ),
     explains=("engine_stalled", "contract_breached"),

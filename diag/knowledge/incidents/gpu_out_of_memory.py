@@ -22,6 +22,7 @@ incident = Incident(
     title="GPU out of memory",
     severity="critical",
     per=("instance",),
+    window="1m",
     hold="0s",
     cause="""
         vLLM plans with the share --gpu-memory-utilization of the whole GPU: weights, activations of the largest step
@@ -38,7 +39,7 @@ incident = Incident(
         ),
         LookAlike("gpu_memory_contended", distinguish="Another process holds the memory that is missing."),
     ),
-    explains=("startup_failed",),
+    explains=("startup_failed", "crash_loop"),
     fixes=(
         Fix(
             flag="--max-model-len",

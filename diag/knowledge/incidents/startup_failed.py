@@ -10,6 +10,7 @@ incident = Incident(
     title="Engine start-up failed",
     severity="critical",
     per=("instance",),
+    window="1m",
     hold="0s",
     cause="""
         A worker or the engine raised an error before the server was ready: an unsupported setting on this hardware, too
@@ -21,7 +22,9 @@ incident = Incident(
     looks_like=(
         LookAlike("startup_slow", distinguish="The start continues, and no error has ended it."),
         LookAlike("engine_dead", distinguish="The server had answered before."),
+        LookAlike("crash_loop", distinguish="It was started again, and failed again."),
     ),
+    explains=("engine_dead",),
     fixes=(
         Fix(
             change="Read the first error of this start; those below it are consequences.",

@@ -14,7 +14,7 @@ from diag.core.log_events import (
     SHM_BROADCAST_WAIT,
 )
 from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTING, STARTUP_PHASES
-from diag.knowledge.signals.expressions import configured
+from diag.knowledge.signals.expressions import RUNNING, configured
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 PHASE = "diag_vllm_startup_phase"
@@ -66,6 +66,42 @@ processes = Signal(
     "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))",
     "running processes of this vLLM: {value}",
     "processes",
+)
+
+
+LONGEST_SILENCE = 3600
+"""Seconds without a line after which nothing starts any more; kernels were compiled for 2,219 s (vllm#34399)."""
+NO_LINE_YET = 600
+"""Seconds for which a server process that has shown nothing yet is starting: VLLM_ENGINE_READY_TIMEOUT_S."""
+SCRAPED = "0 * max by ($by) (last_over_time(up[$window]))"
+PROCESS_START = last("diag_vllm_process_start_time_seconds")
+# processes that this exporter saw before have ended; it may never see those of another container
+ALIVE = (
+    f"(({processes.promql} > bool 0) or 0 * count by ($by) (count_over_time(diag_vllm_process_start_time_seconds[1d]))"
+    f" or {SCRAPED} + 1)"
+)
+STARTS_BY_LOG = f"({starting.promql}) * {ALIVE} * (time() - ({LAST_PROGRESS}) < bool {LONGEST_SILENCE})"
+# neither the log nor the page has shown this process yet
+STARTS_BY_PROCESS = (
+    f"(time() - ({PROCESS_START}) < bool {NO_LINE_YET})"
+    f" * (({PROCESS_START} > bool {LAST_PROGRESS}) or {SCRAPED} + 1)"
+    f" * (({PROCESS_START} - 1 > bool max by ($by) (last_over_time(process_start_time_seconds[1d]))) or {SCRAPED} + 1)"
+)
+start_under_way = Signal(
+    "start under way",
+    f"clamp_max(({STARTS_BY_LOG} or {SCRAPED}) + ({STARTS_BY_PROCESS} or {SCRAPED}), 1)",
+    "the log or the process table shows a start under way: {value}",
+    "bool",
+)
+CHANGES = "max by ($by) (changes({}[15m]))"
+crashes_in_a_row = Signal(
+    "crashes in a row",
+    f"({last('diag_vllm_log_consecutive_crashes')}"
+    f" or {CHANGES.format('diag_vllm_process_start_time_seconds')} or {CHANGES.format('process_start_time_seconds')})"
+    " and on (instance) (count by (instance) (count_over_time(diag_vllm_up[1d]))"
+    f" or count by (instance) (count_over_time({RUNNING}[1d])))",
+    "crashes in a row: {value}",
+    "crashes",
 )
 
 

@@ -1,0 +1,64 @@
+"""The server ends again and again although nobody stops it."""
+
+from diag.incident import Fix, Incident, LookAlike, documented, judged
+from diag.signals import crashes_in_a_row
+
+CRASH_LOOP = "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy"
+TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
+
+incident = Incident(
+    id="crash_loop",
+    title="Server crash loop",
+    severity="critical",
+    per=("instance",),
+    window="1m",
+    live_window="15s",
+    hold="0s",
+    cause="""
+        A supervisor restarts the server each time it ends: a setting that cannot work, memory that does not suffice, a
+        probe that kills it before it is ready, or a request that kills the engine whenever clients send it again. The
+        count begins anew once the server has served for ten minutes, was stopped, or is ready after failed starts.
+    """,
+    impact="the server comes back for moments or not at all, and loses all its requests each time",
+    symptoms=(
+        crashes_in_a_row.at_least(
+            3,
+            judged("one crash may be chance and a second one its echo; Kubernetes, too, counts until ten good minutes"),
+        ),
+    ),
+    looks_like=(
+        LookAlike("startup_failed", distinguish="It failed to start once or twice."),
+        LookAlike("startup_slow", distinguish="One start takes long; none has ended."),
+        LookAlike("engine_dead", distinguish="It stays down: nothing starts it again."),
+    ),
+    explains=("startup_failed", "engine_dead", "engine_stalled", "contract_breached"),
+    fixes=(
+        Fix(
+            change="Read the error that ended the first of these runs; each start repeats it.",
+            command="journalctl -u vllm -n 500   # or: kubectl logs --previous <pod>",
+            effect="the log names what ends the server",
+            restart=False,
+            why=documented("the root cause is logged above 'Engine core initialization failed'", TROUBLESHOOTING),
+        ),
+        Fix(
+            change="If the log ends without an error, a probe or the kernel kills it: `kubectl describe pod` says "
+            "Liveness probe failed, Startup probe failed or OOMKilled. Let the startupProbe wait longer, or give the "
+            "host more memory.",
+            effect="the start runs to its end",
+            why=documented("the kubelet restarts a container whose probe fails, with a growing delay", CRASH_LOOP),
+        ),
+        Fix(
+            change="If it serves before it crashes, hold back the clients and let them in one by one: a single request "
+            "may be what ends the engine.",
+            effect="the server serves for longer than ten minutes",
+            restart=False,
+            why=judged("what crashes a server that starts well comes with the load"),
+        ),
+    ),
+    mitigate=(
+        "Roll back to the last configuration or image that served.",
+        "Take the server out of rotation: requests that reach it between two crashes are lost.",
+    ),
+    hand_over=("the log of two runs from first line to last, `kubectl describe pod`, and the launch command",),
+    do_not=("Do not let the supervisor restart it endlessly: every attempt loads the weights again.",),
+)

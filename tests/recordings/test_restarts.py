@@ -1,0 +1,76 @@
+"""A server that is being started is not dead, however long it takes; one that crashes again and again is in a loop."""
+
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.scenarios import Beside, found, judge, log, present, workers
+
+DIED = next(iter(rewriting.scrapes("engine_dead")))[0]
+"""The first scrape; its server was killed 24 s later."""
+LOADS = log("load_weights", {"load_weights": 3}, start=DIED + 40)
+READY = log("ready", {}, silent=3600, start=DIED)
+FAILED = log("load_weights", {}, silent=5, start=DIED + 40, engine_start_failed=1)
+
+
+def started(ago: float, seen: float = 40.0) -> Beside:
+    """A server process that was started so long before the last scrape, seen from then on."""
+    return lambda t: [("diag_vllm_process_start_time_seconds", (), DIED + 60 - ago)] if t > seen else []
+
+
+def ended(beside: Beside) -> Beside:
+    """What was there until the server died."""
+    return lambda t: beside(t) if t < 24 else []
+
+
+DEAD: dict[str, tuple[Beside, ...]] = {
+    "its page alone": (),
+    "a log that ends": (READY,),
+    "a process that has served before": (workers(1.0), started(ago=7200)),
+    "a start whose processes have ended": (LOADS, ended(workers(1.0)), ended(started(ago=90, seen=0))),
+    "a start without a line for hours": (log("load_weights", {}, silent=4000, start=DIED),),
+}
+STARTS: dict[str, tuple[Beside, ...]] = {
+    "by its log": (LOADS,),
+    "by its log and its processes": (LOADS, workers(1.0), started(ago=30)),
+    "by its process, before the log has a line of it": (READY, workers(1.0), started(ago=15)),
+    "by its process alone": (workers(1.0), started(ago=15)),
+}
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_a_server_that_nothing_starts_is_dead(tmp_path: Path, name: str) -> None:
+    assert "engine_dead" in present(judge(tmp_path, "engine_dead", *DEAD[name]))
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_server_that_is_being_started_is_not_dead(tmp_path: Path, name: str) -> None:
+    report = judge(tmp_path, "engine_dead", *STARTS[name])
+    assert not [
+        each for each in report.present if each.diagnosis.incident.id == "engine_dead" and each.diagnosis.ongoing
+    ]
+
+
+def crashed(times: int) -> Beside:
+    return lambda _: [("diag_vllm_log_consecutive_crashes", (), times)]
+
+
+@pytest.mark.parametrize("state", [LOADS, FAILED], ids=["starting", "failed"])
+def test_a_server_that_crashed_three_times_is_in_a_loop(tmp_path: Path, state: Beside) -> None:
+    report = judge(tmp_path, "engine_dead", state, crashed(3))
+    assert found(report, "crash_loop").diagnosis.primary
+    assert all(each.diagnosis.explained_by for each in report.present if not each.diagnosis.primary)
+
+
+def test_a_server_that_crashed_twice_is_in_no_loop(tmp_path: Path) -> None:
+    report = judge(tmp_path, "engine_dead", FAILED, crashed(2))
+    assert present(report) == {"startup_failed", "engine_dead"}
+    assert found(report, "engine_dead").diagnosis.explained_by == "startup_failed"
+
+
+def test_a_server_without_a_log_is_in_a_loop_when_its_process_was_replaced_three_times(tmp_path: Path) -> None:
+    def replaced(times: int) -> Beside:
+        return lambda t: [("diag_vllm_process_start_time_seconds", (), DIED - 10 + min(t // 10, times))]
+
+    assert "crash_loop" in present(judge(tmp_path, "engine_dead", replaced(3)))
+    assert "crash_loop" not in present(judge(tmp_path, "engine_dead", replaced(2)))
