@@ -11,8 +11,9 @@ from diag.report import sentences as words
 from diag.report.layout import labelled, paragraph, table
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
-from diag.verify.changes import AppliedFix, SettingChange
+from diag.verify.changes import GATEWAY_LIMIT, AppliedFix, SettingChange
 from diag.verify.comparison import IncidentOutcome, ServerComparison, Verification
+from diag.verify.same_load import mostly_idle
 from diag.verify.signal_deltas import CLEAR, SignalDelta
 from diag.verify.user_metrics import Bounds, UserMetric
 
@@ -61,14 +62,19 @@ def _without_incident(server: ServerComparison) -> str:
         return f"NOT COMPARABLE {server.before}: the state before the change is unknown: {reasons}"
     if server.verdict == "worse":
         return f"WORSE {server.before}: no incident before the change, {new} after it"
+    if idle := mostly_idle("BEFORE", server.loads[0]):
+        return f"NOT COMPARABLE {server.before}: {idle}"
     rest = f"; {new} now, at a different load or state" if new else ""
     return f"NOT COMPARABLE {server.before}: no incident before the change, so there is nothing to verify{rest}"
 
 
 def _trade_offs(server: ServerComparison) -> list[str]:
-    """What got worse, the most important first, and the new incidents."""
+    """What got worse, the most important first, what is not seen of it, and the new incidents."""
     worse = [f"{metric.name} {_values(metric)}" for metric in server.trade_offs][:MOST_TRADE_OFFS]
-    return [] if server.reasons else [*worse, *(f"new: {_named(incident)}" for incident in server.new_incidents)]
+    limits = (change.after for change in server.changes if change.name == GATEWAY_LIMIT)
+    outside = [f"requests beyond {limit} wait at the gateway" for limit in limits]
+    new = [f"new: {_named(incident)}" for incident in server.new_incidents]
+    return [] if server.reasons else [*worse, *outside, *new]
 
 
 def _named(diagnosis: Diagnosis) -> str:
@@ -121,7 +127,7 @@ def _fixes(outcome: IncidentOutcome) -> list[str]:
 
 def _fix(applied: AppliedFix, outcome: IncidentOutcome) -> str:
     proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
-    return f"{applied.fix.name} fixes {outcome.before.incident.id}: {applied.fix.effect}{proposed}"
+    return f"{applied.name} fixes {outcome.before.incident.id}: {applied.fix.effect}{proposed}"
 
 
 def _signals(outcome: IncidentOutcome) -> list[Row]:
@@ -173,11 +179,11 @@ def _load(server: ServerComparison) -> _Section:
     if not before.measured or not after.measured:
         return _Section("load", ["not measured on both sides"])
     pairs = (
-        ("requests in flight (mean)", before.in_flight, after.in_flight),
         ("requests arriving / s", before.arrivals, after.arrivals),
+        ("requests in flight (mean)", before.in_flight, after.in_flight),
         ("requests finished", before.finished, after.finished),
         ("prompt tokens / request (mean)", before.prompts.mean, after.prompts.mean),
-        ("prompt tokens / s", before.prompts.per_second, after.prompts.per_second),
+        ("prompt tokens begun / s", before.prompts.per_second, after.prompts.per_second),
         ("output tokens / request (mean)", before.outputs.mean, after.outputs.mean),
     )
     return _Section("load", rows=[(name, f"{_number(old)} -> {_number(new)}", "") for name, old, new in pairs])

@@ -11,7 +11,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.report.json import observed
 from diag.report.verify import headlines
 from diag.verify.comparison import IncidentOutcome, ServerComparison, Verification
-from diag.verify.load import Load
+from diag.verify.load import Lengths, Load
 from diag.verify.signal_deltas import SignalDelta
 from diag.verify.user_metrics import Bounds, UserMetric
 
@@ -54,8 +54,12 @@ def _server(server: ServerComparison) -> Mapping[str, Any]:
 
 
 def _load(load: Load) -> Mapping[str, Any]:
-    numbers = {name: getattr(load, name) for name in ("in_flight", "arrivals", "finished", "seconds")}
-    return {**numbers, "prompts": asdict(load.prompts), "outputs": asdict(load.outputs)}
+    numbers = {name: getattr(load, name) for name in ("in_flight", "arrivals", "finished", "seconds", "idle")}
+    return {**numbers, "prompts": _lengths(load.prompts), "outputs": _lengths(load.outputs)}
+
+
+def _lengths(lengths: Lengths) -> Mapping[str, Any]:
+    return {name: getattr(lengths, name) for name in ("mean", "error", "longest", "per_second")}
 
 
 def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -75,7 +79,7 @@ def _outcome(outcome: IncidentOutcome) -> Mapping[str, Any]:
         "after": outcome.after.state if outcome.after else None,
         "signals": [_signal(delta) for delta in outcome.signal_deltas],
         "fixes": [
-            {"name": applied.fix.name, "effect": applied.fix.effect, "proposed": applied.proposed or None}
+            {"name": applied.name, "effect": applied.fix.effect, "proposed": applied.proposed or None}
             for applied in outcome.applied_fixes
         ],
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from diag.core.incident import Fix, Incident
 from diag.diagnosis.proposals import Proposal, command_in, written
 from diag.diagnosis.report import Finding
-from diag.knowledge.signals import RUNNING
+from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
 from diag.verify.snapshot import ServerSnapshot
 from diag.vllm.command.command import Command
 
@@ -20,6 +20,8 @@ FACTS = (("vLLM", INFO, "version"), ("models served", MODELS, "model_name"), ("G
 DERIVED = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
 """What vLLM derives from its flags and the memory that it finds."""
 ADDRESS = ("--host", "--port")
+GATEWAY_LIMIT = "gateway concurrency limit"
+"""The change that is on no page of the server (diag/verify/gateway_limit.py)."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class AppliedFix:
     fix: Fix
     proposed: str
 
+    @property
+    def name(self) -> str:
+        """The flag, variable or command that was changed, or the limit at the gateway."""
+        return GATEWAY_LIMIT if limits_requests(self.fix) else self.fix.name
+
 
 def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChange, ...]:
     """Everything known to differ between two snapshots of a server; what vLLM derives from it comes last."""
@@ -57,12 +64,17 @@ def models(server: ServerSnapshot) -> str:
     return _fact(server, MODELS, "model_name")
 
 
+def limits_requests(fix: Fix) -> bool:
+    """Whether a fix is a limit on requests in flight that the gateway keeps, not the server."""
+    return not fix.name and fix.value == requests_that_fit_kv_cache
+
+
 def applied_fixes(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[AppliedFix, ...]:
     """Which of the incident's known fixes the changes are."""
     incident: Incident = finding.diagnosis.incident
     by_name = {change.name: change for change in found if change.known and not change.derived}
-    matches = (fix for fix in incident.fixes if (change := by_name.get(fix.name)) and _is_fix(fix, change))
-    return tuple(AppliedFix(fix, _proposed(fix, finding.proposals)) for fix in matches)
+    known = (AppliedFix(fix, _proposed(fix, finding.proposals)) for fix in incident.fixes)
+    return tuple(fix for fix in known if (change := by_name.get(fix.name)) and _is_fix(fix.fix, change))
 
 
 def _is_fix(fix: Fix, change: SettingChange) -> bool:

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Finding
+from diag.verify import gateway_limit
 from diag.verify.changes import applied_fixes, changes, models
 from diag.verify.comparison import WORST, IncidentOutcome, ServerComparison, Verdict, Verification
-from diag.verify.load import Load, differences, load
+from diag.verify.load import Load, load
+from diag.verify.same_load import differences
 from diag.verify.signal_deltas import expected, signal_deltas
 from diag.verify.snapshot import ServerSnapshot, Snapshot
 from diag.verify.user_metrics import user_metrics
@@ -57,18 +59,19 @@ def _pairs(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, s
 def _server(before: ServerSnapshot, after: ServerSnapshot) -> ServerComparison:
     loads = load(before), load(after)
     down = _down(after, loads[0])
+    limit = gateway_limit.gateway_limit(before, loads)
     compared = ServerComparison(
         before=before.instance,
         after=after.instance,
         loads=loads,
         down=down,
-        differences=tuple(_differences(before, after, () if down else loads)),
-        changes=changes(before, after),
+        differences=(*_differences(before, after), *(() if down else differences(*loads, limited=bool(limit)))),
+        changes=(*changes(before, after), *((limit,) if limit else ())),
         user_metrics=user_metrics(before, after, loads),
         outcomes=(),
         new_incidents=tuple(_new_incidents(before, after)),
         unknown_before=_unknown(before),
-        notes=tuple(_notes(before, after)),
+        notes=(*_notes(before, after), *(gateway_limit.notes(limit, loads) if limit else ())),
     )
     return replace(compared, outcomes=tuple(_outcomes(before, after, compared)))
 
@@ -88,20 +91,18 @@ def _down(after: ServerSnapshot, load_before: Load) -> str:
         return "the state of the server after the change is unknown: " + "; ".join(_unknown(after))
     stopped = [progress for progress in states if progress.state in ("dead", "starting", "stalled")]
     if not stopped and load_before.measured and all(progress.state == "idle" for progress in states):
-        stopped = states
+        return "the server is idle after the change: no request is in flight; observe it under the load of BEFORE"
     return f"the server is {stopped[0].state} after the change: {stopped[0].reason}" if stopped else ""
 
 
-def _differences(before: ServerSnapshot, after: ServerSnapshot, loads: Sequence[Load]) -> Iterator[str]:
-    """What makes two snapshots of a server incomparable."""
+def _differences(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[str]:
+    """What makes two snapshots of a server incomparable, whatever their loads."""
     served = models(before), models(after)
     if all(served) and served[0] != served[1]:
         yield f"a different model is served: {served[0]} -> {served[1]}"
     for server, when in ((before, "before"), (after, "after")):
         if server.value(RESTARTS):
             yield f"the server restarted during the observation {when} the change: observe it again once it is up"
-    if loads:
-        yield from differences(*loads)
 
 
 def _notes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[str]:

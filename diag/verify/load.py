@@ -1,61 +1,73 @@
-"""Whether two snapshots of a server saw the same load: without that, a change cannot be told from a quieter hour.
+"""What clients offered a server: how many requests, how long, and how many of them at once.
 
-Closed-loop clients wait for a response before they send the next request: the number of requests in flight stays the
-same, whatever the server does. With open-loop clients the rate at which requests arrive stays the same. One of the two
-has to match, and the lengths of prompts and outputs too. Among closed-loop clients, those that a fix unblocks send more
-often than the others, which moves the mean of all lengths: then lengths are the same where tokens per second and the
-longest request are.
+Finished requests alone do not tell: a preemption cascade keeps the long ones from finishing. A prompt counts from its
+first token on, by `vllm:prompt_tokens_total` and the TTFT histogram, which vLLM increments together, once per request,
+also where it preempts the request later. Arrivals are the requests that finished and those by which more are in flight.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from diag.core.formatting import number, quantity
+from diag.core.subjects import Floats
 from diag.knowledge.signals import (
     FINISHED,
     GENERATED_TOKENS,
     PROMPT_TOKENS,
     RUNNING,
     WAITING,
+    counted,
     endpoint_without_vllm,
     serves,
 )
 from diag.verify.snapshot import ServerSnapshot
 
-SAME_LOAD = 1.33
-"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
-SAME_LENGTHS = 1.5
-"""Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base); of a few long ones by more."""
 FLAT = 0.1
 """Variance / mean of requests in flight: 0.00-0.04 for closed-loop clients (kv_cascade_base), 1 by chance alone."""
 FEWEST = 3
-"""Finished requests below which the signals have no value either."""
+"""Requests below which the signals have no value either."""
 ABSURD = 1e12
 """Requests in flight that no server has, and whose sum a float still holds."""
 
-IN_FLIGHT = " + ".join(f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING))
-TOKENS = {"prompt": PROMPT_TOKENS, "generation": GENERATED_TOKENS}
+BEGUN = counted("vllm:time_to_first_token_seconds_count")
+BEGUN_TOKENS = counted("vllm:prompt_tokens_total")
+NOW = {gauge: f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING)}
+IN_FLIGHT = " + ".join(NOW.values())
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of prompts or of outputs, in tokens: their mean, a bucket edge above the longest one, and tokens per second."""
+    """Of prompts (those begun) or of outputs (those finished), in tokens.
+
+    error: the standard error of the mean. per_second: tokens per second. counts: the finished requests by the upper
+    edge of their histogram bucket.
+    """
 
     mean: float | None = None
-    longest: float | None = None
+    error: float = 0.0
     per_second: float | None = None
+    counts: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def longest(self) -> float | None:
+        """The bucket edge above the longest request that finished; the last edge where it is beyond that."""
+        if not any(count for _, count in self.counts):
+            return None
+        longest = max(edge for edge, count in self.counts if count)
+        return min(longest, max((edge for edge, _ in self.counts if math.isfinite(edge)), default=0.0))
 
 
 @dataclass(frozen=True)
 class Load:
-    """What clients requested of a server over a whole span, None where it was not measured.
+    """What clients offered a server over a whole span, None where it was not measured.
 
-    in_flight: requests running or waiting (mean), `flat` where they hardly vary. arrivals: requests per second, those
-    that finished and those by which more were in flight at the end. finished: those from the first scrape to the last.
-    seconds: those in which the server was observed, each scrape standing for one interval. responded: whether any page
-    was served.
+    in_flight: requests running or waiting (mean), `most` of them at one scrape, `flat` where they hardly vary. idle:
+    the share of scrapes without any. arrivals: requests per second. finished: requests from the first scrape to the
+    last. seconds: those in which the server was observed, each scrape standing for one interval. responded: whether any
+    page was served.
     """
 
     in_flight: float | None
@@ -66,11 +78,20 @@ class Load:
     outputs: Lengths
     seconds: float
     responded: bool = True
+    most: float = 0.0
+    idle: float = 0.0
 
     @property
     def measured(self) -> bool:
         """Whether the server ever published its numbers."""
         return self.in_flight is not None
+
+    @property
+    def residence(self) -> float | None:
+        """Seconds that a request spends in the server, by Little's law; infinite where none arrives or leaves."""
+        if self.in_flight is None or self.arrivals is None:
+            return None
+        return self.in_flight / self.arrivals if self.arrivals else math.inf
 
 
 def load(server: ServerSnapshot) -> Load:
@@ -83,65 +104,52 @@ def load(server: ServerSnapshot) -> Load:
     in_flight, times = row[valid], server.queries.source.instants[valid]
     mean, lasted = float(in_flight.mean()), float(times[-1] - times[0]) / 1000
     seconds = lasted + server.queries.source.interval
-    finished = (server.value(FINISHED) or 0.0) * lasted / seconds
+    finished, begun = ((server.value(counter) or 0.0) * lasted / seconds for counter in (FINISHED, BEGUN))
+    waiting = server.scraped(NOW[WAITING])[valid]
     return Load(
         in_flight=mean,
         flat=mean >= 1 and float(in_flight.var()) < FLAT * mean,
-        arrivals=max(finished + float(in_flight[-1] - in_flight[0]), 0.0) / lasted if lasted else None,
+        arrivals=_arrived(finished, in_flight, begun, waiting) / lasted if lasted else None,
         finished=finished,
-        prompts=_lengths(server, "prompt", seconds),
-        outputs=_lengths(server, "generation", seconds),
+        prompts=_prompts(server, seconds),
+        outputs=_lengths(server, "generation", (GENERATED_TOKENS, FINISHED), seconds),
         seconds=seconds,
+        responded=responded,
+        most=float(in_flight.max()),
+        idle=float((in_flight == 0).mean()),
     )
 
 
-def _lengths(server: ServerSnapshot, kind: str, seconds: float) -> Lengths:
-    buckets = f"sum by ($by, le) (increase(vllm:request_{kind}_tokens_bucket[$window]))"
-    tokens = server.value(TOKENS[kind])
+def _arrived(finished: float, in_flight: Floats, begun: float, waiting: Floats) -> float:
+    """Requests that arrived: vLLM counts none as finished that its client gave up, but those of them that had begun."""
+    return max(finished + float(in_flight[-1] - in_flight[0]), begun + float(waiting[-1] - waiting[0]), 0.0)
+
+
+def _prompts(server: ServerSnapshot, seconds: float) -> Lengths:
+    """Of the prompts begun; of those finished where the page does not count the others (pooling models)."""
+    begun = _lengths(server, "prompt", (BEGUN_TOKENS, BEGUN), seconds)
+    return begun if begun.mean is not None else _lengths(server, "prompt", (PROMPT_TOKENS, FINISHED), seconds)
+
+
+def _lengths(server: ServerSnapshot, kind: str, counters: tuple[str, str], seconds: float) -> Lengths:
+    """By the counters of tokens and of requests; how far requests differ is known of the finished ones alone."""
+    tokens, requests = map(server.value, counters)
+    cumulative = [(0.0, 0.0), *server.histogram(f"vllm:request_{kind}_tokens")]
+    counts = [(low, high, upto - before) for (low, before), (high, upto) in pairwise(cumulative)]
     return Lengths(
-        mean=server.value(f"{TOKENS[kind]} / ({FINISHED} >= {FEWEST})"),
-        longest=server.value(f"histogram_quantile(1, {buckets})"),
+        mean=tokens / requests if tokens is not None and requests and requests >= FEWEST else None,
+        error=_deviation(counts) / math.sqrt(requests) if requests else 0.0,
         per_second=None if tokens is None else tokens / seconds,
+        counts=tuple((high, count) for _, high, count in counts),
     )
 
 
-def differences(before: Load, after: Load) -> Iterator[str]:
-    """A sentence for each way in which the loads differ."""
-    if not before.measured:
-        if before.responded:
-            yield "the load before the change was not measured: its page has no running and waiting requests"
-        return
-    if after.finished < FEWEST:
-        finished = f"only {after.finished:.0f} requests finished after the change"
-        yield f"{finished} (in {quantity(after.seconds, 'seconds')}): too little traffic to compare"
-        return
-    if not _same_amount(before, after):
-        yield (
-            f"the load differs: requests in flight {_shown(before.in_flight)} -> {_shown(after.in_flight)},"
-            f" arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} per second"
-        )
-    for name, old, new in (("prompt", before.prompts, after.prompts), ("output", before.outputs, after.outputs)):
-        if old.mean is not None and not _same_lengths(old, new):
-            yield f"{name} lengths differ: mean {_shown(old.mean)} -> {_shown(new.mean)} tokens"
-
-
-def _same_lengths(old: Lengths, new: Lengths) -> bool:
-    if _within(SAME_LENGTHS, old.mean, new.mean):
-        return True
-    same_longest = old.longest is not None and old.longest == new.longest
-    return same_longest and _within(SAME_LOAD, old.per_second, new.per_second)
-
-
-def _same_amount(before: Load, after: Load) -> bool:
-    """By requests in flight; else by arrivals, unless clients are closed-loop: a saturated server has one rate."""
-    if _within(SAME_LOAD, before.in_flight, after.in_flight):
-        return True
-    return not before.flat and _within(SAME_LOAD, before.arrivals, after.arrivals)
-
-
-def _within(factor: float, old: float | None, new: float | None) -> bool:
-    return bool(old and new and max(old, new) <= factor * min(old, new))
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else number(value)
+def _deviation(counts: Sequence[tuple[float, float, float]]) -> float:
+    """The standard deviation of what (lower edge, upper edge, count) describe, spread evenly between the edges."""
+    low, high, weight = np.array(counts or [(0.0, 0.0, 0.0)]).T
+    if weight.sum() <= 0:
+        return 0.0
+    high = np.where(np.isinf(high), low, high)
+    middle, within = (low + high) / 2, (high - low) ** 2 / 12
+    mean = np.average(middle, weights=weight)
+    return float(np.sqrt(np.average((middle - mean) ** 2 + within, weights=weight)))

@@ -1,6 +1,7 @@
 """Servers as they were before the change or after it: judged, with further queries over the whole span."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,18 @@ class ServerSnapshot:
         for subject, row in self.queries.ask(promql, INSTANCE, self.queries.whole).items():
             if self.owns(subject) and not np.isnan(row[-1]):
                 yield dict(subject), float(row[-1])
+
+    def histogram(self, name: str) -> list[tuple[float, float]]:
+        """The upper edge of each bucket and the observations up to it, in order of the edges, over the whole span.
+
+        Series whose edge is no positive number are left out.
+        """
+        counts: dict[float, float] = {}
+        for labels, count in self.series(f"sum by (instance, le) (increase({name}_bucket[$window]))"):
+            with suppress(KeyError, ValueError):
+                if (edge := float(labels["le"])) > 0:
+                    counts[edge] = counts.get(edge, 0.0) + count
+        return sorted(counts.items())
 
     def scraped(self, promql: str) -> Floats:
         """The value at every scrape, NaN where it failed; for an expression over samples of one interval."""

@@ -1,8 +1,7 @@
 """User-visible latency and throughput, before and after, as exactly as a histogram knows it: by bucket edges."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -11,10 +10,7 @@ from diag.knowledge.signals import (
     FINISHED,
     ITL,
     PREEMPTIONS,
-    RUNNING,
-    WAITING,
     counted,
-    gauge,
     stream_pauses_per_request,
 )
 from diag.verify.load import Load
@@ -23,7 +19,7 @@ from diag.verify.snapshot import ServerSnapshot
 RUN_TO_RUN = 1.5
 """Runs of one configuration under one load: 1,375 output tokens/s and 1,706-2,127 in three others (kv_cascade_base)."""
 
-Wanted = Literal["lower", "higher", "either"]
+Wanted = Literal["lower", "higher"]
 Change = Literal["better", "worse", "same", "unknown"]
 
 
@@ -75,8 +71,6 @@ METRICS = (
     _Metric("stream pauses / finished request", "ratio", "lower", 0.1, stream_pauses_per_request.promql),
     _Metric("end-to-end latency (mean)", "seconds", "lower", 0.3, E2E_MEAN),
     _Metric("preemptions / finished request", "ratio", "lower", 0.1, f"{PREEMPTIONS} / ({FINISHED} >= 3)"),
-    _Metric("requests waiting (mean)", "requests", "lower", 1.0, gauge("avg_over_time(", WAITING)),
-    _Metric("requests running (mean)", "requests", "either", 1.0, gauge("avg_over_time(", RUNNING)),
 )
 
 
@@ -102,16 +96,7 @@ def _bounds(metric: _Metric, server: ServerSnapshot, seconds: float) -> Bounds |
 
 def _quantile(share: float, server: ServerSnapshot, histogram: str) -> Bounds | None:
     """The bucket that the quantile lies in; for the maximum the last one with anything in it."""
-    promql = f"sum by (instance, le) (increase({histogram}_bucket[$window]))"
-    return bucket(share, list(_edges(server.series(promql))))
-
-
-def _edges(series: Iterable[tuple[dict[str, str], float]]) -> Iterator[tuple[float, float]]:
-    """Upper edge and count of each bucket, without series whose edge is no positive number."""
-    for labels, count in series:
-        with suppress(KeyError, ValueError):
-            if (edge := float(labels["le"])) > 0:
-                yield edge, count
+    return bucket(share, server.histogram(histogram))
 
 
 def bucket(share: float, counts: Sequence[tuple[float, float]]) -> Bounds | None:
@@ -125,7 +110,7 @@ def bucket(share: float, counts: Sequence[tuple[float, float]]) -> Bounds | None
 
 def _change(metric: _Metric, before: Bounds | None, after: Bounds | None, lasted: tuple[float, float]) -> Change:
     """Whether it got better or worse; a maximum grows with the time observed and is compared over like spans only."""
-    if before is None or after is None or metric.wanted == "either":
+    if before is None or after is None:
         return "unknown"
     if metric.quantile == 1 and max(lasted) > RUN_TO_RUN * min(lasted):
         return "unknown"

@@ -30,7 +30,6 @@ from diag.report import verify_json
 from diag.verify.changes import AppliedFix, options
 from diag.verify.compare import compare
 from diag.verify.comparison import Verification
-from diag.verify.load import Lengths, Load, differences
 from diag.verify.signal_deltas import WORK, SignalDelta, expected, signal_deltas
 from diag.verify.snapshot import Snapshot
 from diag.verify.user_metrics import Bounds, bucket
@@ -221,42 +220,6 @@ BASE = list(rewriting.scrapes("kv_cascade_base"))
 
 
 # -- whether two looks can be compared --------------------------------------------------------------------------------
-
-PROMPTS, OUTPUTS = Lengths(300.0, 1000.0, 1200.0), Lengths(100.0, 200.0, 400.0)
-LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, OUTPUTS, 60.0)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        # clients that do not wait: the rate stays, the queue goes
-        (LOAD, replace(LOAD, in_flight=3.0), True),
-        # clients that wait for an answer: the rate may be anything
-        (replace(LOAD, flat=True), replace(LOAD, flat=True, arrivals=9.0), True),
-        # half of the clients on a server at its limit get the same rate, and the fewer they are the less flat
-        (replace(LOAD, flat=True), replace(LOAD, flat=True, in_flight=10.0), False),
-        (replace(LOAD, flat=True), replace(LOAD, in_flight=3.0), False),
-        (LOAD, replace(LOAD, in_flight=10.0, arrivals=9.0), False),
-        (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 700.0)), False),
-        (LOAD, replace(LOAD, outputs=Lengths(160.0, 200.0, 900.0)), False),
-        # the short ones among them come more often than before, as many tokens in all
-        (LOAD, replace(LOAD, prompts=Lengths(140.0, 1000.0, 1100.0)), True),
-        (LOAD, replace(LOAD, prompts=Lengths(140.0, 500.0, 1100.0)), False),
-        (
-            replace(LOAD, prompts=Lengths(300.0, None, 1200.0)),
-            replace(LOAD, prompts=Lengths(140.0, None, 1100.0)),
-            False,
-        ),
-        (LOAD, replace(LOAD, finished=2.0), False),
-        # who never served has no load to compare; who did, and without these numbers, has one that nobody knows
-        (replace(LOAD, in_flight=None, responded=False), replace(LOAD, finished=0.0), True),
-        (replace(LOAD, in_flight=None), LOAD, False),
-        # who stalled all the time finished nothing, and has no lengths
-        (replace(LOAD, finished=0.0, arrivals=0.0, prompts=Lengths(), outputs=Lengths()), LOAD, True),
-    ],
-)
-def test_the_same_load(before: Load, after: Load, same: bool) -> None:
-    assert (not list(differences(before, after))) is same
 
 
 def test_the_load_matches_the_counters_of_the_pages() -> None:

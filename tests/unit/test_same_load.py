@@ -1,0 +1,149 @@
+"""Whether two observations saw the same offered load: what a faster or a slower server explains, and what not."""
+
+from dataclasses import replace
+
+import pytest
+
+from diag.verify.load import Lengths, Load
+from diag.verify.same_load import differences
+
+PROMPTS = Lengths(300.0, 10.0, 1200.0, ((200.0, 180.0), (1000.0, 60.0)))
+OUTPUTS = Lengths(100.0, 5.0, 400.0, ((200.0, 240.0),))
+LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, OUTPUTS, 60.0)
+CLOSED = replace(LOAD, flat=True)
+
+
+def short_and_long(mean: float, short: float, long: float, error: float = 10.0) -> Lengths:
+    """Prompts of which so many were short and so many long."""
+    return Lengths(mean, error, 700.0, ((200.0, short), (1000.0, long)))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(replace(LOAD, in_flight=3.0), id="open loop, a faster server"),
+        pytest.param(replace(LOAD, in_flight=60.0), id="open loop, a slower server"),
+        pytest.param(replace(LOAD, in_flight=5.0, arrivals=9.0), id="clients that pause send more to a faster server"),
+        pytest.param(replace(LOAD, in_flight=60.0, arrivals=2.0), id="and fewer to a slower one"),
+        pytest.param(
+            replace(LOAD, in_flight=3.0, prompts=short_and_long(500.0, 180, 150)),
+            id="long prompts that finish now: none rarer on a faster server",
+        ),
+        pytest.param(
+            replace(LOAD, in_flight=60.0, prompts=short_and_long(150.0, 180, 20)),
+            id="long prompts that no longer finish: none more frequent on a slower server",
+        ),
+    ],
+)
+def test_what_the_server_itself_explains_is_the_same_load(after: Load) -> None:
+    assert not list(differences(LOAD, after))
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        pytest.param(
+            replace(LOAD, in_flight=8.0, arrivals=2.0),
+            "the load differs: requests in flight 20 -> 8, arrivals 4 -> 2 per second",
+            id="half of the arrivals",
+        ),
+        pytest.param(
+            replace(LOAD, in_flight=50.0, arrivals=9.0),
+            "the load differs: requests in flight 20 -> 50, arrivals 4 -> 9 per second",
+            id="more of both",
+        ),
+        pytest.param(
+            replace(LOAD, prompts=short_and_long(600.0, 90, 150)),
+            "prompt lengths differ: mean 300 (± 10) -> 600 (± 10) tokens",
+            id="longer prompts on a server of the same pace",
+        ),
+        pytest.param(
+            replace(LOAD, in_flight=3.0, prompts=short_and_long(600.0, 90, 150)),
+            "prompt lengths differ: mean 300 (± 10) -> 600 (± 10) tokens",
+            id="short prompts became rarer, which a faster server does not explain",
+        ),
+        pytest.param(
+            replace(LOAD, in_flight=60.0, prompts=short_and_long(600.0, 60, 150)),
+            "prompt lengths differ: mean 300 (± 10) -> 600 (± 10) tokens",
+            id="long prompts became more frequent, which a slower server does not explain",
+        ),
+        pytest.param(
+            replace(LOAD, in_flight=3.0, prompts=replace(short_and_long(600.0, 0, 0), counts=())),
+            "prompt lengths differ: mean 300 (± 10) -> 600 (± 10) tokens",
+            id="nothing known of each length",
+        ),
+        pytest.param(
+            replace(LOAD, outputs=Lengths(160.0, 5.0, 900.0, ((200.0, 240.0),))),
+            "output lengths differ: mean 100 (± 5) -> 160 (± 5) tokens",
+            id="longer outputs",
+        ),
+        pytest.param(
+            replace(LOAD, finished=2.0), "only 2 requests finished after the change", id="nothing happened after"
+        ),
+        pytest.param(replace(LOAD, in_flight=3.0, arrivals=None), "arrivals 4 -> - per second", id="one scrape"),
+    ],
+)
+def test_another_load_is_told_with_its_numbers(after: Load, sentence: str) -> None:
+    (told,) = differences(LOAD, after)
+    assert sentence in told
+
+
+@pytest.mark.parametrize(
+    ("after", "same"),
+    [
+        pytest.param(replace(CLOSED, arrivals=9.0), True, id="whatever their rate"),
+        pytest.param(replace(CLOSED, in_flight=10.0), False, id="half of them get the same rate from a busy server"),
+        pytest.param(replace(LOAD, in_flight=3.0), False, id="and the fewer they are the less flat"),
+        pytest.param(replace(CLOSED, in_flight=10.0, arrivals=9.0), False, id="half of them on a faster server"),
+    ],
+)
+def test_closed_loop_clients_are_as_many_as_are_in_flight(after: Load, same: bool) -> None:
+    assert (not list(differences(CLOSED, after))) is same
+
+
+def test_a_gateway_limit_that_is_the_change_excuses_the_amount_and_not_the_lengths() -> None:
+    held = replace(CLOSED, in_flight=6.0, arrivals=2.0)
+    assert not list(differences(CLOSED, held, limited=True))
+    other = replace(held, prompts=short_and_long(600.0, 60, 90))
+    assert "prompt lengths differ" in next(differences(CLOSED, other, limited=True))
+
+
+@pytest.mark.parametrize(("seconds", "chance"), [(6.0, True), (60.0, False)])
+def test_few_arrivals_do_not_tell_their_rates_apart(seconds: float, chance: bool) -> None:
+    """24 requests and then 12 may be one rate, 240 and then 120 may not."""
+    before = replace(LOAD, seconds=seconds)
+    (told,) = differences(before, replace(before, in_flight=8.0, arrivals=2.0))
+    assert ("too few requests arrived to tell" in told) is chance
+
+
+def test_a_mean_of_few_requests_is_known_within_its_standard_error() -> None:
+    few = replace(LOAD, prompts=short_and_long(240.0, 20, 6, error=70.0))
+    other = replace(few, prompts=short_and_long(400.0, 16, 14, error=65.0))
+    assert not list(differences(few, other))
+
+
+def test_lengths_are_the_same_where_the_longest_and_the_tokens_per_second_are() -> None:
+    """Short ones among closed-loop clients come more often once a fix unblocks them."""
+    unblocked = Lengths(140.0, 10.0, 1100.0, ((200.0, 500.0), (1000.0, 60.0)))
+    assert not list(differences(LOAD, replace(LOAD, prompts=unblocked)))
+    shorter = replace(unblocked, counts=((200.0, 500.0), (1000.0, 0.0)))
+    assert list(differences(LOAD, replace(LOAD, prompts=shorter)))
+
+
+@pytest.mark.parametrize("before", [replace(LOAD, in_flight=8.0, idle=0.8), replace(LOAD, in_flight=60.0)])
+def test_a_side_that_was_mostly_idle_is_said_to_be(before: Load) -> None:
+    after = replace(before, in_flight=20.0, arrivals=9.0) if before.idle else replace(LOAD, arrivals=2.0, idle=0.8)
+    (told,) = differences(before, after)
+    side = "BEFORE" if before.idle else "AFTER"
+    assert told.startswith(f"{side} was mostly idle, without a request in flight in 80 % of its scrapes")
+
+
+def test_a_load_that_was_not_measured() -> None:
+    """One that never served has no load to compare; one that did, and without these numbers, has one nobody knows."""
+    assert not list(differences(replace(LOAD, in_flight=None, responded=False), replace(LOAD, finished=0.0)))
+    assert "not measured" in next(differences(replace(LOAD, in_flight=None), LOAD))
+
+
+def test_a_server_that_stalled_all_the_time_has_no_lengths_to_compare() -> None:
+    stalled = replace(LOAD, finished=0.0, arrivals=0.0, prompts=Lengths(), outputs=Lengths())
+    assert not list(differences(stalled, LOAD))
