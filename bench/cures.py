@@ -18,13 +18,15 @@ import table
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.live import cure, server  # noqa: E402
+from support.live import cure, load, server  # noqa: E402
 
 from diag.commands import doctor  # noqa: E402
 from diag.commands.observe import ObserveOptions  # noqa: E402
+from diag.diagnosis.proposals import Proposal  # noqa: E402
 from diag.diagnosis.relaunch import relaunch  # noqa: E402
 from diag.report import sentences as words  # noqa: E402
 from diag.sources.recording.reader import read  # noqa: E402
+from diag.verify.changes import limits_requests  # noqa: E402
 
 SECONDS = 60.0
 HEAD = """\
@@ -32,7 +34,7 @@ HEAD = """\
 
 `python bench/cures.py` on {cores} cores of {machine}: vLLM on the CPU with a tiny random model, the same clients
 before and after, {seconds:.0f} s each after {warm:.0f} s of warm-up, one run each. The numbers are the clients' own,
-the verdict is that of `diag verify`.
+with their wait at a gateway where its limit is the fix; the verdict is that of `diag verify`.
 """
 TABLE = """
 ## {incident}
@@ -43,7 +45,7 @@ TABLE = """
 
 
 def rows(case: cure.Case, folder: Path) -> Iterator[str]:
-    """The table's rows, as they are measured."""
+    """The table's rows, as they are measured: of each proposal that is a relaunch line or a limit at the gateway."""
     before = folder / "before"
     with server.running(folder, case.size, case.flags) as sick:
         yield _row("as it was", "", cure.met(sick.url, sick.port, case, before, SECONDS))
@@ -51,12 +53,18 @@ def rows(case: cure.Case, folder: Path) -> Iterator[str]:
     assert finding.diagnosis.incident.id == case.incident
     (launch,) = read(before).launch.values()
     for at, proposal in enumerate(finding.proposals):
-        line = relaunch(launch, [proposal])
+        after, limit = folder / f"after-{at}", _limit(proposal)
+        line = launch if limit else relaunch(launch, [proposal])
         if line:
-            after = folder / f"after-{at}"
             with server.relaunched(line, sick.port, folder / f"{at}.log") as other:
-                met = cure.met(other.url, other.port, case, after, SECONDS)
-            yield _row(f"`{words.change(proposal)}`", verdict(before, after), met)
+                met = cure.met(other.url, other.port, case, after, SECONDS, gateway=limit or load.UNLIMITED)
+            name = f"gateway concurrency limit {limit}" if limit else f"`{words.change(proposal)}`"
+            yield _row(name, verdict(before, after), met)
+
+
+def _limit(proposal: Proposal) -> int:
+    """The requests in flight that a proposal allows at the gateway, 0 where it is another one."""
+    return int(proposal.after) if limits_requests(proposal.fix) and isinstance(proposal.after, float) else 0
 
 
 def verdict(before: Path, after: Path) -> str:

@@ -64,14 +64,14 @@ class Lengths:
 class Load:
     """What clients offered a server over a whole span, None where it was not measured.
 
-    in_flight: requests running or waiting (mean), `most` of them at one scrape, `flat` where they hardly vary. idle:
+    in_flight: requests running or waiting (mean), their `variance` from scrape to scrape, and the `most` of them. idle:
     the share of scrapes without any. arrivals: requests per second. finished: requests from the first scrape to the
     last. seconds: those in which the server was observed, each scrape standing for one interval. responded: whether any
     page was served.
     """
 
     in_flight: float | None
-    flat: bool
+    variance: float
     arrivals: float | None
     finished: float
     prompts: Lengths
@@ -87,6 +87,11 @@ class Load:
         return self.in_flight is not None
 
     @property
+    def flat(self) -> bool:
+        """Whether the requests in flight hardly vary, as those of closed-loop clients."""
+        return self.in_flight is not None and self.in_flight >= 1 and self.variance < FLAT * self.in_flight
+
+    @property
     def residence(self) -> float | None:
         """Seconds that a request spends in the server, by Little's law; infinite where none arrives or leaves."""
         if self.in_flight is None or self.arrivals is None:
@@ -100,15 +105,15 @@ def load(server: ServerSnapshot) -> Load:
     valid = np.flatnonzero(np.abs(row) < ABSURD)
     responded = any((server.value(signal.promql) or 0) > 0 for signal in (serves, endpoint_without_vllm))
     if not len(valid):
-        return Load(None, False, None, 0.0, Lengths(), Lengths(), 0.0, responded)
+        return Load(None, 0.0, None, 0.0, Lengths(), Lengths(), 0.0, responded)
     in_flight, times = row[valid], server.queries.source.instants[valid]
-    mean, lasted = float(in_flight.mean()), float(times[-1] - times[0]) / 1000
+    lasted = float(times[-1] - times[0]) / 1000
     seconds = lasted + server.queries.source.interval
     finished, begun = ((server.value(counter) or 0.0) * lasted / seconds for counter in (FINISHED, BEGUN))
     waiting = server.scraped(NOW[WAITING])[valid]
     return Load(
-        in_flight=mean,
-        flat=mean >= 1 and float(in_flight.var()) < FLAT * mean,
+        in_flight=float(in_flight.mean()),
+        variance=float(in_flight.var()),
         arrivals=_arrived(finished, in_flight, begun, waiting) / lasted if lasted else None,
         finished=finished,
         prompts=_prompts(server, seconds),

@@ -3,8 +3,8 @@
 The server itself moves what can be measured: a faster one has fewer requests in flight, and clients that wait for their
 answer send more of them. So a number alone proves nothing. Whatever the clients, a server that became faster gets as
 many requests per second as before or more, with as many in flight or fewer, and a slower one the reverse: only another
-load moves both the same way. The same holds for the requests of each length. Clients that always have a request in
-flight (closed loop, no pause) are as many as before only where as many are in flight.
+load moves both the same way. The same holds for the requests of each length. Clients that have a request in flight
+almost always (closed loop) are as many as before only where as many are in flight, or pause between two requests.
 """
 
 import math
@@ -62,6 +62,8 @@ def _amount(before: Load, after: Load) -> str:
         f"requests in flight {_shown(before.in_flight)} -> {_shown(after.in_flight)},"
         f" arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} per second"
     )
+    if before.flat and _same_clients(before, after):
+        return ""
     if before.flat or before.arrivals is None or after.arrivals is None:
         return f"the load differs: {shown}"
     if direction(SAME_LOAD, before.arrivals, after.arrivals) != in_flight:
@@ -71,6 +73,17 @@ def _amount(before: Load, after: Load) -> str:
     if _by_chance(CHANCE, counts, seconds):
         return f"too few requests arrived to tell their rates apart ({shown}): observe for longer"
     return f"the load differs: {shown}"
+
+
+def _same_clients(before: Load, after: Load) -> bool:
+    """Whether closed-loop clients may be as many as before: those with a request in flight, and those that pause.
+
+    Where few pause, as many of them do as the requests in flight vary (Poisson), and more where they send more often.
+    """
+    if before.in_flight is None or after.in_flight is None or not before.arrivals or after.arrivals is None:
+        return False
+    pausing = before.variance, before.variance * after.arrivals / before.arrivals
+    return not direction(SAME_LOAD, before.in_flight + pausing[0], after.in_flight + pausing[1])
 
 
 def direction(factor: float, old: float | None, new: float | None) -> int:

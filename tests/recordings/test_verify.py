@@ -247,6 +247,48 @@ def changed(
     return folder
 
 
+def behind_a_gateway(tmp_path: Path, capped: str) -> Path:
+    """A server that was capped as if a gateway did it: as many run, the others wait where no page shows them."""
+
+    def held_back(page: str) -> str:
+        return re.sub(r"(?m)^(vllm:num_requests_waiting.*) .*$", r"\1 0", page)
+
+    folder = changed(tmp_path, capped, lambda all_of_it: rewriting.changed(all_of_it, held_back))
+    shutil.copy(RECORDINGS / "kv_cascade_base" / "recording.toml", folder)
+    return folder
+
+
+def test_the_gateway_limit_that_was_proposed_is_the_change(tmp_path: Path) -> None:
+    found = verified("kv_cascade_base", behind_a_gateway(tmp_path, "cure_max_num_seqs_mean"))
+    assert line_1(found).startswith("FIXED, WITH TRADE-OFFS kv_eviction_cascade")
+    assert "output tokens / s 1,375 -> 884" in line_1(found)
+    assert "requests beyond 6 wait at the gateway" in line_1(found)
+    (server,) = found.servers
+    assert [(each.name, each.before, each.after) for each in server.changes] == [
+        ("gateway concurrency limit", None, "6")
+    ]
+    assert server.first is not None
+    assert [(each.name, each.proposed) for each in server.first.applied_fixes] == [("gateway concurrency limit", "6")]
+    (outside,) = (note for note in server.notes if "Little's law" in note)
+    assert "the 28 requests of before were always in flight (closed-loop clients): 22 of them wait" in outside
+
+
+def test_fewer_requests_in_flight_than_the_proposed_limit_are_a_lighter_load(tmp_path: Path) -> None:
+    found = verified("kv_cascade_base", behind_a_gateway(tmp_path, "cure_max_num_seqs_p90"))
+    assert found.verdict == "not comparable"
+    assert "the load differs: requests in flight 27.8 -> 3, arrivals 3.83 -> 1.94" in line_1(found)
+
+
+def test_a_before_that_was_idle_is_said_to_be() -> None:
+    assert "BEFORE was idle, without a request in flight in any scrape" in line_1(verified("idle", "healthy"))
+
+
+def test_no_request_after_the_change_asks_for_the_load_of_before() -> None:
+    head = line_1(verified("kv_cascade_base", "idle"))
+    assert "no request is in flight; observe it under the load of BEFORE" in head
+    assert "--probe" not in head
+
+
 def test_a_different_model_is_not_comparable(tmp_path: Path) -> None:
     other = changed(
         tmp_path,

@@ -9,8 +9,8 @@ from diag.verify.same_load import differences
 
 PROMPTS = Lengths(300.0, 10.0, 1200.0, ((200.0, 180.0), (1000.0, 60.0)))
 OUTPUTS = Lengths(100.0, 5.0, 400.0, ((200.0, 240.0),))
-LOAD = Load(20.0, False, 4.0, 240.0, PROMPTS, OUTPUTS, 60.0)
-CLOSED = replace(LOAD, flat=True)
+LOAD = Load(20.0, 20.0, 4.0, 240.0, PROMPTS, OUTPUTS, 60.0)
+CLOSED = replace(LOAD, variance=0.2)
 
 
 def short_and_long(mean: float, short: float, long: float, error: float = 10.0) -> Lengths:
@@ -95,10 +95,18 @@ def test_another_load_is_told_with_its_numbers(after: Load, sentence: str) -> No
         pytest.param(replace(CLOSED, in_flight=10.0), False, id="half of them get the same rate from a busy server"),
         pytest.param(replace(LOAD, in_flight=3.0), False, id="and the fewer they are the less flat"),
         pytest.param(replace(CLOSED, in_flight=10.0, arrivals=9.0), False, id="half of them on a faster server"),
+        pytest.param(replace(CLOSED, in_flight=40.0), False, id="twice as many"),
     ],
 )
 def test_closed_loop_clients_are_as_many_as_are_in_flight(after: Load, same: bool) -> None:
     assert (not list(differences(CLOSED, after))) is same
+
+
+@pytest.mark.parametrize(("in_flight", "same"), [(14.0, True), (7.0, False)])
+def test_closed_loop_clients_that_pause_have_fewer_requests_on_a_faster_server(in_flight: float, same: bool) -> None:
+    """20 with a request in flight and 1.9 pausing are 14 and 7.6 where requests come four times as fast."""
+    before = replace(LOAD, variance=1.9)
+    assert (not list(differences(before, replace(before, in_flight=in_flight, arrivals=16.0)))) is same
 
 
 def test_a_gateway_limit_that_is_the_change_excuses_the_amount_and_not_the_lengths() -> None:

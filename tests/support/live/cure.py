@@ -71,9 +71,9 @@ class Met:
     preemptions_per_request: float
 
 
-def met(url: str, port: int, case: Case, folder: Path, seconds: float) -> Met:
-    """Put the load on a server, record it for so long, and say what the clients met meanwhile."""
-    with load.running(port, *case.streams) as clients:
+def met(url: str, port: int, case: Case, folder: Path, seconds: float, *, gateway: int = load.UNLIMITED) -> Met:
+    """Put the load on a server, record it for so long, and say what the clients met meanwhile, their gateway included."""
+    with load.running(port, *case.streams, gateway=gateway) as clients:
         time.sleep(WARM_UP)
         before = {group: len(each) for group, each in clients.first.items()}
         gaps, begun = len(clients.gaps), time.monotonic()

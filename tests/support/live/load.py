@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+UNLIMITED = 1000
+"""Requests that a gateway without a limit lets through at a time."""
 LETTERS = string.ascii_lowercase + " "
 
 
@@ -33,7 +35,7 @@ class Clients:
 @dataclass
 class Load:
     """What the clients have met so far, in seconds: `latencies` of whole requests; of streams, of each client group,
-    the times to the `first` token, and the `gaps` between two tokens of one stream.
+    the times to the `first` token, with the wait at the `gateway`, and the `gaps` between two tokens of one stream.
     """
 
     gateway: threading.Semaphore
@@ -52,7 +54,7 @@ CONTENTION = (Clients(8, (16, 48), (150, 250)), Clients(2, (7000, 7500), (2, 4),
 
 
 @contextmanager
-def running(port: int, *clients: Clients, gateway: int = 1000) -> Iterator[Load]:
+def running(port: int, *clients: Clients, gateway: int = UNLIMITED) -> Iterator[Load]:
     """Drive the server until the block ends; requests in flight are given up then.
 
     No more requests than `gateway` are let through to the server at a time; the others wait in front of it.
@@ -74,7 +76,7 @@ def _client(port: int, group: Clients, load: Load, number: int) -> None:
         begun = time.monotonic()
         try:
             with load.gateway:
-                _request(port, group, load, chance)
+                _request(port, group, load, chance, begun)
             load.latencies.append(time.monotonic() - begun)
         except (OSError, http.client.HTTPException) as error:
             load.errors.append(repr(error))
@@ -82,12 +84,11 @@ def _client(port: int, group: Clients, load: Load, number: int) -> None:
         load.stop.wait(group.pause * chance.uniform(0.5, 1.5))
 
 
-def _request(port: int, group: Clients, load: Load, chance: random.Random) -> None:
+def _request(port: int, group: Clients, load: Load, chance: random.Random, begun: float) -> None:
     prompt, answer = chance.randint(*group.prompt), chance.randint(*group.answer)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     text = "".join(chance.choice(LETTERS) for _ in range(prompt))
     body = {"model": "tiny", "prompt": text, "max_tokens": answer, "ignore_eos": True, "stream": group.stream}
-    begun = time.monotonic()
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {group.key}"} if group.key else {})}
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
     reply = connection.getresponse()
