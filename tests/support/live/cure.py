@@ -72,7 +72,7 @@ class Met:
 
 
 def met(url: str, port: int, case: Case, folder: Path, seconds: float, *, gateway: int = load.UNLIMITED) -> Met:
-    """Put the load on a server, record it for so long, and say what the clients met meanwhile, their gateway included."""
+    """Put the load on a server, record it for so long, and say what the clients met meanwhile, behind their gateway."""
     with load.running(port, *case.streams, gateway=gateway) as clients:
         time.sleep(WARM_UP)
         before = {group: len(each) for group, each in clients.first.items()}
