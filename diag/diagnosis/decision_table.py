@@ -15,26 +15,40 @@ from diag.diagnosis.query_cache import QueryCache
 COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
+Episode = tuple[float | None, float]
+"""Unix seconds of the first and the last instant at which an incident held; None where it held from the beginning."""
 
 
 @dataclass(frozen=True)
 class DecisionTable:
-    """Shapes: `values` and `held` (conditions, subjects, instants), the others (subjects,).
+    """Shapes: `values` and `held` (conditions, subjects, instants), `states` (subjects, instants), others (subjects,).
 
+    apart: seconds of health from which on two episodes are two: what is shorter lies within one window and one scrape.
     decided: whether the incident was present at some instant, else absent at some. first, last: the places of the first
     and last instants that show what was decided. ongoing: whether it is present at the last instant that is known.
     """
 
+    apart: float
     conditions: tuple[Condition, ...]
     limits: tuple[float, ...]
     subjects: tuple[Subject, ...]
     instants: Instants
     values: Floats
     held: Trits
+    states: Trits
     decided: Trits
     first: Places
     last: Places
     ongoing: NDArray[np.bool_]
+
+    def episodes(self, place: int) -> tuple[Episode, ...]:
+        """When the incident held on the subject at that place."""
+        states, seconds = self.states[place], self.instants / 1000
+        at = np.flatnonzero(states == 1)
+        health = np.diff(np.cumsum(states == 0)[at]) > 0
+        breaks = np.flatnonzero(health & (np.diff(seconds[at]) > self.apart)) + 1
+        runs = np.split(at, breaks)
+        return tuple((float(seconds[run[0]]) if run[0] else None, float(seconds[run[-1]])) for run in runs)
 
 
 def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
@@ -50,7 +64,9 @@ def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
     compared = zip(values, conditions, limits, strict=True)
     held = np.array([holds(rows, condition.op, limit) for rows, condition, limit in compared])
     required = [conditions.index(condition) for condition in incident.conditions]
-    return DecisionTable(conditions, limits, subjects, instants, values, held, *_decided(_states(held[required])))
+    states = _states(held[required])
+    apart = window.seconds + queries.source.interval
+    return DecisionTable(apart, conditions, limits, subjects, instants, values, held, states, *_decided(states))
 
 
 def holds(values: Floats, op: Comparison, limit: float) -> Trits:

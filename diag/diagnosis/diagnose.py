@@ -14,7 +14,7 @@ import numpy as np
 from diag.core.formatting import quantity, threshold
 from diag.core.incident import Condition, Incident, LookAlike, Severity
 from diag.core.subjects import Subject, SubjectIndex
-from diag.diagnosis.decision_table import COMPARE, DecisionTable, decision_table
+from diag.diagnosis.decision_table import COMPARE, DecisionTable, Episode, decision_table
 from diag.diagnosis.query_cache import QueryCache
 
 State = Literal["present", "absent", "unknown"]
@@ -69,8 +69,9 @@ class Refuted:
 class Diagnosis:
     """One incident judged for one subject; times are unix seconds.
 
-    `since` is None where it already held at the first instant; `open` names look-alikes that could not be ruled out;
-    `instants` are those of the readings' histories.
+    `since` is None where it already held at the first instant; `episodes` are the times in which it held, each with
+    health before it, the first from `since` on and the last to `until`; `open` names look-alikes that could not be
+    ruled out; `instants` are those of the readings' histories.
     """
 
     incident: Incident
@@ -79,6 +80,7 @@ class Diagnosis:
     severity: Severity
     since: float | None
     until: float | None
+    episodes: tuple[Episode, ...]
     ongoing: bool
     instants: tuple[float, ...]
     symptoms: tuple[Reading, ...]
@@ -93,6 +95,15 @@ class Diagnosis:
     def reported(self) -> int:
         """The place of the instant whose readings are told of a present incident, the last one of any other."""
         return len(self.instants) - 1 if self.until is None else self.instants.index(self.until)
+
+    @property
+    def one_by_one(self) -> "tuple[Diagnosis, ...]":
+        """A diagnosis for each of its episodes."""
+        last = len(self.episodes) - 1
+        return tuple(
+            replace(self, since=since, until=until, episodes=((since, until),), ongoing=self.ongoing and at == last)
+            for at, (since, until) in enumerate(self.episodes)
+        )
 
     @property
     def culprits(self) -> tuple[str, ...]:
@@ -146,6 +157,7 @@ def _decide_one(
         severity="critical" if worse else incident.severity,
         since=instants[first] if state == "present" and first else None,
         until=instants[last] if state == "present" else None,
+        episodes=table.episodes(place) if state == "present" else (),
         ongoing=bool(table.ongoing[place]),
         instants=instants,
         symptoms=tuple(readings[condition] for condition in incident.conditions),
@@ -256,13 +268,18 @@ def _cause(diagnosis: Diagnosis, present: SubjectIndex[Diagnosis]) -> str | None
 
 
 def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Present first, the worst first; one primary per scope, and an engine lies within its instance's scope."""
+    """Present first, the worst first; one primary per scope, and an engine lies within its instance's scope.
+
+    A violated SLO says what users feel and not why: whatever else has an impact comes before it.
+    """
     states = ("present", "unknown", "absent")
     ranked = sorted(
         diagnoses,
         key=lambda d: (
             states.index(d.state),
             d.explained_by is not None,
+            RANK[d.severity] == 0,
+            bool(d.incident.burns),
             -RANK[d.severity],
             not d.ongoing,
             len(d.subject),

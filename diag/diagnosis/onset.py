@@ -14,6 +14,8 @@ from diag.diagnosis.query_cache import QueryCache, TelemetrySource
 
 MOST_DATED = 12
 """Incidents to date: each takes a few queries more."""
+MOST_EPISODES = 4
+"""Episodes of one incident to date, the last ones."""
 FEW = 5
 """Servers up to which it is worth it."""
 
@@ -36,7 +38,7 @@ class SourceAtInstants:
 
 
 def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
-    """The diagnoses, those that began within the span with the time at which they really did."""
+    """The diagnoses, each episode that began within the span with the time at which it really did."""
     if len(queries.subjects(("instance",))) > FEW:
         return tuple(diagnoses)
     late = [diagnosis for diagnosis in diagnoses if _is_late(diagnosis, queries)][:MOST_DATED]
@@ -46,22 +48,31 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
 def _is_late(diagnosis: Diagnosis, queries: QueryCache) -> bool:
     """Whether it began meanwhile, and was judged over more than a live window."""
     live = queries.live(diagnosis.incident.live_window)
-    return diagnosis.since is not None and queries.window(diagnosis.incident).seconds > live.seconds
+    began = any(since is not None for since, _ in diagnosis.episodes)
+    return began and queries.window(diagnosis.incident).seconds > live.seconds
 
 
 def _dated(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
-    close = QueryCache(SourceAtInstants(queries.source, _before(diagnosis, queries)), queries.contract)
+    """The last episodes are those that are asked about first."""
+    known = diagnosis.episodes[:-MOST_EPISODES]
+    for since, until in diagnosis.episodes[-MOST_EPISODES:]:
+        after = known[-1][1] if known else None
+        known = (*known, (since if since is None else _onset(diagnosis, since, after, queries), until))
+    return replace(diagnosis, since=known[0][0], episodes=known)
+
+
+def _onset(diagnosis: Diagnosis, shown: float, after: float | None, queries: QueryCache) -> float:
+    """When the episode began that showed at that time, `after` the end of the one before it."""
+    close = QueryCache(SourceAtInstants(queries.source, _before(diagnosis, shown, queries)), queries.contract)
     again = diagnose([diagnosis.incident], close)
     found = next(other for other in again if other.subject == diagnosis.subject)
-    if found.state != "present":
-        return diagnosis
-    return replace(diagnosis, since=found.instants[0] if found.since is None else found.since)
+    starts = (found.instants[0] if since is None else since for since, _ in found.episodes)
+    return next((start for start in starts if after is None or start > after), shown)
 
 
-def _before(diagnosis: Diagnosis, queries: QueryCache) -> Instants:
+def _before(diagnosis: Diagnosis, shown: float, queries: QueryCache) -> Instants:
     """Every scrape of the window in which it showed first, and of the live window before that."""
-    assert diagnosis.since is not None
     seconds = queries.window(diagnosis.incident).seconds + queries.live(diagnosis.incident.live_window).seconds
     step = round(queries.source.interval * 1000)
     back = np.arange(int(seconds * 1000) // step, -1, -1, dtype=np.int64)
-    return round(diagnosis.since * 1000) - step * back
+    return round(shown * 1000) - step * back

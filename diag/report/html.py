@@ -30,7 +30,7 @@ def render(report: Report) -> str:
     """The report as one page, which is XML as well; one line break at its end."""
     findings = sorted(words.detailed(report), key=_weight)
     servers = fleet.servers(report, moment) if words.is_fleet(report) else []
-    present = [finding.diagnosis for finding in report.present[:MOST_ROWS]]
+    present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
     page = _environment().get_template(TEMPLATE.name)
     return page.render(
         report=report,
@@ -39,7 +39,7 @@ def render(report: Report) -> str:
         headlines=[_headline(line) for line in words.headline(report, moment)],
         servers=servers,
         counts=fleet.counts(servers),
-        timeline=sorted(present, key=lambda diagnosis: diagnosis.since or 0.0),
+        timeline=sorted(present, key=lambda diagnosis: diagnosis.since or 0.0)[:MOST_ROWS],
         absent=_absent(report),
         style=Markup(STYLE.read_text(encoding="utf-8")),
         version=__version__,
@@ -103,7 +103,9 @@ def _headline(line: str) -> tuple[str, str, str]:
 
 
 def _lasted(diagnosis: Diagnosis) -> str:
-    """Since and until when; a page is read another day, when "now" is no more."""
+    """Since and until when, or how often; a page is read another day, when "now" is no more."""
+    if len(diagnosis.episodes) > 1:
+        return words.when(diagnosis, moment)
     until = moment(diagnosis.instants[-1] if diagnosis.until is None else diagnosis.until)
     return f"since {words.began([diagnosis], moment)}, {'ongoing' if diagnosis.ongoing else 'ended'} at {until}"
 

@@ -77,6 +77,7 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
         "explained_by": diagnosis.explained_by,
         "since": diagnosis.since,
         "until": diagnosis.until,
+        "episodes": [{"since": since, "until": until} for since, until in diagnosis.episodes],
         "ongoing": diagnosis.ongoing,
         "symptoms": [_reading(reading) for reading in diagnosis.symptoms],
         "supporting_evidence": [_reading(reading) for reading in diagnosis.supports],

@@ -40,11 +40,20 @@ def began(diagnoses: Sequence[Diagnosis], written_as: TimeFormat) -> str:
 
 
 def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:
-    """Since when, and until when where it has ended."""
+    """Since when, and until when where it has ended; how many times where there was health between."""
     start = began([diagnosis], written_as)
+    if len(diagnosis.episodes) > 1:
+        return _again(diagnosis, start, written_as)
     if diagnosis.ongoing or diagnosis.until is None:
         return f"ongoing since {start}"
     return f"began {'' if diagnosis.since is None else 'at '}{start}, ended at {written_as(diagnosis.until)}"
+
+
+def _again(diagnosis: Diagnosis, start: str, written_as: TimeFormat) -> str:
+    last, times = diagnosis.one_by_one[-1], f"{len(diagnosis.episodes)} times"
+    if diagnosis.ongoing or last.until is None:
+        return f"ongoing since {began([last], written_as)}, {times} since {start}"
+    return f"{times} from {start} to {written_as(last.until)}"
 
 
 def place(subject: Subject) -> str:
@@ -182,13 +191,14 @@ def first_sign(diagnosis: Diagnosis, written_as: TimeFormat) -> list[str]:
     """The evidence that showed before the incident was complete."""
     onsets = [(onset(reading, diagnosis), reading.condition.signal.name) for reading in evidence(diagnosis)]
     start, name = min(((start, name) for start, name in onsets if start is not None), default=(0.0, ""))
-    early = diagnosis.since is not None and diagnosis.instants[0] < start < diagnosis.since
+    since = diagnosis.one_by_one[-1].since
+    early = since is not None and diagnosis.instants[0] < start < since
     return [f"{name}, beyond its threshold since {written_as(start)}"] if early else []
 
 
 def timeline(report: Report) -> list[str]:
-    """What is present in the order in which it began; nothing where all of it began at once or in a fleet."""
-    found = [finding.diagnosis for finding in report.present]
+    """Every episode in the order in which they began; nothing where all of them began at once or in a fleet."""
+    found = [episode for finding in report.present for episode in finding.diagnosis.one_by_one]
     if is_fleet(report) or len({diagnosis.since for diagnosis in found}) < 2:
         return []
     ordered = sorted(found, key=lambda diagnosis: diagnosis.since or 0.0)

@@ -206,7 +206,8 @@ def _mark(unix: int, step: int, scale: Scale, room: int) -> Iterator[Markup]:
 
 def _present(diagnosis: Diagnosis, scale: Scale) -> Markup:
     """On the axis: from when to when the incident as a whole was present."""
-    return _span(diagnosis, scale, scale.bottom - 2, scale.bottom + 2)
+    spans = (_span(episode, scale, scale.bottom - 2, scale.bottom + 2) for episode in diagnosis.one_by_one)
+    return Markup("").join(spans)
 
 
 def _line(points: Points, scale: Scale) -> Markup:

@@ -8,7 +8,7 @@ import pytest
 
 from diag import promql
 from diag.core.contract import Contract
-from diag.core.incident import Incident, LookAlike, Signal, judged
+from diag.core.incident import BurnRateWindow, Incident, LookAlike, Signal, judged
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.query_cache import QueryCache
 from diag.sources.samples import SampleSource
@@ -78,6 +78,35 @@ def test_an_incident_that_held_for_a_while_has_a_beginning_and_an_end() -> None:
 def test_an_incident_that_held_from_the_first_look_on_has_no_beginning() -> None:
     found = judge([INCIDENT], heat=[2] * 20, noise=[2] * 20)[0]
     assert (found.since, found.until, found.ongoing) == (None, START / 1000 + 19, True)
+
+
+@pytest.mark.parametrize(
+    ("noise", "episodes"),
+    [
+        ([0] * 4 + [2] * 3 + [0] * 4 + [2] * 4, [(4, 6), (11, 14)]),
+        ([0] * 4 + [2] * 3 + [0] * 3 + [2] * 5, [(4, 14)]),
+        ([0] * 4 + [2] * 3 + [MISSING] * 4 + [2] * 4, [(4, 14)]),
+        ([2] * 5 + [0] * 5 + [2] * 1 + [0] * 4, [(None, 4), (10, 10)]),
+    ],
+    ids=["health between", "health for less than a window and a scrape", "a hole between", "from the first look on"],
+)
+def test_what_came_back_after_a_time_of_health_is_another_episode(
+    noise: list[float], episodes: list[tuple[float | None, float]]
+) -> None:
+    found = judge([INCIDENT], heat=[2] * 15, noise=noise)[0]
+    seconds = [
+        (since if since is None else since - START / 1000, until - START / 1000) for since, until in found.episodes
+    ]
+    assert seconds == episodes
+    assert (found.since, found.until) == (found.episodes[0][0], found.episodes[-1][1])
+
+
+def test_a_violated_slo_comes_after_any_cause_and_before_what_harms_nobody() -> None:
+    slo = replace(INCIDENT, id="a_slo", severity="critical", burns=(BurnRateWindow(6, "6h", "30m"),))
+    info = replace(INCIDENT, id="an_info", severity="info")
+    found = judge([slo, INCIDENT, info], heat=[2] * 10, noise=[2] * 10)
+    assert [each.incident.id for each in found] == ["cause", "a_slo", "an_info"]
+    assert [each.primary for each in found] == [True, False, False]
 
 
 def test_a_cause_nests_what_it_explains() -> None:
