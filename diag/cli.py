@@ -117,19 +117,27 @@ def doctor(
         output_option("--fail-on", metavar="VERDICT", help="Exit with 0 below this: warning, critical or never."),
     ] = FailOn.warning,
     verbose: Annotated[
-        bool, output_option("--verbose", help="Also name every incident that is absent or needs more telemetry.")
+        bool,
+        output_option(
+            "--verbose", "-v", help="Print all evidence, alternatives, thresholds and every incident's state."
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, output_option("--quiet", "-q", help="Print line 1 only: severity, incident, where, since when.")
     ] = False,
     configuration: ConfigurationOptions,
 ) -> None:
     """Diagnose a live vLLM server, a recording, or a fleet through Prometheus.
 
-    Prints the verdict, the evidence for it, what was ruled out, and the flag to change. On the server's own host its
-    GPUs and processes are read too.
+    Prints at most 20 lines: the verdict, the evidence for it, what to do now, the flag to change, what was ruled out.
+    On the server's own host its GPUs and processes are read too.
     """
     from diag.commands import doctor as work
 
     form = output.form
     options = observe_options(targets, prometheus, scrape, evidence, configuration, probe=probe)
+    if quiet and (verbose or keep_watching or form != "terminal"):
+        raise BadUsage("--quiet prints line 1 only: leave out --verbose, --watch, --json and --markdown")
     if until_what and not keep_watching:
         raise BadUsage("--until needs --watch: it says when the watch ends")
     if keep_watching and form != "terminal":
@@ -140,7 +148,7 @@ def doctor(
         report, status = watch.watch(options, until_what is Until.resolved), 0
     else:
         report = work.run(options)
-        work.print_report(report, form, verbose)
+        work.print_report(report, form, verbose=verbose, quiet=quiet)
         status = work.exit_code(report, fail_on.value)
     if html:
         work.write_html(report, html)
@@ -269,12 +277,18 @@ def explain(
     name: Annotated[
         str, typer.Argument(metavar="ID", help="The id of an incident (see diag incidents) or of a diag lint rule.")
     ],
+    as_markdown: Annotated[
+        bool, output_option("--markdown", help="Print Markdown on a terminal too, as anywhere else.")
+    ] = False,
     incidents: UserIncidents = None,
 ) -> None:
-    """Print an incident's runbook (meaning, symptoms, look-alikes, mitigation, fix) or a lint rule's page."""
-    from diag.commands.explain import run
+    """Show an incident's runbook (meaning, symptoms, look-alikes, mitigation, fix) or a lint rule's page.
 
-    typer.echo(run(name, incidents), nl=False)
+    On a terminal the page is laid out and shown through $PAGER (default: less; cat for none); NO_COLOR is respected.
+    """
+    from diag.commands.explain import show
+
+    show(name, incidents, as_markdown)
 
 
 @command("Check before a rollout")

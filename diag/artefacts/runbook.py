@@ -91,9 +91,9 @@ def _expected_report(incident: Incident) -> str:
     labels = [f"{label} <{label}>" for label in incident.per if label != "instance"]
     subject = " ".join(("<instance>", *labels))
     if incident.severity == "info":
-        return f"While it lasts, `also present` lists `info: {incident.id} on {subject}`. Its symptoms:"
+        return f"While it lasts, `Also` lists `info  {incident.id}`; `--verbose` says where. Its symptoms:"
     verdict = incident.severity.upper()
-    return f"While it lasts, the report begins with `{verdict} {incident.id} on {subject}`. Its evidence:"
+    return f"While it lasts, the report begins with `{verdict}  {incident.id}   {subject}`. Its evidence:"
 
 
 def _expected_exit_status(incident: Incident, contract: Contract) -> str:

@@ -23,12 +23,12 @@ def run(options: ObserveOptions) -> Report:
     return take_snapshot(options).report
 
 
-def print_report(report: Report, form: Format, verbose: bool = False) -> None:
+def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:
     """Print a report on standard output; JSON has every incident anyway."""
     if form == "terminal":
         from diag.report import terminal
 
-        return terminal.write(report, verbose)
+        return terminal.write(report, verbose=verbose, quiet=quiet)
     from diag.report import json, markdown
 
     sys.stdout.write(json.render(report) if form == "json" else markdown.render(report, verbose))

@@ -1,5 +1,6 @@
 """`diag explain`: the runbook of an incident, or the page of a lint rule."""
 
+import sys
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -8,6 +9,17 @@ from diag.artefacts.runbook import runbook
 from diag.commands.site import site
 from diag.core.errors import BadUsage
 from diag.lint.rules import RULES
+
+
+def show(name: str, folder: Path | None, as_markdown: bool) -> None:
+    """Print the page as Markdown, or laid out where standard output is a terminal."""
+    text = run(name, folder)
+    if as_markdown or not sys.stdout.isatty():
+        sys.stdout.write(text)
+        return
+    from diag.report import terminal
+
+    terminal.page(text)
 
 
 def run(name: str, folder: Path | None) -> str:

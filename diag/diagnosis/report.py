@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from diag.core.incident import Incident
 from diag.diagnosis.diagnose import RANK, Diagnosis, diagnose
@@ -14,18 +14,23 @@ from diag.diagnosis.query_cache import GPUS, QueryCache
 from diag.diagnosis.relaunch import relaunch
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
+HOST = "run diag on the server's host, or scrape diag exporter"
+
+
+class TelemetryFamily(NamedTuple):
+    """Telemetry that vLLM's own /metrics page lacks as a whole: its metrics, what they show, and how to get them."""
+
+    metrics: str
+    name: str
+    shows: str
+    hint: str
+
+
 FAMILIES = {
-    "gpu": (
-        "diag_gpu_.+",
-        "GPUs: throttling, power, memory and faults (run diag on the server's host, or scrape diag exporter)",
-    ),
-    "log": ("diag_vllm_(startup|log)_.+", "server log: start-up phases and errors (name the log file with --log)"),
-    "process": (
-        "diag_vllm_process_.+",
-        "processes: stopped or busy-waiting workers (run diag on the server's host, or scrape diag exporter)",
-    ),
+    "gpu": TelemetryFamily("diag_gpu_.+", "GPUs", "throttling, power, memory and faults", HOST),
+    "log": TelemetryFamily("diag_vllm_(startup|log)_.+", "server log", "start-up phases and errors", "--log FILE"),
+    "process": TelemetryFamily("diag_vllm_process_.+", "processes", "stopped or busy-waiting workers", HOST),
 }
-"""Telemetry that vLLM's own /metrics page lacks as a whole: its metrics, what they would show, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Report:
     @property
     def undecided(self) -> tuple[Diagnosis, ...]:
         """What is unknown although each family of telemetry that it needs was collected."""
-        lacking = [FAMILIES[name][0] for name in self.observed.not_measured]
+        lacking = [FAMILIES[name].metrics for name in self.observed.not_measured]
         unknown = (finding.diagnosis for finding in self.findings if finding.diagnosis.state == "unknown")
         return tuple(diagnosis for diagnosis in unknown if not _needs(diagnosis, lacking))
 
@@ -119,12 +124,12 @@ def server(name: str, version: str | None, model: str | None) -> str:
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:
     """The families of telemetry that are absent as a whole."""
-    return tuple(name for name, (metrics, _) in FAMILIES.items() if not _has(metrics, queries))
+    return tuple(name for name, family in FAMILIES.items() if not _has(family.metrics, queries))
 
 
 def _has(metrics: str, queries: QueryCache) -> bool:
     """Whether some server has some of these metrics; of GPUs it is known who has any."""
-    if metrics == FAMILIES["gpu"][0]:
+    if metrics == FAMILIES["gpu"].metrics:
         return bool(queries.ask(GPUS, (), queries.whole))
     query = f'count by (instance) (last_over_time({{__name__=~"{metrics}"}}[$window]))'
     return bool(queries.ask(query, (), queries.whole))

@@ -3,6 +3,7 @@
 Whatever is laid out here is made harmless to a terminal first.
 """
 
+import re
 import textwrap
 from collections.abc import Collection, Sequence
 
@@ -13,6 +14,10 @@ LABEL = 17
 """The column of labels: the longest of them and two spaces."""
 _LEAST_ROOM = 30
 """A cell with less room than this continues at the left instead of below itself."""
+_LEAST_NAME = 8
+_WORD = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""
+"""A word of a shell command."""
+_FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 
 
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
@@ -52,6 +57,53 @@ def table(
         start = indent + "".join(f"{column}  " for column in columns)
         lines += _row(start, last, wide[-1])
     return lines
+
+
+def one_line_each(
+    rows: Sequence[Sequence[str]], flexible: int, *, label: str = "", width: int = LABEL, right: Collection[int] = ()
+) -> list[str]:
+    """A table with one line for each row: the cells of one column are shortened to the room that the others leave."""
+    if not rows:
+        return []
+    cells = [[escaped(cell) for cell in row] for row in rows]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    indents = [_label(label if at == 0 else "", width) if label else "  " for at in range(len(rows))]
+    others = sum(wide) - wide[flexible] + 2 * (len(wide) - 1)
+    wide[flexible] = min(wide[flexible], max(WIDTH - len(indents[0]) - others, _LEAST_NAME))
+    lines = []
+    for indent, row in zip(indents, cells, strict=True):
+        row[flexible] = shortened(row[flexible], wide[flexible])
+        columns = (f"{cell:{'>' if at in right else '<'}{wide[at]}}" for at, cell in enumerate(row))
+        lines.append(shortened(f"{indent}{'  '.join(columns)}".rstrip(), WIDTH))
+    return lines
+
+
+def continued(command: str, start: str, rest: str) -> list[str]:
+    """A shell command behind `start`, its other lines behind `rest`, backslashes between them: to be pasted as it is.
+
+    A flag keeps its first value on its line. Nothing where the command cannot be divided so.
+    """
+    words = re.findall(_WORD, command)
+    if not re.fullmatch(rf"\s*(?:{_WORD}(?:\s+|$))*", command) or any(word.startswith("#") for word in words):
+        return []
+    lines = [start]
+    for part in re.findall(_FLAG_OR_WORD, command):
+        joined = f"{lines[-1]}{'' if lines == [start] else ' '}{part}"
+        lines[-1:] = [joined] if len(joined) <= WIDTH - 2 else [lines[-1], f"{rest}{part}"]
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]] if max(map(len, lines)) <= WIDTH - 2 else []
+
+
+def shortened(text: str, room: int) -> str:
+    """Text in so many columns: of a name both ends are kept, since they tell it apart."""
+    head = max(room - 1, 2) // 2
+    return text if len(text) <= room else f"{text[:head]}…{text[len(text) - max(room - 1 - head, 1) :]}"
+
+
+def clipped(lines: Sequence[str], most: int) -> list[str]:
+    """The first few lines, the last of them ending in "…" where more followed."""
+    if len(lines) <= most:
+        return list(lines)
+    return [*lines[: most - 1], f"{lines[most - 1][: WIDTH - 2].rstrip('.,;: ')} …"]
 
 
 def _row(start: str, last: str, widest: int) -> list[str]:

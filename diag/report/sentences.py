@@ -165,7 +165,7 @@ def not_busy(report: Report) -> list[str]:
     found = [progress for progress in report.progress if progress.state != "busy"]
     if not is_fleet(report):
         return [f"{place(progress.subject)} is {progress.state}: {progress.reason}" for progress in found]
-    states = _grouped((progress.state, place(progress.subject)) for progress in found)
+    states = grouped((progress.state, place(progress.subject)) for progress in found)
     return [f"{len(places):,} {state}: {listed(sorted(places))}" for state, places in states.items()]
 
 
@@ -173,7 +173,7 @@ def also(report: Report) -> list[str]:
     """What is present besides: infos, and incidents in the scope of another primary that it does not explain."""
     others = [d for d in (f.diagnosis for f in report.present) if not d.primary and not d.explained_by]
     if is_fleet(report):
-        where = _grouped((f"{d.severity}: {d.incident.id}", place(d.subject)) for d in others)
+        where = grouped((f"{d.severity}: {d.incident.id}", place(d.subject)) for d in others)
         return [f"{name} on {listed(sorted(places))}" for name, places in where.items()]
     return [
         f"{d.severity}: {d.incident.id} on {place(d.subject)}, {when(d, time_format(report))}: {d.symptoms[0].sentence}"
@@ -283,7 +283,8 @@ def checked(report: Report, verbose: bool) -> list[str]:
 
 def not_collected(report: Report) -> list[str]:
     """Each family of telemetry that is missing as a whole, and how to get it."""
-    return [FAMILIES[name][1] for name in report.observed.not_measured]
+    families = (FAMILIES[name] for name in report.observed.not_measured)
+    return [f"{family.name}: {family.shows} ({family.hint})" for family in families]
 
 
 def blind(report: Report) -> list[str]:
@@ -312,14 +313,14 @@ def _undecided_by_many(report: Report) -> list[str]:
     counts = Counter(diagnosis.subject for diagnosis in report.undecided)
     nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
     few = (d for d in report.undecided if counts[d.subject] <= MANY)
-    lacking = _grouped(((d.incident.id, ", ".join(d.missing)), place(d.subject)) for d in few)
+    lacking = grouped(((d.incident.id, ", ".join(d.missing)), place(d.subject)) for d in few)
     lines = [
         f"{name} on {listed(sorted(places))}: not measured: {missing}" for (name, missing), places in lacking.items()
     ]
     return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
 
 
-def _grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
+def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
     """The second of each pair under the first, in the order in which the first ones came."""
     groups: dict[Key, list[str]] = {}
     for key, value in pairs:

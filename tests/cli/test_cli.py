@@ -69,6 +69,7 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
         (["doctor"], 69, "cannot connect to http://127.0.0.1:8000: connection refused"),
         (["doctor", CASCADE, "--nonsense"], 64, "No such option: --nonsense"),
         (["doctor", CASCADE, "--json", "--markdown"], 64, "exclude each other: choose one"),
+        (["doctor", CASCADE, "--quiet", "--json"], 64, "--quiet prints line 1 only"),
         (["doctor", CASCADE, CASCADE], 64, "a recording is diagnosed alone"),
         (["doctor", CASCADE, "--fail-on", "often"], 64, "--fail-on"),
         (["doctor", CASCADE, "--incidents", "nowhere"], 64, "nowhere: not a folder"),
@@ -94,6 +95,12 @@ def test_bad_input_is_one_sentence_and_a_status(words: list[str], status: int, s
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert not done.stdout
+
+
+def test_v_is_verbose_and_q_is_the_first_line() -> None:
+    short, verbose, quiet = (diag("doctor", CASCADE, *option).stdout for option in ([], ["-v"], ["-q"]))
+    assert verbose == diag("doctor", CASCADE, "--verbose").stdout != short
+    assert quiet == diag("doctor", CASCADE, "--quiet").stdout == short.splitlines(keepends=True)[0]
 
 
 def test_json_goes_to_standard_output_alone() -> None:
@@ -244,7 +251,7 @@ def test_ctrl_c_in_the_middle_judges_what_is_there_and_says_so() -> None:
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=20)
     assert (process.returncode, error) == (2, "")
-    assert out.startswith("CRITICAL kv_eviction_cascade")
+    assert out.startswith("CRITICAL  kv_eviction_cascade")
     assert "interrupted: only the scrapes until then were used" in out
 
 

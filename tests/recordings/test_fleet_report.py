@@ -16,7 +16,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
-from diag.report import html, layout, markdown, terminal
+from diag.report import full, html, layout, markdown, terminal
 from diag.report import json as as_json
 from diag.report import sentences as words
 
@@ -38,7 +38,8 @@ def judged(servers: tuple[str, ...], name: str = "") -> Report:
 
 
 def lines(servers: tuple[str, ...] = FLEET) -> list[str]:
-    return terminal.render(judged(servers)).splitlines()
+    """The whole report, line by line."""
+    return terminal.render(judged(servers), verbose=True).splitlines()
 
 
 def page(report: Report) -> ElementTree.Element:
@@ -69,11 +70,8 @@ ILL = [
 
 
 def test_what_many_have_in_common_is_one_line_that_says_of_how_many() -> None:
-    head = " ".join(lines()[:2])
-    assert head.startswith(
-        "CRITICAL kv_eviction_cascade on 4 of 12 servers (r1:8000, r3:8000, r5:8000 and 1 more), ongoing,"
-    )
-    assert not [line for line in lines()[2:] if line.startswith("CRITICAL")]
+    assert lines()[0].startswith("CRITICAL  kv_eviction_cascade   4 of 12 servers   since before ")
+    assert not [line for line in lines()[1:] if line.startswith("CRITICAL")]
 
 
 def test_the_table_counts_the_verdicts_and_lists_who_is_ill_the_worst_first() -> None:
@@ -82,16 +80,16 @@ def test_the_table_counts_the_verdicts_and_lists_who_is_ill_the_worst_first() ->
 
 
 def test_one_of_each_kind_is_told_in_detail() -> None:
-    details = [line for line in lines() if re.search(r"\(r\d+:8000 engine 0", line)]
+    details = [line.partition(": ")[0] for line in lines() if re.search(r"\(r\d+:8000 engine 0", line)]
     assert details == [
         f"{TITLES['kv_eviction_cascade']} (r1:8000 engine 0, as on 3 more)",
         f"{TITLES['replicas_unbalanced']} (r10:8000 engine 0)",
     ]
 
 
-def row(label: str, verbose: bool = False) -> str:
-    """All the text beside a label of the terminal's report."""
-    printed = terminal.render(judged(FLEET), verbose).splitlines()
+def row(label: str) -> str:
+    """All the text beside a label of the terminal's whole report."""
+    printed = lines()
     at = next(at for at, line in enumerate(printed) if line.startswith(f"  {label:<{layout.LABEL}}"))
     rest = takewhile(lambda line: line.startswith(" " * (layout.LABEL + 2)), printed[at + 1 :])
     return " ".join(line[layout.LABEL + 2 :] for line in (printed[at], *rest))
@@ -99,17 +97,43 @@ def row(label: str, verbose: bool = False) -> str:
 
 def test_a_server_that_cannot_be_judged_is_named_with_the_reason() -> None:
     assert row("unknown").startswith("r11:8000: /metrics never answered")
-    assert row("unknown", verbose=True) == f"{row('unknown')} nearly all incidents on r11:8000"
+    assert row("not judged") == "nearly all incidents on r11:8000"
+
+
+def short(servers: tuple[str, ...], name: str = ":8000") -> list[str]:
+    return terminal.render(judged(servers, name)).splitlines()
 
 
 @pytest.mark.parametrize("name", [":8000", LONG])
-def test_no_line_is_wider_than_100_columns(name: str) -> None:
-    printed = terminal.render(judged(FLEET, name)).splitlines()
-    assert max(map(len, printed)) <= layout.WIDTH
+@pytest.mark.parametrize("servers", [FLEET, FLEET[:5], (DOWN,) * 8, (WELL,) * 8, (CASCADE, CROWDED, DOWN)])
+def test_the_short_form_of_many_servers_fits(servers: tuple[str, ...], name: str) -> None:
+    report = judged(servers, name)
+    assert len(short(servers, name)) <= (12 if report.verdict == "healthy" else 20)
+    assert max(map(len, (*short(servers, name), *terminal.render(report, verbose=True).splitlines()))) <= layout.WIDTH
+
+
+def test_the_short_form_has_a_line_for_what_several_servers_have() -> None:
+    start = short(FLEET).index("12 servers: 4 critical, 1 warning, 1 unknown, 6 healthy")
+    rows = [re.split(r" {2,}", line.strip()) for line in short(FLEET)[start + 1 : start + 4]]
+    assert rows == [
+        ["critical", "kv_eviction_cascade", "r1:8000, r3:8000 and 2 more"],
+        ["warning", "replicas_unbalanced", "r10:8000"],
+        ["unknown", "r11:8000"],
+    ]
+
+
+def test_the_short_form_has_a_line_for_each_further_incident_of_a_few_servers() -> None:
+    printed = short((CASCADE, CASCADE, WELL, CROWDED, DOWN))
+    also = printed[next(at for at, line in enumerate(printed) if line.startswith("  Also")) :][:3]
+    assert [line[14:].split()[:3] for line in also] == [
+        ["critical", "kv_eviction_cascade", "r1:8000"],
+        ["warning", "queue_saturation", "r3:8000"],
+        ["and", "2", "more"],
+    ]
 
 
 def test_of_very_many_servers_that_are_ill_the_worst_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "SERVERS", 2)
+    monkeypatch.setattr(full, "SERVERS", 2)
     assert table(lines()) == [*ILL[:2], ("and", "4", "more")]
 
 
@@ -157,9 +181,8 @@ def test_json_has_every_incident_on_every_server() -> None:
 
 
 def test_a_fleet_that_is_well_is_told_in_a_line_and_a_count() -> None:
-    printed = terminal.render(judged((WELL,) * 8)).splitlines()
-    assert printed[0].startswith("HEALTHY ")
-    assert "8 engines busy; no incident found (" in " ".join(printed[:2])
+    printed = lines((WELL,) * 8)
+    assert printed[0].startswith("HEALTHY  8 servers   8 engines busy   ")
     assert "8 servers: 8 healthy" in printed
 
 
@@ -167,9 +190,9 @@ def test_five_servers_are_told_one_by_one() -> None:
     five = (CASCADE, CASCADE, WELL, WELL, WELL)
     report, printed = judged(five), lines(five)
     assert not words.is_fleet(report)
-    heads = [line.partition(",")[0] for line in printed if line.startswith("CRITICAL")]
-    assert heads == [f"CRITICAL kv_eviction_cascade on r{number}:8000 engine 0" for number in range(2)]
-    titles = [line for line in printed if line.startswith(f"{TITLES['kv_eviction_cascade']} (")]
+    heads = [line.partition("   since")[0] for line in printed if line.startswith("CRITICAL")]
+    assert heads == [f"CRITICAL  kv_eviction_cascade   r{number}:8000 engine 0" for number in range(2)]
+    titles = [line.partition(": ")[0] for line in printed if line.startswith(f"{TITLES['kv_eviction_cascade']} (")]
     assert titles == [f"{TITLES['kv_eviction_cascade']} (r{number}:8000 engine 0)" for number in range(2)]
     assert not [line for line in printed if " servers: " in line]
     assert "| verdict |" not in markdown.render(report)

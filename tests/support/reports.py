@@ -6,12 +6,13 @@ import re
 from diag.diagnosis.report import Report
 from diag.report import json as as_json
 
+_LISTS = re.compile(r"\n {19}(?:absent|need more telemetry): .*(?:\n {19}.*)*|\n  not judged .*(?:\n {19}.*)*")
 _COUNTS = re.compile(r"\(\d+\s+checked(?:;\s+\d+\s+needs?\s+more\s+telemetry)?\)")
 
 
 def uncounted(text: str) -> str:
-    """A report without the number of incidents that were checked, which grows with the catalogue."""
-    return _COUNTS.sub("(N checked)", text)
+    """A report without how many and which incidents are not present: both grow with the catalogue."""
+    return _COUNTS.sub("(N checked)", _LISTS.sub("", text))
 
 
 def present_only(report: Report) -> str:

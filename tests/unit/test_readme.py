@@ -9,7 +9,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 
 def test_the_output_it_shows_is_a_real_one() -> None:
     shown = [line[4:] for line in README if line.startswith("    ") and not line.startswith("    $ ")]
-    printed = (GOLDENS / "kv_cascade.txt").read_text(encoding="utf-8").splitlines()
+    printed = (GOLDENS / "doctor" / "kv_cascade.txt").read_text(encoding="utf-8").splitlines()
     assert [
         line for line in shown if line.rstrip(". ") and not any(p.startswith(line.rstrip(". ")) for p in printed)
     ] == []

@@ -79,7 +79,7 @@ def test_a_dashboard_is_written_in_the_fields_terms(file: Path) -> None:
     assert texts and found("\n".join(texts)) == []
 
 
-@pytest.mark.parametrize("file", sorted(GOLDENS.iterdir()), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted(filter(Path.is_file, GOLDENS.rglob("*"))), ids=lambda file: file.name)
 def test_an_output_is_written_in_the_fields_terms(file: Path) -> None:
     assert found(file.read_text(encoding="utf-8")) == []
 

@@ -1,0 +1,34 @@
+"""Which of the proposals to print where: what to do now, the change that ends the incident, the alternatives."""
+
+from dataclasses import dataclass
+
+from diag.diagnosis.proposals import Proposal
+from diag.diagnosis.relaunch import launchable
+from diag.diagnosis.report import Finding
+
+
+@dataclass(frozen=True)
+class Actions:
+    """`advice` are sentences for right now, `now` is a command or a number that needs no restart, `fix` the change."""
+
+    advice: tuple[str, ...]
+    now: Proposal | None
+    fix: Proposal | None
+    alternatives: tuple[Proposal, ...]
+
+
+def actions(finding: Finding) -> Actions:
+    """Sort the proposals, which come the safest first; the fix is the one that the relaunch line carries."""
+    complete = [proposal for proposal in finding.proposals if not proposal.needs]
+    safest = finding.diagnosis.incident.fixes[:1]
+    now = next(
+        (p for p in complete if (p.fix,) == safest and not p.fix.restart and (p.computed or p.fix.command)), None
+    )
+    rest = [proposal for proposal in (*complete, *finding.proposals) if proposal is not now]
+    fix = launchable(finding.proposals) or next(iter(rest), None)
+    return Actions(
+        advice=() if now and now.computed else finding.diagnosis.incident.mitigate,
+        now=now,
+        fix=fix,
+        alternatives=tuple(proposal for proposal in finding.proposals if proposal not in (now, fix)),
+    )

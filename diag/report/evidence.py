@@ -1,0 +1,34 @@
+"""The evidence of an incident as rows for a terminal: name, value, threshold, history."""
+
+import sys
+
+from diag.diagnosis.diagnose import Diagnosis, Reading
+from diag.report import sentences as words
+
+ROWS = 5
+BARS = "▁▂▃▄▅▆▇█"
+BARS_WIDE = 20
+
+
+def rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str]]:
+    """At most five rows: the symptoms, then what supports them."""
+    return [
+        (reading.condition.signal.name, reading.shown, reading.threshold, spark(reading))
+        for reading in words.evidence(diagnosis)[:ROWS]
+    ]
+
+
+def spark(reading: Reading) -> str:
+    """The history as bars from the least to the most value, a dot where there is none.
+
+    Of many instants each bar shows the one nearest to the incident, or an hour of trouble would vanish in a day.
+    """
+    step = -(-len(reading.history) // BARS_WIDE)
+    worst = max if reading.condition.op.startswith(">") else min
+    parts = [reading.history[at : at + step] for at in range(0, len(reading.history), step)]
+    history = [worst((value for value in part if value is not None), default=None) for part in parts]
+    known = [value for value in history if value is not None]
+    if len(known) < 2 or not (sys.stdout.encoding or "").lower().startswith("utf"):
+        return ""
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    return "".join("·" if value is None else BARS[int((value - low) / span * (len(BARS) - 1))] for value in history)

@@ -1,0 +1,122 @@
+"""What a person sees at a terminal: a short form of at most 20 lines, 12 where nothing is wrong, and a verbose one."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.reports import uncounted
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+from diag.report import layout, terminal
+
+ALL = sorted(path.name for path in ALL_RECORDINGS)
+LONG_NAME = "vllm-llama-3-3-70b-instruct-decode-7f9c8d6b5c-abcde.inference-production.svc.eu-west-1.example:8000"
+LONG_MODEL = "/mnt/models/registry/" + "a-model-of-many-words-" * 8 + "fp8"
+LONG_LAUNCH = " ".join(f"--override-number-{number} {number:040}" for number in range(30))
+IN_ORDER = [
+    "Where",
+    "Evidence",
+    "Do now",
+    "Fix",
+    "Relaunch",
+    "Also",
+    "Ruled out",
+    "Unknown",
+    "Note",
+    "Not seen",
+    "More",
+]
+
+
+@cache
+def judged(folder: Path) -> Report:
+    return doctor.run(ObserveOptions([str(folder)]))
+
+
+@cache
+def printed(name: str, verbose: bool = False) -> str:
+    return terminal.render(judged(Path("tests") / "recordings" / name), verbose=verbose)
+
+
+def fits(report: Report) -> bool:
+    lines = terminal.render(report).splitlines()
+    return len(lines) <= (12 if report.verdict == "healthy" else 20) and max(map(len, lines)) <= layout.WIDTH
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_both_forms(name: str, golden: Callable[[str, str], None]) -> None:
+    forms = [f"$ diag doctor tests/recordings/{name}{option}\n" for option in ("", " --verbose")]
+    texts = (forms[0], printed(name), "\n", forms[1], printed(name, verbose=True))
+    golden(f"doctor/{name}.txt", uncounted("".join(texts)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_short_form_fits(name: str) -> None:
+    assert fits(judged(Path("tests") / "recordings" / name))
+
+
+def stretched(folder: Path, name: str) -> Path:
+    """The same recording of a server with a long name, a long model name and a long launch command."""
+    scrapes = ((time, LONG_NAME, rewriting.of_model(page, LONG_MODEL)) for time, _, page in rewriting.scrapes(name))
+    about = (RECORDINGS / name / "recording.toml").read_text(encoding="utf-8")
+    rewriting.write(folder, scrapes)
+    about = re.sub(r'(?m)^(launch = ".*)"$', lambda found: f'{found[1]} {LONG_LAUNCH}"', about)
+    (folder / "recording.toml").write_text(about, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_short_form_fits_with_long_names_and_a_long_launch_command(tmp_path: Path, name: str) -> None:
+    assert fits(judged(stretched(tmp_path, name)))
+
+
+def labels(text: str) -> list[str]:
+    return re.findall(r"(?m)^  ([A-Z][a-z]+(?: [a-z]+)?)(?= )", text)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_parts_come_in_one_order(name: str) -> None:
+    if printed(name).startswith(("CRITICAL", "WARNING")):
+        found = labels(printed(name))
+        assert {"Evidence", "Do now", "Fix", "More"} <= set(found)
+        assert found == sorted(found, key=IN_ORDER.index)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_quiet_is_the_first_line_of_both_forms(name: str) -> None:
+    quiet = terminal.render(judged(Path("tests") / "recordings" / name), quiet=True)
+    assert printed(name).startswith(quiet) and printed(name, verbose=True).startswith(quiet)
+
+
+def pasted(text: str) -> list[str]:
+    """What a shell makes of the relaunch lines of a short report, as they stand."""
+    lines = text[text.index("  Relaunch ") + len("  Relaunch ") :].splitlines()
+    end = next(at for at, line in enumerate(lines) if not line.endswith("\\"))
+    script = f"printf '%s\\n' {chr(10).join(lines[: end + 1])}\n"
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_relaunch_lines_can_be_pasted_as_they_are() -> None:
+    finding = judged(Path("tests") / "recordings" / "kv_cascade").present[0]
+    assert "--max-num-batched-tokens" in printed("kv_cascade")
+    assert pasted(printed("kv_cascade")) == shlex.split(finding.relaunch or "")
+
+
+def test_a_launch_command_that_does_not_fit_is_left_to_the_verbose_form(tmp_path: Path) -> None:
+    report = judged(stretched(tmp_path, "kv_cascade"))
+    assert "Relaunch    the launch command with this change in it: --verbose" in terminal.render(report)
+    assert f"{report.present[0].relaunch}\n" in terminal.render(report, verbose=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_line_of_the_verbose_form_is_wider_than_100_columns_but_one_to_paste(name: str) -> None:
+    lines = printed(name, verbose=True).splitlines()
+    assert [line for line in lines if len(line) > layout.WIDTH and not line.startswith("  relaunch ")] == []
