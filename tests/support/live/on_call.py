@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,10 +95,10 @@ class OnCall:
         answer = prometheus_server.Server(self.prometheus, ()).query(asked, round(time.time() * 1000)) or {}
         return {_name(dict(labels)) for labels in answer}
 
-    def wait_for(self, incidents: Collection[str]) -> None:
-        """Until an alert of one of them has arrived, or for too long."""
+    def wait_for(self, incident: str) -> None:
+        """Until its alert has arrived, or for too long."""
         end = time.monotonic() + PATIENCE
-        while not self.notified().keys() & set(incidents) and time.monotonic() < end:
+        while incident not in self.notified() and time.monotonic() < end:
             time.sleep(0.5)
 
 

@@ -27,7 +27,7 @@ STOPPED = everywhere("critical engine_stalled", "engine_stalled")
 GOES_ON = Row("healthy", "healthy", "critical engine_stalled (ended)")
 STARTING = everywhere("unknown starting", NONE)
 SERVES = everywhere("healthy", NONE)
-CRASH_LOOP = everywhere("critical startup_failed or critical engine_dead", "startup_failed or engine_dead")
+CRASH_LOOP = everywhere("critical crash_loop", "crash_loop or crash_loop, startup_failed")
 BAD_START = everywhere("critical startup_failed", "startup_failed")
 TOO_LARGE = everywhere("critical gpu_out_of_memory", "gpu_out_of_memory")
 

@@ -5,6 +5,7 @@ import random
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -68,6 +69,7 @@ def starting(folder: Path, size: str, flags: Sequence[str], port: int = 0, **env
     written = folder / f"server-{port}.log"
     with written.open("ab") as log:
         process = subprocess.Popen([*command, *flags], stdout=log, stderr=log, env=told, start_new_session=True)
+    threading.Thread(target=process.wait, daemon=True).start()  # as a supervisor does: one that ended is gone
     server = Server(port, process, " ".join(["vllm serve", *COMMON, *flags]), written)
     try:
         yield server
