@@ -55,24 +55,21 @@ def mostly_idle(side: str, load: Load) -> str:
 
 def _amount(before: Load, after: Load) -> str:
     """How the number of requests differs, "" where it may be the same."""
-    in_flight = direction(SAME_LOAD, before.in_flight, after.in_flight)
-    if not in_flight:
+    moved = direction(SAME_LOAD, before.in_flight, after.in_flight)
+    if not moved or (before.flat and _same_clients(before, after)):
         return ""
-    shown = (
-        f"requests in flight {_shown(before.in_flight)} -> {_shown(after.in_flight)},"
-        f" arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} per second"
-    )
-    if before.flat and _same_clients(before, after):
-        return ""
-    if before.flat or before.arrivals is None or after.arrivals is None:
-        return f"the load differs: {shown}"
-    if direction(SAME_LOAD, before.arrivals, after.arrivals) != in_flight:
+    in_flight = f"{_shown(before.in_flight)} -> {_shown(after.in_flight)}"
+    arrivals = f"arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} per second"
+    if before.flat:
+        return f"the load differs: {in_flight} requests in flight of closed-loop clients, {arrivals}"
+    if before.arrivals is None or after.arrivals is None:
+        return f"the load differs: {arrivals}, requests in flight {in_flight}"
+    if direction(SAME_LOAD, before.arrivals, after.arrivals) != moved:
         return ""
     seconds = before.seconds, after.seconds
-    counts = before.arrivals * seconds[0], after.arrivals * seconds[1]
-    if _by_chance(CHANCE, counts, seconds):
-        return f"too few requests arrived to tell their rates apart ({shown}): observe for longer"
-    return f"the load differs: {shown}"
+    if _by_chance(CHANCE, (before.arrivals * seconds[0], after.arrivals * seconds[1]), seconds):
+        return f"too few requests arrived to tell their rates apart ({arrivals}): observe for longer"
+    return f"the load differs: {arrivals}, and requests in flight with them {in_flight}"
 
 
 def _same_clients(before: Load, after: Load) -> bool:

@@ -229,6 +229,19 @@ def test_the_load_matches_the_counters_of_the_pages() -> None:
     assert server.loads[0].arrivals == pytest.approx(server.loads[0].finished / (BASE[-1][0] - BASE[0][0]), rel=0.05)
 
 
+@pytest.mark.parametrize("counter", ["vllm:request_success_total", "vllm:request_prompt_tokens_sum"])
+def test_what_was_offered_counts_before_it_finishes(tmp_path: Path, counter: str) -> None:
+    """Half of the requests never finish, or only those with the shorter prompts: as many arrived, and as long ones."""
+
+    def fewer(page: str) -> str:
+        return re.sub(rf"(?m)^({counter}{{.*}}) (.*)$", lambda m: f"{m[1]} {float(m[2]) / 2}", page)
+
+    stuck = changed(tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, fewer))
+    (server,) = verified(stuck, "kv_cascade_base").servers
+    assert server.loads[0].arrivals == pytest.approx(server.loads[1].arrivals, rel=0.05)
+    assert server.loads[0].prompts.mean == pytest.approx(server.loads[1].prompts.mean)
+
+
 def test_a_page_without_queue_metrics_leaves_the_load_unmeasured(tmp_path: Path) -> None:
     def without(page: str) -> str:
         return "\n".join(each for each in page.split("\n") if not each.startswith("vllm:num_requests_waiting"))
@@ -276,7 +289,9 @@ def test_the_gateway_limit_that_was_proposed_is_the_change(tmp_path: Path) -> No
 def test_fewer_requests_in_flight_than_the_proposed_limit_are_a_lighter_load(tmp_path: Path) -> None:
     found = verified("kv_cascade_base", behind_a_gateway(tmp_path, "cure_max_num_seqs_p90"))
     assert found.verdict == "not comparable"
-    assert "the load differs: requests in flight 27.8 -> 3, arrivals 3.83 -> 1.94" in line_1(found)
+    assert "the load differs: 27.8 -> 3 requests in flight of closed-loop clients, arrivals 3.83 -> 1.94" in line_1(
+        found
+    )
 
 
 def test_a_before_that_was_idle_is_said_to_be() -> None:

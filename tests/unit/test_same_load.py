@@ -44,12 +44,12 @@ def test_what_the_server_itself_explains_is_the_same_load(after: Load) -> None:
     [
         pytest.param(
             replace(LOAD, in_flight=8.0, arrivals=2.0),
-            "the load differs: requests in flight 20 -> 8, arrivals 4 -> 2 per second",
+            "the load differs: arrivals 4 -> 2 per second, and requests in flight with them 20 -> 8",
             id="half of the arrivals",
         ),
         pytest.param(
             replace(LOAD, in_flight=50.0, arrivals=9.0),
-            "the load differs: requests in flight 20 -> 50, arrivals 4 -> 9 per second",
+            "the load differs: arrivals 4 -> 9 per second, and requests in flight with them 20 -> 50",
             id="more of both",
         ),
         pytest.param(
