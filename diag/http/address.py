@@ -11,6 +11,9 @@ from diag.core.formatting import printable
 from diag.http.credentials import basic
 
 PORTS = {"http": 80, "https": 443}
+PAGE = "/metrics"
+_LEVELS = 5
+"""How many levels of a path are looked below, beside the server's root."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,13 @@ class Address:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Paths (with the query) where the page may be, the most likely first."""
+        """Paths (with the query) where the page may be: that one, then below it and below what is above it.
+
+        Of an API's address, http://gateway/model-a/v1/chat/completions, the page is at /model-a/metrics.
+        """
         base = self.path.rstrip("/")
-        paths = [base] if base.endswith("/metrics") else [base, f"{base}/metrics", "/metrics"] if base else ["/metrics"]
-        return tuple(f"{path}?{self.query}" if self.query else path for path in paths)
+        paths = [base] if base.endswith(PAGE) else [base, *map(_metrics, _above(base))] if base else [PAGE]
+        return tuple(f"{path}?{self.query}" if self.query else path for path in dict.fromkeys(paths))
 
     @property
     def is_loopback(self) -> bool:
@@ -53,6 +59,16 @@ class Address:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost" or self.host.endswith(".localhost")
+
+
+def _above(path: str) -> list[str]:
+    """A path, what is above it, and the root."""
+    parts = path.split("/")
+    return [*["/".join(parts[:end]) for end in range(len(parts), 1, -1)][:_LEVELS], ""]
+
+
+def _metrics(path: str) -> str:
+    return path if path.endswith(PAGE) else path + PAGE
 
 
 def parse(text: str) -> Address:

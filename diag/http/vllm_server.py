@@ -8,7 +8,7 @@ from typing import Any
 
 from diag.core.formatting import printable
 from diag.exposition.lines import MOST_BYTES, NotMetrics, refuse_other_formats
-from diag.http.address import Address
+from diag.http.address import PAGE, Address
 from diag.http.background import start
 from diag.http.client import Client, Response
 from diag.http.failure import VLLM, Failure
@@ -18,7 +18,10 @@ from diag.vllm.server.launch import number
 ACCEPT = "text/plain;version=0.0.4"
 _SMALL = 2**20
 _GONE = (404, 405)
+_REFUSED = (401, 403)
 _REJECTED = range(400, 500)
+_MARKS = (b"# TYPE ", b"vllm:")
+"""One of them stands in any page of metrics of vLLM: /health, too, answers 200."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,23 @@ class VllmServer:
         tried = []
         for path in self.address.candidates:
             response = self.client.get(path, ACCEPT, self.most_bytes)
-            problem = _no_page(response)
+            problem = _no_page(response, path)
             if not problem:
                 self._found(path)
-                return self._good(response)
-            tried.append((path, problem))
-        raise _nowhere(tried)
+                return response.body
+            tried.append((path, problem, response.status))
+        raise self._nowhere(tried)
+
+    def _nowhere(self, tried: list[tuple[str, str, int]]) -> Failure:
+        """Why there is no page; that credentials are missing goes before all else."""
+        path, problem, status = next((found for found in tried if found[2] in _REFUSED), tried[0])
+        if status in _REFUSED or (len(tried) == 1 and status not in (200, *_GONE)):
+            return self.client.refusal(status)
+        if len(tried) == 1:
+            has_reason = problem.startswith("answered")
+            return Failure(problem if has_reason else f"has no page {path.partition('?')[0]} ({problem})", VLLM.address)
+        places = ", ".join(f"{printable(path.partition('?')[0], 60)} ({problem})" for path, problem, _ in tried)
+        return Failure(f"has no metrics at {places}", VLLM.address)
 
     def _found(self, path: str) -> None:
         self.path = path
@@ -99,7 +113,7 @@ class VllmServer:
             return None
 
     def _beside(self, path: str) -> str:
-        return self.path.partition("?")[0].removesuffix("/metrics") + path
+        return self.path.partition("?")[0].removesuffix(PAGE) + path
 
     def probe(self, seconds: float) -> Probe | None:
         """Send one request for one token; None where it was rejected, which says nothing about the engine."""
@@ -122,24 +136,16 @@ class VllmServer:
         self.notes += [note] if note not in self.notes else []
 
 
-def _no_page(response: Response) -> str:
+def _no_page(response: Response, path: str) -> str:
     """Why the page must be somewhere else, or ""."""
-    if response.status in _GONE:
+    if response.status != 200:
         return f"HTTP {response.status}"
     try:
-        refuse_other_formats(response.body if response.status == 200 else b"")
+        refuse_other_formats(response.body)
     except NotMetrics as error:
         return str(error)
-    return ""
-
-
-def _nowhere(tried: list[tuple[str, str]]) -> Failure:
-    path, problem = tried[0]
-    if len(tried) == 1:
-        has_reason = problem.startswith("answered")
-        return Failure(problem if has_reason else f"has no page {path.partition('?')[0]} ({problem})", VLLM.address)
-    places = ", ".join(f"{printable(path.partition('?')[0], 60)} ({problem})" for path, problem in tried)
-    return Failure(f"has no metrics at {places}", VLLM.address)
+    is_page = path.partition("?")[0].endswith(PAGE) or any(mark in response.body for mark in _MARKS)
+    return "" if is_page else "answered something other than metrics"
 
 
 def _get(node: Any, name: str) -> Any:

@@ -109,6 +109,12 @@ def test_a_user_in_the_address_is_a_header() -> None:
         ("h/a/metrics/", ("/a/metrics",)),
         ("h/v1", ("/v1", "/v1/metrics", "/metrics")),
         ("h/x?y=1", ("/x?y=1", "/x/metrics?y=1", "/metrics?y=1")),
+        ("h/metrics/x", ("/metrics/x", "/metrics/x/metrics", "/metrics")),
+        (
+            "h/a/v1/models",
+            ("/a/v1/models", "/a/v1/models/metrics", "/a/v1/metrics", "/a/metrics", "/metrics"),
+        ),
+        ("h/" + "x/" * 50, ("/x" * 50, *("/x" * n + "/metrics" for n in (50, 49, 48, 47, 46)), "/metrics")),
     ],
 )
 def test_the_page_is_looked_for_where_it_may_be(text: str, paths: tuple[str, ...]) -> None:

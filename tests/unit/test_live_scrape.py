@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import bad_servers as bad
-from support.bad_servers import PAGE, Reply, Request, Server, on_metrics, pages, serving, talking
+from support.bad_servers import PAGE, Answer, Reply, Request, Server, on_metrics, pages, serving, talking
 
 from diag.core.errors import BadUsage, Unreachable
 from diag.http.credentials import Credentials
@@ -122,6 +122,24 @@ def test_a_page_that_is_elsewhere_is_found_and_said(at_v1: Reply) -> None:
         observed = look(f"{server.url}/v1")
     assert observed.notes == (f"{server.url}/v1 is not a metrics page: /metrics was used",)
     assert len(server.asked("/v1")) == 1
+
+
+def with_api_key(root: str) -> Answer:
+    """As vLLM with an API key answers: its API needs it, its page does not."""
+
+    def answer(request: Request) -> Reply:
+        if request.path.startswith(f"{root}/v1"):
+            return Reply(b'{"error": "Unauthorized"}', 401)
+        return {f"{root}/metrics": Reply(), f"{root}/health": Reply(b"")}.get(request.path, Reply(b"", 404))
+
+    return answer
+
+
+@pytest.mark.parametrize("root", ["", "/model-a", "/v1/model-a"])
+@pytest.mark.parametrize("given", ["/v1", "/v1/", "/v1/chat/completions", "/metrics", "/metrics/", "/health", ""])
+def test_whatever_address_of_a_server_is_given_its_page_is_found(root: str, given: str) -> None:
+    with serving(with_api_key(root)) as server:
+        assert look(f"{server.url}{root}{given}", **ONCE).failed_scrapes == 0
 
 
 def test_what_a_server_says_of_itself_is_asked_once() -> None:
@@ -261,6 +279,13 @@ def test_a_page_that_is_nowhere_says_where_it_was_looked_for() -> None:
     with serving(lambda request: HTML if request.path == "/ui" else Reply(b"", 404)) as server:
         places = "/ui (answered an HTML page, not metrics), /ui/metrics (HTTP 404), /metrics (HTTP 404)"
         assert refusal(f"{server.url}/ui") == f"{server.url}/ui has no metrics at {places}{ADDRESS}"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_that_credentials_are_missing_goes_before_all_that_was_not_found(status: int) -> None:
+    with serving(lambda request: Reply(b"", status if request.path == "/metrics" else 404)) as server:
+        wanted = f"{server.url}/v1/models requires credentials (HTTP {status}); set {WAYS}"
+        assert refusal(f"{server.url}/v1/models") == wanted
 
 
 def test_several_servers_that_all_fail_are_one_sentence() -> None:
