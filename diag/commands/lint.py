@@ -23,7 +23,7 @@ from diag.vllm.command.command import Command
 from diag.vllm.command.parse import parse, read
 from diag.vllm.command.script import Bare, statements
 from diag.vllm.command.secrets import hidden, redact
-from diag.vllm.command.shell import HIDDEN, line
+from diag.vllm.command.shell import HIDDEN, line, opened
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.memory import model
@@ -220,7 +220,7 @@ def _corrected(command: Command, findings: Sequence[LintFinding]) -> str:
     if words == command.words:
         return ""
     try:
-        return _line([word for _, statement in statements(redact(_line(words))) for word in statement])
+        return opened(_line([word for _, statement in statements(redact(_line(words))) for word in statement]))
     except BadUsage:  # what a secret stood in was more than a word
         return ""
 

@@ -12,7 +12,8 @@ from diag.diagnosis.proposals import FlagChange, Proposal, command_in, json_obje
 from diag.vllm.command.command import Command
 from diag.vllm.command.options import Given
 from diag.vllm.command.script import PIPED, statements
-from diag.vllm.command.shell import line, opened
+from diag.vllm.command.secrets import is_secret
+from diag.vllm.command.shell import HIDDEN, line, opened
 
 Span = tuple[int, int]
 Edit = tuple[Span, str]
@@ -21,6 +22,8 @@ _WORD = lazy(r"""(?:\$\([^()]*\)|[^\s'"`\\;&|<>()]|\\.|'[^']*'|"(?:\\.|[^"\\])*"
 _QUOTED = lazy(r"""'[^']*'|"[^"\\]*\"""")
 _BEFORE = lazy(r"(?:export|cd|source|set|ulimit)\s[^#<]*[^#<&|;\s]")
 """A line of a script that can stand before the command in the same line."""
+_PASSED_ON = lazy(r"(?<!\S)(?:-e|--env)(?:\s+|=)?([A-Z]\w*)(?=\s)")
+"""A variable of the shell that a container is given under its own name."""
 _AROUND = {"export", "cd", "source", ".", "set", "ulimit", "tee", "[", "test", "true", "fi", "done", "}", "wait"}
 """Commands that may stand beside it: the words of any other may be secrets that cannot be recognised."""
 _CONTAINERS = {"docker", "podman", "nerdctl"}
@@ -32,13 +35,17 @@ def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
     """The launch command with the first complete proposal of flags or a variable in it; None where there is none.
 
     None also where the text cannot be one line or has other commands in it, and where the change finds nothing to
-    change. Secrets have been replaced by "REDACTED" already; here each becomes the variable that may hold it.
+    change. Secrets have been replaced by "REDACTED" already; here each becomes the variable that has to hold it.
     """
     chosen, command, text = launchable(proposals), command_in(launch), _one_line(launch)
     if command is None or chosen is None or text is None:
         return None
     changed = _changed(text, command, chosen.changes)
-    return None if changed is None else opened(changed)
+    return None if changed is None else opened(_PASSED_ON.sub(_as_secret, changed))
+
+
+def _as_secret(found: re.Match[str]) -> str:
+    return f"{found[0]}={HIDDEN}" if is_secret(found[1]) else found[0]
 
 
 def launchable(proposals: Iterable[Proposal]) -> Proposal | None:

@@ -464,7 +464,7 @@ def test_the_command_is_told_with_the_settings_of_its_environment(tmp_path: Path
         assert processes.visible() == "2,3"
 
 
-def test_no_secret_is_told(tmp_path: Path) -> None:
+def test_of_secrets_only_those_that_a_relaunch_needs_are_named(tmp_path: Path) -> None:
     flags = ["--api-key", "sk-11111111hush", "second-hush", "--hf-token=hf_3333hush", "--port"]
     environment = {
         "VLLM_API_KEY": "hush",
@@ -481,7 +481,8 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
         assert "VLLM_PROXY=http://REDACTED@proxy" in launch
         assert "--api-key REDACTED REDACTED --hf-token=REDACTED --port" in launch
         assert "hush" not in launch
-        assert "VLLM_API_KEY" not in launch
+        assert launch.startswith("VLLM_API_KEY=REDACTED HF_TOKEN=REDACTED ")
+        assert "VLLM_HTTP_TOKEN" not in launch
 
 
 def test_an_environment_that_is_not_ours_to_read_costs_only_the_environment(tmp_path: Path) -> None:

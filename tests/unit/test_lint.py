@@ -736,7 +736,7 @@ INFO           --enforce-eager disables CUDA graphs and compilation [eager]
                saves memory at less cost
 
   corrected    vllm serve m --max-model-len 8k --enforce-eager --max-num-seqs 64 --served-model-name "$NAME" --api-key \
-"$VLLM_API_KEY"
+"${VLLM_API_KEY:?}"
 
   not checked  vLLM's own parser: vLLM is not installed beside diag (--vllm-python names another
                Python)
