@@ -65,6 +65,7 @@ LABELS: Mapping[str, str] = {
     "clock": "sm or memory",
     "collector": "the part of the page: vllm, nvml, log or process",
     "compute_capability": "of the GPU, 9.0 for example",
+    "device": "what the model runs on, cpu or cuda; empty where it is not known",
     "direction": "tx (sent) or rx (received)",
     "driver_version": "release of the NVIDIA driver",
     "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS),
@@ -100,7 +101,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
     "diag_vllm_config": _gauge("Running value of a vLLM flag; booleans are 0 and 1.", "flag"),
-    "diag_vllm_info": _gauge("Always 1; the labels name the release of vLLM and the model.", "version", "model"),
+    "diag_vllm_info": _gauge(
+        "Always 1; the labels name the release of vLLM, the model and the device.", "version", "model", "device"
+    ),
     "diag_vllm_startup_phase": _gauge("1 for the start-up phase that vLLM is in, 0 for the others.", "phase"),
     "diag_vllm_startup_phase_seconds": _gauge("Seconds spent in this start-up phase so far.", "phase"),
     "diag_vllm_startup_progress_ratio": _gauge(

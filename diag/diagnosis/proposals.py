@@ -19,7 +19,7 @@ from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import gpu_memory_total, running_value
+from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import parse
 from diag.vllm.flags.defaults import UNSET, default
@@ -65,6 +65,12 @@ class Proposal:
     assumed: bool = False
     changes: tuple[FlagChange, ...] = ()
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether all of its numbers are known; one without a number is no offer, only a wish for telemetry."""
+        values = [self.after] if isinstance(self.fix.value, Signal) else []
+        return None not in [*values, *(change.after for change in self.changes if change.name != self.fix.name)]
+
 
 @dataclass(frozen=True)
 class Running:
@@ -81,8 +87,15 @@ class Running:
 def propose(diagnosis: Diagnosis, queries: QueryCache, running: Running) -> tuple[Proposal, ...]:
     """The applicable fixes of a present incident, in their order: the safest first."""
     signals = _Signals(diagnosis, queries)
-    proposals = (_propose_one(fix, signals, running) for fix in diagnosis.incident.fixes)
+    fixes = (fix for fix in diagnosis.incident.fixes if not (_reads_gpus(fix) and signals.value(runs_on_cpu)))
+    proposals = (_propose_one(fix, signals, running) for fix in fixes)
     return tuple(proposal for proposal in proposals if proposal is not None)
+
+
+def _reads_gpus(fix: Fix) -> bool:
+    """Whether GPUs decide on it, or give it its number: it is none for a server without any."""
+    signals = (*fix.signals, *(condition.signal for condition in fix.only_if))
+    return any("diag_gpu_" in signal.promql for signal in signals)
 
 
 class _Signals:

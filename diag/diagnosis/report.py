@@ -50,11 +50,12 @@ class Observed:
 
 @dataclass(frozen=True)
 class Finding:
-    """A diagnosis with what to do about it."""
+    """A diagnosis with what to do about it; `uncomputed` are fixes whose number needs telemetry that is missing."""
 
     diagnosis: Diagnosis
     proposals: tuple[Proposal, ...] = ()
     relaunch: str | None = None
+    uncomputed: tuple[Proposal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,10 @@ def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Ru
     if diagnosis.state != "present":
         return Finding(diagnosis)
     known = by_subject(running, diagnosis.subject)
-    proposals = propose(diagnosis, queries, known)
-    return Finding(diagnosis, proposals, relaunch(known.launch, proposals))
+    found = propose(diagnosis, queries, known)
+    proposals = tuple(proposal for proposal in found if proposal.is_computed)
+    uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
+    return Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed)
 
 
 def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:

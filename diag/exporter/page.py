@@ -59,9 +59,9 @@ class HostPage:
         yield "diag_build_info", (__version__,), 1
         yield "diag_vllm_up", (), float(bool(scraped and scraped.up))
         facts = self._host.completed(scraped.facts if scraped else ServerFacts())
-        if facts.version or facts.models:
-            yield "diag_vllm_info", (facts.version, ", ".join(facts.models)), 1
         settled = settle(scraped.config if scraped else {}, facts)
+        if facts.version or facts.models or settled.device:
+            yield "diag_vllm_info", (facts.version, ", ".join(facts.models), settled.device), 1
         for flag, value in sorted(settled.numbers.items()):
             yield "diag_vllm_config", (flag,), value
 

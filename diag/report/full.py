@@ -66,6 +66,7 @@ def _actions(finding: Finding) -> list[str]:
         *(_action("fix", chosen.fix) if chosen.fix else []),
         *verbatim("relaunch", finding.relaunch or ""),
         *labelled("alternatives", [_alternative(proposal) for proposal in chosen.alternatives]),
+        *labelled("not computed", words.uncomputed(finding)),
     ]
 
 

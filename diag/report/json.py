@@ -87,6 +87,10 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
         ],
         "missing_signals": list(diagnosis.missing),
         "fixes": [_fix(proposal) for proposal in finding.proposals],
+        "fixes_not_computed": [
+            {"name": proposal.name, "change": proposal.fix.change, "check_first": list(proposal.needs)}
+            for proposal in finding.uncomputed
+        ],
         "relaunch": finding.relaunch,
     }
 

@@ -17,7 +17,7 @@ def render(report: Report, verbose: bool = False) -> str:
     parts = [f"**{escape(line)}**" for line in words.headline(report, words.time_format(report))]
     parts += [_fleet(report)] if words.is_fleet(report) else []
     for finding in words.detailed(report):
-        parts += _finding(finding, report)
+        parts += _finding(finding, report, verbose)
     return "\n\n".join([*parts, *_footer(report, verbose)]) + "\n"
 
 
@@ -43,7 +43,7 @@ def _fleet(report: Report) -> str:
     return f"{counts}\n\n{table(('verdict', 'server', 'incidents', 'when'), rows)}" if rows else f"{counts}\n"
 
 
-def _finding(finding: Finding, report: Report) -> list[str]:
+def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
     diagnosis = finding.diagnosis
     when = words.when(diagnosis, words.time_format(report))
     head = ("evidence", "value", "threshold", "holds")
@@ -55,6 +55,7 @@ def _finding(finding: Finding, report: Report) -> list[str]:
         _list("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
         _list("Fixes", [_fix(proposal) for proposal in finding.proposals], raw=True),
+        _list("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
         f"Relaunch:\n\n```\n{escaped(finding.relaunch)}\n```" if finding.relaunch else "",
     ]
     return [part for part in parts if part]

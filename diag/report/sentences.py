@@ -245,6 +245,11 @@ def needs(proposal: Proposal) -> str:
     return f"Not measured, check first: {', '.join(proposal.needs)}." if proposal.needs else ""
 
 
+def uncomputed(finding: Finding) -> list[str]:
+    """The fixes that are not offered for want of their number, and the telemetry that would give it."""
+    return [f"{proposal.name or proposal.text}: {', '.join(proposal.needs)}" for proposal in finding.uncomputed]
+
+
 def versions(proposal: Proposal) -> str:
     """The releases that have the flag, "vLLM 0.24.0 and later"; empty where every release has it."""
     return released(proposal.fix)

@@ -113,7 +113,7 @@ def _blocks(table: ScrapeTable, facts: ServerFacts, settled: Mapping[str, Runnin
     Of the configuration each flag is a series by itself: who started the server may know more of them.
     """
     own = {_key(labels) for labels in table.labels}
-    ours = [series for series in _ours(table, facts, settled[table.instance].numbers) if _key(series[0]) not in own]
+    ours = [series for series in _ours(table, facts, settled[table.instance]) if _key(series[0]) not in own]
     if table.labels:
         yield Block(table.labels, table.times, table.values)
     if ours:
@@ -124,7 +124,7 @@ def _key(labels: Labels) -> tuple[str, str]:
     return labels["__name__"], labels.get("flag", "")
 
 
-def _ours(table: ScrapeTable, facts: ServerFacts, flags: config.Config) -> Iterator[Row]:
+def _ours(table: ScrapeTable, facts: ServerFacts, settled: RunningConfig) -> Iterator[Row]:
     def row(name: str, values: object, **labels: str) -> Row:
         row = np.broadcast_to(np.asarray(values, np.float64), table.times.shape)
         return {"__name__": name, "instance": table.instance, **labels}, row
@@ -132,7 +132,7 @@ def _ours(table: ScrapeTable, facts: ServerFacts, flags: config.Config) -> Itera
     yield row("up", [not scrape.reason for scrape in table.scrapes])
     yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
     version, models = _version(table, facts), _models(table, facts)
-    if version or models:
-        yield row("diag_vllm_info", 1, version=version, model=models)
-    for flag, value in sorted(flags.items()):
+    if version or models or settled.device:
+        yield row("diag_vllm_info", 1, version=version, model=models, device=settled.device)
+    for flag, value in sorted(settled.numbers.items()):
         yield row("diag_vllm_config", value, flag=flag)

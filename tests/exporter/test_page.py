@@ -175,7 +175,7 @@ def test_configuration_and_version_come_from_where_they_are_said() -> None:
         assert [len(server.asked("/version")) for _ in range(3) if one.page(4)] == [1, 1, 1]
     assert found['diag_vllm_config{flag="max_num_seqs"}'] == 64
     assert found['diag_vllm_config{flag="kv_cache_size_tokens"}'] == 128
-    assert found['diag_vllm_info{model="",version="0.32.0"}'] == 1
+    assert found['diag_vllm_info{device="",model="",version="0.32.0"}'] == 1
     assert b"secret" not in one.page(4)
 
 

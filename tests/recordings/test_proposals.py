@@ -22,6 +22,7 @@ from diag.diagnosis.relaunch import relaunch
 from diag.diagnosis.report import Finding
 from diag.knowledge.catalog import _check_fix, load
 from diag.knowledge.signals import running_value, tokens_of_one_prompt_within_pause, tokens_prefilled_within_pause
+from diag.report import markdown, terminal
 from diag.sources.recording.reader import read
 from diag.sources.samples import SampleSource
 from diag.vllm.command.shell import line as line_of
@@ -45,14 +46,11 @@ def test_the_long_prefill_threshold_comes_from_the_measured_prefill_rate() -> No
     assert proposed(primary("contention_bigbatch"), "--long-prefill-token-threshold").after == 256
 
 
-def test_a_cap_is_raised_to_the_requests_that_came() -> None:
+def test_a_cap_is_raised_to_what_the_kv_cache_holds_however_many_clients_there_are() -> None:
     fix = proposed(primary("queue_saturation"), "--max-num-seqs")
-    assert (fix.before, fix.after) == (4, 24)  # 24 clients, and room for 161 of their requests in the pool
-
-
-def test_a_cap_is_raised_no_higher_than_the_pool_holds() -> None:
+    assert (fix.before, fix.after) == (4, 161)  # 24 clients
     fix = proposed(primary("cure_max_num_seqs_p90"), "--max-num-seqs")
-    assert (fix.before, fix.after) == (3, 6)  # 28 clients, room for 6
+    assert (fix.before, fix.after) == (3, 6)  # 28 clients
 
 
 def test_capacity_comes_before_the_cap_and_the_cap_before_the_watermark() -> None:
@@ -68,8 +66,34 @@ def test_what_needs_no_restart_comes_first_in_a_cascade_and_in_a_contention() ->
     assert (first.fix.restart, first.after) == (False, 256)
 
 
-def test_a_fix_that_needs_what_was_not_measured_says_so() -> None:
-    assert proposed(primary("kv_cascade"), "--kv-cache-dtype").needs
+def of_a_server_without_log(tmp_path: Path, launch: str = "vllm serve m") -> Finding:
+    """A cascade of which nothing but its page and its launch command is known."""
+    alone = str(pages_alone(tmp_path, "kv_cascade"))
+    return doctor.run(ObserveOptions([alone], launch=launch)).present[0]
+
+
+def test_a_fix_that_needs_what_was_not_measured_says_so(tmp_path: Path) -> None:
+    assert proposed(of_a_server_without_log(tmp_path), "--kv-cache-dtype").needs
+
+
+def test_a_fix_whose_number_is_not_known_is_not_offered_and_its_telemetry_is_named_to_who_asks(tmp_path: Path) -> None:
+    finding = of_a_server_without_log(tmp_path)
+    assert not [each.name for each in finding.proposals if not each.is_computed]
+    assert "GPU memory free" in next(each.needs for each in finding.uncomputed if "bytes" in each.name)
+    report = doctor.run(ObserveOptions([str(tmp_path)], launch="vllm serve m"))
+    said = "--kv-cache-memory-bytes: "
+    assert "?" not in terminal.render(report)
+    assert said not in terminal.render(report) + markdown.render(report)
+    assert said in terminal.render(report, verbose=True)
+    assert said in markdown.render(report, verbose=True)
+
+
+@pytest.mark.parametrize("launch", ["vllm serve m", "VLLM_CPU_KVCACHE_SPACE=1 vllm serve m"])
+def test_a_server_on_the_cpu_is_offered_nothing_that_gpus_decide_on(tmp_path: Path, launch: str) -> None:
+    found = of_a_server_without_log(tmp_path, launch) if "CPU" in launch else primary("kv_cascade", launch)
+    named = {each.fix.flag for each in (*found.proposals, *found.uncomputed)}
+    assert "--num-gpu-blocks-override" in named
+    assert named.isdisjoint({"--kv-cache-dtype", "--gpu-memory-utilization", "--kv-cache-memory-bytes"})
 
 
 def test_a_watermark_that_is_set_is_raised_to_the_growth_of_the_running_requests() -> None:
@@ -328,12 +352,12 @@ def changed(launch: str, *changes: FlagChange) -> str | None:
         ("echo SECRET | login --stdin && vllm serve m", None),
         ("sh -c 'mysql -pSECRET; vllm serve m'", None),
         ("export VLLM_API_KEY=REDACTED; vllm serve m",
-         'export VLLM_API_KEY="$VLLM_API_KEY"; vllm serve m --max-num-seqs 6'),
+         'export VLLM_API_KEY="${VLLM_API_KEY:?}"; vllm serve m --max-num-seqs 6'),
         ("docker run --env=HF_TOKEN=REDACTED -eA_KEY=REDACTED vllm/vllm-openai --model m",
-         'docker run --env=HF_TOKEN="$HF_TOKEN" -eA_KEY="$A_KEY" vllm/vllm-openai --model m --max-num-seqs 6'),
-        ("vllm serve m --api-key REDACTED", 'vllm serve m --api-key "$VLLM_API_KEY" --max-num-seqs 6'),
+         'docker run --env=HF_TOKEN="${HF_TOKEN:?}" -eA_KEY="${A_KEY:?}" vllm/vllm-openai --model m --max-num-seqs 6'),
+        ("vllm serve m --api-key REDACTED", 'vllm serve m --api-key "${VLLM_API_KEY:?}" --max-num-seqs 6'),
         ("HF_TOKEN=REDACTED vllm serve m --ssl-keyfile=REDACTED",
-         'HF_TOKEN="$HF_TOKEN" vllm serve m --ssl-keyfile="$SSL_KEYFILE" --max-num-seqs 6'),
+         'HF_TOKEN="${HF_TOKEN:?}" vllm serve m --ssl-keyfile="${SSL_KEYFILE:?}" --max-num-seqs 6'),
         ("vllm serve 'open quote", None),
         ("sleep 3", None),
         ("", None),
@@ -446,9 +470,9 @@ def test_no_cap_is_proposed_that_no_request_would_meet(
 @pytest.mark.parametrize(
     ("caps", "proposed"),
     [
-        ("--max-num-seqs 64 --max-num-active-seqs 4", {"--max-num-active-seqs": 24}),
+        ("--max-num-seqs 64 --max-num-active-seqs 4", {"--max-num-active-seqs": 64}),
         ("--max-num-seqs 8 --max-num-active-seqs 4", {"--max-num-active-seqs": 8}),
-        ("--max-num-seqs 4", {"--max-num-seqs": 24}),
+        ("--max-num-seqs 4", {"--max-num-seqs": 161}),
     ],
 )
 def test_the_cap_that_binds_is_the_one_that_is_raised(tmp_path: Path, caps: str, proposed: dict[str, Any]) -> None:

@@ -244,3 +244,19 @@ def test_a_hidden_value_is_trusted_least() -> None:
     settled = config.settle({}, told)
     assert (settled.settings["max_num_seqs"].value, settled.settings["max_num_seqs"].conflicts) == (7, ())
     assert (settled.settings["block_size"].value, settled.numbers) == (SET, {"max_num_seqs": 7})
+
+
+@pytest.mark.parametrize(
+    ("told", "device"),
+    [
+        (ServerFacts(log={"device": "cpu"}), "cpu"),
+        (ServerFacts(log={"device": "cuda"}, launch="VLLM_CPU_KVCACHE_SPACE=1 vllm serve m"), "cuda"),
+        (ServerFacts(server_info=from_server_info({"vllm_config": {"device_config": {"device_type": "cpu"}}})), "cpu"),
+        (ServerFacts(launch="vllm serve m --device cuda:1"), "cuda"),
+        (ServerFacts(process="VLLM_CPU_OMP_THREADS_BIND=0-1 vllm serve m"), "cpu"),
+        (ServerFacts(version="0.11.0+cpu"), "cpu"),
+        (ServerFacts(version="0.32.0", launch="vllm serve m"), ""),
+    ],
+)
+def test_the_device_is_known_from_where_a_source_tells_it(told: ServerFacts, device: str) -> None:
+    assert config.settle({}, told).device == device

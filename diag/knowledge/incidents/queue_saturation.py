@@ -11,7 +11,7 @@ from diag.signals import (
     queue_time_share,
     replicas_that_run_all,
     requests_running_floor,
-    requests_worth_admitting,
+    requests_that_fit_kv_cache,
     running_share_of_cap,
     running_value,
     tokens_prefilled_within_pause,
@@ -73,11 +73,11 @@ incident = Incident(
     fixes=(
         Fix(
             flag="--max-num-seqs",
-            value=requests_worth_admitting,
+            value=requests_that_fit_kv_cache,
             most=most_sequences,
             direction="raise",
             only_if=(AT_THE_CAP, not_set("max_num_active_seqs")),
-            change="Admit the requests that arrive, up to what the KV cache holds at the observed mean length.",
+            change="Admit as many requests as the KV cache holds at the observed mean length.",
             effect="fewer requests wait; KV cache usage rises",
             risk="inter-token latency rises as more requests share a step; larger CUDA graphs take more memory",
             rollback="set the old value again and restart",
@@ -85,7 +85,7 @@ incident = Incident(
         ),
         Fix(
             flag="--max-num-active-seqs",
-            value=requests_worth_admitting,
+            value=requests_that_fit_kv_cache,
             most=running_value("max_num_seqs"),
             direction="raise",
             only_if=(
@@ -94,7 +94,7 @@ incident = Incident(
                     1, documented("the flag is set, and it is the lower cap", SCHEDULER)
                 ),
             ),
-            change="Run the requests that arrive, as far as --max-num-seqs and the KV cache allow.",
+            change="Run as many requests as the KV cache holds at the observed mean length, and --max-num-seqs allows.",
             effect="fewer requests wait; KV cache usage rises",
             risk="inter-token latency rises as more requests share a step",
             rollback="set the old value again and restart",

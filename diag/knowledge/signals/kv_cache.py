@@ -67,14 +67,6 @@ fitting_share_of_running = Signal(
     "the KV cache holds {value} of the peak number of running requests",
     "share",
 )
-# At most the peak number of requests in flight and what the KV cache holds; missing where its size is not known.
-requests_worth_admitting = Signal(
-    "requests worth admitting",
-    f"({requests_that_fit_kv_cache.promql} < {requests_in_flight_peak.promql})"
-    f" or ({requests_in_flight_peak.promql} and {requests_that_fit_kv_cache.promql})",
-    "{value} requests could run at once: as many as arrived, as far as the KV cache holds them",
-    "requests",
-)
 # The usage with one more prompt of mean length; the usage alone where the KV cache size or the prompt length is not
 # known.
 NEXT_PROMPT = f"{OWN_PROMPT} / on (instance) group_left () {configured('kv_cache_size_tokens')}"

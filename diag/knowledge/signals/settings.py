@@ -32,6 +32,12 @@ kv_cache_is_fp8 = Signal(
     "the KV cache is quantized already: {value}",
     "bool",
 )
+runs_on_cpu = Signal(
+    "vLLM runs on the CPU",
+    'max by (instance) (last_over_time(diag_vllm_info{device="cpu"}[$window]))',
+    "vLLM runs on the CPU: {value}",
+    "bool",
+)
 gpu_memory_total = Signal(
     "GPU memory (smallest GPU)",
     "min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",

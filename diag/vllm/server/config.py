@@ -18,12 +18,14 @@ _OPEN = ("dtype", "quantization")
 """What is "auto" until a source has seen the model."""
 _SECTIONS = (
     *("model_config", "cache_config", "parallel_config", "scheduler_config", "attention_config", "lora_config"),
-    *("offload_config", "offload_config.uva"),
+    *("offload_config", "offload_config.uva", "device_config"),
 )
 _NAMES = {
     "cache_dtype": "kv_cache_dtype",
     "policy": "scheduling_policy",
     "backend": "attention_backend",
+    "device_config": "device",
+    "device_type": "device",
     "_api_process_count": "api_server_count",
 }
 """What flags are called in vLLM's own configuration, where that is something else."""
@@ -99,12 +101,14 @@ class RunningConfig:
     """All that is known of how a server runs: `settings` and `environment` by name.
 
     `incomplete` is "" where everything that was set is here, so that other flags have their defaults; else the reason.
+    `device` is what the model runs on: "cpu", "cuda", "" where no source tells.
     """
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     incomplete: str = Launch().incomplete
     problems: tuple[str, ...] = ()
+    device: str = ""
 
     @property
     def numbers(self) -> Config:
@@ -212,12 +216,22 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
     sources = _by_source(by_page, facts, process, given, by_exporter or {})
     command = process if facts.process else given
     names = sorted({name for values in sources.values() for name in values})
+    settings = {name: _setting(name, sources) for name in names}
     return RunningConfig(
-        settings={name: _setting(name, sources) for name in names},
+        settings=settings,
         environment=command.environment,
         incomplete="" if facts.server_info or facts.log_whole else command.incomplete,
         problems=tuple(filter(None, (process_problem, launch_problem))),
+        device=_device(settings, command.environment, facts.version),
     )
+
+
+def _device(settings: Mapping[str, Setting], environment: Mapping[str, str], version: str) -> str:
+    """What the model runs on: as a source names it, else by what only the CPU backend reads or is called."""
+    if "device" in settings and settings["device"].value != SET:
+        return str(settings["device"].value).partition(":")[0]
+    is_cpu = version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in environment)
+    return "cpu" if is_cpu else ""
 
 
 def _by_source(

@@ -53,6 +53,7 @@ FLAGS: Mapping[str, Kind] = {
 """What may be published as `diag_vllm_config`; nothing else is read, recorded or printed of a configuration."""
 WORDS = (
     "attention_backend",
+    "device",
     "distributed_executor_backend",
     "dtype",
     "kv_cache_dtype",
