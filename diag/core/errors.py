@@ -47,3 +47,7 @@ class BadContract(DiagError):
 
 class BadRecording(DiagError):
     """A recording cannot be read or written, or holds no samples."""
+
+
+class NotAnswered(Exception):
+    """A source of telemetry refused one query: what it asks for is unknown. The query cache catches it."""

@@ -3,16 +3,20 @@
 Three-valued: 1 holds, 0 does not hold, -1 unknown.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.core.incident import Comparison, Condition, Incident
+from diag.core.incident import Comparison, Condition, Incident, seconds
 from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.query_cache import QueryCache
 
 COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
+FINISHED = "sum by (instance) (increase(vllm:request_success_total[$window]))"
+MANY_FINISHED = 30
+"""Where none of so many requests shows a symptom, it has less than one in ten of them (95 %, the rule of three)."""
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
 Episode = tuple[float | None, float]
@@ -26,6 +30,7 @@ class DecisionTable:
     apart: seconds of health from which on two episodes are two: what is shorter lies within one window and one scrape.
     decided: whether the incident was present at some instant, else absent at some. first, last: the places of the first
     and last instants that show what was decided. ongoing: whether it is present at the last instant that is known.
+    unanswered: the conditions whose query the source refused. brief: whether too little was seen to call it absent.
     """
 
     apart: float
@@ -40,6 +45,8 @@ class DecisionTable:
     first: Places
     last: Places
     ongoing: NDArray[np.bool_]
+    unanswered: frozenset[Condition]
+    brief: NDArray[np.bool_]
 
     def episodes(self, place: int) -> tuple[Episode, ...]:
         """When the incident held on the subject at that place."""
@@ -65,8 +72,25 @@ def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
     held = np.array([holds(rows, condition.op, limit) for rows, condition, limit in compared])
     required = [conditions.index(condition) for condition in incident.conditions]
     states = _states(held[required])
+    decided, first, last, ongoing = _decided(states)
+    unanswered = frozenset(condition for condition in conditions if condition.signal.promql in queries.unanswered)
+    brief = (decided == 0) & ~_seen_enough(incident, subjects, queries)
+    decided = np.where(brief, -1, decided).astype(np.int8)
     apart = window.seconds + queries.source.interval
-    return DecisionTable(apart, conditions, limits, subjects, instants, values, held, states, *_decided(states))
+    shown = (values, held, states, decided, first, last, ongoing)
+    return DecisionTable(apart, conditions, limits, subjects, instants, *shown, unanswered, brief)
+
+
+def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:
+    """Whether an incident that is not seen on a subject is absent: after its live window, or a third of that where many
+    requests have finished meanwhile."""
+    watched, wanted = queries.span + queries.source.interval, seconds(incident.live_window)
+    enough = np.full(len(subjects), watched >= wanted)
+    if enough.all() or 3 * watched < wanted:
+        return enough
+    finished = queries.ask(FINISHED, ("instance",), queries.whole)
+    counts = [finished.of(subject) for subject in subjects]
+    return np.array([row is not None and row[-1] >= MANY_FINISHED for row in counts])
 
 
 def holds(values: Floats, op: Comparison, limit: float) -> Trits:

@@ -71,7 +71,8 @@ class Diagnosis:
 
     `since` is None where it already held at the first instant; `episodes` are the times in which it held, each with
     health before it, the first from `since` on and the last to `until`; `open` names look-alikes that could not be
-    ruled out; `instants` are those of the readings' histories.
+    ruled out; `instants` are those of the readings' histories. `unanswered` names the signals for want of which alone it
+    is unknown, because the source refused their queries; `brief` is whether it is because too little was seen.
     """
 
     incident: Incident
@@ -88,6 +89,8 @@ class Diagnosis:
     refuted: tuple[Refuted, ...] = ()
     open: tuple[LookAlike, ...] = ()
     missing: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
+    brief: bool = False
     explained_by: str | None = None
     primary: bool = False
 
@@ -163,7 +166,15 @@ def _decide_one(
         symptoms=tuple(readings[condition] for condition in incident.conditions),
         supports=tuple(readings[condition] for condition in incident.supports),
         missing=tuple(condition.signal.name for condition, reading in readings.items() if reading.value is None),
+        unanswered=_unanswered(incident, readings, table) if state == "unknown" else (),
+        brief=bool(table.brief[place]),
     )
+
+
+def _unanswered(incident: Incident, readings: Mapping[Condition, Reading], table: DecisionTable) -> tuple[str, ...]:
+    """The signals that are missing, where all of them are because their queries were refused."""
+    missing = [condition for condition in incident.conditions if readings[condition].value is None]
+    return tuple(condition.signal.name for condition in missing) if table.unanswered.issuperset(missing) else ()
 
 
 def _name(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Protocol
 
 from diag.core.contract import Contract
+from diag.core.errors import NotAnswered
 from diag.core.incident import Incident, fill, seconds
 from diag.core.subjects import Floats, Instants, Rows, Subject
 
@@ -35,7 +36,7 @@ class TelemetrySource(Protocol):
         """The usual time between two samples of one target."""
 
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
-        """One row per subject, NaN where there is no (finite) sample."""
+        """One row per subject, NaN where there is no (finite) sample; NotAnswered where the query is refused."""
 
 
 @dataclass
@@ -57,13 +58,15 @@ class Window:
 class QueryCache:
     """A source under one contract; each distinct expression is evaluated once.
 
-    `gone` are the instances that no longer exist at the last instant, and whose state then is not judged.
+    `gone` are the instances that no longer exist at the last instant, and whose state then is not judged. `unanswered`
+    are the expressions that the source refused: they have no rows, which does not mean that there is nothing.
     """
 
     def __init__(self, source: TelemetrySource, contract: Contract) -> None:
         self.source = source
         self.contract = contract
         self.gone: frozenset[str] = frozenset()
+        self.unanswered: set[str] = set()
         self._cache: dict[tuple[str, tuple[str, ...], str, int, int], _Result] = {}
         self._subjects: dict[tuple[str, ...], list[Subject]] = {}
 
@@ -108,9 +111,15 @@ class QueryCache:
         result = self._cache.setdefault(key, _Result())
         with result.lock:
             if result.rows is None:
-                text = fill(promql, per, window.text, self.contract.values())
-                result.rows = Rows(self.source.ask(text, at))
+                result.rows = self._rows(promql, fill(promql, per, window.text, self.contract.values()), at)
         return result.rows
+
+    def _rows(self, promql: str, filled: str, instants: Instants) -> Rows:
+        try:
+            return Rows(self.source.ask(filled, instants))
+        except NotAnswered:
+            self.unanswered.add(promql)
+            return Rows()
 
     def is_gone(self, subject: Subject) -> bool:
         """Whether a subject's instance is among those that are gone."""

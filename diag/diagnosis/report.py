@@ -1,16 +1,17 @@
 """The diagnosis of a server or a fleet as data: what a report prints and nothing that it has to compute."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from diag.core.incident import Incident
+from diag.core.formatting import listed, plural, quantity
+from diag.core.incident import Incident, seconds
 from diag.diagnosis.diagnose import RANK, Diagnosis, diagnose
 from diag.diagnosis.onset import dated
 from diag.diagnosis.progress import Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
-from diag.diagnosis.query_cache import GPUS, QueryCache
+from diag.diagnosis.query_cache import GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import relaunch
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
@@ -60,7 +61,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found; `blind` names engines whose forward progress is unknown and why, `gone` vanished servers."""
+    """All that was found; `gone` are vanished servers.
+
+    `blind` are sentences, each a reason why finding nothing does not mean health: engines whose forward progress is
+    unknown, incidents that could not be judged because the source refused queries or too little was seen.
+    """
 
     observed: Observed
     verdict: Verdict
@@ -107,6 +112,7 @@ def build_report(
     findings = tuple(
         _finding(diagnosis, queries, running) for diagnosis in dated(diagnose(incidents, queries), queries)
     )
+    blind = (*blind, *_refused(findings, queries), *_brief(findings, queries))
     return Report(
         observed=observed,
         verdict=_verdict(findings, blind),
@@ -129,11 +135,28 @@ def not_measured(queries: QueryCache) -> tuple[str, ...]:
 
 
 def _has(metrics: str, queries: QueryCache) -> bool:
-    """Whether some server has some of these metrics; of GPUs it is known who has any."""
-    if metrics == FAMILIES["gpu"].metrics:
-        return bool(queries.ask(GPUS, (), queries.whole))
+    """Whether some server has, or may have, some of these metrics; of GPUs it is known who has any."""
     query = f'count by (instance) (last_over_time({{__name__=~"{metrics}"}}[$window]))'
-    return bool(queries.ask(query, (), queries.whole))
+    query = GPUS if metrics == FAMILIES["gpu"].metrics else query
+    return bool(queries.ask(query, (), queries.whole)) or query in queries.unanswered
+
+
+def _refused(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
+    """What could not be judged because the source refused queries: without an answer, nothing found is not health."""
+    if not queries.unanswered.isdisjoint((INSTANCES, *PARTS.values())):
+        yield "the query for the servers, engines and GPUs to judge was refused"
+    ids = sorted({finding.diagnosis.incident.id for finding in findings if finding.diagnosis.unanswered})
+    if ids:
+        yield f"queries were refused, so {plural(len(ids), 'incident')} could not be judged: {listed(ids, most=5)}"
+
+
+def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
+    """That too little was seen to call anything absent."""
+    brief = (finding.diagnosis.incident for finding in findings if finding.diagnosis.brief)
+    windows = {incident.id: seconds(incident.live_window) for incident in brief}
+    if windows:
+        seen, wanted = quantity(round(queries.span), "seconds"), quantity(max(windows.values()), "seconds")
+        yield f"too little seen: {seen} do not rule out {plural(len(windows), 'incident')}; observe for {wanted}"
 
 
 def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Running]) -> Finding:
@@ -153,7 +176,7 @@ def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:
 
 
 def _verdict(findings: Sequence[Finding], blind: Sequence[str]) -> Verdict:
-    """The worst severity that is present; "unknown" where nothing is, but some engine could not be judged at all."""
+    """The worst severity that is present; "unknown" where nothing is, but something could not be judged."""
     present = (finding.diagnosis for finding in findings if finding.diagnosis.state == "present")
     worst = max((RANK[diagnosis.severity] for diagnosis in present), default=0)
     if worst:

@@ -37,16 +37,21 @@ def servers(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
     states: dict[str, list[str]] = {}
     for progress in report.progress:
         states.setdefault(words.instance(progress.subject), []).append(progress.state)
+    states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
+    refused = {words.instance(found.diagnosis.subject) for found in report.findings if found.diagnosis.unanswered}
     rows = [
-        _server(name, present.get(name, []), states.get(name, ["gone"] if name in report.gone else []), written_as)
+        _server(name, present.get(name, []), states.get(name, []), name in refused, written_as)
         for name in words.instances(report)
     ]
     return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.instance))
 
 
-def _server(name: str, present: Sequence[Diagnosis], states: Sequence[str], written_as: words.TimeFormat) -> FleetRow:
+def _server(
+    name: str, present: Sequence[Diagnosis], states: Sequence[str], refused: bool, written_as: words.TimeFormat
+) -> FleetRow:
+    """The line of one server; `refused` is whether an incident is unknown on it because queries were refused."""
     worst = max((RANK[diagnosis.severity] for diagnosis in present), default=0)
-    without = "unknown" if not states else "gone" if "gone" in states else "healthy"
+    without = "gone" if "gone" in states else "unknown" if refused or not states else "healthy"
     causes = [diagnosis for diagnosis in present if not diagnosis.explained_by]
     return FleetRow(
         instance=escaped(name),

@@ -41,7 +41,7 @@ def _judge_comparable(
     worst = max(server.new_incidents, key=lambda diagnosis: RANK[diagnosis.severity], default=None)
     if worst and RANK[worst.severity] > RANK[before.severity]:
         return "worse", f"{worst.incident.id} ({worst.severity}) appeared"
-    if after.state != "absent" or any(_all_hold(_own_symptoms(after))):
+    if not (after.state == "absent" or after.brief) or any(_all_hold(_own_symptoms(after))):
         return _judge_persisting(after, signals)
     if worst and worst.severity == before.severity:
         return "no effect", f"{worst.incident.id} ({worst.severity}) replaced it"

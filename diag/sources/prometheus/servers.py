@@ -4,12 +4,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 
-from diag.core.errors import BadUsage, Unreachable, Unsupported
+from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
 from diag.core.formatting import listed, moment, plural, printable
 from diag.core.incident import regroup
 from diag.core.subjects import Floats, Instants, Subject
@@ -176,12 +177,14 @@ class PrometheusSource:
         return f"{self._prometheus.shown}: {who} scraped on the day before, but not {span}; {hint}"
 
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
-        """One row per subject, NaN where there is no finite sample; nothing where the server refuses the query."""
+        """One row per subject, NaN where there is no finite sample; NotAnswered where the server refuses the query."""
         whole = regroup(promql, self._labels)
         if CONFIG in promql:
             whole = completed(whole, self._flags)
         name = self._recorded.get(pretty(whole)) if self._recorded else None
-        rows = self._rows(name, instants) if name else {}
+        rows: Mapping[Subject, Floats] = {}
+        with suppress(NotAnswered):
+            rows = self._rows(name, instants) if name else {}
         if not self._complete(rows):
             rows = self._rows(whole, instants)
         return rows
@@ -238,7 +241,7 @@ class PrometheusSource:
             return self._prometheus.range(promql, first, last, second - first)
         except Refused as error:
             self._note(error)
-            return []
+            raise NotAnswered from error
         except Unreachable as error:
             self._given_up = str(error)
             raise

@@ -1,0 +1,90 @@
+"""Healthy is what was judged and found absent: not what was seen too briefly, and not what got no answer."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.paths import RECORDINGS
+
+from diag.commands import doctor, observe
+from diag.commands.observe import ObserveOptions
+from diag.core.contract import Contract
+from diag.core.errors import NotAnswered
+from diag.core.subjects import Floats, Instants, Subject
+from diag.diagnosis.query_cache import ENGINES, INSTANCES, QueryCache
+from diag.diagnosis.report import Report, build_report
+from diag.knowledge.catalog import load
+from diag.report import terminal
+from diag.sources.recording.reader import read
+from diag.sources.samples import SampleSource
+
+
+@dataclass(frozen=True)
+class Refusing(SampleSource):
+    """A source that refuses every query with this text in it."""
+
+    refused: str = ""
+
+    def ask(self, promql_text: str, instants: Instants) -> Mapping[Subject, Floats]:
+        if self.refused in promql_text:
+            raise NotAnswered
+        return super().ask(promql_text, instants)
+
+
+def judged(recording: str, refused: str) -> Report:
+    seen = read(RECORDINGS / recording)
+    queries = QueryCache(Refusing(seen.samples, seen.instants, seen.interval, refused), Contract())
+    return build_report(observe._observed(seen, queries), load(), queries, {})
+
+
+def test_what_got_no_answer_is_not_healthy() -> None:
+    report = judged("kv_cascade", "num_preemptions")
+    states = {each.diagnosis.incident.id: each.diagnosis.state for each in report.findings}
+    assert (states["kv_eviction_cascade"], report.verdict) == ("unknown", "unknown")
+    (line,) = (each for each in report.blind if "refused" in each)
+    assert "kv_eviction_cascade" in line
+    assert line in " ".join(terminal.render(report).split())
+
+
+def test_a_refused_query_that_decides_nothing_changes_nothing() -> None:
+    """A supporting sign, of an incident that other conditions rule out."""
+    assert judged("healthy", "vllm:iteration_tokens_total_bucket").verdict == "healthy"
+
+
+@pytest.mark.parametrize("refused", [INSTANCES.split("[")[0], ENGINES.split("[")[0]])
+def test_without_knowing_what_there_is_nothing_is_healthy(refused: str) -> None:
+    assert judged("healthy", refused).verdict == "unknown"
+
+
+def part(folder: Path, name: str, begin: float, seconds: float) -> Report:
+    """What so many seconds of a recording show, from that second on."""
+    pages = list(rewriting.scrapes(name))
+    start = pages[0][0] + begin
+    piece = [page for page in pages if start <= page[0] <= start + seconds]
+    return doctor.run(ObserveOptions([str(rewriting.write(folder, piece))]))
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"), [("contention_bigbatch", 4), ("kv_cascade", 0), ("idle", 0), ("healthy", 0)]
+)
+def test_six_seconds_prove_no_health(tmp_path: Path, name: str, begin: float) -> None:
+    report = part(tmp_path, name, begin, 6)
+    assert report.verdict == "unknown"
+    assert re.match(r"CANNOT TELL too little seen: [56] s do not rule out \d+ incidents", terminal.render(report))
+
+
+def test_a_few_requests_in_a_dozen_seconds_prove_no_health(tmp_path: Path) -> None:
+    """Long prompts among streams: between two of them 10 requests finish, and none of them shows it."""
+    reports = [part(tmp_path, "contention_bigbatch", begin, 12) for begin in range(0, 48, 4)]
+    assert "healthy" not in {report.verdict for report in reports}
+
+
+def test_many_requests_in_a_dozen_seconds_do(tmp_path: Path) -> None:
+    assert part(tmp_path, "healthy", 0, 12).verdict == "healthy"
+
+
+def test_what_is_present_after_six_seconds_is_said(tmp_path: Path) -> None:
+    assert part(tmp_path, "kv_cascade", 30, 6).verdict == "critical"
