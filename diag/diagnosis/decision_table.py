@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from diag.core.incident import Comparison, Condition, Incident, seconds
 from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.signals.expressions import FINISHED
 
 COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
-FINISHED = "sum by (instance) (increase(vllm:request_success_total[$window]))"
 MANY_FINISHED = 30
 """Where none of so many requests shows a symptom, it has less than one in ten of them (95 %, the rule of three)."""
 Trits = NDArray[np.int8]
