@@ -71,8 +71,8 @@ class Diagnosis:
 
     `since` is None where it already held at the first instant; `episodes` are the times in which it held, each with
     health before it, the first from `since` on and the last to `until`; `open` names look-alikes that could not be
-    ruled out; `instants` are those of the readings' histories. `unanswered` names the signals for want of which alone it
-    is unknown, because the source refused their queries; `brief` is whether it is because too little was seen.
+    ruled out; `instants` are those of the readings' histories. `unanswered` names the signals for want of which alone
+    it is unknown, because the source refused their queries; `brief` is whether too little was seen to call it absent.
     """
 
     incident: Incident

@@ -144,10 +144,10 @@ def _has(metrics: str, queries: QueryCache) -> bool:
 def _refused(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
     """What could not be judged because the source refused queries: without an answer, nothing found is not health."""
     if not queries.unanswered.isdisjoint((INSTANCES, *PARTS.values())):
-        yield "the query for the servers, engines and GPUs to judge was refused"
+        yield "queries refused: it is unknown which servers, engines and GPUs there are"
     ids = sorted({finding.diagnosis.incident.id for finding in findings if finding.diagnosis.unanswered})
     if ids:
-        yield f"queries were refused, so {plural(len(ids), 'incident')} could not be judged: {listed(ids, most=5)}"
+        yield f"queries refused: {plural(len(ids), 'incident')} could not be judged ({listed(ids, most=5)})"
 
 
 def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:

@@ -102,7 +102,7 @@ def _incident(group: Sequence[Finding], report: Report) -> dict[str, Forms]:
 def _no_incident(report: Report) -> dict[str, Forms]:
     """That nothing was found, or why nothing can be said."""
     if report.verdict == "unknown":
-        head = f"Forward progress could not be judged; {words.found_nothing(report)}."
+        head = f"Health could not be judged; {words.found_nothing(report)}."
         why = _text("Why", _blind(report), ROWS)
         return {"impact": [paragraph(head)], "blank": [[""]], "servers": _servers(report), "why": why}
     head = words.found_nothing(report)

@@ -73,7 +73,7 @@ def part(folder: Path, name: str, begin: float, seconds: float) -> Report:
 def test_six_seconds_prove_no_health(tmp_path: Path, name: str, begin: float) -> None:
     report = part(tmp_path, name, begin, 6)
     assert report.verdict == "unknown"
-    assert re.match(r"CANNOT TELL too little seen: [56] s do not rule out \d+ incidents", terminal.render(report))
+    assert re.search(r"too little seen: [56] s do not rule out \d+ incidents", terminal.render(report))
 
 
 def test_a_few_requests_in_a_dozen_seconds_prove_no_health(tmp_path: Path) -> None:
