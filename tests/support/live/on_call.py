@@ -25,7 +25,8 @@ from diag.knowledge.catalog import load
 
 DIAG = str(Path(sys.executable).parent / "diag")
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
-SCRAPED_EVERY = 2
+SCRAPED_EVERY = 5
+"""Seconds: a scrape that may take that long succeeds on two busy cores."""
 PATIENCE = 240.0
 """Seconds to wait for an alert; the slowest that is expected takes three minutes."""
 

@@ -60,8 +60,9 @@ def engine_stopped(stage: Stage) -> Iterator[Outcome]:
 def slow_restart(stage: Stage) -> Iterator[Outcome]:
     slow = {"PYTHONPATH": str(slow_weights.installed(stage.folder / "plugin")), slow_weights.SECONDS: LOADS}
     with stage.busy() as (vllm, who):
-        vllm.stop()
+        vllm.process.terminate()
         since = time.time()
+        vllm.process.wait(server.READY_SECONDS)
         with server.starting(stage.folder, "tiny", (*FLAGS, "--load-format", "slow"), vllm.port, **slow) as again:
             time.sleep(UNDER_WAY)
             got, _ = look(who, STARTING)
@@ -69,6 +70,7 @@ def slow_restart(stage: Stage) -> Iterator[Outcome]:
             if time.time() - since < OVER_TWO_MINUTES:
                 raise RuntimeError("the restart took less than two minutes")
             yield outcome("restart over two minutes", who, STARTING, got, since)
+            time.sleep(SETTLES)
             yield outcome("after that restart", who, SERVES, look(who, SERVES)[0], since)
 
 
