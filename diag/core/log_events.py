@@ -13,7 +13,7 @@ class LogEvent:
 
     out_of_memory: memory ran out on a GPU. on_device: it happens in the engine and its workers, so the API server,
     which logs what clients sent, is not believed about it. start_failure: it may be why a start failed, and the doctor
-    names it then. unread: why it is counted, where no incident reads it.
+    names it then. fatal: it may be why an engine at work died. unread: why it is counted, where no incident reads it.
     """
 
     name: str
@@ -22,6 +22,7 @@ class LogEvent:
     out_of_memory: bool = False
     on_device: bool = False
     start_failure: bool = False
+    fatal: bool = False
     unread: str = ""
 
 
@@ -33,7 +34,7 @@ SHM_BROADCAST_WAIT = "shm_broadcast_wait"
 ENGINE_DEAD = "engine_dead"
 ENGINE_START_FAILED = "engine_start_failed"
 WORKER_DIED = "worker_died"
-_NO_PAGE = "The incident engine_dead reads that /metrics stopped answering, which needs no log."
+SHUT_DOWN = "shut_down"
 
 LOG_EVENTS = (
     LogEvent(
@@ -73,11 +74,24 @@ LOG_EVENTS = (
         "A call from the API server to the engine timed out.",
         unread="It says which call a stalled engine did not answer; engine_stalled reads the stall off the counters.",
     ),
-    LogEvent(ENGINE_DEAD, "The engine ended while the API server still runs.", unread=_NO_PAGE),
+    LogEvent(ENGINE_DEAD, "The engine ended while the API server still runs."),
     LogEvent(ENGINE_START_FAILED, "A start ended with an error."),
-    LogEvent(WORKER_DIED, "A worker process ended by itself.", unread=_NO_PAGE),
-    LogEvent("nccl_timeout", "A collective operation of the ranks timed out.", on_device=True, start_failure=True),
-    LogEvent("cuda_error", "CUDA, cuBLAS, cuDNN or NCCL failed.", on_device=True, start_failure=True),
+    LogEvent(WORKER_DIED, "A worker process ended by itself.", ("exit_code",), fatal=True),
+    LogEvent(
+        "killed_by_signal",
+        "A process of the server was ended by a signal: it crashed, or somebody or the kernel killed it.",
+        start_failure=True,
+        fatal=True,
+    ),
+    LogEvent(SHUT_DOWN, "The server was told to stop, and stopped in order."),
+    LogEvent(
+        "nccl_timeout",
+        "A collective operation of the ranks timed out.",
+        on_device=True,
+        start_failure=True,
+        fatal=True,
+    ),
+    LogEvent("cuda_error", "CUDA, cuBLAS, cuDNN or NCCL failed.", on_device=True, start_failure=True, fatal=True),
     LogEvent(
         "custom_all_reduce_disabled",
         "vLLM fell back to NCCL for the all-reduce of the ranks.",
@@ -91,4 +105,5 @@ LOG_EVENTS = (
 )
 OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)
 ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)
+FATAL = tuple(event.name for event in LOG_EVENTS if event.fatal or event.out_of_memory)
 NO_START_FAILURE = tuple(event.name for event in LOG_EVENTS if not event.start_failure)

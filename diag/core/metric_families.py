@@ -100,6 +100,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="It shows which part is slow where a scrape times out.",
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
+    "diag_vllm_last_up_timestamp_seconds": _gauge(
+        "Unix time at which vLLM's /metrics answered last with metrics of vLLM; no sample before the first answer."
+    ),
     "diag_vllm_config": _gauge("Running value of a vLLM flag; booleans are 0 and 1.", "flag"),
     "diag_vllm_info": _gauge(
         "Always 1; the labels name the release of vLLM, the model and the device.", "version", "model", "device"
@@ -134,6 +137,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Seconds until the first token of the exporter's last one-token request.", unread=FOR_READERS
     ),
     "diag_vllm_process_start_time_seconds": _gauge("Unix time at which the server's topmost process was started."),
+    "diag_vllm_processes": _gauge(
+        "Processes of this vLLM that run in this role; 0 once those that were seen of this server have ended.", "role"
+    ),
     "diag_vllm_process_cpu_seconds_total": _counter("CPU time of a vLLM process in seconds.", *PROCESS),
     "diag_vllm_process_stopped": _gauge(
         "1 when the kernel calls this process stopped, traced, zombie or uninterruptible, 0 when not.",

@@ -15,15 +15,19 @@ from diag.core.subjects import Subject
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.signals import (
     endpoint_without_vllm,
+    engine_death_logged,
+    engine_processes,
     progress,
     requests_in_flight,
     requests_in_flight_peak,
     requests_stuck,
     serves,
+    shut_down,
     steps_per_second,
     successful_scrapes,
+    tokens_or_shutdown,
 )
-from diag.knowledge.signals.host import processes, ranks_out_of_step, starting, startup_failed
+from diag.knowledge.signals.host import processes, ranks_out_of_step, start_under_way, starting, startup_failed
 
 State = Literal["idle", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
@@ -77,14 +81,23 @@ NEVER = (
 GONE = "the last scrapes failed, but too few of them to call the server dead"
 NO_VLLM = "/metrics has no vLLM progress metrics: is it vLLM, and does it run without --disable-log-stats?"
 TOO_SHORT = "too few scrapes to see whether anything moves"
-FAILED = "its log shows that the engine failed to start and has not been started again"
 STARTS = "its log shows a start in progress, and /metrics does not answer yet"
 THERE = "its processes are running and /metrics does not answer yet; its log would show how far the start is (--log)"
-DEAD = "/metrics answered before and has stopped answering"
+DEATHS = (
+    (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
+    (engine_processes, 0, "no engine process is left"),
+    (engine_death_logged, 1, "its log reports that the engine died, and nothing has started since"),
+    (successful_scrapes, 0, "/metrics answered before and has stopped answering"),
+)
+"""What shows that a server is dead: the value that does, and the reason in words."""
+SHUT_DOWN = "it was shut down in order, as its log shows, and nothing has started since"
 
 
 def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
     """The state of an engine, or why it is unknown."""
+    deaths = _deaths(subject, queries)
+    if deaths:
+        return Progress(subject, "dead", deaths)
     if _last(serves, INSTANCE, subject, queries, queries.holding(max(queries.source.interval, 1.0))) == 0:
         return _silent(subject, queries)
     state = _engine_state(*(_last(signal, ENGINE, subject, queries) for signal in SIGNALS))
@@ -96,14 +109,21 @@ def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
     return Progress(subject, *state)
 
 
+def _deaths(subject: Subject, queries: QueryCache) -> str:
+    """What shows that it is dead, "" where nothing does."""
+    window = queries.live("15s")
+    if any(_last(signal, INSTANCE, subject, queries, window) for signal in (tokens_or_shutdown, start_under_way)):
+        return ""
+    found = [why for signal, dead, why in DEATHS if _last(signal, INSTANCE, subject, queries, window) == dead]
+    return "; ".join(found)
+
+
 def _silent(subject: Subject, queries: QueryCache) -> Progress | str:
     """The state of a server whose /metrics page does not answer at present."""
     if _last(starting, INSTANCE, subject, queries):
         return Progress(subject, "starting", STARTS)
-    if _last(startup_failed, INSTANCE, subject, queries):
-        return Progress(subject, "dead", FAILED)
-    if _last(successful_scrapes, INSTANCE, subject, queries, queries.live("15s")) == 0:
-        return Progress(subject, "dead", DEAD)
+    if _last(shut_down, INSTANCE, subject, queries):
+        return SHUT_DOWN
     if _last(serves, INSTANCE, subject, queries, queries.whole):
         return GONE
     if _last(processes, INSTANCE, subject, queries):

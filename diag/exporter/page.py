@@ -1,6 +1,7 @@
 """The exporter's page: vLLM's own, byte for byte, then ours; all collectors run at once, each with a time-out."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ class HostPage:
         self._write = write
         self._threads = [CollectorThread(part.name, _rendering(part, write)) for part in host.collectors]
         self._reported: dict[str, str] = {}
+        self._last_up = 0.0
 
     def collect(self) -> list[Collection[Rendered]]:
         """Start every collector, while vLLM works on its page."""
@@ -57,7 +59,11 @@ class HostPage:
 
     def _server(self, scraped: Scraped | None) -> Iterator[Sample]:
         yield "diag_build_info", (__version__,), 1
-        yield "diag_vllm_up", (), float(bool(scraped and scraped.up))
+        up = bool(scraped and scraped.up)
+        self._last_up = time.time() if up else self._last_up
+        yield "diag_vllm_up", (), float(up)
+        if self._last_up:
+            yield "diag_vllm_last_up_timestamp_seconds", (), self._last_up
         facts = self._host.completed(scraped.facts if scraped else ServerFacts())
         settled = settle(scraped.config if scraped else {}, facts)
         if facts.version or facts.models or settled.device:

@@ -116,7 +116,7 @@ class Client:
         """What a response with an error status means."""
         if status in (401, 403):
             return failure.of_credentials(status, self._has_credentials)
-        return Failure(f"answered HTTP {status}", self.hints.address)
+        return failure.WrongAnswer(f"answered HTTP {status}", self.hints.address)
 
     def _exchange(self, request: Request, path: str, deadline: Deadline) -> Response:
         """One request and its response; again over a new connection where one that was kept turns out to be closed."""

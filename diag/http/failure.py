@@ -21,6 +21,10 @@ class Failure(Exception):
         self.reached = reached
 
 
+class WrongAnswer(Failure):
+    """Something answers there, but not with what was asked for: an HTTP status, a missing page."""
+
+
 @dataclass(frozen=True)
 class Hints:
     """What to try, where that depends on the server; `cut` is for a connection that ends before the response."""
@@ -122,8 +126,8 @@ def of_proxy() -> Failure:
 def of_credentials(status: int, were_given: bool) -> Failure:
     """What HTTP 401 and 403 mean."""
     if were_given:
-        return Failure(f"rejects the credentials (HTTP {status})", f"check {WAYS}")
-    return Failure(f"requires credentials (HTTP {status})", f"set {WAYS}")
+        return WrongAnswer(f"rejects the credentials (HTTP {status})", f"check {WAYS}")
+    return WrongAnswer(f"requires credentials (HTTP {status})", f"set {WAYS}")
 
 
 def sentence(shown: str, error: Failure) -> str:

@@ -11,7 +11,7 @@ from diag.exposition.lines import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
 from diag.http.background import start
 from diag.http.client import Client, Response
-from diag.http.failure import VLLM, Failure
+from diag.http.failure import VLLM, Failure, WrongAnswer
 from diag.vllm.server.config import ServerFacts, from_server_info
 from diag.vllm.server.launch import number
 
@@ -75,9 +75,10 @@ class VllmServer:
             return self.client.refusal(status)
         if len(tried) == 1:
             has_reason = problem.startswith("answered")
-            return Failure(problem if has_reason else f"has no page {path.partition('?')[0]} ({problem})", VLLM.address)
+            reason = problem if has_reason else f"has no page {path.partition('?')[0]} ({problem})"
+            return WrongAnswer(reason, VLLM.address)
         places = ", ".join(f"{printable(path.partition('?')[0], 60)} ({problem})" for path, problem, _ in tried)
-        return Failure(f"has no metrics at {places}", VLLM.address)
+        return WrongAnswer(f"has no metrics at {places}", VLLM.address)
 
     def _found(self, path: str) -> None:
         self.path = path

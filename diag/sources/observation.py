@@ -86,7 +86,7 @@ def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
 
 def _exported(table: ScrapeTable) -> dict[str, float]:
     """What an exporter of ours has settled, on its last page."""
-    page = next(reversed(table.pages), None)
+    page = next((scrape.page for scrape in reversed(table.scrapes) if scrape.page), None)
     values = zip(page.layout.rows.tolist(), page.values.tolist(), strict=True) if page else ()
     rows = set(table.rows("diag_vllm_config"))
     return {table.labels[row]["flag"]: value for row, value in values if row in rows and "flag" in table.labels[row]}

@@ -402,7 +402,20 @@ def test_a_server_that_is_shut_down_is_in_no_phase(line: str) -> None:
 def test_an_engine_that_dies_because_its_server_was_told_to_stop_is_not_dead() -> None:
     dies = head("02:10:01", "ERROR", "APIServer") + "AsyncLLM output_handler failed."
     assert told(BANNER, READY, dies).events == {"engine_dead": 1}
-    assert told(BANNER, READY, SHUTDOWN, dies).events == {}
+    assert told(BANNER, READY, SHUTDOWN, dies).events == {"shut_down": 1}
+
+
+def test_the_end_of_a_server_whose_engine_died_is_no_orderly_shutdown() -> None:
+    dies = head("02:10:01", "ERROR", "APIServer") + "AsyncLLM output_handler failed."
+    assert told(BANNER, READY, dies, "INFO:     Shutting down", SHUTDOWN).events == {"engine_dead": 1}
+    again = told(BANNER, READY, dies, "INFO:     Shutting down", BANNER, READY, SHUTDOWN)
+    assert again.events == {"engine_dead": 1, "shut_down": 1}
+
+
+@pytest.mark.parametrize("end", [head("02:10:01", "ERROR", "APIServer") + "AsyncLLM output_handler failed.", SHUTDOWN])
+def test_what_ends_in_a_log_whose_beginning_is_lost_was_at_work(end: str) -> None:
+    """A condition compares the time of the death with that of the last start."""
+    assert told(end).moved == at(end[end.index("02:1") :][:8])
 
 
 @pytest.mark.parametrize(
@@ -647,29 +660,29 @@ def test_nothing_but_known_numbers_the_version_and_the_models_name_leaves_a_log(
 
 LENGTH = "max_model_len_exceeds_kv_cache"
 ENDED = {
-    "benign_preemptions": ("", {}),
-    "contention_bigbatch": ("", {}),
+    "benign_preemptions": ("", {"shut_down": 1}),
+    "contention_bigbatch": ("", {"shut_down": 1}),
     "contention_cure_threshold": ("ready", {}),
-    "contention_smallbatch": ("", {}),
+    "contention_smallbatch": ("", {"shut_down": 1}),
     "cure_max_num_seqs_mean": ("ready", {}),
     "cure_max_num_seqs_p90": ("ready", {}),
     "cure_watermark": ("ready", {}),
     "engine_dead": ("", {"engine_dead": 7}),
     "engine_stalled": ("ready", {}),
     "fail_max_model_len": ("", {LENGTH: 2, "engine_start_failed": 2, "worker_died": 1}),
-    "healthy": ("", {}),
+    "healthy": ("", {"shut_down": 1}),
     "healthy_after_cascade": ("ready", {}),
     "idle": ("ready", {}),
-    "kv_cascade": ("", {}),
+    "kv_cascade": ("", {"shut_down": 1}),
     "kv_cascade_base": ("ready", {}),
     "kv_saturated_fit": ("ready", {}),
     "kv_undersized": ("ready", {}),
     "prefix_unique": ("ready", {}),
     "queue_saturation": ("ready", {}),
     "startup_crash_blocksize16": ("", {"engine_start_failed": 2, "worker_died": 1}),
-    "startup_hang": ("", {}),
-    "tp2_healthy_between": ("", {"shm_broadcast_wait": 1}),
-    "tp2_long_stall": ("", {"shm_broadcast_wait": 1}),
+    "startup_hang": ("", {"shut_down": 1}),
+    "tp2_healthy_between": ("", {"shm_broadcast_wait": 1, "shut_down": 1}),
+    "tp2_long_stall": ("", {"shm_broadcast_wait": 1, "shut_down": 1}),
 }
 """Of vLLM 0.32 on the CPU. Those in no phase failed, died or were shut down at their end."""
 
@@ -712,7 +725,7 @@ def test_a_real_start_that_failed_for_its_context_length_gives_the_numbers() -> 
     _, seen = replayed(RECORDINGS / "fail_max_model_len/server.log")
     assert seen.all("diag_vllm_log_value") == {
         **{"max_model_len": 131072, "needed_gibibytes": 2.0},
-        **{"available_gibibytes": 1.0, "estimated_max_model_len": 65408},
+        **{"available_gibibytes": 1.0, "estimated_max_model_len": 65408, "exit_code": 0},
     }
 
 

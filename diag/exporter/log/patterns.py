@@ -68,6 +68,9 @@ _TRIED_OLD = (
     rf"(?:.*? (?P<free_gibibytes>{_SIZE}) free)?"
 )
 
+_DEADLY = r"(?:Killed|Segmentation fault|Aborted|Bus error|Illegal instruction)"
+"""What a shell says of a child that a signal ended, behind its script, its line and the PID."""
+
 PATTERNS: tuple[Pattern, ...] = (
     # -- a start begins -----------------------------------------------------------------------------------------------
     Pattern("banner", "logo", r"[ █▄▀]{10,60}version ", SAID, "0.17.0", numbers=r"version (?P<version>\S+)"),
@@ -243,7 +246,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "worker_died",
         r"(?:Worker proc|RayWorkerProc|Worker) \S+(?: pid \d+)? died(?: unexpectedly)?[, (]",
         FAILED,
+        numbers=r"exit code: (?P<exit_code>-?\d+)",
     ),
+    Pattern("event", "killed_by_signal", r"Fatal Python error: (?:Segmentation fault|Aborted|Bus error|Illegal)", BAR),
+    Pattern("event", "killed_by_signal", r"!{5,9} Segfault encountered !{5,9}", BAR),
+    Pattern("event", "killed_by_signal", r"terminate called after throwing an instance of ", BAR),
+    Pattern("event", "killed_by_signal", rf"(?:\S+: line \d+: +\d+ )?{_DEADLY}(?: \(core dumped\))?(?: +\S.*)?$", BAR),
     Pattern("event", "nccl_timeout", r"Watchdog caught collective operation timeout", FAILED),
     Pattern("event", "nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED),
     Pattern("event", "nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import tzinfo
 
-from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, ON_DEVICE, WORKER_DIED
+from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, ON_DEVICE, SHUT_DOWN, WORKER_DIED
 from diag.core.metric_families import Sample
 from diag.core.startup_phases import READY, WARM_UP
 from diag.exporter.log.crashes import CrashStreak
@@ -21,6 +21,7 @@ from diag.exporter.log.recognise import amount, recognise, values
 from diag.vllm.server.config import ServerFacts
 
 MOST_BARS = 1_000
+DEATHS = (ENGINE_DEAD, WORKER_DIED)
 _READY = STAGES.index(READY)
 
 # -- the start --------------------------------------------------------------------------------------------------------
@@ -148,6 +149,7 @@ class ServerLog:
         self._values: dict[str, dict[str, float]] = {}
         self._of_a_request = False
         self._traceback: str = ""
+        self._dead = False
 
     @property
     def config(self) -> Mapping[str, float]:
@@ -224,7 +226,7 @@ class ServerLog:
         self._on_setting(pattern, line, at)
 
     def _begin(self, at: float) -> None:
-        self._startup, self._facts, self._banners = Startup(at), LogFacts(), set()
+        self._startup, self._facts, self._banners, self._dead = Startup(at), LogFacts(), set(), False
         self._crashes.began(at)
 
     def _reach(self, stage: int, at: float) -> None:
@@ -255,6 +257,10 @@ class ServerLog:
         self._reach(_READY, at)
 
     def _on_ends(self, pattern: Pattern, line: Line, at: float) -> None:
+        """The API server of an engine that died ends as if it had been told to."""
+        self._was_at_work(at)
+        if not self._startup.over and not self._dead:
+            self._count(SHUT_DOWN, at)
         self._startup.end(at)
         self._crashes.stopped()
 
@@ -271,20 +277,27 @@ class ServerLog:
         if pattern.name == ENGINE_START_FAILED:
             self._fail(at)
             return
-        self._count(pattern.name, at)
         if pattern.name == ENGINE_DEAD:
+            self._was_at_work(at)
             self._crashes.crashed(at)
+        self._dead = self._dead or pattern.name in DEATHS
+        self._count(pattern.name, at)
         found = {name: amount(value) for name, value in values(pattern, line.text).items()}
         if found:
             self._values[pattern.name] = found
 
     def _doubtful(self, pattern: Pattern, line: Line) -> bool:
         """Text that a client may have sent; or the death of an engine whose server was told to stop."""
-        if self._startup.ready and self._startup.over and pattern.name in (ENGINE_DEAD, WORKER_DIED):
+        if self._startup.ready and self._startup.over and pattern.name in DEATHS:
             return True
         if line.level == RAW:
             return self._of_a_request
         return line.process.lower().startswith("apiserver") and pattern.name in ON_DEVICE
+
+    def _was_at_work(self, at: float) -> None:
+        """Of a log that begins with its end, such as a rotated one: what ends was at work."""
+        if self._startup.stage is None:
+            self._reach(_READY, at)
 
     def _count(self, event: str, at: float) -> None:
         self._counts[event] += 1

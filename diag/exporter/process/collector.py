@@ -4,7 +4,8 @@ A look reads the processes that are new since the last one, and one small file f
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
@@ -12,6 +13,7 @@ from diag.exporter.process.ownership import Owner, axis_sizes, owners_of
 from diag.exporter.process.server import ServerProcess, find_server
 from diag.exporter.process.table import ProcessEntry, ProcessTable, listeners, read_from, read_table
 
+STOPPED = "diag_vllm_process_stopped"
 SEARCH_SECONDS = 10.0
 SEARCH_SHARE = 0.002
 """Of a core, for searching all processes and sockets: on a host with many, less often than `SEARCH_SECONDS`."""
@@ -28,6 +30,8 @@ class ProcessView:
     owners: Mapping[int, Owner] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     server: ServerProcess | None = None
+    roles: frozenset[str] = frozenset()
+    """Those that processes of this server, or of the last one that there was, have had."""
     problem: str = ""
     search_at: float = 0.0
 
@@ -48,12 +52,14 @@ class ProcessCollector:
             read_from(proc)
 
     def collect(self) -> Collected:
-        """When the server was started; CPU time of every process, and whether it is stopped."""
+        """When the server was started; CPU time of every process, whether it is stopped, how many run in each role."""
         view = self._view = self._look(self._view or ProcessView())
         samples = [sample for pid, owner in view.owners.items() for sample in _samples(pid, view.members[pid], owner)]
+        problem = "" if samples else view.problem
+        samples += _counts(samples, view)
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
-        return Collected(samples, "" if samples else view.problem)
+        return Collected(samples, problem)
 
     def owners(self) -> Mapping[int, Owner]:
         """The PIDs of this vLLM as this host counts them, at the last look."""
@@ -114,7 +120,9 @@ def _view(table: ProcessTable, alive: ProcessTable, server: ServerProcess | None
     same = server is not None and last.server is not None and server.pid == last.server.pid
     sizes = axis_sizes(members, last.sizes if same else {})
     owners = owners_of(members, server.pid if server else 0, sizes, last.owners)
-    return ProcessView(table, members, owners, sizes, server)
+    present = frozenset(owner.role for owner in owners.values())
+    roles = present | last.roles if same or server is None else present
+    return ProcessView(table, members, owners, sizes, server, roles)
 
 
 def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:
@@ -128,4 +136,12 @@ def _samples(pid: int, entry: ProcessEntry, owner: Owner) -> Iterator[Sample]:
     usage = entry.usage()
     if usage:
         yield "diag_vllm_process_cpu_seconds_total", labels, usage[0]
-        yield "diag_vllm_process_stopped", labels, float(usage[1])
+        yield STOPPED, labels, float(usage[1])
+
+
+def _counts(samples: Sequence[Sample], view: ProcessView) -> Iterator[Sample]:
+    """The processes that run in each role that there has been; one that ended and that nobody has buried is none."""
+    stopped = [(labels, is_stopped) for name, labels, is_stopped in samples if name == STOPPED]
+    running = Counter(role for (pid, role, _), still in stopped if not still or view.members[int(pid)].runs())
+    for role in sorted(view.roles):
+        yield "diag_vllm_processes", (role,), float(running[role])

@@ -1,7 +1,14 @@
-"""The server answered before and no longer answers."""
+"""The server answered before and no longer does, or its engine has died behind a page that still answers."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import start_under_way, successful_scrapes
+from diag.signals import (
+    engine_death_logged,
+    engine_processes,
+    evidence_of_death,
+    start_under_way,
+    successful_scrapes,
+    tokens_or_shutdown,
+)
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
@@ -13,18 +20,28 @@ incident = Incident(
     window="1m",
     live_window="15s",
     cause="""
-        When EngineCore dies, the API server raises EngineDeadError and shuts down within a second; connections are
-        refused from then on. A lost host, a killed container or a broken network path look the same to a scraper.
+        When EngineCore dies, the API server raises EngineDeadError and shuts down within seconds; connections are
+        refused from then on. With VLLM_KEEP_ALIVE_ON_ENGINE_DEATH it stays, and /metrics goes on answering. A lost
+        host, a killed container or a broken network path look the same to a scraper.
     """,
     impact="every request fails",
-    symptoms=(successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),),
+    symptoms=(
+        evidence_of_death.at_least(1, measured("after the kill of the engine each of the three shows", "engine_dead")),
+        tokens_or_shutdown.at_most(0, judged("what generates tokens or was told to stop has not died")),
+    ),
+    supports=(
+        successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),
+        engine_death_logged.at_least(1, measured("the API server logs EngineDeadError", "engine_dead")),
+        engine_processes.at_most(0, judged("without its engine process a server serves nobody")),
+    ),
     looks_like=(
         LookAlike(
             "startup_slow",
             distinguish="A start is under way, however long it takes: the log or the process table shows it.",
             requires=start_under_way.at_most(0, judged("a server that is being started comes back by itself")),
         ),
-        LookAlike("engine_stalled", distinguish="/metrics keeps answering; only the engine makes no progress."),
+        LookAlike("engine_stalled", distinguish="/metrics keeps answering, and the engine process is there."),
+        LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
     explains=("engine_stalled", "contract_breached"),
     fixes=(

@@ -1,7 +1,17 @@
 """Signals of forward progress: whether the engine processes tokens, and whether it answers."""
 
 from diag.core.incident import Signal
+from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, FATAL, SHUT_DOWN, WORKER_DIED
+from diag.core.startup_phases import READY
 from diag.knowledge.signals.expressions import KV_USAGE, RUNNING
+from diag.knowledge.signals.host import (
+    EVENT_TIME,
+    LAST_PROGRESS_OF_INSTANCE,
+    PHASE,
+    SERVES,
+    last,
+    since_start,
+)
 from diag.knowledge.signals.load import in_flight
 
 
@@ -63,15 +73,83 @@ endpoint_without_vllm = Signal(
 )
 serves = Signal(
     "vLLM's metrics available",
-    "max by (instance) (max_over_time(diag_vllm_up[$window]))",
+    "max by (instance) (max_over_time(diag_vllm_up[$window])) or max by (instance) (max_over_time(up[$window]))",
     "vLLM's metrics were available: {value}",
     "bool",
+)
+
+# -- death ------------------------------------------------------------------------------------------------------------
+
+IN_PHASE_READY = last(PHASE, f'phase="{READY}"')
+ENGINE_PROCESSES = last("diag_vllm_processes", 'role="engine"')
+# the log says that a start ended well, and no engine process is seen that would still serve: it had answered before
+READY_BY_LOG = f"({IN_PHASE_READY}) == 1 unless on (instance) ({ENGINE_PROCESSES}) > 0"
+ANSWERED_BEFORE = (
+    f"(count by (instance) (count_over_time({RUNNING}[1d]))"
+    f" or ({last('diag_vllm_last_up_timestamp_seconds')}) > time() - 86400 or ({READY_BY_LOG}))"
 )
 successful_scrapes = Signal(
     "successful scrapes",
     "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
     " or (avg_over_time(up[$window]) and count_over_time(up[$window]) >= 3))"
-    f" and on (instance) count by (instance) (count_over_time({RUNNING}[1d]))",
+    f" and on (instance) {ANSWERED_BEFORE}",
     "{value} of scrapes succeeded (the server had answered before)",
     "share",
+)
+engine_death_logged = Signal(
+    "death of the engine in the log",
+    f"({since_start(f'{ENGINE_DEAD}|{WORKER_DIED}')}) * (1 - ({since_start(ENGINE_START_FAILED)}))",
+    "the log reports the death of the engine, and nothing has started since: {value}",
+    "bool",
+)
+engine_processes = Signal(
+    "engine processes", ENGINE_PROCESSES, "running engine processes of this server: {value}", "processes"
+)
+shut_down = Signal(
+    "shut down in order",
+    f"({since_start(SHUT_DOWN)}) * (1 - {SERVES})",
+    "the log reports an orderly shutdown, and nothing has started since: {value}",
+    "bool",
+)
+
+
+WORKER_EXIT = last("diag_vllm_log_value", f'event="{WORKER_DIED}",field="exit_code"', by="instance")
+"""Below 0, it is the number of the signal that ended the worker."""
+
+
+def any_of(**signs: str) -> str:
+    """1 where one of several signs shows, 0 where those that can be seen do not."""
+    named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
+    return f"max by ($by) ({' or '.join(named)})"
+
+
+evidence_of_death = Signal(
+    "evidence of death",
+    any_of(
+        page=f"(({successful_scrapes.promql}) == bool 0)",
+        log=f"({engine_death_logged.promql})",
+        process=f"(({ENGINE_PROCESSES}) == bool 0)",
+    ),
+    "/metrics does not answer any more, the log reports the death of the engine, or its process has ended: {value}",
+    "bool",
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(FATAL)}"}}[$window]) > 0)'
+    f" >= on (instance) group_left () ({LAST_PROGRESS_OF_INSTANCE})"
+    f" or label_replace({WORKER_EXIT} < 0 and on (instance) ({since_start(WORKER_DIED)}) > 0,"
+    ' "event", "killed_by_signal", "", "")',
+    culprit_label="{event}",
+)
+# a shared log, or processes that are seen wrongly, do not stand against tokens
+GENERATES = (
+    "((sum by ($by) (increase(vllm:generation_tokens_total[$window]))"
+    f" + sum by ($by) (increase(vllm:prompt_tokens_total[$window]))) * {SERVES} > bool 0)"
+)
+tokens_or_shutdown = Signal(
+    "tokens or an orderly shutdown",
+    any_of(
+        tokens=GENERATES,
+        shutdown=f"({shut_down.promql})",
+    )
+    + " or 0 * max by ($by) (count_over_time(up[$window]))",
+    "tokens are processed, or the server was shut down in order: {value}",
+    "bool",
 )

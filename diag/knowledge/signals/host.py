@@ -30,6 +30,7 @@ def last(metric: str, matchers: str = "", join: str = "max", by: str = "$by") ->
 # -- start-up ---------------------------------------------------------------------------------------------------------
 
 LAST_PROGRESS = last("diag_vllm_startup_last_progress_timestamp_seconds")
+LAST_PROGRESS_OF_INSTANCE = last("diag_vllm_startup_last_progress_timestamp_seconds", by="instance")
 SERVES = last("diag_vllm_up")
 LAST_SERVED = "max by (instance) (last_over_time(diag_vllm_up[$window]))"
 IN_PHASE = last(PHASE, IS_STARTING)
@@ -40,6 +41,11 @@ def event_time(events: str) -> str:
     return last(EVENT_TIME, f'event=~"{events}"')
 
 
+def since_start(events: str) -> str:
+    """1 where such a line was logged, and nothing has started since; else 0."""
+    return f"({event_time(events)} > bool 0) * ({event_time(events)} >= bool {LAST_PROGRESS})"
+
+
 FAILED_SINCE = f"({event_time(ENGINE_START_FAILED)} - ({LAST_PROGRESS}))"
 startup_failed = Signal(
     "engine start failed",
@@ -48,7 +54,7 @@ startup_failed = Signal(
     "the log reports a failed engine start, and nothing has started since: {value}",
     "bool",
     culprit_promql=f'(last_over_time({EVENT_TIME}{{event!~"{"|".join(NO_START_FAILURE)}"}}[$window]) > 0)'
-    f" >= on (instance) group_left () ({last('diag_vllm_startup_last_progress_timestamp_seconds', by='instance')})",
+    f" >= on (instance) group_left () ({LAST_PROGRESS_OF_INSTANCE})",
     culprit_label="{event}",
 )
 starting = Signal(

@@ -9,8 +9,9 @@ from diag.exporter.host import host_collectors
 from diag.exporter.page import HostPage
 from diag.exporter.vllm_page import PageReader, Scraped, is_ours
 from diag.exposition.lines import NotMetrics
-from diag.http.failure import Failure
+from diag.http.failure import Failure, WrongAnswer
 from diag.http.vllm_server import VllmServer
+from diag.sources.live.target import Unanswered
 from diag.vllm.server.config import ServerFacts
 
 SECONDS = 2.0
@@ -25,21 +26,28 @@ class LocalPages:
         self._host = host_collectors(server.address, log, zone)
         self._host_page = HostPage(self._host, write=plain)
         self._reader = PageReader()
+        self._seen = False
         self._host.start()
 
     def page(self) -> bytes:
-        """The whole page; Failure or NotMetrics where neither a page nor anything else shows a server."""
+        """The whole page; Unanswered where there is none, but this host, or an earlier page, shows a server.
+
+        Failure or NotMetrics where nothing shows one, or where something else answers at its address.
+        """
         collections, begin = self._host_page.collect(), time.monotonic()
         try:
             page = self._server.page()
             if is_ours(page):
                 return page
-            scraped = CollectionResult[Scraped](self._reader.read(page, self._server.facts), "", 0.0)
+            scraped = self._reader.read(page, self._server.facts)
         except (Failure, NotMetrics) as error:
-            if not self._host.has_server:
+            self._seen = self._seen or (self._host.has_server and not isinstance(error, WrongAnswer | NotMetrics))
+            if not self._seen:
                 raise
-            scraped = CollectionResult[Scraped](None, str(error), time.monotonic() - begin)
-        return self._host_page.page(scraped, collections, SECONDS)
+            nothing = CollectionResult[Scraped](None, str(error), time.monotonic() - begin)
+            raise Unanswered(error, self._host_page.page(nothing, collections, SECONDS)) from error
+        self._seen = True
+        return self._host_page.page(CollectionResult(scraped, "", 0.0), collections, SECONDS)
 
     def facts(self) -> ServerFacts:
         """What the server, its log and its processes report of it."""

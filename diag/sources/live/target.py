@@ -24,8 +24,8 @@ class Sink(Protocol):
     def page(self, at: int, instance: str, page: bytes) -> bytes:
         """Keep a page; what is returned is what is judged."""
 
-    def failed(self, at: int, instance: str, reason: str) -> None:
-        """Keep a failed scrape."""
+    def failed(self, at: int, instance: str, reason: str, beside: bytes) -> bytes:
+        """Keep a failed scrape and the page of what stands beside the server; what is returned is what is judged."""
 
 
 class Discard:
@@ -35,15 +35,25 @@ class Discard:
         """Judge the page as it is."""
         return page
 
-    def failed(self, at: int, instance: str, reason: str) -> None:
-        """Do nothing."""
+    def failed(self, at: int, instance: str, reason: str, beside: bytes) -> bytes:
+        """Judge what stands beside the server as it is."""
+        return beside
+
+
+class Unanswered(Failure):
+    """The server gave no page; `beside` is a page of what else there is: its log, its processes, its GPUs."""
+
+    def __init__(self, why: Failure | NotMetrics, beside: bytes) -> None:
+        hint = why.hint if isinstance(why, Failure) else "use the address of the server itself"
+        super().__init__(str(why), hint)
+        self.beside = beside
 
 
 class Pages(Protocol):
     """A source of pages: the server itself, or one that adds what this host knows of it."""
 
     def page(self) -> bytes:
-        """The page; Failure or NotMetrics where there is none."""
+        """The page; Failure or NotMetrics where there is none, Unanswered where there is something beside it."""
 
     def facts(self) -> ServerFacts:
         """What is known of the server beside its pages."""
@@ -66,7 +76,7 @@ class WatchedServer:
     published: bool = False
 
     async def scrape(self) -> None:
-        """Scrape once; a failure is kept with its reason."""
+        """Scrape once; a failure is kept with its reason and what stands beside the server."""
         at = self.clock.now()
         try:
             page = await _in_background((self.beside or self.server).page)
@@ -82,8 +92,11 @@ class WatchedServer:
     def _failed(self, at: int, error: Failure | NotMetrics) -> None:
         reason = printable(str(error))
         self.failure = error if isinstance(error, Failure) else Failure(reason, "use the address of the server itself")
-        self.sink.failed(at, self.target.instance, reason)
-        self.target.fail(at, reason)
+        beside = error.beside if isinstance(error, Unanswered) else b""
+        self.published = self.published or bool(beside and self.probed)
+        kept = self.sink.failed(at, self.target.instance, reason, _with(beside, self.probed) if beside else b"")
+        self.target.fail(at, reason, kept)
+        self.answered = self.answered or bool(beside)
 
     @property
     def facts(self) -> ServerFacts:

@@ -1,7 +1,8 @@
 """Recordings: raw /metrics pages in a folder, read page by page.
 
 `metrics.prom.gz` (or metrics.prom) holds the pages, each after a line `# scrape <unix seconds> <instance>`; a scrape
-that failed is a line `# scrape-failed <unix seconds> <instance> <reason>`. `recording.toml` may say more, and
+that failed is a line `# scrape-failed <unix seconds> <instance> <reason>`, and below it what stood beside the server:
+its log, its processes, its GPUs. `recording.toml` may say more, and
 `server.log` is what the server wrote meanwhile.
 """
 
@@ -136,7 +137,7 @@ class _Gathered:
         page = section[header.end() :]
         log = self._log(instance, at, page)
         if header[1]:
-            target.fail(at, (header[4] or b"no reason was recorded").decode("utf-8", "replace"), log)
+            target.fail(at, (header[4] or b"no reason was recorded").decode("utf-8", "replace"), page + log)
         elif too_big:
             target.fail(at, f"sent more than {MOST_BYTES >> 20} MiB", log)
         else:

@@ -82,9 +82,11 @@ class Recorder:
         self._write(f"# scrape {at / 1000:.3f} {instance}\n".encode() + kept)
         return kept
 
-    def failed(self, at: int, instance: str, reason: str) -> None:
-        """Write a failed scrape."""
-        self._write(f"# scrape-failed {at / 1000:.3f} {instance} {printable(reason)}\n".encode())
+    def failed(self, at: int, instance: str, reason: str, beside: bytes) -> bytes:
+        """Write a failed scrape, and what stands beside the server as it is returned."""
+        kept = _fit(beside)
+        self._write(f"# scrape-failed {at / 1000:.3f} {instance} {printable(reason)}\n".encode() + kept)
+        return kept
 
     def _write(self, text: bytes) -> None:
         try:
