@@ -47,6 +47,7 @@ LAST = (
     ("trade-off", 1),
     ("impact", 1),
     ("where", 1),
+    ("episodes", 1),
     ("why", 3),
     ("fix", 1),
     ("do now", 1),
@@ -92,6 +93,7 @@ def _incident(group: Sequence[Finding], report: Report) -> dict[str, Forms]:
         "blank": [[""]],
         "servers": _servers(report),
         "where": _where(group, report),
+        "episodes": _text("Episodes", [_episodes(finding.diagnosis, report)], 2),
         "evidence": _evidence(finding.diagnosis),
         **_do_now(chosen),
         **(_fix(chosen.fix) if chosen.fix else {}),
@@ -157,6 +159,13 @@ def _where(group: Sequence[Finding], report: Report) -> Forms:
     if len(group) > 1:
         return _text("Example", [f"{where}; {plural(len(group) - 1, 'more server')} like it"], 2)
     return _text("Where", [where], 2) if where not in verdicts(report)[0] else [[]]
+
+
+def _episodes(diagnosis: Diagnosis, report: Report) -> str:
+    """When it held before, where there was health between; the latest first."""
+    written_as = words.time_format(report)
+    before = reversed(diagnosis.one_by_one[:-1])
+    return listed([period([episode], written_as) for episode in before], separator="; ")
 
 
 def _evidence(diagnosis: Diagnosis) -> Forms:
