@@ -6,8 +6,8 @@ an interval ago.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from diag.artefacts.names import (
@@ -22,26 +22,27 @@ from diag.artefacts.names import (
 )
 from diag.artefacts.units import alert_value
 from diag.core.contract import Contract, Site
-from diag.core.incident import Condition, Incident
+from diag.core.incident import Condition, Incident, Severity, seconds
 from diag.diagnosis.diagnose import RANK
 from diag.promql import pretty
 
 INTERVAL = "15s"
-KEEP_FIRING = "5m"
-"""A missed scrape or a short recovery does not end an alert and start another."""
+KEEP_FIRING = 300.0
+"""Seconds for which an alert outlasts its conditions: a missed scrape or a short recovery does not start another."""
+MARGIN = 60.0
+"""Seconds by which a cause outlasts its consequences at least: its group is evaluated at another moment."""
 Rule = dict[str, Any]
 Group = dict[str, Any]
+Known = Mapping[str, Incident]
 
 
 @dataclass(frozen=True)
-class Alert:
-    """One alerting rule: the incident with its threshold here, its windows, and the condition whose value is shown."""
+class Case:
+    """What makes an alert fire: all conditions over each of these windows; the value of `first` is shown."""
 
     incident: Incident
     windows: tuple[str, ...]
     first: Condition
-    severity: str
-    labels: tuple[tuple[str, str], ...] = ()
 
     def conditions(self) -> Iterator[tuple[str, Condition]]:
         """All that must hold and over which window; the condition whose value is shown comes first."""
@@ -50,28 +51,52 @@ class Alert:
                 yield window, condition
 
 
+@dataclass(frozen=True)
+class Alert:
+    """One alerting rule: it fires where any of its cases holds.
+
+    The burn-rate windows of an SLO are the cases of one alert, so that a budget that is spent pages once: were each an
+    alert, the slow one would page again when the fast one has done so already.
+    """
+
+    incident: Incident
+    severity: Severity
+    cases: tuple[Case, ...]
+
+    def conditions(self) -> Iterator[tuple[str, Condition]]:
+        """The conditions of all cases."""
+        for case in self.cases:
+            yield from case.conditions()
+
+
 def alerts(incident: Incident) -> list[Alert]:
-    """The alerts of an incident: one, or one per burn-rate window; and a critical one where the incident escalates."""
-    if incident.burns:
-        return [_burning(incident.over(burn), (burn.short, burn.long)) for burn in incident.burns]
-    alert = Alert(incident, (incident.window,), incident.conditions[0], incident.severity)
-    critical = [replace(alert, first=incident.escalates, severity="critical")] if incident.escalates else []
-    return [alert, *critical]
+    """The alerts of an incident: one, and a critical one where the incident escalates."""
+    conditions = (incident.conditions[0], *((incident.escalates,) if incident.escalates else ()))
+    severities: tuple[Severity, ...] = (incident.severity, "critical")
+    return [
+        Alert(incident, severity, tuple(_cases(incident, condition)))
+        for severity, condition in zip(severities, conditions, strict=False)
+    ]
 
 
-def _burning(incident: Incident, windows: tuple[str, str]) -> Alert:
-    return Alert(incident, windows, incident.conditions[0], incident.severity, (("burn_window", windows[-1]),))
+def _cases(incident: Incident, first: Condition) -> Iterator[Case]:
+    if not incident.burns:
+        yield Case(incident, (incident.window,), first)
+    for burn in incident.burns:
+        burning = incident.over(burn)
+        yield Case(burning, (burn.short, burn.long), burning.conditions[0])
 
 
 def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     """The rule groups of all incidents; those of one kind of subject and one window together."""
     rules = [alert for incident in incidents for alert in alerts(incident)]
     shared = _shared(rules, contract)
+    known = {incident.id: incident for incident in incidents}
     by_group: dict[str, list[Alert]] = {}
     for alert in rules:
-        name = "-".join((*alert.incident.per, alert.windows[0]))
+        name = "-".join((*alert.incident.per, alert.cases[0].windows[0]))
         by_group.setdefault(f"diag-{name}", []).append(alert)
-    return [_group(name, members, shared, contract) for name, members in by_group.items()]
+    return [_group(name, members, shared, contract, known) for name, members in by_group.items()]
 
 
 def _shared(rules: Iterable[Alert], contract: Contract) -> set[str]:
@@ -85,7 +110,7 @@ def _expressions(alert: Alert, contract: Contract) -> Iterator[str]:
         yield expression(condition.signal, alert.incident, window, contract)
 
 
-def _group(name: str, members: Sequence[Alert], shared: set[str], contract: Contract) -> Group:
+def _group(name: str, members: Sequence[Alert], shared: set[str], contract: Contract, known: Known) -> Group:
     records = {
         recording_name(condition.signal, alert.incident, window, contract.site): text
         for alert in members
@@ -93,27 +118,54 @@ def _group(name: str, members: Sequence[Alert], shared: set[str], contract: Cont
         if (text := expression(condition.signal, alert.incident, window, contract)) in shared
     }
     rules: list[Rule] = [{"record": record, "expr": pretty(text)} for record, text in records.items()]
-    rules += [rule(alert, contract, set(records.values())) for alert in members]
+    rules += [rule(alert, contract, set(records.values()), known) for alert in members]
     return {"name": name, "interval": INTERVAL, "rules": rules}
 
 
-def rule(alert: Alert, contract: Contract, shared: set[str]) -> Rule:
+def rule(alert: Alert, contract: Contract, shared: set[str], known: Known) -> Rule:
     """One alerting rule as Prometheus reads it."""
     incident = alert.incident
-    parts = [_condition(window, condition, alert, contract, shared) for window, condition in alert.conditions()]
+    cases = [_case(case, contract, shared, known) for case in alert.cases]
     return {
         "alert": alert_name(incident.id),
-        "expr": pretty(" and ".join(parts)),
+        "expr": pretty(cases[0] if len(cases) == 1 else " or ".join(f"({case})" for case in cases)),
         "for": incident.hold,
-        "keep_firing_for": KEEP_FIRING,
-        "labels": {"incident": incident.id, "severity": alert.severity, **dict(alert.labels)},
+        "keep_firing_for": f"{_keeps_firing(incident, known) / 60:.0f}m",
+        "labels": {"incident": incident.id, "severity": alert.severity},
         "annotations": _annotations(alert, contract),
     }
 
 
-def _condition(window: str, condition: Condition, alert: Alert, contract: Contract, shared: set[str]) -> str:
-    text = expression(condition.signal, alert.incident, window, contract)
-    name = recording_name(condition.signal, alert.incident, window, contract.site) if text in shared else f"({text})"
+def _keeps_firing(cause: Incident, known: Known) -> float:
+    """Seconds for which an alert stays when it is over: until the pages that it mutes have cleared their windows."""
+    muted = (known[name] for name in cause.explains if name in known and _mutes(cause, known[name]))
+    effects = [effect for effect in muted if effect.severity == "critical"]
+    return max([KEEP_FIRING, *(seconds(each.window) + _keeps_firing(each, known) + MARGIN for each in effects)])
+
+
+def _mutes(cause: Incident, effect: Incident) -> bool:
+    """A warning never mutes a critical alert."""
+    return RANK[cause.severity] >= RANK[effect.severity]
+
+
+def _case(case: Case, contract: Contract, shared: set[str], known: Known) -> str:
+    parts = [_condition(window, condition, case.incident, contract, shared) for window, condition in case.conditions()]
+    return " and ".join(parts) + _unless_paged(case, contract.site, known)
+
+
+def _unless_paged(case: Case, site: Site, known: Known) -> str:
+    """What a window that outlasts the alert of a cause still holds of it has paged already, and pages nobody again."""
+    effect, window = case.incident, case.windows[0]
+    causes = [each.id for each in known.values() if effect.id in each.explains and _mutes(each, effect)]
+    if not causes or seconds(window) <= KEEP_FIRING:
+        return ""
+    paged = f'ALERTS{{alertstate="firing",severity="{effect.severity}",incident=~"{"|".join(causes)}"}}'
+    return f" unless on ({', '.join(site.labels)}) max_over_time({paged}[{window}])"
+
+
+def _condition(window: str, condition: Condition, incident: Incident, contract: Contract, shared: set[str]) -> str:
+    text = expression(condition.signal, incident, window, contract)
+    name = recording_name(condition.signal, incident, window, contract.site) if text in shared else f"({text})"
     return f"{name} {condition.op} {contract.limit(condition.limit):g}"
 
 
@@ -131,13 +183,17 @@ def _annotations(alert: Alert, contract: Contract) -> dict[str, str]:
 
 def _description(alert: Alert, contract: Contract) -> str:
     """The measured value with its threshold, then the other conditions, which hold as well."""
-    signal = alert.first.signal
-    measured = signal.sentence.format(value=alert_value(signal.unit))
-    others = dict.fromkeys(condition for _, condition in alert.conditions() if condition != alert.first)
+    first = alert.cases[0].first
+    measured = first.signal.sentence.format(value=alert_value(first.signal.unit))
+    others = dict.fromkeys(condition for _, condition in alert.cases[0].conditions() if condition != first)
     also = "; ".join(claim(condition, contract) for condition in others)
-    limit = "" if signal.unit == "bool" else f"threshold {threshold(alert.first, contract)} "
-    text = f"{measured} ({limit}over {' and '.join(alert.windows)})"
+    text = f"{measured} ({', or '.join(_limit(case, contract) for case in alert.cases)})"
     return f"{text}; also true: {also}" if also else text
+
+
+def _limit(case: Case, contract: Contract) -> str:
+    limit = "" if case.first.signal.unit == "bool" else f"threshold {threshold(case.first, contract)} "
+    return f"{limit}over {' and '.join(case.windows)}"
 
 
 def subject(incident: Incident, site: Site) -> str:
@@ -166,16 +222,13 @@ def doctor_command(site: Site) -> str:
 
 
 def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any]]:
-    """Alertmanager's inhibition rules: a cause mutes what follows from it, a critical alert its own warning.
-
-    A warning never mutes a critical alert.
-    """
+    """Alertmanager's inhibition rules: a cause mutes what follows from it, a critical alert its own warning."""
     known = {incident.id: incident for incident in incidents}
     explained = [(cause, known[name]) for cause in incidents for name in cause.explains]
     rules = [
         _inhibit(f'incident="{cause.id}"', f'incident="{effect.id}"', _common(cause, effect, site))
         for cause, effect in explained
-        if RANK[cause.severity] >= RANK[effect.severity]
+        if _mutes(cause, effect)
     ]
     return rules + [
         _inhibit(

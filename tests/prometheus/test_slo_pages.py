@@ -1,0 +1,118 @@
+"""A spent error budget pages once: not again by its slow window, and not when the alert of its cause has ended.
+
+A real promtool evaluates the generated rules over half an hour of health, 40 minutes of late first tokens, and more
+health.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.alert_rules import RULES
+
+STEP = 30
+HEALTHY, SICK, AFTER = (minutes * 60 // STEP for minutes in (30, 40, 60))
+END = (HEALTHY + SICK + AFTER) * STEP
+SPAN = f"{END}s"
+SLO, CAUSE = "contract_breached", "kv_eviction_cascade"
+LATE = {
+    "vllm:time_to_first_token_seconds_count": (30, 30, 30),
+    'vllm:time_to_first_token_seconds_bucket{le="40.0"}': (30, 0, 30),
+    "vllm:inter_token_latency_seconds_count": (30, 30, 30),
+    'vllm:inter_token_latency_seconds_bucket{le="2.5"}': (30, 30, 30),
+    "vllm:e2e_request_latency_seconds_count": (30, 30, 30),
+    'vllm:e2e_request_latency_seconds_bucket{le="1920.0"}': (30, 30, 30),
+}
+"""What each counter grows by in a scrape: before, in the sickness, and after it."""
+CASCADE = {
+    **LATE,
+    "vllm:num_preemptions_total": (0, 30, 0),
+    "vllm:request_success_total": (30, 30, 30),
+}
+GAUGES = {
+    "vllm:kv_cache_usage_perc": (0.3, 1.0, 0.3),
+    "vllm:num_requests_waiting": (0, 20, 0),
+    "vllm:num_requests_running": (4, 8, 4),
+}
+QUIET = {name: (before, sick, 0) for name, (before, sick, _) in CASCADE.items()}
+
+
+def answers(folder: Path, counters: Mapping[str, tuple[float, ...]], **promql: str) -> dict[str, float]:
+    """What a real Prometheus answers to each query at the end of that time, 0 where it has no sample."""
+    series = [_counter(name, grows) for name, grows in counters.items()]
+    series += [_gauge(name, values) for name, values in GAUGES.items()]
+    queries = {f"max({text}) or vector(0)": name for name, text in promql.items()}
+    expected = [{"expr": text, "eval_time": SPAN, "exp_samples": []} for text in queries]
+    test = {"interval": f"{STEP}s", "input_series": series, "promql_expr_test": expected}
+    (folder / "rules.yaml").write_text(json.dumps({"groups": list(_groups())}))
+    file = folder / "test.yaml"
+    file.write_text(json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": f"{STEP}s", "tests": [test]}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
+    found = re.findall(r'expr: "(.*?)", time.*?got:\s*\{\} (\S+)', done.stdout + done.stderr, re.DOTALL)
+    assert len(found) == len(queries), done.stdout + done.stderr
+    return {queries[json.loads(f'"{text}"')]: float(value) for text, value in found}
+
+
+def _groups() -> Iterator[dict[str, Any]]:
+    """The rules of the two incidents, and what they read."""
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        alerts = [rule for rule in group["rules"] if rule.get("labels", {}).get("incident") in (SLO, CAUSE)]
+        text = " ".join(rule["expr"] for rule in alerts)
+        records = [rule for rule in group["rules"] if "record" in rule and rule["record"] in text]
+        if alerts:
+            yield {**group, "interval": f"{STEP}s", "rules": [*records, *alerts]}
+
+
+def firing(incident: str) -> str:
+    return f'ALERTS{{alertstate="firing",incident="{incident}"}}'
+
+
+def _counter(name: str, grows: tuple[float, ...]) -> dict[str, str]:
+    values, at = [], 0.0
+    for step, count in zip(grows, (HEALTHY, SICK, AFTER), strict=True):
+        values.append(f"{at:g}+{step:g}x{count - 1}")
+        at += step * count
+    return {"series": _of(name), "values": " ".join(values)}
+
+
+def _gauge(name: str, values: tuple[float, ...]) -> dict[str, str]:
+    counts = zip(values, (HEALTHY, SICK, AFTER), strict=True)
+    return {"series": _of(name), "values": " ".join(f"{value:g}x{count - 1}" for value, count in counts)}
+
+
+def _of(name: str) -> str:
+    metric, _, rest = name.partition("{")
+    return f'{metric}{{instance="h:1",engine="0"{"," + rest if rest else "}"}'
+
+
+def test_one_alert_fires_without_a_break_from_the_fast_window_to_the_slow_one(tmp_path: Path) -> None:
+    moments = f"timestamp({firing(SLO)})[{SPAN}:{STEP}s]"
+    found = answers(
+        tmp_path,
+        LATE,
+        alerts=f"count(count_over_time({firing(SLO)}[{SPAN}]))",
+        samples=f"count_over_time({firing(SLO)}[{SPAN}])",
+        seconds=f"max_over_time({moments}) - min_over_time({moments})",
+    )
+    assert found["alerts"] == 1
+    assert found["seconds"] == STEP * (found["samples"] - 1)
+    assert found["seconds"] > 50 * 60, "the slow window outlasts the fast one"
+
+
+@pytest.mark.parametrize("counters", [CASCADE, QUIET], ids=["the load goes on", "the load stops"])
+def test_a_violation_whose_cause_has_paged_never_pages(tmp_path: Path, counters: dict[str, tuple[float, ...]]) -> None:
+    found = answers(
+        tmp_path,
+        counters,
+        violated=f"count_over_time({firing(SLO)}[{SPAN}])",
+        pages=f"count_over_time(({firing(SLO)} unless on (instance, engine) {firing(CAUSE)})[{SPAN}:{STEP}s])",
+        over=f"max_over_time(timestamp({firing(CAUSE)})[{SPAN}:{STEP}s])",
+    )
+    assert found["violated"] > 0
+    assert found["pages"] == 0
+    assert found["over"] < (HEALTHY + SICK) * STEP + 20 * 60, "the alert of the cause ends soon after it"
