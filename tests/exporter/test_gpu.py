@@ -61,7 +61,7 @@ def _loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, *defines: str) -> Ite
 
 
 def gpus(*select: str, owners: Mapping[int, Owner] | None = None, visible: str | None = None) -> GpuCollector:
-    return GpuCollector(select, lambda: owners or {}, lambda: visible)
+    return GpuCollector(select, lambda: owners or {}, lambda: visible, pci=Path("no such folder"))
 
 
 def look(one: GpuCollector) -> Shown:
@@ -214,6 +214,22 @@ def test_without_a_library_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pynvml, "CDLL", _no_library, raising=False)
     shown = look(gpus())
     assert (shown.values, shown.problem) == ({}, "libnvidia-ml.so.1 not found: no NVIDIA driver here")
+
+
+@pytest.mark.parametrize(
+    ("vendors", "select", "expected"),
+    [(["0x8086"], (), False), (["0x8086", "0x10de"], (), True), (["0x8086"], ("0",), True)],
+    ids=["no NVIDIA device", "an NVIDIA device", "a GPU that was named"],
+)
+def test_a_missing_driver_is_a_problem_where_there_is_something_to_drive(
+    script: Script, tmp_path: Path, vendors: list[str], select: tuple[str, ...], expected: bool
+) -> None:
+    script(H100, nvmlInit="!9")
+    for number, vendor in enumerate(vendors):
+        (tmp_path / "pci" / str(number)).mkdir(parents=True)
+        (tmp_path / "pci" / str(number) / "vendor").write_text(f"{vendor}\n")
+    one = GpuCollector(select, dict, lambda: None, pci=tmp_path / "pci")
+    assert [bool(look(one).problem) for _ in range(2)] == [expected, expected]
 
 
 def _no_library(*_: object) -> None:

@@ -14,6 +14,8 @@ from diag.exporter.gpu.xid import XidWatch
 if TYPE_CHECKING:
     from diag.exporter.process.ownership import Owner
 
+NVIDIA = "0x10de"
+"""The vendor of a PCI device; containers see those of their host."""
 RETRY = 30.0
 """Seconds between two starts of NVML, while there is no driver or a GPU is lost."""
 
@@ -22,7 +24,8 @@ class GpuCollector:
     """All GPUs of this server.
 
     Those named with `--gpus`; else those that a process of the server is on or that its CUDA_VISIBLE_DEVICES names;
-    else all. A GPU that was shown once stays, or a crash would take its series away.
+    else all. A GPU that was shown once stays, or a crash would take its series away. A missing driver is a problem only
+    where there is something to drive.
     """
 
     name = "nvml"
@@ -33,11 +36,13 @@ class GpuCollector:
         owners: Callable[[], "Mapping[int, Owner]"],
         visible: Callable[[], str | None],
         proc: Path = Path("/proc"),
+        pci: Path = Path("/sys/bus/pci/devices"),
     ) -> None:
         self._select = select
         self._owners = owners
         self._visible = visible
         self._proc = proc
+        self._pci = pci
         self._gpus: list[Gpu] = []
         self._shown: set[str] = set()
         self._peers: list[Sample] = []
@@ -82,9 +87,15 @@ class GpuCollector:
             nvml.stop()
         if self._started or now >= self._start_at:
             self._start_at = now + RETRY
-        self._started, self._why = False, why
+        self._started, self._why = False, why if self._expects_gpus() else ""
         for gpu in self._gpus:
             gpu.is_up = False
+
+    def _expects_gpus(self) -> bool:
+        """Whether some were named or seen, or this host has an NVIDIA device; yes where that cannot be told."""
+        vendors = list(self._pci.glob("*/vendor"))
+        found = any(vendor.read_text(encoding="ascii").strip() == NVIDIA for vendor in vendors)
+        return bool(self._select or self._gpus) or found or not vendors
 
     def _enumerate(self) -> None:
         known = {gpu.index: gpu for gpu in self._gpus}
