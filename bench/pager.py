@@ -58,6 +58,8 @@ def cell(outcome: Outcome, column: str) -> str:
 def main() -> int:
     """Run the scenarios, and write the page."""
     names = sys.argv[1:] or list(outages.SCENARIOS)
+    if not outages.SCENARIOS.keys() >= set(names):
+        sys.exit(f"the scenarios are: {', '.join(outages.SCENARIOS)}")
     with tempfile.TemporaryDirectory() as folder:
         outcomes = list(outages.run(names, Path(folder)))
     rows = (earlier() if sys.argv[1:] else {}) | {f"| {outcome.name}": row(outcome) for outcome in outcomes}

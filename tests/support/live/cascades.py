@@ -27,41 +27,43 @@ REFUSED = Row("exit 69, HTTP 401")
 def more_capacity(stage: Stage) -> Iterator[Outcome]:
     with stage.serving(cure.TINY) as (vllm, who):
         since = time.time()
-        got, live = cascade(stage, vllm, who, cure.CASCADE.clients)
+        with load.running(vllm.port, *cure.CASCADE.clients):
+            got, live = cascade(stage, vllm, who)
         vllm.stop()
         said = relaunched(stage, vllm, live, cure.CASCADE.clients)
         yield outcome("cascade, cured by capacity", who, FIXED, replace(got, verify=said), since)
 
 
 def gateway_limit(stage: Stage) -> Iterator[Outcome]:
+    everybody = sum(clients.count for clients in cure.CASCADE.clients)
     with stage.serving(cure.TINY) as (vllm, who):
         since = time.time()
-        got, live = cascade(stage, vllm, who, cure.CASCADE.clients)
-        limit = concurrency(live)
-        said = "no limit was proposed"
-        if limit:
-            with load.running(vllm.port, *cure.CASCADE.clients, gateway=limit):
-                time.sleep(cure.WARM_UP)
-                said = verified(stage, vllm)
+        with load.running(vllm.port, *cure.CASCADE.clients, gateway=everybody) as clients:
+            got, live = cascade(stage, vllm, who)
+            for _ in range(everybody - concurrency(live)):
+                clients.gateway.acquire()
+            time.sleep(cure.WARM_UP)
+            said = verified(stage, vllm)
         yield outcome("cascade, cured by the gateway's limit", who, FIXED, replace(got, verify=said), since)
 
 
 def api_key(stage: Stage) -> Iterator[Outcome]:
     with bad_servers.serving(lambda _: bad_servers.Reply(b'{"error":"Unauthorized"}', 401)) as closed:
         yield Outcome("a page that needs a key", REFUSED, Row(doctor(closed.url).short))
-    clients = tuple(replace(each, key=KEY) for each in cure.CASCADE.clients)
+    clients = [replace(group, key=KEY) for group in cure.CASCADE.clients]
     with stage.serving((*cure.TINY, "--api-key", KEY)) as (vllm, who):
         since = time.time()
-        got, live = cascade(stage, vllm, who, clients)
+        with load.running(vllm.port, *clients):
+            got, live = cascade(stage, vllm, who)
         vllm.stop()
-        refused = ", ".join(filter(None, (refusal(live), relaunched(stage, vllm, live, clients, VLLM_API_KEY=KEY))))
-        yield outcome("cascade behind an API key", who, FIXED_WITH_KEY, replace(got, verify=refused), since)
+        said = ", ".join([refusal(live), relaunched(stage, vllm, live, clients, VLLM_API_KEY=KEY)])
+        yield outcome("cascade behind an API key", who, FIXED_WITH_KEY, replace(got, verify=said), since)
 
 
-def cascade(stage: Stage, vllm: server.Server, who: OnCall, clients: Sequence[load.Clients]) -> tuple[Row, Said]:
-    """Bring one about, keep a recording of it, and look."""
-    with load.running(vllm.port, *clients), ThreadPoolExecutor(1) as meanwhile:
-        time.sleep(cure.WARM_UP)
+def cascade(stage: Stage, vllm: server.Server, who: OnCall) -> tuple[Row, Said]:
+    """Look while one lasts, and keep a recording of it."""
+    time.sleep(cure.WARM_UP)
+    with ThreadPoolExecutor(1) as meanwhile:
         kept = meanwhile.submit(cure.recorded, vllm.url, stage.folder / "before", 30)
         looked = look(who, FIXED)
         kept.result()
@@ -69,9 +71,9 @@ def cascade(stage: Stage, vllm: server.Server, who: OnCall, clients: Sequence[lo
 
 
 def concurrency(live: Said) -> int:
-    """The limit that is proposed for the gateway; 0 where there is none."""
+    """The limit that is proposed for the gateway; none where none is."""
     proposed = [fix["after"] for fix in live.primary.get("fixes", ()) if "gateway" in fix["change"]]
-    return int(proposed[0]) if proposed and proposed[0] else 0
+    return int(proposed[0]) if proposed else load.UNLIMITED
 
 
 def refusal(live: Said) -> str:
