@@ -2,10 +2,12 @@
 
 import os
 import pydoc
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from diag.core.formatting import escaped
 from diag.diagnosis.report import Report
@@ -14,8 +16,9 @@ from diag.report.layout import WIDTH
 from diag.report.verdict import verdicts
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
 
+_RELATIVE_LINK = re.compile(r"\[([^]]+)\]\((?!https?://)[^)]*\)")
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 """Environment variables by which rich takes anything for a terminal."""
 STYLES = {
@@ -69,15 +72,40 @@ def _write_coloured(plain: str) -> None:
 
 
 def page(markdown: str) -> None:
-    """Show Markdown with its headings, tables and code laid out, through $PAGER (default: less)."""
-    from rich.markdown import Markdown
+    """Show Markdown with its headings, tables and code laid out, through $PAGER (default: less; empty: none)."""
+    text, pager = _laid_out(markdown), os.environ.get("PAGER", "less")
+    if shutil.which(pager.partition(" ")[0]):
+        os.environ.setdefault("LESS", "FRX")  # colours, and no pager for what fits on one screen
+        pydoc.pipepager(text, pager)
+    else:
+        sys.stdout.write(text)
+
+
+def _laid_out(markdown: str) -> str:
+    """Markdown for a terminal; code is not wrapped, to be copied, and links within the documentation are left out."""
+    from rich.markdown import CodeBlock, Markdown
+    from rich.syntax import ANSI_DARK, ANSISyntaxTheme, Syntax
+    from rich.theme import Theme
+
+    # its lexer takes the colon in a metric's name for an error
+    colours = ANSISyntaxTheme({token: style for token, style in ANSI_DARK.items() if str(token) != "Token.Error"})
+
+    class Code(CodeBlock):
+        def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+            lines = (f"  {line}" for line in str(self.text).rstrip().splitlines())
+            code = Syntax("", self.lexer_name, theme=colours).highlight("\n".join(lines))
+            code.no_wrap, code.overflow = True, "ignore"
+            yield code
+
+    class Page(Markdown):
+        elements: ClassVar = {**Markdown.elements, "fence": Code, "code_block": Code}
 
     console = _console()
     console.width = min(console.width, WIDTH)
-    with console.capture() as laid_out:
-        console.print(Markdown(markdown, code_theme="ansi_dark"))
-    os.environ.setdefault("LESS", "FRX")  # colours, and no pager for what fits on one screen
-    pydoc.pipepager(laid_out.get(), os.environ.get("PAGER") or "less")
+    console.push_theme(Theme({"markdown.code": "bold cyan"}))
+    with console.capture() as captured:
+        console.print(Page(_RELATIVE_LINK.sub(r"\1", markdown), hyperlinks=False), crop=False)
+    return re.sub(r" +$", "", captured.get(), flags=re.MULTILINE)
 
 
 def _console() -> "Console":

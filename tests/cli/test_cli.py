@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -115,14 +117,43 @@ def test_what_is_piped_is_plain() -> None:
     assert not done.stderr
 
 
+def at_a_terminal(*words: str, **environment: str) -> str:
+    """What a person sees: escapes included, line ends as in a file."""
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "PYTHONUTF8": "1", "PAGER": "cat", **environment}
+    script = ["script", "-qec", shlex.join([DIAG, *words]), "/dev/null"]
+    done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    return done.stdout.replace("\r\n", "\n")
+
+
 def test_a_terminal_gets_colour_unless_it_wants_none() -> None:
-    script = f"{DIAG} doctor {CASCADE}"
-    for no_colour, escaped in (("", True), ("1", False)):
-        env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", **({"NO_COLOR": no_colour} if no_colour else {})}
-        done = subprocess.run(
-            ["script", "-qec", script, "/dev/null"], capture_output=True, cwd=ROOT, env=env, check=False
-        )
-        assert (b"\x1b[1;31m" in done.stdout) is escaped
+    assert "\x1b[1;31mCRITICAL" in at_a_terminal("doctor", CASCADE)
+    assert "\x1b[1;31m" not in at_a_terminal("doctor", CASCADE, NO_COLOR="1")
+
+
+def test_explain_lays_a_page_out_on_a_terminal() -> None:
+    page = at_a_terminal("explain", "kv_eviction_cascade")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", page)
+    assert plain != page
+    assert re.search(r"(?m)^Symptoms \(all must hold\)$", plain)
+    assert "```" not in plain and "|---" not in plain
+    assert (
+        "  max_over_time(vllm:kv_cache_usage_perc[5m]) and count_over_time(vllm:kv_cache_usage_perc[5m]) >= 3" in plain
+    )
+
+
+def test_explain_uses_the_pager_and_leaves_out_colour_where_it_is_not_wanted() -> None:
+    page = at_a_terminal("explain", "kv_eviction_cascade", PAGER="sed s/Meaning/Paged/", NO_COLOR="1")
+    assert "Paged" in page and "Meaning" not in page
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", page)
+
+
+def test_explain_without_its_pager_prints_the_page() -> None:
+    assert "Meaning" in at_a_terminal("explain", "kv_eviction_cascade", PAGER="no-such-pager -x")
+
+
+def test_explain_prints_markdown_on_a_terminal_where_it_is_asked_for() -> None:
+    runbook = (ROOT / "runbooks" / "kv_eviction_cascade.md").read_text(encoding="utf-8")
+    assert at_a_terminal("explain", "kv_eviction_cascade", "--markdown") == runbook
 
 
 def test_a_label_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
