@@ -96,6 +96,8 @@ def _signals(incident: Incident) -> Iterator[Signal]:
     for fix in incident.fixes:
         yield from fix.signals
         yield from (condition.signal for condition in (*fix.only_if, *fix.expects))
+    if incident.quotes:
+        yield incident.quotes
 
 
 def _metrics(signal: Signal) -> set[str]:

@@ -35,6 +35,9 @@ ENGINE_DEAD = "engine_dead"
 ENGINE_START_FAILED = "engine_start_failed"
 WORKER_DIED = "worker_died"
 SHUT_DOWN = "shut_down"
+DRIVER_TOO_OLD = "driver_too_old"
+DRIVER_MISMATCH = "driver_mismatch"
+FABRIC_NOT_READY = "fabric_not_ready"
 
 LOG_EVENTS = (
     LogEvent(
@@ -93,6 +96,24 @@ LOG_EVENTS = (
     ),
     LogEvent("cuda_error", "CUDA, cuBLAS, cuDNN or NCCL failed.", on_device=True, start_failure=True, fatal=True),
     LogEvent(
+        DRIVER_TOO_OLD,
+        "The NVIDIA driver is older than the CUDA that vLLM was built with.",
+        on_device=True,
+        start_failure=True,
+    ),
+    LogEvent(
+        DRIVER_MISMATCH,
+        "The CUDA libraries do not fit the NVIDIA driver that is loaded (errors 803 and 804).",
+        on_device=True,
+        start_failure=True,
+    ),
+    LogEvent(
+        FABRIC_NOT_READY,
+        "The NVSwitch fabric is not initialized (error 802): its manager does not run.",
+        on_device=True,
+        start_failure=True,
+    ),
+    LogEvent(
         "custom_all_reduce_disabled",
         "vLLM fell back to NCCL for the all-reduce of the ranks.",
         unread="It explains slow tensor parallelism to a reader; tp_interconnect_bound decides by measured traffic.",
@@ -107,3 +128,5 @@ OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)
 ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)
 FATAL = tuple(event.name for event in LOG_EVENTS if event.fatal or event.out_of_memory)
 NO_START_FAILURE = tuple(event.name for event in LOG_EVENTS if not event.start_failure)
+QUOTED = ON_DEVICE | {*FATAL, ENGINE_DEAD, ENGINE_START_FAILED}
+"""The events after which a line of the log is quoted: something has ended, or is about to."""

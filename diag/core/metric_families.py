@@ -62,6 +62,7 @@ FOR_READERS = "For people who look into a case, and for rules of their own."
 GPU = ("gpu", "uuid")
 PROCESS = ("pid", "role", "rank")
 LABELS: Mapping[str, str] = {
+    "cause": "the exception that the quoted one was raised from; empty where there is none",
     "clock": "sm or memory",
     "collector": "the part of the page: vllm, nvml, log or process",
     "compute_capability": "of the GPU, 9.0 for example",
@@ -70,20 +71,24 @@ LABELS: Mapping[str, str] = {
     "driver_version": "release of the NVIDIA driver",
     "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS),
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
+    "file": "the log file, as the exporter was told its name; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
     "gpu": "index of the GPU, as nvidia-smi counts",
     "kind": "the kind of error: corrected or uncorrected for memory, the name in nvml.h for NVLink",
+    "line": "number of the line in the file; empty where it is not known",
     "model": "the name under which the model is served",
     "name": "product name of the GPU",
     "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`",
     "pci_bus_id": "PCI address of the GPU",
     "peer": "index of the other GPU",
+    "process": "the process of vLLM that wrote the line, as vLLM calls it; empty where it does not say",
     "phase": "; ".join(f"{phase.name}: {phase.meaning}" for phase in STARTUP_PHASES),
     "pid": "process id, as this host counts",
     "rank": "rank of a worker within its engine, index of an engine; empty where it is not known",
     "reason": ", ".join(THROTTLE_REASONS),
     "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
     "sensor": "gpu or memory",
+    "text": "the line without its head, without secrets, up to 300 characters",
     "uuid": "identity of the GPU, the same after a reboot",
     "version": "release of diag, of vLLM",
     "which": "current or max",
@@ -126,6 +131,10 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Unix time of the last log line that shows this event, 0 when there was none.", "event"
     ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
+    "diag_vllm_log_error_timestamp_seconds": _gauge(
+        "Unix time of the log line that says why the latest start failed or the server died; the labels quote it.",
+        *("event", "process", "file", "line", "text", "cause"),
+    ),
     "diag_vllm_log_last_line_timestamp_seconds": _gauge(
         "Unix time of the last log line.", unread="It shows whether the log is still written to."
     ),

@@ -6,7 +6,7 @@ Nothing here changes a server: what comes out is a proposal to read.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -19,6 +19,7 @@ from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.quotes import Quote
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import parse
@@ -84,9 +85,11 @@ class Running:
     whole: bool = False
 
 
-def propose(diagnosis: Diagnosis, queries: QueryCache, running: Running) -> tuple[Proposal, ...]:
+def propose(
+    diagnosis: Diagnosis, queries: QueryCache, running: Running, quotes: Sequence[Quote] = ()
+) -> tuple[Proposal, ...]:
     """The applicable fixes of a present incident, in their order: the safest first."""
-    signals = _Signals(diagnosis, queries)
+    signals = _Signals(diagnosis, queries, quotes)
     fixes = (fix for fix in diagnosis.incident.fixes if not (_reads_gpus(fix) and signals.value(runs_on_cpu)))
     proposals = (_propose_one(fix, signals, running) for fix in fixes)
     return tuple(proposal for proposal in proposals if proposal is not None)
@@ -101,9 +104,11 @@ def _reads_gpus(fix: Fix) -> bool:
 class _Signals:
     """The values of signals for one subject at the instant that the diagnosis reports."""
 
-    def __init__(self, diagnosis: Diagnosis, queries: QueryCache) -> None:
+    def __init__(self, diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> None:
         self.diagnosis = diagnosis
         self.queries = queries
+        self.names = (*diagnosis.subject, *(quotes[0].names if quotes else ()))
+        """What stands in a fix for a label of the subject, or for the place of the line that is quoted."""
 
     def value(self, signal: Signal) -> float | None:
         incident, window = self.diagnosis.incident, self.queries.window(self.diagnosis.incident)
@@ -116,6 +121,8 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
     """The proposal, or None where the fix does not apply here."""
     met = [(condition, _met(condition, signals, running)) for condition in fix.only_if]
     if any(held is False for _, held in met) or not available(fix, running.version):
+        return None
+    if "{log" in fix.command and "log" not in dict(signals.names):
         return None
     needs = [condition.signal.name for condition, held in met if held is None]
     needs += [] if _in_all(fix) or release(running.version) else ["the vLLM version"]
@@ -133,19 +140,17 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
         after=after,
         needs=tuple(dict.fromkeys((*needs, *lacking, *lost))),
         computed=isinstance(fix.value, Signal) and after is not None,
-        name=_filled(fix.name, after, signals.diagnosis.subject),
-        text=_filled(
-            fix.change, after, signals.diagnosis.subject, fix.value.unit if isinstance(fix.value, Signal) else ""
-        ),
+        name=_filled(fix.name, after, signals.names),
+        text=_filled(fix.change, after, signals.names, fix.value.unit if isinstance(fix.value, Signal) else ""),
         assumed=assumed,
         changes=(*own, *also),
     )
 
 
-def _filled(text: str, after: Value, subject: Subject, unit: str | None = None) -> str:
-    """A text with the subject's labels and the value: with a unit as prose, without one as a command line needs it."""
+def _filled(text: str, after: Value, names: Subject, unit: str | None = None) -> str:
+    """A text with these names and the value: with a unit as prose, without one as a command line needs it."""
     prose = quantity(after, unit) if unit is not None and isinstance(after, float) else written(after)
-    for label, value in (*subject, ("value", "?" if after is None else prose)):
+    for label, value in (*names, ("value", "?" if after is None else prose)):
         text = text.replace(f"{{{label}}}", value)
     return text
 

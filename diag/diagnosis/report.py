@@ -12,6 +12,7 @@ from diag.diagnosis.onset import dated
 from diag.diagnosis.progress import Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import GPUS, INSTANCES, PARTS, QueryCache
+from diag.diagnosis.quotes import Quote, quotes
 from diag.diagnosis.relaunch import relaunch
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
@@ -51,12 +52,16 @@ class Observed:
 
 @dataclass(frozen=True)
 class Finding:
-    """A diagnosis with what to do about it; `uncomputed` are fixes whose number needs telemetry that is missing."""
+    """A diagnosis with what to do about it, and the log lines that decide it.
+
+    `uncomputed` are fixes whose number needs telemetry that is missing.
+    """
 
     diagnosis: Diagnosis
     proposals: tuple[Proposal, ...] = ()
     relaunch: str | None = None
     uncomputed: tuple[Proposal, ...] = ()
+    quotes: tuple[Quote, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -163,10 +168,11 @@ def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Ru
     if diagnosis.state != "present":
         return Finding(diagnosis)
     known = by_subject(running, diagnosis.subject)
-    found = propose(diagnosis, queries, known)
+    quoted = quotes(diagnosis, queries)
+    found = propose(diagnosis, queries, known, quoted)
     proposals = tuple(proposal for proposal in found if proposal.is_computed)
     uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
-    return Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed)
+    return Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted)
 
 
 def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:

@@ -6,6 +6,7 @@ from diag.knowledge.signals import (
     gpu_memory_free_share,
     kv_bytes_with_free_memory,
     kv_cache_is_fp8,
+    not_quoted,
     replicas_that_hold_all,
     unless_unset,
     utilization_that_uses_free_memory,
@@ -18,6 +19,26 @@ CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_mem
 FP8_HARDWARE = gpu_compute_capability_has_fp8.at_least(
     1, documented("FP8 needs hardware support and an attention backend that reads it", QUANTIZED_KV)
 )
+TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
+READ_LOG = (
+    Fix(
+        change="Read what led to the quoted line.",
+        command="sed -n '{log_from},{log_to}p' {log}",
+        effect="the lines above it show what vLLM was doing",
+        restart=False,
+        why=documented("the root cause is logged above EngineDeadError", TROUBLESHOOTING),
+    ),
+    Fix(
+        change="Read the last lines of the server log before it is rotated: look for the first error, a CUDA error, an "
+        "out-of-memory error, or a signal.",
+        command="journalctl -u vllm -n 200   # or: kubectl logs --previous <pod>",
+        effect="the log names what ended the server",
+        only_if=(not_quoted.at_least(1, judged("a line that is quoted need not be looked for")),),
+        restart=False,
+        why=documented("the root cause is logged above EngineDeadError", TROUBLESHOOTING),
+    ),
+)
+"""`diag` quotes the line where it knows it; the log shows what came before."""
 MORE_KV_CAPACITY = (
     Fix(
         flag="--num-gpu-blocks-override",

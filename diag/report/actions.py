@@ -1,6 +1,7 @@
 """Which of the proposals to print where: what to do now, the change that ends the incident, the alternatives."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
@@ -20,10 +21,8 @@ class Actions:
 def actions(finding: Finding) -> Actions:
     """Sort the proposals, which come the safest first; the fix is the one that the relaunch line carries."""
     complete = [proposal for proposal in finding.proposals if not proposal.needs]
-    safest = finding.diagnosis.incident.fixes[:1]
-    now = next(
-        (p for p in complete if (p.fix,) == safest and not p.fix.restart and (p.computed or p.fix.command)), None
-    )
+    safest = list(takewhile(lambda fix: not fix.restart, finding.diagnosis.incident.fixes))
+    now = next((p for p in complete if p.fix in safest and (p.computed or p.fix.command)), None)
     rest = [proposal for proposal in (*complete, *finding.proposals) if proposal is not now]
     fix = launchable(finding.proposals) or next(iter(rest), None)
     return Actions(

@@ -47,6 +47,7 @@ def _primary(finding: Finding, others: list[Finding], report: Report) -> list[st
     return [
         *paragraph(f"{incident.title} ({words.place(diagnosis.subject)}{alike}): {incident.impact}"),
         *table(rows(diagnosis), label="evidence", right=(1,)),
+        *labelled("log", words.quoted(finding)),
         *labelled("first sign", words.first_sign(diagnosis, words.time_format(report))),
         *labelled("ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
         *labelled("not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),

@@ -12,6 +12,7 @@ from diag import __version__
 from diag.core.subjects import Subject
 from diag.diagnosis.diagnose import Reading
 from diag.diagnosis.proposals import FlagChange, Proposal, Value
+from diag.diagnosis.quotes import Quote
 from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
 
@@ -86,12 +87,23 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
             {"look_alike": look_alike.name, "distinguish": look_alike.distinguish} for look_alike in diagnosis.open
         ],
         "missing_signals": list(diagnosis.missing),
+        "quotes": [_quote(quote) for quote in finding.quotes],
         "fixes": [_fix(proposal) for proposal in finding.proposals],
         "fixes_not_computed": [
             {"name": proposal.name, "change": proposal.fix.change, "check_first": list(proposal.needs)}
             for proposal in finding.uncomputed
         ],
         "relaunch": finding.relaunch,
+    }
+
+
+def _quote(quote: Quote) -> dict[str, Any]:
+    return {
+        "text": quote.text,
+        "file": quote.file,
+        "line": quote.line,
+        "process": quote.process,
+        "cause": quote.cause,
     }
 
 

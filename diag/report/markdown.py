@@ -51,6 +51,7 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
         f"## {escape(diagnosis.incident.title)}",
         f"{diagnosis.severity}, {escape(words.place(diagnosis.subject))}, {when}",
         table(head, [_row(reading) for reading in (*diagnosis.symptoms, *diagnosis.supports)]),
+        _list("Log", words.quoted(finding)),
         _list("Ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
         _list("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),

@@ -187,6 +187,16 @@ def evidence(diagnosis: Diagnosis) -> list[Reading]:
     return [*symptoms, *(reading for reading in diagnosis.supports if reading.holds)]
 
 
+def quoted(finding: Finding) -> list[str]:
+    """The log lines that decide, each with its place in the log and the process that wrote it, and what caused them."""
+    lines = []
+    for quote in finding.quotes:
+        where = ", ".join(part for part in (quote.place, quote.process) if part)
+        lines += [f"{quote.text} ({where})" if where else quote.text]
+        lines += [f"raised from {quote.cause}"] if quote.cause else []
+    return lines
+
+
 def first_sign(diagnosis: Diagnosis, written_as: TimeFormat) -> list[str]:
     """The evidence that showed before the incident was complete."""
     onsets = [(onset(reading, diagnosis), reading.condition.signal.name) for reading in evidence(diagnosis)]

@@ -31,6 +31,7 @@ Forms = list[Lines]
 """A part of the report in full, then its shorter forms."""
 FIRST = (
     ("evidence", 3),
+    ("log", 1),
     ("also", 3),
     ("note", 1),
     ("not seen", 1),
@@ -95,6 +96,7 @@ def _incident(group: Sequence[Finding], report: Report) -> dict[str, Forms]:
         "where": _where(group, report),
         "episodes": _text("Episodes", [_episodes(finding.diagnosis, report)], 2),
         "evidence": _evidence(finding.diagnosis),
+        "log": _log(finding),
         **_do_now(chosen),
         **(_fix(chosen.fix) if chosen.fix else {}),
         "relaunch": _relaunch(finding.relaunch),
@@ -172,6 +174,17 @@ def _evidence(diagnosis: Diagnosis) -> Forms:
     """Five rows, and fewer."""
     lines = one_line_each(evidence.rows(diagnosis), 0, label="Evidence", width=LABEL, right=(1,))
     return [lines[:count] for count in range(len(lines), 0, -1)] or [[]]
+
+
+def _log(finding: Finding) -> Forms:
+    """The line of the log that decides and its place; in one line, what has room of it, and where it is in the file."""
+    if not finding.quotes:
+        return [[]]
+    quote = finding.quotes[0]
+    place = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
+    short = shortened(escaped(quote.text), ROOM - len(place)) + place
+    whole = labelled("Log", words.quoted(finding)[:1], LABEL)
+    return [whole, labelled("Log", [short], LABEL)] if len(whole) == 2 else [labelled("Log", [short], LABEL)]
 
 
 def _do_now(chosen: Actions) -> dict[str, Forms]:

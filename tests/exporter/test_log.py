@@ -25,6 +25,7 @@ from diag.exporter.log.state import ServerLog
 from diag.exporter.log.tail import MOST_LINE, Lines, LogTail
 from diag.vllm.server import config
 
+QUOTE = "diag_vllm_log_error_timestamp_seconds"
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 
@@ -94,8 +95,8 @@ def told(*lines: str, now: float = NOW, read_at: float = NOW, live: bool = False
 
 def replayed(path: Path) -> tuple[ServerLog, Told]:
     state, known = ServerLog(UTC), entries(path, UTC, NOW)
-    for moment, line in known:
-        state.feed(line, moment)
+    for moment, line, number in known:
+        state.feed(line, moment, number=number)
     return state, Told(state, known[-1][0])
 
 
@@ -254,7 +255,7 @@ def test_the_lines_of_a_recording_come_with_times_that_never_go_back(tmp_path: P
     path = tmp_path / "server.log"
     path.write_text(f"first\n{head('02:00:05')}a\r{bar(1, 2)}\n{head('02:00:04')}b\n{READY}\n{head('02:00:06')}c\n")
     found = entries(path, UTC, NOW)
-    assert [moment - at("02:00:00") for moment, _ in found] == [5, 5, 5, 5, 5, 6]
+    assert [moment - at("02:00:00") for moment, *_ in found] == [5, 5, 5, 5, 5, 6]
     assert found[3][1] == head("02:00:04") + "b"
 
 
@@ -262,11 +263,11 @@ def test_a_recording_can_be_fed_up_to_any_moment() -> None:
     known = entries(RECORDINGS / "tp2_long_stall/server.log", UTC, NOW)
     state = ServerLog(UTC)
     stall = at("02:30:22")
-    for moment, line in known:
+    for moment, line, _ in known:
         if moment < stall:
             state.feed(line, moment)
     assert (Told(state, stall).phase, Told(state, stall).events) == ("ready", {})
-    for moment, line in known:
+    for moment, line, _ in known:
         if moment == stall:
             state.feed(line, moment)
     assert Told(state, stall).all("diag_vllm_log_event_last_timestamp_seconds")["shm_broadcast_wait"] == stall
@@ -648,8 +649,9 @@ SECRETS = (
 )
 
 
-def test_nothing_but_known_numbers_the_version_and_the_models_name_leaves_a_log() -> None:
-    state = fed(BANNER, head("02:00:00", process="APIServer") + SECRETS, head("02:01:00", "ERROR") + OOM + " hush-5")
+def test_nothing_but_known_numbers_the_version_the_models_name_and_an_error_leaves_a_log() -> None:
+    error = head("02:01:00", "ERROR") + OOM + " api_key=hush-5 https://user:hush-6@host/ Bearer hush-hush-hush-7"
+    state = fed(BANNER, head("02:00:00", process="APIServer") + SECRETS, error)
     everything = f"{state.samples(NOW)} {dict(state.config)} {state.version} {state.model}"
     assert "hush" not in everything
     assert "81234" not in everything
@@ -823,24 +825,25 @@ PIECES = st.sampled_from(
 @given(st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=30), st.booleans())
 def test_any_log_is_taken_and_gives_a_page(pieces: list[str], live: bool) -> None:
     state = ServerLog(UTC)
-    for line in Lines().cut("".join(pieces).encode("utf-8", "surrogatepass") + b"\n"):
-        state.feed(line, NOW, live)
+    for number, line in Lines().cut("".join(pieces).encode("utf-8", "surrogatepass") + b"\n"):
+        state.feed(line, NOW, live, number)
     seen = Told(state)
     assert all(0 <= seconds < 10**9 for seconds in seen.spent.values())
     assert seen.ratio is None or 0 <= seen.ratio <= 1
-    assert "hush" not in f"{state.samples(NOW)} {dict(state.config)} {state.version} {state.model}"
+    samples = [sample for sample in state.samples(NOW) if sample[0] != QUOTE]
+    assert "hush" not in f"{samples} {dict(state.config)} {state.version} {state.model}"
 
 
 def test_a_line_is_kept_up_to_its_limit() -> None:
     lines = Lines()
     found = [line for _ in range(40) for line in lines.cut(b"x" * 10**6)]
     assert found == []
-    assert lines.cut(b"y\nz\n") == ["x" * MOST_LINE, "z"]
+    assert lines.cut(b"y\nz\n") == [(1, "x" * MOST_LINE), (2, "z")]
 
 
 def test_a_line_whose_beginning_was_skipped_is_left_out() -> None:
-    lines = Lines(inside=True)
-    assert [*lines.cut(b"half of"), *lines.cut(b" a line\nwhole\n")] == ["whole"]
+    lines = Lines(number=0, inside=True)
+    assert [*lines.cut(b"half of"), *lines.cut(b" a line\nwhole\n")] == [(0, "whole")]
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

@@ -82,4 +82,5 @@ def signals(incident: Incident) -> list[Signal]:
     return [
         *(condition.signal for condition in conditions),
         *(signal for fix in incident.fixes for signal in fix.signals),
+        *([incident.quotes] if incident.quotes else []),
     ]

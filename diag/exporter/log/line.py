@@ -24,8 +24,9 @@ _OUTER = re.compile(
     r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} \S{1,100}\[\d+\]: )?"
 )
 _HEAD = re.compile(
-    r"(?:\((?P<process>[A-Za-z][^()]{0,80}?) pid=(?P<pid>\d+)[^()]{0,80}\) ?)?(?:\[rank\d+\]: ?)?"
-    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d) \[?[^\]\s]{1,200}:\d+\] ?"
+    r"(?:\((?P<process>[A-Za-z][^()]{0,80}?) pid=(?P<pid>\d+)[^()]{0,80}\) ?){0,3}(?:\[rank\d+\]: ?)?"
+    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)"
+    r" \[?(?P<source>[^\]\s]{1,200}:\d+)\] ?"
     r"|(?P<uvicorn>DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+"
     r"|\[?(?P<torch>[IWEF])(?P<day>\d{4}) (?P<clock>\d\d:\d\d:\d\d)\.\d+ [^\]]{1,300}\] ?"  # glog: 1121 02:32:18.123456
     r"|\[(?P<old>[IWEF]) [\w.]{1,80}:\d+\] ?)?"
@@ -49,13 +50,19 @@ _PLAIN = ("(", "INFO", " ", "Traceback", "ERROR", "WARNING", "DEBUG")
 
 
 class Line(NamedTuple):
-    """A line without what stands before its text; `level` is RAW where it has none, `at` its own time."""
+    """A line without what stands before its text; `level` is RAW where it has none, `at` its own time.
+
+    `source` is the file of vLLM that logs it and the line there, core.py:1510; `number` that of the line in the log's
+    file, 0 where it is not known.
+    """
 
     text: str
     level: str = RAW
     process: str = ""
     pid: str = ""
     at: float | None = None
+    source: str = ""
+    number: int = 0
 
 
 class LineReader:
@@ -124,7 +131,8 @@ class LineReader:
             at = self._dated(head["time"], "%m-%d %H:%M:%S", read_at)
         if at is None and head["day"]:
             at = self._dated(f"{head['day']} {head['clock']}", "%m%d %H:%M:%S", read_at)
-        return Line(text[head.end() :], level, head["process"] or "", head["pid"] or "", at)
+        source = (head["source"] or "").rpartition("/")[2]
+        return Line(text[head.end() :], level, head["process"] or "", head["pid"] or "", at, source)
 
     def _dated(self, text: str, form: str, read_at: float) -> float | None:
         """Unix time of a text without a year; lines of the same second are looked up."""
@@ -149,19 +157,30 @@ def _parts(text: str) -> Iterable[str]:
     return glued.groups() if glued else (text,)
 
 
-def entries(path: Path, zone: tzinfo | None, year_hint: float) -> list[tuple[float, str]]:
-    """Every line of a recorded log with its time, to be fed to a `ServerLog` of the same zone up to any moment.
+class Entry(NamedTuple):
+    """A line of a file with its time and its number there; a bar drawn several times in one line has one number."""
+
+    at: float
+    text: str
+    number: int
+
+
+def entries(path: Path, zone: tzinfo | None, year_hint: float) -> list[Entry]:
+    """Every line of a recorded log, to be fed to a `ServerLog` of the same zone up to any moment.
 
     The times never go back; a line without one has that of the line before, or of the first line that has one.
     `year_hint` is a unix time at or after the end of the log, such as that of the recording's last scrape.
     """
     reader, found = LineReader(zone), []
-    for line in _parts(path.read_text(encoding="utf-8", errors="replace")):
-        own = next((part.at for part in reader.read(line[:MOST_CHARACTERS], year_hint) if part.at is not None), None)
-        found.append((own, line))
-    at = next((own for own, _ in found if own is not None), year_hint)
+    for number, whole in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n"), 1):
+        for line in _parts(whole) if whole else ():
+            own = next(
+                (part.at for part in reader.read(line[:MOST_CHARACTERS], year_hint) if part.at is not None), None
+            )
+            found.append((own, line, number))
+    at = next((own for own, *_ in found if own is not None), year_hint)
     timed = []
-    for own, line in found:
+    for own, line, number in found:
         at = at if own is None else max(at, own)
-        timed.append((at, line))
+        timed.append(Entry(at, line, number))
     return timed

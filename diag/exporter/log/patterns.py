@@ -67,6 +67,14 @@ _TRIED_OLD = (
     rf"Tried to allocate (?P<wanted_gibibytes>{_SIZE}) \(GPU \d+; (?P<total_gibibytes>{_SIZE}) total capacity;"
     rf"(?:.*? (?P<free_gibibytes>{_SIZE}) free)?"
 )
+_CUDA = (
+    r"(?:CUDA initialization: )?"
+    r"(?:Unexpected error from cudaGetDeviceCount\(\).{0,200}?Error \d+: |CUDA (?:driver )?error(?: \d+)?: )?"
+)
+_DRIVER = (
+    r"system not yet initialized|system has unsupported display driver|forward compatibility was attempted"
+    r"|CUDA driver version is insufficient"
+)
 
 _DEADLY = r"(?:Killed|Segmentation fault|Aborted|Bus error|Illegal instruction)"
 """What a shell says of a child that a signal ended, behind its script, its line and the PID."""
@@ -256,7 +264,13 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("event", "nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED),
     Pattern("event", "nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED),
     Pattern("event", "nccl_timeout", r"ProcessGroupNCCL's watchdog got stuck ", FAILED),
-    Pattern("event", "cuda_error", r"(?:CUDA|HIP)(?: driver)? error(?: \d+)?: (?!out of memory)", FAILED),
+    Pattern("event", "driver_too_old", _CUDA + r"The NVIDIA driver on your system is too old", FAILED),
+    Pattern("event", "driver_too_old", _CUDA + r"CUDA driver version is insufficient", FAILED),
+    Pattern("event", "driver_mismatch", _CUDA + r"system has unsupported display driver", FAILED),
+    Pattern("event", "driver_mismatch", _CUDA + r"forward compatibility was attempted ", FAILED),
+    Pattern("event", "driver_mismatch", r"(?:[\w.]{0,80}NVMLError_\w+: )?Driver/library version mismatch", FAILED),
+    Pattern("event", "fabric_not_ready", _CUDA + r"system not yet initialized", FAILED),
+    Pattern("event", "cuda_error", rf"(?:CUDA|HIP)(?: driver)? error(?: \d+)?: (?!out of memory|{_DRIVER})", FAILED),
     Pattern("event", "cuda_error", r"(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS)_STATUS_|cu[A-Z]\w+ error: ", FAILED),
     Pattern("event", "cuda_error", r"Triton Error \[\w+\]: (?!out of memory)", FAILED),
     Pattern("event", "cuda_error", r"NCCL error(?: in)?: ", FAILED),

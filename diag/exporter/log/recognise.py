@@ -12,12 +12,12 @@ from diag.exporter.log.patterns import FAILED, PATTERNS, Pattern
 
 _RANK = r"(?:\[[^\]]{0,120}Rank \d+\] ?){0,3}"
 _BEFORE = re.compile(
-    r"(?: *what\(\): +)?"
+    r"(?: *what\(\): +|\S{1,300}\.py:\d+: UserWarning: )?"
     rf"{_RANK}(?:Process group watchdog thread terminated with exception: )?{_RANK}"
     r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception): )?"
     r"(?:Worker failed with error ['\"])?"
 )
-"""What may stand before the words of a failure: its class, torch's name of the rank, an engine that quotes a worker."""
+"""What may stand before the words of a failure: who warns, its class, torch's name of the rank, who quotes a worker."""
 _ANY = re.compile("|".join(pattern.begins for pattern in PATTERNS))
 """Without groups: says no ten times as fast as the next."""
 _WHICH = re.compile("|".join(f"({pattern.begins})" for pattern in PATTERNS))

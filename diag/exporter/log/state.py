@@ -5,19 +5,20 @@ followed live, and the last time seen while an old log is read from its beginnin
 which it was read.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import tzinfo
 
-from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, ON_DEVICE, SHUT_DOWN, WORKER_DIED
+from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, ON_DEVICE, QUOTED, SHUT_DOWN, WORKER_DIED
 from diag.core.metric_families import Sample
 from diag.core.startup_phases import READY, WARM_UP
 from diag.exporter.log.crashes import CrashStreak
+from diag.exporter.log.error import LogError
 from diag.exporter.log.facts import LogFacts
 from diag.exporter.log.line import ACCESS, BAR, MOST_CHARACTERS, Line, LineReader
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import amount, recognise, values
+from diag.exporter.log.traceback import Raised, Tracebacks
 from diag.vllm.server.config import ServerFacts
 
 MOST_BARS = 1_000
@@ -119,20 +120,16 @@ def _phase(stage: int) -> str:
 
 # -- everything together ----------------------------------------------------------------------------------------------
 
-_ENTRY = re.compile(
-    r' +File "(?:<frozen runpy>|.{0,300}/runpy\.py|.{0,300}/bin/vllm|.{0,300}/api_server\.py", line \d+, in <module>)'
-)
-_EXCEPTION = re.compile(r"(?P<error>[A-Za-z_][\w.]{0,200}(?:Error|Exception)(?::|$))|KeyboardInterrupt|SystemExit")
-
 
 class ServerLog:
     """Fed with lines in their order, knows at any time what they told.
 
     Counts and times of events outlive a restart of the server, as do the numbers of the last line of each; phases,
-    progress, configuration, version and model are those of the latest start.
+    progress, configuration, version, model and the error that ended it are those of the latest start. `file` is the
+    name of the file that the lines are from, "" where they are from none.
     """
 
-    def __init__(self, zone: tzinfo | None = None) -> None:
+    def __init__(self, zone: tzinfo | None = None, file: str = "") -> None:
         self.ahead = 0.0
         """By how many seconds the last line that was read live and has a time is ahead of the clock: a wrong zone."""
         self.latest: float | None = None
@@ -148,7 +145,8 @@ class ServerLog:
         self._times = dict.fromkeys(EVENTS, 0.0)
         self._values: dict[str, dict[str, float]] = {}
         self._of_a_request = False
-        self._traceback: str = ""
+        self._tracebacks = Tracebacks()
+        self._error = LogError(file)
         self._dead = False
 
     @property
@@ -173,15 +171,18 @@ class ServerLog:
         log: dict[str, float | str] = {**self.config, **self._facts.words}
         return replace(told, version=version, models=models, log=log, log_whole=self._facts.whole)
 
-    def feed(self, line: str, read_at: float, live: bool = True) -> None:
-        """One line, or one redrawing of a bar, without its end; `live` says what a line without a time takes."""
+    def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:
+        """One line, or one redrawing of a bar, without its end; `live` says what a line without a time takes.
+
+        `number` is that of the line in its file, 0 where it is not known.
+        """
         request = ACCESS.match(line)
         if request:
             own = self._reader.moment(request["iso"], read_at)
             self._reach(_READY, self._at(own, read_at, live))
             return
         for part in self._reader.read(line[:MOST_CHARACTERS], read_at):
-            self._take(part, self._at(part.at, read_at, live))
+            self._take(part._replace(number=number), self._at(part.at, read_at, live))
 
     def _at(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:
@@ -196,21 +197,26 @@ class ServerLog:
         pattern = recognise(line.text, line.level)
         if line.level != RAW:
             self._of_a_request = line.text.startswith("Exception in ASGI application")
-        elif self._uncaught(line.text) and not (pattern and pattern.name == ENGINE_START_FAILED):
-            self._fail(at)
+        if not self._of_a_request and not self._was_stopped:
+            self._take_traceback(pattern, line, at)
         if pattern:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
 
-    def _uncaught(self, text: str) -> bool:
-        """Whether this is the last line of a traceback that ended the process: one that began at its entry point."""
-        if text.startswith("Traceback (most recent call last)"):
-            self._traceback = "begun"
-        elif self._traceback == "begun":
-            self._traceback = "uncaught" if _ENTRY.match(text) else ""
-        elif self._traceback == "uncaught" and (end := _EXCEPTION.match(text)):
-            self._traceback = ""
-            return end["error"] is not None
-        return False
+    def _take_traceback(self, pattern: Pattern | None, line: Line, at: float) -> None:
+        """One that ended the server's own process ended its start, too."""
+        raised = self._tracebacks.feed(line, at)
+        if raised is None:
+            return
+        raised.event = pattern.name if pattern and pattern.kind == "event" else ""
+        self._error.add(raised)
+        if raised.is_entry and raised.event != ENGINE_START_FAILED:
+            self._error.end()
+            self._fail(at)
+
+    @property
+    def _was_stopped(self) -> bool:
+        """The server was told to stop: what its processes say of that is no failure."""
+        return self._startup.ready and self._startup.over
 
     def _on_banner(self, pattern: Pattern, line: Line, at: float) -> None:
         again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
@@ -227,6 +233,7 @@ class ServerLog:
 
     def _begin(self, at: float) -> None:
         self._startup, self._facts, self._banners, self._dead = Startup(at), LogFacts(), set(), False
+        self._error.begin()
         self._crashes.began(at)
 
     def _reach(self, stage: int, at: float) -> None:
@@ -269,11 +276,14 @@ class ServerLog:
             return
         if self._startup.stage or not self._startup.seen:
             self._begin(at)
+        self._quote(pattern, line, at)
         self._fail(at)
 
     def _on_event(self, pattern: Pattern, line: Line, at: float) -> None:
         if self._doubtful(pattern, line):
             return
+        if pattern.name in QUOTED:
+            self._quote(pattern, line, at)
         if pattern.name == ENGINE_START_FAILED:
             self._fail(at)
             return
@@ -288,11 +298,15 @@ class ServerLog:
 
     def _doubtful(self, pattern: Pattern, line: Line) -> bool:
         """Text that a client may have sent; or the death of an engine whose server was told to stop."""
-        if self._startup.ready and self._startup.over and pattern.name in DEATHS:
+        if self._was_stopped and pattern.name in DEATHS:
             return True
         if line.level == RAW:
             return self._of_a_request
         return line.process.lower().startswith("apiserver") and pattern.name in ON_DEVICE
+
+    def _quote(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._error.add(Raised(line.text, line.number, at, line.process, event=pattern.name))
+        self._error.end()
 
     def _was_at_work(self, at: float) -> None:
         """Of a log that begins with its end, such as a rotated one: what ends was at work."""
@@ -322,6 +336,7 @@ class ServerLog:
             found.append(("diag_vllm_log_event_last_timestamp_seconds", (event,), self._times[event]))
         for event, fields in self._values.items():
             found += [("diag_vllm_log_value", (event, field), value) for field, value in fields.items()]
+        found += self._error.samples()
         if self.latest is not None:
             found.append(("diag_vllm_log_last_line_timestamp_seconds", (), self.latest))
         return found

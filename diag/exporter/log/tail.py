@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from datetime import tzinfo
 from pathlib import Path
+from typing import NamedTuple
 
 from diag.core.metric_families import Collected
 from diag.exporter.log.state import ServerLog
@@ -38,26 +39,43 @@ AHEAD = 120.0
 """Seconds by which a line may seem to be of the future; more is a wrong time zone."""
 
 
-class Lines:
-    """Cuts bytes into lines, and a progress bar into its redrawings; the same ones however the bytes come."""
+class Numbered(NamedTuple):
+    """A line, and its number in the file, 0 where that is not known."""
 
-    def __init__(self, inside: bool = False) -> None:
+    number: int
+    text: str
+
+
+class Lines:
+    """Cuts bytes into lines, and a progress bar into its redrawings; the same ones however the bytes come.
+
+    `number` is that of the first line, 0 where it is not known; `inside` says that its beginning was skipped.
+    """
+
+    def __init__(self, number: int = 1, inside: bool = False) -> None:
         self._rest = b""
+        self._number = number
         self._inside = inside
 
-    def cut(self, data: bytes) -> list[str]:
+    def cut(self, data: bytes) -> list[Numbered]:
         """The lines that end in the next bytes; NUL is what a truncated file is filled up with."""
-        parts = data.replace(b"\0", b"").replace(b"\r", b"\n").split(b"\n")
+        parts = list(self._parts(data.replace(b"\0", b"")))
         if self._inside:  # of a line whose beginning was skipped
-            self._inside, parts[0] = len(parts) == 1, b""
-        parts[0] = self._rest + parts[0]
-        self._rest = parts.pop()[:MOST_LINE]
-        return [_text(part) for part in parts if part]
+            self._inside, parts[0] = len(parts) == 1, (parts[0][0], b"")
+        parts[0] = parts[0][0], self._rest + parts[0][1]
+        self._number, rest = parts.pop()
+        self._rest = rest[:MOST_LINE]
+        return [Numbered(number, _text(part)) for number, part in parts if part]
 
-    def rest(self) -> list[str]:
+    def _parts(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        for number, line in enumerate(data.split(b"\n"), self._number):
+            for part in line.split(b"\r"):
+                yield number if self._number else 0, part
+
+    def rest(self) -> list[Numbered]:
         """What has come of a line that has not ended: a bar that stands still never does."""
         rest, self._rest = self._rest, b""
-        return [_text(rest)] if rest else []
+        return [Numbered(self._number, _text(rest))] if rest else []
 
 
 def _text(line: bytes) -> str:
@@ -151,7 +169,7 @@ class LogTail:
     name = "log"
 
     def __init__(self, path: str, zone: tzinfo | None = None, clock: Callable[[], float] = time.time) -> None:
-        self.state = ServerLog(zone)
+        self.state = ServerLog(zone, "" if path == STDIN else path)
         self._source = LogFile(path)
         self._lines = Lines()
         self._clock = clock
@@ -233,6 +251,7 @@ class LogTail:
                 yield data
             elif self._source.renewed():
                 self._feed(self._lines.rest())
+                self._lines = Lines()
             else:
                 self._live = True
                 return
@@ -243,15 +262,15 @@ class LogTail:
         else:
             skipped = self._source.at >= FIRST and self._source.skip(LAST, LAST)
         if skipped:
-            self._lines = Lines(inside=True)
+            self._lines = Lines(number=0, inside=True)
             log.info("log: %d bytes have been skipped so far", self._source.skipped)
 
-    def _feed(self, lines: list[str]) -> None:
+    def _feed(self, lines: list[Numbered]) -> None:
         now = self._clock()
         read_at = now if self._live else min(now, self._source.written())
         with self._lock:
             for line in lines:
-                self.state.feed(line, read_at, self._live)
+                self.state.feed(line.text, read_at, self._live, line.number)
 
 
 def _follow(held: "weakref.ref[LogTail]", stopped: threading.Event, source: LogFile) -> None:

@@ -1,10 +1,10 @@
 """The server ends again and again although nobody stops it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.signals import crashes_in_a_row
+from diag.knowledge.shared_fixes import READ_LOG
+from diag.signals import crashes_in_a_row, quoted_error
 
 CRASH_LOOP = "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy"
-TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
 incident = Incident(
     id="crash_loop",
@@ -32,14 +32,9 @@ incident = Incident(
         LookAlike("engine_dead", distinguish="It stays down: nothing starts it again."),
     ),
     explains=("startup_failed", "engine_dead", "engine_stalled", "contract_breached"),
+    quotes=quoted_error,
     fixes=(
-        Fix(
-            change="Read the error that ended the first of these runs; each start repeats it.",
-            command="journalctl -u vllm -n 500   # or: kubectl logs --previous <pod>",
-            effect="the log names what ends the server",
-            restart=False,
-            why=documented("the root cause is logged above 'Engine core initialization failed'", TROUBLESHOOTING),
-        ),
+        *READ_LOG,
         Fix(
             change="If the log ends without an error, a probe or the kernel kills it: `kubectl describe pod` says "
             "Liveness probe failed, Startup probe failed or OOMKilled. Let the startupProbe wait longer, or give the "

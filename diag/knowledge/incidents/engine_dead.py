@@ -1,16 +1,16 @@
 """The server answered before and no longer does, or its engine has died behind a page that still answers."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
+from diag.incident import Fix, Incident, LookAlike, judged, measured
+from diag.knowledge.shared_fixes import READ_LOG
 from diag.signals import (
     engine_death_logged,
     engine_processes,
     evidence_of_death,
+    quoted_error,
     start_under_way,
     successful_scrapes,
     tokens_or_shutdown,
 )
-
-TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
 incident = Incident(
     id="engine_dead",
@@ -44,15 +44,9 @@ incident = Incident(
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
     explains=("engine_stalled", "contract_breached"),
+    quotes=quoted_error,
     fixes=(
-        Fix(
-            change="Read the last lines of the server log before it is rotated: look for EngineDeadError, a CUDA "
-            "error, an out-of-memory error, or a signal.",
-            command="journalctl -u vllm -n 200   # or: kubectl logs --previous <pod>",
-            effect="the log names what killed the server",
-            restart=False,
-            why=documented("the root cause is logged above EngineDeadError", TROUBLESHOOTING),
-        ),
+        *READ_LOG,
         Fix(
             change="Restart the server, and have the platform do so next time (Restart=on-failure, a livenessProbe).",
             effect="/metrics answers again once the server has started",

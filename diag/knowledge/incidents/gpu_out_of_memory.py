@@ -4,11 +4,13 @@ from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import CONSERVING_MEMORY, FP8_HARDWARE
 from diag.signals import (
     context_that_fits,
+    given,
     half_of_default_capture_size,
     host_memory_of_others,
     logged,
     not_set,
     out_of_memory,
+    quoted_error,
     running_value,
     utilization_that_fits,
     utilization_with_room,
@@ -40,7 +42,26 @@ incident = Incident(
         LookAlike("gpu_memory_contended", distinguish="Another process holds the memory that is missing."),
     ),
     explains=("startup_failed", "crash_loop"),
+    quotes=quoted_error,
     fixes=(
+        Fix(
+            flag="--num-gpu-blocks-override",
+            change="Let vLLM size the KV cache from free memory: its size is pinned by this flag.",
+            effect="the KV cache grows to what --gpu-memory-utilization allows, and the engine starts if that suffices",
+            only_if=(logged("max_model_len_exceeds_kv_cache").at_least(1, SAID), given("num_gpu_blocks_override")),
+            risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
+            rollback="set the override again and restart",
+            why=documented("unset, vLLM takes the number of blocks from its memory profile", CONSERVING_MEMORY),
+        ),
+        Fix(
+            flag="--kv-cache-memory-bytes",
+            change="Let vLLM size the KV cache from free memory: its size is pinned by this flag.",
+            effect="the KV cache grows to what --gpu-memory-utilization allows, and the engine starts if that suffices",
+            only_if=(logged("max_model_len_exceeds_kv_cache").at_least(1, SAID), given("kv_cache_memory_bytes")),
+            risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
+            rollback="set the size again and restart",
+            why=documented("it overrides --gpu-memory-utilization", CONSERVING_MEMORY),
+        ),
         Fix(
             flag="--max-model-len",
             value=context_that_fits,

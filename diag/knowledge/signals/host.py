@@ -57,6 +57,21 @@ startup_failed = Signal(
     f" >= on (instance) group_left () ({LAST_PROGRESS_OF_INSTANCE})",
     culprit_label="{event}",
 )
+LOG_ERROR = "diag_vllm_log_error_timestamp_seconds"
+quoted_error = Signal(
+    "error quoted from the log",
+    f"count by ($by) (last_over_time({LOG_ERROR}[$window]))",
+    "lines of the log that say why the server failed: {value}",
+    "lines",
+    culprit_promql=f"last_over_time({LOG_ERROR}[$window])",
+    culprit_label="{text}",
+)
+not_quoted = Signal(
+    "no error quoted from the log",
+    f"1 - clamp_max(count by ($by) (last_over_time({LOG_ERROR}[$window])), 1) or 0 * {SERVES} + 1",
+    "no line of the log says why the server failed: {value}",
+    "bool",
+)
 starting = Signal(
     "engine starting",
     f"({IN_PHASE}) * (1 - {SERVES}) * (1 - ({startup_failed.promql}))",
@@ -173,6 +188,13 @@ def not_set(flag: str) -> Condition:
     return Signal(name, off, "the flag is not set: {value}", "bool").at_least(
         1, judged("a flag that is set already is not proposed")
     )
+
+
+def given(flag: str) -> Condition:
+    """The setting is given; where no source knows, the default (not given) is assumed."""
+    on = f"({configured(flag)} > bool 0) or 0 * {LAST_SERVED}"
+    name = f"--{flag.replace('_', '-')} set"
+    return Signal(name, on, "the flag is set: {value}", "bool").at_least(1, judged("what is not set cannot be removed"))
 
 
 # -- out of memory ----------------------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ class RecordedLog:
 
     def __init__(self, file: Path, zone: tzinfo, first: float) -> None:
         """`first` is the time of some scrape: the lines say no year."""
-        self.state = ServerLog(zone)
+        self.state = ServerLog(zone, str(file))
         self._rest = deque(entries(file, zone, first))
 
     def until(self, at: float) -> bytes:
         """Its families as they were then; scrapes come in the order of their times."""
-        while self._rest and self._rest[0][0] <= at:
-            time, line = self._rest.popleft()
-            self.state.feed(line, time, live=False)
+        while self._rest and self._rest[0].at <= at:
+            entry = self._rest.popleft()
+            self.state.feed(entry.text, entry.at, live=False, number=entry.number)
         return plain(self.state.samples(at)) if self.state.latest is not None else b""
