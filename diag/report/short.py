@@ -7,7 +7,7 @@ action are shortened first. `--verbose` has everything.
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
-from diag.core.formatting import escaped, listed, plural
+from diag.core.formatting import escaped, listed, plural, printable
 from diag.diagnosis.diagnose import RANK, Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import FAMILIES, Finding, Report
@@ -182,7 +182,7 @@ def _log(finding: Finding) -> Forms:
         return [[]]
     quote = finding.quotes[0]
     place = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
-    short = shortened(escaped(quote.text), ROOM - len(place)) + place
+    short = printable(quote.text, ROOM - len(place)) + place
     whole = labelled("Log", words.quoted(finding)[:1], LABEL)
     return [whole, labelled("Log", [short], LABEL)] if len(whole) == 2 else [labelled("Log", [short], LABEL)]
 

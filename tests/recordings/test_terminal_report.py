@@ -24,6 +24,7 @@ LONG_LAUNCH = " ".join(f"--override-number-{number} {number:040}" for number in 
 IN_ORDER = [
     "Where",
     "Evidence",
+    "Log",
     "Do now",
     "Fix",
     "Relaunch",
