@@ -206,19 +206,18 @@ def subject(incident: Incident, site: Site) -> str:
 def dashboard_url(incident: Incident, site: Site) -> str:
     """The incident's dashboard at the subject, from an hour before to now, as times that still hold tomorrow."""
     chosen = "".join(f"&var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in subject_labels(incident, site))
-    span = f"from={_milliseconds('time() - 3600')}&to={_milliseconds('time()')}"
+    span = f"from={_time('(time() - 3600) * 1000')}&to={_time('time() * 1000')}"
     return f"{site.grafana_url}/d/{dashboard_uid(incident.id)}?{span}{chosen}"
 
 
-def _milliseconds(promql: str) -> str:
-    return f'{{{{ printf "%.0f" (query "vector(({promql}) * 1000)" | first | value) }}}}'
+def _time(promql: str) -> str:
+    return f'{{{{ printf "%.0f" (query "vector({promql})" | first | value) }}}}'
 
 
 def doctor_command(site: Site) -> str:
-    """The command that diagnoses the server of the alert."""
-    if "instance" in site.labels:
-        return "diag doctor http://{{ $labels.instance }}"
-    return f"diag doctor http://<address of {' '.join(f'{{{{ $labels.{label} }}}}' for label in site.labels)}>"
+    """The command that judges the server of the alert by the alert's own samples, from an hour before it until now."""
+    server = " ".join(f"--match '{label}=\"{{{{ $labels.{label} }}}}\"'" for label in site.labels)
+    return f"diag doctor --prometheus {site.prometheus_url} {server} --from {_time('time() - 3600')}"
 
 
 def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any]]:

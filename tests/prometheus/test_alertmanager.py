@@ -4,6 +4,9 @@ The samples end minutes from now, so that both servers see them as the present.
 """
 
 import json
+import os
+import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -50,15 +53,26 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
             until(lambda: firing(server) >= {"kv_eviction_cascade", "contract_breached"})
             page = until(lambda: [alert for alert in arrived if alert["labels"]["incident"] == "kv_eviction_cascade"])
             held_back = until(lambda: inhibited(address) & {"contract_breached"})
+            says = pasted(page[0]["annotations"]["doctor"])
     assert held_back
     assert "contract_breached" not in {alert["labels"]["incident"] for alert in arrived}
     annotations = page[0]["annotations"]
     assert annotations["summary"] == "KV-cache preemption cascade on h:1 engine 0"
     assert annotations["runbook_url"] == "https://wiki.example/vllm/kv_eviction_cascade.md"
-    assert annotations["doctor"] == "diag doctor http://h:1"
+    assert says[0]["subject"] == {"instance": "h:1", "engine": "0"}
+    assert [found["incident"] for found in says if found["primary"]] == ["kv_eviction_cascade"]
     begin, end = (int(part.split("=")[1]) for part in annotations["dashboard_url"].split("?")[1].split("&")[:2])
     assert end - begin == 3_600_000 and abs(end / 1000 - time.time()) < PATIENCE
     assert annotations["dashboard_url"].endswith("&var-instance=h%3A1&var-engine=0")
+
+
+def pasted(command: str) -> list[dict[str, Any]]:
+    """What the command of an alert finds, run by a shell as it stands there."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shell = ["bash", "-c", f"{command} --json"]
+    done = subprocess.run(shell, check=False, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    return [found for found in json.loads(done.stdout)["diagnoses"] if found["state"] == "present"]
 
 
 def firing(server: Server) -> set[str]:

@@ -81,7 +81,9 @@ def serving(prometheus: Path, blocks: Sequence[Block], config_text: str = "{}") 
         options = (f"--config.file={config}", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}")
         with Path(folder, "log").open("w") as log:
             process = subprocess.Popen(
-                [prometheus, *options, "--web.enable-remote-write-receiver"], stdout=log, stderr=log
+                [prometheus, *options, f"--web.external-url=http://{address}", "--web.enable-remote-write-receiver"],
+                stdout=log,
+                stderr=log,
             )
         try:
             server = Server(f"http://{address}", tuple(int(number) for number in numbers.split(".")[:3]))

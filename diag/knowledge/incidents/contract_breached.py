@@ -39,15 +39,8 @@ incident = Incident(
     ),
     fixes=(
         Fix(
-            change="Find the cause: check what else `diag doctor` reports for this server and its GPUs.",
-            command="diag doctor http://{instance}",
-            effect="the report names the incident whose fixes apply",
-            restart=False,
-            why=judged("late responses are a symptom"),
-        ),
-        Fix(
-            change="If nothing else is wrong, the load exceeds what the server can serve within the SLO: add a "
-            "replica or divert part of the traffic.",
+            change="Add a replica or divert part of the traffic: where nothing else is wrong, the load exceeds what "
+            "the server can serve within the SLO.",
             effect="the share of late responses falls",
             restart=False,
             why=judged("a server at its capacity limit gets slower for all requests"),
