@@ -42,7 +42,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     cls=HelpOfAll,
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,  # plain help: half the time and memory, and room for whole sentences
     pretty_exceptions_enable=False,
     context_settings={"max_content_width": 100},
@@ -84,11 +84,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print diag's version and exit.")
     ] = False,
 ) -> None:
-    """Options of diag itself."""
+    """Options of diag itself; without a command, what there is."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @command("Diagnose")

@@ -1,14 +1,19 @@
 """`diag explain`: the runbook of an incident, or the page of a lint rule."""
 
+import re
 import sys
-from difflib import get_close_matches
+from collections.abc import Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from diag.artefacts.lint_rules import page
 from diag.artefacts.runbook import runbook
 from diag.commands.site import site
 from diag.core.errors import BadUsage
+from diag.core.formatting import printable
 from diag.lint.rules import RULES
+
+_LIKELY, _FEW = 0.75, 5
 
 
 def show(name: str, folder: Path | None, as_markdown: bool) -> None:
@@ -30,9 +35,22 @@ def run(name: str, folder: Path | None) -> str:
         return runbook(by_id[name], incidents, contract)
     if name in RULES:
         return page(RULES[name])
-    close = get_close_matches(name, [*by_id, *RULES], n=1)
-    suggestion = f" (did you mean {close[0]}?)" if close else ""
+    close = near(name, [*by_id, *RULES])
+    suggestion = f" (did you mean {', '.join(close)}?)" if close else ""
     raise BadUsage(
-        f"there is no incident or lint rule '{name}'{suggestion}; diag incidents lists the incidents,"
+        f"there is no incident or lint rule '{printable(name, 40)}'{suggestion}; diag incidents lists the incidents,"
         " docs/lint-rules.md the rules"
     )
+
+
+def near(name: str, ids: Sequence[str]) -> list[str]:
+    """The ids that may be meant, the likeliest first: "kv" begins a word of some, "sats" nearly does."""
+    words = [word for word in re.split(r"[\W_]+", name.lower()) if word]
+    scores = {id: [max(_likeness(word, part) for part in id.split("_")) for word in words] for id in ids}
+    likely = [id for id in ids if min(scores[id], default=0.0) >= _LIKELY]
+    return sorted(likely, key=lambda id: -sum(scores[id]))[:_FEW]
+
+
+def _likeness(word: str, part: str) -> float:
+    """0..1: how much of a word is the part, or begins it."""
+    return max(SequenceMatcher(None, word, text).ratio() for text in (part, part[: len(word)]))

@@ -99,6 +99,29 @@ def test_bad_input_is_one_sentence_and_a_status(words: list[str], status: int, s
     assert not done.stdout
 
 
+def test_without_a_command_diag_prints_its_help() -> None:
+    done = diag()
+    assert (done.returncode, done.stdout, done.stderr) == (0, diag("--help").stdout, "")
+    assert "doctor" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("kv", {"kv_eviction_cascade", "kv_pool_saturated", "kv_pool_undersized", "kv_budget_too_small"}),
+        ("sats", {"kv_pool_saturated", "queue_saturation"}),
+        ("KV-pool", {"kv_pool_saturated", "kv_pool_undersized"}),
+        ("engine_daed", {"engine_dead"}),
+        ("zebra", set()),
+    ],
+)
+def test_what_is_nearly_an_id_is_answered_with_those_that_may_be_meant(name: str, close: set[str]) -> None:
+    said = diag("explain", name).stderr
+    offered = set(said.partition("did you mean ")[2].partition("?")[0].split(", ")) - {""}
+    assert offered >= close
+    assert bool(offered) is bool(close)
+
+
 def test_v_is_verbose_and_q_is_the_first_line() -> None:
     short, verbose, quiet = (diag("doctor", CASCADE, *option).stdout for option in ([], ["-v"], ["-q"]))
     assert verbose == diag("doctor", CASCADE, "--verbose").stdout != short

@@ -134,3 +134,7 @@ def test_a_file_that_does_not_run_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadIncident, match="not a folder of incident files"):
         load(tmp_path / "nowhere")
+
+
+def test_no_fix_is_to_ask_diag_the_same_again() -> None:
+    assert [incident.id for incident in load() for fix in incident.fixes if "diag doctor http" in fix.command] == []
