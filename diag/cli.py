@@ -255,7 +255,12 @@ def exporter(
         ),
     ] = 0.0,
     listen: Annotated[
-        str, serve_option("--listen", metavar="HOST:PORT", help="Address to serve /metrics on.")
+        str,
+        serve_option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Address to serve /metrics on; 0.0.0.0:9400 for a Prometheus on another host.",
+        ),
     ] = "127.0.0.1:9400",
     tls_cert: Annotated[
         str, serve_option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate (PEM).")

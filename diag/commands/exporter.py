@@ -19,6 +19,7 @@ from diag.http.address import parse
 from diag.http.vllm_server import Probe
 
 log = logging.getLogger("diag.exporter")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def run(options: ExporterOptions) -> None:
     exporter.start()
     scheme = "https" if options.tls[0] else "http"
     log.info("serving the metrics of %s at %s://%s/metrics", parse(options.vllm).shown, scheme, options.listen)
+    if name in _LOOPBACK:
+        log.info("only this host can reach that address; for a Prometheus elsewhere: --listen 0.0.0.0:%d", port)
     listener.serve_forever()
 
 

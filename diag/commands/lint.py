@@ -74,8 +74,8 @@ def judge(text: str, wanted: str = "", python: str = "", ignored: Collection[str
     seen, not_seen = _look(command, chosen)
     found = lint(replace(seen, parser_error=parser.error if asked else ""))
     kept = tuple(finding for finding in found if finding.rule not in ignored)
-    is_left = any(finding.severity == "error" and not (finding.edits and finding in kept) for finding in found)
-    accepted = is_left or not asked or _accepts(python, command, corrected(command, kept))
+    left = sum(finding.severity == "error" and not (finding.edits and finding in kept) for finding in found)
+    accepted = left or not asked or _accepts(python, command, corrected(command, kept))
     not_checked = (*_unread(command, chosen), *_untold(command, source), *parser.problem, *not_seen)
     return LintReport(
         version=chosen,
@@ -86,6 +86,7 @@ def judge(text: str, wanted: str = "", python: str = "", ignored: Collection[str
         corrected=_corrected(command, kept) if accepted else "",
         parser_error=hidden(parser.error) if asked else None,
         ignored=tuple(finding.rule for finding in found if finding not in kept),
+        errors_left=left,
     )
 
 

@@ -36,7 +36,8 @@ class LintFinding:
 class LintReport:
     """A command checked for the vLLM release `version`; `version_source` says where that comes from.
 
-    `corrected` is the command with every mechanical correction, "" where there is none. `parser_error` is what vLLM's
+    `corrected` is the command with every mechanical correction, "" where there is none; `errors_left` counts the errors
+    that only its owner can correct. `parser_error` is what vLLM's
     own parser says, "" where it accepts the command, None where it was not asked. `ignored` are the ids of rules whose
     findings were dropped, once for each finding. Nothing in it is secret.
     """
@@ -49,6 +50,7 @@ class LintReport:
     corrected: str = ""
     parser_error: str | None = None
     ignored: tuple[str, ...] = ()
+    errors_left: int = 0
 
     @property
     def status(self) -> int:

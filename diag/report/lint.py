@@ -14,6 +14,7 @@ from diag.report.layout import labelled, paragraph, verbatim
 
 SCHEMA = "diag.lint/2"
 LABEL = 13
+PARTLY = 18
 
 
 def text(report: LintReport) -> str:
@@ -21,7 +22,10 @@ def text(report: LintReport) -> str:
     lines = paragraph(_head(report))
     for finding in report.findings:
         lines += ["", *finding_lines(finding)]
-    if report.corrected:
+    if report.corrected and report.errors_left:
+        left = plural(report.errors_left, "error is", "errors are")
+        lines += ["", *labelled("partly corrected", [f"{left} left"], PARTLY), *verbatim("", report.corrected, LABEL)]
+    elif report.corrected:
         lines += ["", *verbatim("corrected", report.corrected, LABEL)]
     notes = [line for label, texts in _notes(report).items() for line in labelled(label, texts, LABEL)]
     return "\n".join([*lines, *[""] * bool(notes), *notes]) + "\n"
@@ -82,6 +86,7 @@ def document(report: LintReport) -> dict[str, Any]:
         ],
         "ignored": {rule: report.ignored.count(rule) for rule in report.ignored},
         "corrected_command": report.corrected or None,
+        "errors_left": report.errors_left,
         "parser_error": report.parser_error,
         "not_checked": list(report.not_checked),
     }

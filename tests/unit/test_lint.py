@@ -749,6 +749,23 @@ def test_the_report_is_printed_whole() -> None:
     assert printed[: len(REPORT)] == REPORT
 
 
+@pytest.mark.parametrize(
+    ("words", "ignored", "left", "printed"),
+    [
+        ("", (), 0, "\n  corrected    vllm serve m\n"),
+        (" --max-num-seqs many", (), 1, "\n  partly corrected  1 error is left\n               vllm serve m --max"),
+        (" --max-num-seqs many", ("value_of_wrong_type",), 1, "\n  partly corrected  1 error is left\n"),
+        (" --max-num-seqs many --port x", (), 2, "\n  partly corrected  2 errors are left\n"),
+    ],
+)
+def test_a_correction_that_leaves_an_error_is_called_a_partial_one(
+    words: str, ignored: tuple[str, ...], left: int, printed: str
+) -> None:
+    report = linting.judge(f"vllm serve m --swap-space 4{words}", "0.32.0", ignored=ignored)
+    assert printed in text(report)
+    assert json.loads(render(report))["errors_left"] == left
+
+
 def test_no_line_is_wider_than_a_hundred_columns_but_for_a_word_that_is() -> None:
     long = "x" * 300
     report = linting.judge(f"vllm serve {'m' * 60} --served-model-name {'y ' * 80} {long} --swap-space 4 --{long} 1")
@@ -816,6 +833,7 @@ def test_the_json_says_what_the_text_says() -> None:
         "exit_status": 2,
         "ignored": {},
         "corrected_command": "vllm serve m --enforce-eager",
+        "errors_left": 0,
         "parser_error": None,
     }
     assert [(each["rule"], each["severity"], each["corrected"]) for each in content["findings"]] == [
