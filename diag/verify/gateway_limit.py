@@ -43,7 +43,7 @@ def notes(limit: SettingChange, loads: tuple[Load, Load]) -> Iterator[str]:
     )
     if old.in_flight is None or new.in_flight is None or not old.arrivals or not new.arrivals:
         return
-    if old.flat:
+    if old.closed_loop:
         outside = old.in_flight - new.in_flight
         yield (
             f"the {old.in_flight:.0f} requests of before were always in flight (closed-loop clients): {outside:.0f} of"

@@ -27,6 +27,9 @@ from diag.verify.snapshot import ServerSnapshot
 
 FLAT = 0.1
 """Variance / mean of requests in flight: 0.00-0.04 for closed-loop clients (kv_cascade_base), 1 by chance alone."""
+COUPLED = 0.25
+"""`Load.steps`: 0.00-0.10 for closed-loop clients (kv_cascade_base), 0.5 or more where arrivals do not wait for answers,
+also in a queue so long that it is flat."""
 FEWEST = 3
 """Requests below which the signals have no value either."""
 ABSURD = 1e12
@@ -64,10 +67,10 @@ class Lengths:
 class Load:
     """What clients offered a server over a whole span, None where it was not measured.
 
-    in_flight: requests running or waiting (mean), their `variance` from scrape to scrape, and the `most` of them. idle:
-    the share of scrapes without any. arrivals: requests per second. finished: requests from the first scrape to the
-    last. seconds: those in which the server was observed, each scrape standing for one interval. responded: whether any
-    page was served.
+    in_flight: requests running or waiting (mean), their `variance` over the scrapes, and the `most` of them. steps: the
+    squares of their changes from scrape to scrape, per request that came or went. idle: the share of scrapes without
+    any. arrivals: requests per second. finished: requests from the first scrape to the last. seconds: those in which
+    the server was observed, each scrape standing for one interval. responded: whether any page was served.
     """
 
     in_flight: float | None
@@ -78,6 +81,7 @@ class Load:
     outputs: Lengths
     seconds: float
     responded: bool = True
+    steps: float = 0.0
     most: float = 0.0
     idle: float = 0.0
 
@@ -88,8 +92,13 @@ class Load:
 
     @property
     def flat(self) -> bool:
-        """Whether the requests in flight hardly vary, as those of closed-loop clients."""
+        """Whether the requests in flight hardly vary."""
         return self.in_flight is not None and self.in_flight >= 1 and self.variance < FLAT * self.in_flight
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether clients send the next request when they have their answer: then one comes where another one goes."""
+        return self.flat and self.steps < COUPLED
 
     @property
     def residence(self) -> float | None:
@@ -111,15 +120,17 @@ def load(server: ServerSnapshot) -> Load:
     seconds = lasted + server.queries.source.interval
     finished, begun = ((server.value(counter) or 0.0) * lasted / seconds for counter in (FINISHED, BEGUN))
     waiting = server.scraped(NOW[WAITING])[valid]
+    arrived = _arrived(finished, in_flight, begun, waiting)
     return Load(
         in_flight=float(in_flight.mean()),
         variance=float(in_flight.var()),
-        arrivals=_arrived(finished, in_flight, begun, waiting) / lasted if lasted else None,
+        arrivals=arrived / lasted if lasted else None,
         finished=finished,
         prompts=_prompts(server, seconds),
         outputs=_lengths(server, "generation", (GENERATED_TOKENS, FINISHED), seconds),
         seconds=seconds,
         responded=responded,
+        steps=float((np.diff(in_flight) ** 2).sum()) / max(arrived + finished, 1.0),
         most=float(in_flight.max()),
         idle=float((in_flight == 0).mean()),
     )

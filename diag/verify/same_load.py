@@ -36,7 +36,7 @@ def differences(before: Load, after: Load, *, limited: bool = False) -> Iterator
         yield f"{finished} (in {quantity(after.seconds, 'seconds')}): too little traffic to compare"
         return
     if not limited and (amount := _amount(before, after)):
-        yield mostly_idle("BEFORE", before) or mostly_idle("AFTER", after) or amount
+        yield "; ".join(filter(None, (mostly_idle("BEFORE", before), mostly_idle("AFTER", after), amount)))
     faster = direction(SAME_LOAD, after.residence, before.residence)
     for name, old, new in (("prompt", before.prompts, after.prompts), ("output", before.outputs, after.outputs)):
         if not _same_lengths(old, new) and not _explained(faster, old, new, (before.seconds, after.seconds)):
@@ -56,11 +56,11 @@ def mostly_idle(side: str, load: Load) -> str:
 def _amount(before: Load, after: Load) -> str:
     """How the number of requests differs, "" where it may be the same."""
     moved = direction(SAME_LOAD, before.in_flight, after.in_flight)
-    if not moved or (before.flat and _same_clients(before, after)):
+    if not moved or (before.closed_loop and _same_clients(before, after)):
         return ""
     in_flight = f"{_shown(before.in_flight)} -> {_shown(after.in_flight)}"
     arrivals = f"arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} per second"
-    if before.flat:
+    if before.closed_loop:
         return f"the load differs: {in_flight} requests in flight of closed-loop clients, {arrivals}"
     if before.arrivals is None or after.arrivals is None:
         return f"the load differs: {arrivals}, requests in flight {in_flight}"

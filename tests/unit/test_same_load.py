@@ -102,6 +102,13 @@ def test_closed_loop_clients_are_as_many_as_are_in_flight(after: Load, same: boo
     assert (not list(differences(CLOSED, after))) is same
 
 
+def test_a_long_queue_of_clients_that_do_not_wait_is_flat_and_no_closed_loop() -> None:
+    """300 that vary by four, while as many changes come from scrape to scrape as requests come and go."""
+    queue = replace(LOAD, in_flight=300.0, variance=16.0, steps=0.6)
+    assert not list(differences(queue, replace(LOAD, in_flight=3.0)))
+    assert list(differences(replace(queue, steps=0.1), replace(LOAD, in_flight=3.0)))
+
+
 @pytest.mark.parametrize(("in_flight", "same"), [(14.0, True), (7.0, False)])
 def test_closed_loop_clients_that_pause_have_fewer_requests_on_a_faster_server(in_flight: float, same: bool) -> None:
     """20 with a request in flight and 1.9 pausing are 14 and 7.6 where requests come four times as fast."""
