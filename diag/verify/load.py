@@ -28,7 +28,7 @@ from diag.verify.snapshot import ServerSnapshot
 FLAT = 0.1
 """Variance / mean of requests in flight: 0.00-0.04 for closed-loop clients (kv_cascade_base), 1 by chance alone."""
 COUPLED = 0.25
-"""`Load.steps`: 0.00-0.10 for closed-loop clients (kv_cascade_base), 0.5 or more where arrivals do not wait for answers,
+"""`Load.steps`: 0.00-0.10 for closed-loop clients (kv_cascade_base), 0.5 or more where arrivals wait for no answer,
 also in a queue so long that it is flat."""
 FEWEST = 3
 """Requests below which the signals have no value either."""
