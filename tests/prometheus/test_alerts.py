@@ -14,7 +14,7 @@ from support.alert_rules import INCIDENTS, PROMPT, RULES, STALLS, evaluated, met
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
 from support.prometheus_server import PLACES, answer, program, serving
 from support.rewriting import OLD_NAMES
-from support.scenarios import Beside, gpu, log, workers
+from support.scenarios import Beside, crashed, gpu, log, started, workers
 from support.timelines import CALM, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, Fired, fired, timeline
 from support.waiting import until
 
@@ -103,6 +103,11 @@ HARMLESS: dict[str, tuple[str, tuple[Beside, ...]]] = {
     "full links beside NVLink": ("healthy", timelines.linked(timelines.FULL, nvlinks=4)),
     "links with little traffic": ("healthy", timelines.linked(5e9)),
     "a start of usual length": ("", (log("load_weights", {"load_weights": 60}, start=LEAD + 899), workers(1.0))),
+    "a restart that takes a quarter of an hour": (
+        "engine_dead",
+        (log("load_weights", {"load_weights": 0}, start=LEAD), crashed(1), workers(1.0)),
+    ),
+    "a restart of usual length that no log shows": ("engine_dead", (started(LEAD), workers(1.0))),
     "a capture that moves": ("", (log("cuda_graph_capture", timelines.CAPTURE, start=LEAD + 899), workers(1.0))),
     "a start that is over": ("healthy", (log("ready", {"load_weights": 5000, "compile": 3000}, start=LEAD),)),
     "memory that ran out long ago": ("healthy", (log("ready", {}, start=LEAD, cuda_out_of_memory=500),)),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support import rewriting
-from support.scenarios import Beside, found, judge, log, present, workers
+from support.scenarios import Beside, crashed, found, judge, log, present, workers
 
 DIED = next(iter(rewriting.scrapes("engine_dead")))[0]
 """The first scrape; its server was killed 24 s later."""
@@ -49,10 +49,6 @@ def test_a_server_that_is_being_started_is_not_dead(tmp_path: Path, name: str) -
     assert not [
         each for each in report.present if each.diagnosis.incident.id == "engine_dead" and each.diagnosis.ongoing
     ]
-
-
-def crashed(times: int) -> Beside:
-    return lambda _: [("diag_vllm_log_consecutive_crashes", (), times)]
 
 
 @pytest.mark.parametrize("state", [LOADS, FAILED], ids=["starting", "failed"])

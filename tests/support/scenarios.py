@@ -171,6 +171,16 @@ def log(
     return beside
 
 
+def started(at: float) -> Beside:
+    """A server process that was started at that time."""
+    return lambda _: [("diag_vllm_process_start_time_seconds", (), at)]
+
+
+def crashed(times: int) -> Beside:
+    """So many crashes in a row in the log."""
+    return lambda _: [("diag_vllm_log_consecutive_crashes", (), times)]
+
+
 def said(event: str, **numbers: float) -> Beside:
     """The numbers in the last line of that kind."""
     return lambda _: [("diag_vllm_log_value", (event, field), value) for field, value in numbers.items()]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from support.paths import RECORDINGS
-from support.scenarios import GIB, PHASES, Beside, config, gpu, log, workers
+from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, workers
 
 from diag.core.metric_families import FAMILIES
 from diag.promql import STALE, Block, is_stale
@@ -40,6 +40,8 @@ STRETCHES = {
 
 STAMPS = ("timestamp_seconds", "lora_requests_info")
 """How metrics end whose values are unix times."""
+START_TIME = "process_start_time_seconds"
+"""How those end that say when a process was started; it stays the same when a stretch is repeated."""
 
 
 def is_counter(key: Key) -> bool:
@@ -76,6 +78,8 @@ class Recording:
                 now[key] = now[key] - begin[key] + rounds * (to[key] - from_[key])
             elif dict(key)["__name__"].endswith(STAMPS):
                 now[key] = np.where(now[key] > 0, now[key] - (self.start + played) + seconds + LEAD, now[key])
+            elif dict(key)["__name__"].endswith(START_TIME):
+                now[key] = np.maximum(now[key] - self.start + LEAD, 1.0)
         return now
 
 
@@ -266,6 +270,7 @@ PEERS = {"replicas_unbalanced": ("healthy", "healthy")}
 """What other servers of the same model do meanwhile, where an incident is about one of them."""
 CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))
 HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
+    "crash_loop": ("", (log("load_weights", {}, start=LEAD), crashed(3), workers(1.0)), ()),
     "cuda_graph_capture_hang": ("", (log("cuda_graph_capture", CAPTURE, start=LEAD), TWO, workers(1.0, 1.0)), ()),
     "gpu_fault": ("healthy", (gpu(0), gpu(1, up=0)), CALM),
     "gpu_memory_contended": ("healthy", (gpu(**{"process_memory_bytes:7,other,": 10 * GIB}),), CALM),
@@ -300,6 +305,6 @@ def blocks(series: Series, start: float | None = None) -> list[Block]:
 
 def _told(key: Key, values: Floats, begin: float) -> Floats:
     """The values with time stamps that count from then, and holes as Prometheus has them."""
-    stamped = dict(key)["__name__"].endswith(STAMPS)
+    stamped = dict(key)["__name__"].endswith((*STAMPS, START_TIME))
     moved = np.where(stamped & (values > 0), values + begin, values)
     return np.where(np.isnan(values), STALE, moved)
