@@ -2,7 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.knowledge.shared_fixes import READ_LOG
-from diag.signals import crashes_in_a_row, quoted_error
+from diag.signals import crashes_in_a_row, not_quoted, quoted_error
 
 CRASH_LOOP = "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy"
 
@@ -36,10 +36,17 @@ incident = Incident(
     fixes=(
         *READ_LOG,
         Fix(
+            change="Correct what the error names and start the server once; `diag doctor --log` follows the start.",
+            effect="the start-up phases complete, and the server serves for longer than ten minutes",
+            only_if=(not_quoted.at_most(0, judged("the log names an error to correct")),),
+            why=judged("what failed three times in a row fails again"),
+        ),
+        Fix(
             change="If the log ends without an error, a probe or the kernel kills it: `kubectl describe pod` says "
             "Liveness probe failed, Startup probe failed or OOMKilled. Let the startupProbe wait longer, or give the "
             "host more memory.",
             effect="the start runs to its end",
+            only_if=(not_quoted.at_least(1, judged("what kills the server from outside leaves no error in its log")),),
             why=documented("the kubelet restarts a container whose probe fails, with a growing delay", CRASH_LOOP),
         ),
         Fix(
