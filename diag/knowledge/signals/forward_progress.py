@@ -124,7 +124,7 @@ def any_of(**signs: str) -> str:
 
 
 evidence_of_death = Signal(
-    "evidence of death",
+    "server or engine dead",
     any_of(
         page=f"(({successful_scrapes.promql}) == bool 0)",
         log=f"({engine_death_logged.promql})",
@@ -144,7 +144,7 @@ GENERATES = (
     f" + sum by ($by) (increase(vllm:prompt_tokens_total[$window]))) * {SERVES} > bool 0)"
 )
 tokens_or_shutdown = Signal(
-    "tokens or an orderly shutdown",
+    "generating, or shut down in order",
     any_of(
         tokens=GENERATES,
         shutdown=f"({shut_down.promql})",
