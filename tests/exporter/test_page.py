@@ -53,6 +53,17 @@ def test_a_server_that_does_not_answer_costs_only_its_own_part() -> None:
     assert b"vllm:" not in page
 
 
+def test_the_time_of_the_last_page_stays_when_there_is_none() -> None:
+    with serving(on_metrics(Reply(), Reply(), Reply(b"", 500))) as server:
+        one = exporter(server.url)
+        pages_of_it = [values(one.page(4)) for _ in range(3)]
+    last_up = [page["diag_vllm_last_up_timestamp_seconds"] for page in pages_of_it]
+    assert [page["diag_vllm_up"] for page in pages_of_it] == [1, 1, 0]
+    assert time.time() - 60 < last_up[0] < last_up[1] == last_up[2]
+    never = values(exporter(f"http://127.0.0.1:{bad_servers.closed_port()}").page(4))
+    assert "diag_vllm_last_up_timestamp_seconds" not in never
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

@@ -380,6 +380,26 @@ def test_a_worker_that_nobody_has_buried_counts_as_stopped(tmp_path: Path) -> No
         assert processes.owners()[pids["worker", "1"]] == Owner("worker", "1")
 
 
+def test_processes_are_counted_by_role_also_once_none_is_left(tmp_path: Path) -> None:
+    def counted() -> dict[str, float]:
+        samples = processes.collect().samples
+        return {labels[0]: value for name, labels, value in samples if name == "diag_vllm_processes"}
+
+    with serving(tmp_path, TP2) as fake:
+        processes = ProcessCollector(fake.port)
+        assert counted().keys() <= {"api_server"}  # nothing is known of an engine that was never seen
+        pids = seen(processes, *WHOLE)
+        assert counted() == {"api_server": 1, "engine": 1, "worker": 2}
+        os.kill(pids[ENGINE], signal.SIGKILL)  # nobody buries it
+        until(lambda: counted()["engine"] == 0)
+        assert counted()["api_server"] == 1
+        fake.process.kill()
+        fake.process.wait()
+        until(lambda: counted() == {"api_server": 0, "engine": 0, "worker": 2})  # two have outlived it
+        with serving(tmp_path, flags=["--port", str(fake.port)], port=fake.port):
+            until(lambda: counted() == {"api_server": 1, "worker": 2})
+
+
 def test_a_worker_that_ended_vanishes_and_the_others_keep_their_ranks(tmp_path: Path) -> None:
     workers = [f"VLLM::Worker_PP{pp}_TP{tp}" for pp in (0, 1) for tp in (0, 1)]
     with serving(tmp_path, {**engine(*workers), "reap": True}) as fake:

@@ -155,7 +155,8 @@ def log(
     `ago`: events, by how many seconds before the first scrape they came.
     """
     events = ("cuda_out_of_memory", "max_model_len_exceeds_kv_cache", "free_memory_below_requested")
-    every = (*events, "no_kv_cache_memory", "engine_start_failed", "shm_broadcast_wait")
+    ends = ("engine_start_failed", "engine_dead", "worker_died", "shut_down", "cuda_error", "nccl_timeout")
+    every = (*events, *ends, "no_kv_cache_memory", "shm_broadcast_wait")
 
     def beside(t: float) -> Iterable[Sample]:
         for each in PHASES:

@@ -20,8 +20,10 @@ from support.bad_servers import PAGE, Answer, Reply, Request, Server, on_metrics
 
 from diag.core.errors import BadUsage, Unreachable
 from diag.http.credentials import Credentials
+from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
 from diag.sources.live.clock import WatchClock
+from diag.sources.live.local import LocalPages
 from diag.sources.live.scrape import ScrapePlan, WatchProgress, watch
 from diag.sources.observation import Observation
 
@@ -317,6 +319,33 @@ def test_a_server_that_fails_later_is_data() -> None:
     assert (up[0], set(up[1:])) == (1, {0})
     failed = f"{observed.scrapes - 1} of {observed.scrapes} scrapes of {server.instance} failed"
     assert observed.notes[0].startswith(f"{failed}: answered HTTP 500 (from ")
+
+
+def beside(log: str = "") -> Callable[[VllmServer], LocalPages]:
+    """What this host knows of a server on it."""
+    return lambda server: LocalPages(server, log, None)
+
+
+def test_a_server_of_this_host_that_fails_later_is_no_longer_up() -> None:
+    with serving(on_metrics(Reply(), Reply(b"", 500))) as server:
+        observed = look(server, beside=beside(), should_go_on=three(server))
+    assert values(observed, "diag_vllm_up")[0][-1] == values(observed, "up")[0][-1] == 0
+    assert "failed: answered HTTP 500" in observed.notes[0]
+
+
+def test_a_closed_port_of_a_server_whose_log_is_named_is_data(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("(APIServer pid=1) ERROR 11-21 02:10:01 [core.py:1] AsyncLLM output_handler failed.\n")
+    observed = look(f"127.0.0.1:{bad.closed_port()}", beside=beside(str(log)), duration=1.0)
+    deaths = values(observed, 'diag_vllm_log_event_last_timestamp_seconds{event="engine_dead"}')[0]
+    assert deaths[-1] > 0
+    assert observed.failed_scrapes == observed.scrapes
+
+
+def test_another_answer_than_a_page_is_no_silence_whatever_a_log_shows(tmp_path: Path) -> None:
+    (tmp_path / "vllm.log").touch()
+    with serving(lambda _: Reply(b"", 404)) as server:
+        assert "no page" in refusal(server, beside=beside(str(tmp_path / "vllm.log")))
 
 
 def test_a_server_that_closes_its_port_is_data() -> None:

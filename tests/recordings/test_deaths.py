@@ -1,0 +1,90 @@
+"""A dead server is named from any single thing that shows it, and by nothing that only looks like it."""
+
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.scenarios import Beside, found, judge, log, present, said
+
+from diag.diagnosis.report import Report
+
+IDLE = next(iter(rewriting.scrapes("idle")))[0]
+HEALTHY = next(iter(rewriting.scrapes("healthy")))[0]
+KILLED = next(iter(rewriting.scrapes("engine_dead")))[0]
+NEVER = 1_700_000_000.0
+"""The first scrape of a vLLM that never answers."""
+
+
+def run(**roles: int) -> Beside:
+    """So many processes run in each role; a role that is not named was never seen."""
+    return lambda _: [("diag_vllm_processes", (role,), number) for role, number in roles.items()]
+
+
+def answered(ago: float) -> Beside:
+    """The exporter has seen vLLM's page, last so long before the first scrape."""
+    return lambda _: [("diag_vllm_last_up_timestamp_seconds", (), NEVER - ago)]
+
+
+def dead(report: Report) -> set[str]:
+    """The incidents, where the state of all engines is dead; otherwise the states."""
+    states = {progress.state for progress in report.progress}
+    return present(report) if states == {"dead"} else states
+
+
+SHOWS: dict[str, tuple[str, tuple[Beside, ...]]] = {
+    "the log, behind a page that answers": ("idle", (log("ready", {}, 600, IDLE, engine_dead=60),)),
+    "the log alone": ("", (log("", {}, 600, engine_dead=60),)),
+    "a log that only ends": ("", (log("ready", {}, 600),)),
+    "no engine process behind a page that answers": ("idle", (run(api_server=1, engine=0),)),
+    "no process at all": ("", (run(api_server=0, engine=0),)),
+    "an exporter that has seen its page": ("", (answered(ago=120),)),
+    "a worker that died": ("", (log("", {}, 600, worker_died=60),)),
+}
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_one_thing_that_shows_a_death_is_enough(tmp_path: Path, name: str) -> None:
+    page, beside = SHOWS[name]
+    report = judge(tmp_path, page, *beside)
+    assert dead(report) == {"engine_dead"}
+    assert (report.verdict, found(report, "engine_dead").diagnosis.ongoing) == ("critical", True)
+
+
+LIVES: dict[str, tuple[str, tuple[Beside, ...]]] = {
+    "a death before the last start": ("idle", (log("ready", {}, 60, IDLE, engine_dead=600),)),
+    "a death in the log of another server": ("healthy", (log("ready", {}, 600, HEALTHY, engine_dead=60),)),
+    "an engine that is somewhere else": ("healthy", (run(api_server=1, engine=0),)),
+    "an engine that was never seen": ("idle", (run(api_server=1),)),
+    "a page that is not found of an engine that is there": ("", (log("ready", {}, 600), run(api_server=1, engine=1))),
+    "an answer two days ago": ("", (answered(ago=2 * 86_400),)),
+    "an orderly shutdown": ("engine_dead", (log("", {}, 600, KILLED, shut_down=-24),)),
+}
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_what_only_looks_like_a_death_is_none(tmp_path: Path, name: str) -> None:
+    page, beside = LIVES[name]
+    assert "engine_dead" not in present(judge(tmp_path, page, *beside))
+
+
+def test_a_server_that_was_shut_down_in_order_is_said_to_be(tmp_path: Path) -> None:
+    report = judge(tmp_path, "", log("", {}, 600, shut_down=60))
+    assert report.verdict == "unknown"
+    assert "shut down in order" in report.blind[0]
+
+
+CAUSES: dict[str, tuple[Beside, ...]] = {
+    "cuda_error": (log("", {}, 600, engine_dead=60, cuda_error=61),),
+    "nccl_timeout": (log("", {}, 600, engine_dead=60, nccl_timeout=61),),
+    "killed_by_signal": (log("", {}, 600, engine_dead=60, worker_died=61), said("worker_died", exit_code=-9)),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_killed_it_is_named_where_the_log_tells(tmp_path: Path, cause: str) -> None:
+    assert cause in found(judge(tmp_path, "", *CAUSES[cause]), "engine_dead").diagnosis.culprits
+
+
+def test_what_went_wrong_before_the_last_start_has_not_killed_it(tmp_path: Path) -> None:
+    report = judge(tmp_path, "", log("", {}, 600, engine_dead=60, cuda_error=700))
+    assert found(report, "engine_dead").diagnosis.culprits == ()
