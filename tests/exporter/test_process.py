@@ -380,6 +380,7 @@ def test_a_worker_that_nobody_has_buried_counts_as_stopped(tmp_path: Path) -> No
         assert processes.owners()[pids["worker", "1"]] == Owner("worker", "1")
 
 
+@pytest.mark.usefixtures("_searching")
 def test_processes_are_counted_by_role_also_once_none_is_left(tmp_path: Path) -> None:
     def counted() -> dict[str, float]:
         samples = processes.collect().samples

@@ -31,7 +31,7 @@ class ProcessView:
     sizes: Mapping[str, int] = field(default_factory=dict)
     server: ServerProcess | None = None
     roles: frozenset[str] = frozenset()
-    """Those that processes of this server, or of the last one that there was, have had."""
+    """Those in which processes have run since there is this server, or since there was the last one."""
     problem: str = ""
     search_at: float = 0.0
 
@@ -56,7 +56,9 @@ class ProcessCollector:
         view = self._view = self._look(self._view or ProcessView())
         samples = [sample for pid, owner in view.owners.items() for sample in _samples(pid, view.members[pid], owner)]
         problem = "" if samples else view.problem
-        samples += _counts(samples, view)
+        running = _running(samples, view.members)
+        self._view = replace(view, roles=view.roles | running.keys())
+        samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
         return Collected(samples, problem)
@@ -120,9 +122,7 @@ def _view(table: ProcessTable, alive: ProcessTable, server: ServerProcess | None
     same = server is not None and last.server is not None and server.pid == last.server.pid
     sizes = axis_sizes(members, last.sizes if same else {})
     owners = owners_of(members, server.pid if server else 0, sizes, last.owners)
-    present = frozenset(owner.role for owner in owners.values())
-    roles = present | last.roles if same or server is None else present
-    return ProcessView(table, members, owners, sizes, server, roles)
+    return ProcessView(table, members, owners, sizes, server, last.roles if same or server is None else frozenset())
 
 
 def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:
@@ -139,9 +139,11 @@ def _samples(pid: int, entry: ProcessEntry, owner: Owner) -> Iterator[Sample]:
         yield STOPPED, labels, float(usage[1])
 
 
-def _counts(samples: Sequence[Sample], view: ProcessView) -> Iterator[Sample]:
-    """The processes that run in each role that there has been; one that ended and that nobody has buried is none."""
-    stopped = [(labels, is_stopped) for name, labels, is_stopped in samples if name == STOPPED]
-    running = Counter(role for (pid, role, _), still in stopped if not still or view.members[int(pid)].runs())
-    for role in sorted(view.roles):
-        yield "diag_vllm_processes", (role,), float(running[role])
+def _running(samples: Sequence[Sample], members: ProcessTable) -> Counter[str]:
+    """The processes that run in each role; not one that ended and that nobody has buried.
+
+    An engine counts once it has its title: without one, anything that an API server starts may be taken for it.
+    """
+    stopped = [(int(labels[0]), labels[1], value) for name, labels, value in samples if name == STOPPED]
+    there = ((role, members[pid]) for pid, role, is_stopped in stopped if not is_stopped or members[pid].runs())
+    return Counter(role for role, entry in there if role != "engine" or entry.role == role)
