@@ -2,6 +2,7 @@
 
 import sys
 
+from diag.core.formatting import listed
 from diag.diagnosis.diagnose import Diagnosis, Reading
 from diag.report import sentences as words
 
@@ -12,10 +13,14 @@ BARS_WIDE = 20
 
 def rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str]]:
     """At most five rows: the symptoms, then what supports them."""
-    return [
-        (reading.condition.signal.name, reading.shown, reading.threshold, spark(reading))
-        for reading in words.evidence(diagnosis)[:ROWS]
-    ]
+    shown = words.evidence(diagnosis)[:ROWS]
+    return [(_name(reading), reading.shown, reading.threshold, spark(reading)) for reading in shown]
+
+
+def _name(reading: Reading) -> str:
+    """The signal, and the ranks or events that it is about where it names them."""
+    culprits = f" ({listed(list(reading.culprits))})" if reading.culprits else ""
+    return f"{reading.condition.signal.name}{culprits}"
 
 
 def spark(reading: Reading) -> str:

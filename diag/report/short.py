@@ -31,13 +31,13 @@ Forms = list[Lines]
 """A part of the report in full, then its shorter forms."""
 FIRST = (
     ("evidence", 3),
-    ("log", 1),
     ("also", 3),
     ("note", 1),
     ("not seen", 1),
     ("ruled out", 1),
     ("cost", 0),
     ("purpose", 0),
+    ("log", 1),
 )
 """Which parts are shortened where there is no room, in this order, and to how many lines."""
 LAST = (
@@ -50,6 +50,8 @@ LAST = (
     ("where", 1),
     ("episodes", 1),
     ("why", 3),
+    ("server", 1),
+    ("why", 1),
     ("fix", 1),
     ("do now", 1),
 )
@@ -156,8 +158,8 @@ def _servers(report: Report) -> Forms:
 
 
 def _where(group: Sequence[Finding], report: Report) -> Forms:
-    """What line 1 has no room for: the rank or the event that the evidence names, a long name; one of many servers."""
-    where = words.where(group[0].diagnosis)
+    """The long name that line 1 has no room for; of many servers the one that the evidence is about."""
+    where = words.place(group[0].diagnosis.subject)
     if len(group) > 1:
         return _text("Example", [f"{where}; {plural(len(group) - 1, 'more server')} like it"], 2)
     return _text("Where", [where], 2) if where not in verdicts(report)[0] else [[]]
@@ -202,7 +204,7 @@ def _fix(proposal: Proposal) -> dict[str, Forms]:
     head = words.change(proposal) or proposal.text.rstrip(".")
     if fix.name or "start" not in head:
         head += "; restart needed" if fix.restart else "; no restart"
-    rollback = f"Rollback: {fix.rollback}." if fix.rollback else ""
+    rollback = f"Rollback: {fix.rollback.removesuffix(' and restart')}." if fix.rollback else ""
     rest = " ".join(filter(None, (_trade_off(proposal), rollback, words.needs(proposal))))
     purpose = f"{_gist(proposal.text)}." if fix.name else ""
     return {

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -77,6 +78,22 @@ def stretched(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ALL)
 def test_the_short_form_fits_with_long_names_and_a_long_launch_command(tmp_path: Path, name: str) -> None:
     assert fits(judged(stretched(tmp_path, name)))
+
+
+def test_the_short_form_fits_whatever_is_found_at_once() -> None:
+    reports = [judged(Path("tests") / "recordings" / name) for name in ALL]
+    findings = tuple(finding for report in reports for finding in report.findings)
+    few = tuple(finding for report in reports[-4:] for finding in report.findings)
+    healthy = tuple(finding for finding in findings if finding.diagnosis.severity == "info")
+    notes = tuple(f"note {number}: {LONG_NAME} {LONG_MODEL}" for number in range(30))
+    blind = tuple(f"{LONG_NAME}{number}: why {LONG_MODEL}" for number in range(30))
+    for verdict, found in (("critical", findings), ("critical", few), ("unknown", ()), ("healthy", healthy)):
+        observed = replace(
+            reports[0].observed, notes=notes, servers=notes, not_measured=("gpu", "log", "process"), target=LONG_MODEL
+        )
+        state = {"verdict": verdict, "findings": found, "blind": blind if verdict != "healthy" else ()}
+        progress = tuple(progress for report in reports for progress in report.progress)
+        assert fits(replace(reports[0], observed=observed, progress=progress, **state)), verdict
 
 
 def labels(text: str) -> list[str]:
