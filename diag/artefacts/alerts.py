@@ -37,7 +37,7 @@ Known = Mapping[str, Incident]
 
 
 @dataclass(frozen=True)
-class Case:
+class AlertCase:
     """What makes an alert fire: all conditions over each of these windows; the value of `first` is shown."""
 
     incident: Incident
@@ -61,7 +61,7 @@ class Alert:
 
     incident: Incident
     severity: Severity
-    cases: tuple[Case, ...]
+    cases: tuple[AlertCase, ...]
 
     def conditions(self) -> Iterator[tuple[str, Condition]]:
         """The conditions of all cases."""
@@ -79,12 +79,12 @@ def alerts(incident: Incident) -> list[Alert]:
     ]
 
 
-def _cases(incident: Incident, first: Condition) -> Iterator[Case]:
+def _cases(incident: Incident, first: Condition) -> Iterator[AlertCase]:
     if not incident.burns:
-        yield Case(incident, (incident.window,), first)
+        yield AlertCase(incident, (incident.window,), first)
     for burn in incident.burns:
         burning = incident.over(burn)
-        yield Case(burning, (burn.short, burn.long), burning.conditions[0])
+        yield AlertCase(burning, (burn.short, burn.long), burning.conditions[0])
 
 
 def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
@@ -130,17 +130,17 @@ def rule(alert: Alert, contract: Contract, shared: set[str], known: Known) -> Ru
         "alert": alert_name(incident.id),
         "expr": pretty(cases[0] if len(cases) == 1 else " or ".join(f"({case})" for case in cases)),
         "for": incident.hold,
-        "keep_firing_for": f"{_keeps_firing(incident, known) / 60:.0f}m",
+        "keep_firing_for": f"{keeps_firing(incident, known) / 60:.0f}m",
         "labels": {"incident": incident.id, "severity": alert.severity},
         "annotations": _annotations(alert, contract),
     }
 
 
-def _keeps_firing(cause: Incident, known: Known) -> float:
+def keeps_firing(cause: Incident, known: Known) -> float:
     """Seconds for which an alert stays when it is over: until the pages that it mutes have cleared their windows."""
     muted = (known[name] for name in cause.explains if name in known and _mutes(cause, known[name]))
     effects = [effect for effect in muted if effect.severity == "critical"]
-    return max([KEEP_FIRING, *(seconds(each.window) + _keeps_firing(each, known) + MARGIN for each in effects)])
+    return max([KEEP_FIRING, *(seconds(each.window) + keeps_firing(each, known) + MARGIN for each in effects)])
 
 
 def _mutes(cause: Incident, effect: Incident) -> bool:
@@ -148,12 +148,12 @@ def _mutes(cause: Incident, effect: Incident) -> bool:
     return RANK[cause.severity] >= RANK[effect.severity]
 
 
-def _case(case: Case, contract: Contract, shared: set[str], known: Known) -> str:
+def _case(case: AlertCase, contract: Contract, shared: set[str], known: Known) -> str:
     parts = [_condition(window, condition, case.incident, contract, shared) for window, condition in case.conditions()]
     return " and ".join(parts) + _unless_paged(case, contract.site, known)
 
 
-def _unless_paged(case: Case, site: Site, known: Known) -> str:
+def _unless_paged(case: AlertCase, site: Site, known: Known) -> str:
     """What a window that outlasts the alert of a cause still holds of it has paged already, and pages nobody again."""
     effect, window = case.incident, case.windows[0]
     causes = [each.id for each in known.values() if effect.id in each.explains and _mutes(each, effect)]
@@ -191,7 +191,7 @@ def _description(alert: Alert, contract: Contract) -> str:
     return f"{text}; also true: {also}" if also else text
 
 
-def _limit(case: Case, contract: Contract) -> str:
+def _limit(case: AlertCase, contract: Contract) -> str:
     limit = "" if case.first.signal.unit == "bool" else f"threshold {threshold(case.first, contract)} "
     return f"{limit}over {' and '.join(case.windows)}"
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from diag.artefacts.alerts import keeps_firing
 from diag.artefacts.names import (
     GENERATED_MARK,
     alert_name,
@@ -33,7 +34,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
         "Supporting evidence": _supporting(incident, contract),
         "What looks like it, how to distinguish": _look_alikes(incident, known, contract),
         "Fix (remediation), trade-off, rollback": _fixes(incident, contract),
-        "Verify": _verify(incident, contract),
+        "Verify": _verify(incident, known, contract),
         "Escalate and hand over": _escalate(incident),
         "Do NOT": [f"- {warning}" for warning in incident.do_not],
         "Threshold rationale": _rationale(incident, contract),
@@ -246,17 +247,18 @@ def _typed(fix: Fix) -> str:
     return f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
 
 
-def _verify(incident: Incident, contract: Contract) -> list[str]:
+def _verify(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
     """Which signals must move, how far, and by when."""
+    minutes = keeps_firing(incident, known) / 60
     return [
         f"Under the same load, at least one of these holds within {incident.window} and two scrapes of the change:",
         "",
         *(f"- {claim(opposite(condition), contract)}" for condition in incident.symptoms),
         "",
-        f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves 5 minutes later"
-        " (`keep_firing_for`). If you recorded the server before the change (`diag record http://<instance> BEFORE`),"
-        " `diag verify BEFORE http://<instance>` checks whether the change fixed it at the same load, and what it cost."
-        " If nothing has moved by then, roll back and try the next fix.",
+        f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves {minutes:.0f}"
+        " minutes later (`keep_firing_for`). If you recorded the server before the change (`diag record"
+        " http://<instance> BEFORE`), `diag verify BEFORE http://<instance>` checks whether the change fixed it at the"
+        " same load, and what it cost. If nothing has moved by then, roll back and try the next fix.",
     ]
 
 
