@@ -71,10 +71,10 @@ class OnCall:
     prometheus: str
     arrived: list[dict[str, Any]]
 
-    def first_look(self, *more: str) -> tuple[Said, Said]:
+    def first_look(self) -> tuple[Said, Said]:
         """The doctor's live answer and the one by the exporter, asked at once."""
         with ThreadPoolExecutor(2) as both:
-            live = both.submit(doctor, self.url, "--log", str(self.log), *more)
+            live = both.submit(doctor, self.url, "--log", str(self.log))
             return doctor(self.exporter), live.result()
 
     def by_prometheus(self) -> Said:
