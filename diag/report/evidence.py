@@ -11,16 +11,15 @@ BARS = "▁▂▃▄▅▆▇█"
 BARS_WIDE = 20
 
 
-def rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str]]:
-    """At most five rows: the symptoms, then what supports them."""
+def rows(diagnosis: Diagnosis, *, culprits: bool = False) -> list[tuple[str, str, str, str]]:
+    """At most five rows: the symptoms, then what supports them; `culprits` adds the ranks or events that they name."""
     shown = words.evidence(diagnosis)[:ROWS]
-    return [(_name(reading), reading.shown, reading.threshold, spark(reading)) for reading in shown]
+    return [(_name(reading, culprits), reading.shown, reading.threshold, spark(reading)) for reading in shown]
 
 
-def _name(reading: Reading) -> str:
-    """The signal, and the ranks or events that it is about where it names them."""
-    culprits = f" ({listed(list(reading.culprits))})" if reading.culprits else ""
-    return f"{reading.condition.signal.name}{culprits}"
+def _name(reading: Reading, culprits: bool) -> str:
+    name = reading.condition.signal.name
+    return f"{name} ({listed(list(reading.culprits))})" if culprits and reading.culprits else name
 
 
 def spark(reading: Reading) -> str:

@@ -45,7 +45,7 @@ def _primary(finding: Finding, others: list[Finding], report: Report) -> list[st
     alike = f", as on {len(others):,} more" if others else ""
     follows = [f"{other.incident.id}: {other.incident.title}" for other in words.consequences(finding, report)]
     return [
-        *paragraph(f"{incident.title} ({words.place(diagnosis.subject)}{alike}): {incident.impact}"),
+        *paragraph(f"{incident.title} ({words.where(diagnosis)}{alike}): {incident.impact}"),
         *table(rows(diagnosis), label="evidence", right=(1,)),
         *labelled("log", words.quoted(finding)),
         *labelled("first sign", words.first_sign(diagnosis, words.time_format(report))),

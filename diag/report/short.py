@@ -23,6 +23,8 @@ LABEL = 12
 """The column of labels: the longest of them and two spaces."""
 ROOM = WIDTH - LABEL - 2
 ROWS = 6
+QUOTE = 3
+"""Lines of a line of the log."""
 NAME = 30
 """Columns for the name of a server within a sentence."""
 
@@ -174,19 +176,20 @@ def _episodes(diagnosis: Diagnosis, report: Report) -> str:
 
 def _evidence(diagnosis: Diagnosis) -> Forms:
     """Five rows, and fewer."""
-    lines = one_line_each(evidence.rows(diagnosis), 0, label="Evidence", width=LABEL, right=(1,))
+    lines = one_line_each(evidence.rows(diagnosis, culprits=True), 0, label="Evidence", width=LABEL, right=(1,))
     return [lines[:count] for count in range(len(lines), 0, -1)] or [[]]
 
 
 def _log(finding: Finding) -> Forms:
-    """The line of the log that decides and its place; in one line, what has room of it, and where it is in the file."""
+    """The line of the log that decides and its place; in fewer lines, as much of it as there is room for."""
     if not finding.quotes:
         return [[]]
     quote = finding.quotes[0]
     place = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
-    short = printable(quote.text, ROOM - len(place)) + place
-    whole = labelled("Log", words.quoted(finding)[:1], LABEL)
-    return [whole, labelled("Log", [short], LABEL)] if len(whole) == 2 else [labelled("Log", [short], LABEL)]
+    texts = [words.quoted(finding)[0]]
+    texts += [printable(quote.text, most - len(place)) + place for most in range(3 * ROOM, ROOM - 1, -ROOM // 4)]
+    forms = [labelled("Log", [text], LABEL) for text in texts]
+    return [form for form in forms if len(form) <= QUOTE]
 
 
 def _do_now(chosen: Actions) -> dict[str, Forms]:
