@@ -59,7 +59,7 @@ def _pairs(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, s
 def _server(before: ServerSnapshot, after: ServerSnapshot) -> ServerComparison:
     loads = load(before), load(after)
     down = _down(after, loads[0])
-    limit = gateway_limit.gateway_limit(before, loads)
+    limit = gateway_limit.gateway_limit(before, after, loads[0])
     compared = ServerComparison(
         before=before.instance,
         after=after.instance,
@@ -71,7 +71,7 @@ def _server(before: ServerSnapshot, after: ServerSnapshot) -> ServerComparison:
         outcomes=(),
         new_incidents=tuple(_new_incidents(before, after)),
         unknown_before=_unknown(before),
-        notes=(*_notes(before, after), *(gateway_limit.notes(limit, loads) if limit else ())),
+        notes=(*_notes(before, after), *(gateway_limit.notes(limit, after, loads) if limit else ())),
     )
     return replace(compared, outcomes=tuple(_outcomes(before, after, compared)))
 

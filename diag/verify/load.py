@@ -67,10 +67,10 @@ class Lengths:
 class Load:
     """What clients offered a server over a whole span, None where it was not measured.
 
-    in_flight: requests running or waiting (mean), their `variance` over the scrapes, and the `most` of them. steps: the
-    squares of their changes from scrape to scrape, per request that came or went. idle: the share of scrapes without
-    any. arrivals: requests per second. finished: requests from the first scrape to the last. seconds: those in which
-    the server was observed, each scrape standing for one interval. responded: whether any page was served.
+    in_flight: requests running or waiting (mean), and their `variance` over the scrapes. steps: the squares of their
+    changes from scrape to scrape, per request that came or went. idle: the share of scrapes without any. arrivals:
+    requests per second. finished: requests from the first scrape to the last. seconds: those in which the server was
+    observed, each scrape standing for one interval. responded: whether any page was served.
     """
 
     in_flight: float | None
@@ -82,7 +82,6 @@ class Load:
     seconds: float
     responded: bool = True
     steps: float = 0.0
-    most: float = 0.0
     idle: float = 0.0
 
     @property
@@ -91,14 +90,9 @@ class Load:
         return self.in_flight is not None
 
     @property
-    def flat(self) -> bool:
-        """Whether the requests in flight hardly vary."""
-        return self.in_flight is not None and self.in_flight >= 1 and self.variance < FLAT * self.in_flight
-
-    @property
     def closed_loop(self) -> bool:
         """Whether clients send the next request when they have their answer: then one comes where another one goes."""
-        return self.flat and self.steps < COUPLED
+        return self.in_flight is not None and flat(self.in_flight, self.variance) and self.steps < COUPLED
 
     @property
     def residence(self) -> float | None:
@@ -108,10 +102,21 @@ class Load:
         return self.in_flight / self.arrivals if self.arrivals else math.inf
 
 
+def requests_in_flight(server: ServerSnapshot) -> Floats:
+    """Running and waiting requests at every scrape, NaN where they are unknown."""
+    row = server.scraped(IN_FLIGHT)
+    return np.where(np.abs(row) < ABSURD, row, np.nan)
+
+
+def flat(mean: float, variance: float) -> bool:
+    """Whether requests in flight hardly vary."""
+    return mean >= 1 and variance < FLAT * mean
+
+
 def load(server: ServerSnapshot) -> Load:
     """The load on one server."""
-    row = server.scraped(IN_FLIGHT)
-    valid = np.flatnonzero(np.abs(row) < ABSURD)
+    row = requests_in_flight(server)
+    valid = np.flatnonzero(np.isfinite(row))
     responded = any((server.value(signal.promql) or 0) > 0 for signal in (serves, endpoint_without_vllm))
     if not len(valid):
         return Load(None, 0.0, None, 0.0, Lengths(), Lengths(), 0.0, responded)
@@ -131,7 +136,6 @@ def load(server: ServerSnapshot) -> Load:
         seconds=seconds,
         responded=responded,
         steps=float((np.diff(in_flight) ** 2).sum()) / max(arrived + finished, 1.0),
-        most=float(in_flight.max()),
         idle=float((in_flight == 0).mean()),
     )
 

@@ -286,6 +286,18 @@ def test_the_gateway_limit_that_was_proposed_is_the_change(tmp_path: Path) -> No
     assert "the 28 requests of before were always in flight (closed-loop clients): 22 of them wait" in outside
 
 
+def test_the_limit_is_recognized_while_the_queue_of_before_drains(tmp_path: Path) -> None:
+    limited = list(rewriting.scrapes(behind_a_gateway(tmp_path, "cure_max_num_seqs_mean")))
+    queue = re.compile(r"(?m)^(vllm:num_requests_waiting\{.*) .*$")
+    draining = [
+        (time, instance, queue.sub(rf"\1 {max(22 - 2 * at, 0)}", page))
+        for at, (time, instance, page) in enumerate(limited)
+    ]
+    (server,) = verified("kv_cascade_base", rewriting.write(tmp_path / "draining", draining)).servers
+    assert [change.name for change in server.changes if change.known] == ["gateway concurrency limit"]
+    assert "the queue of before was in the server for the first 22 s of AFTER" in server.notes
+
+
 def test_fewer_requests_in_flight_than_the_proposed_limit_are_a_lighter_load(tmp_path: Path) -> None:
     found = verified("kv_cascade_base", behind_a_gateway(tmp_path, "cure_max_num_seqs_p90"))
     assert found.verdict == "not comparable"
