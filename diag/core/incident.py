@@ -56,7 +56,8 @@ class Signal:
     `sentence` has one `{value}`. `unit` decides how the value is printed (`diag.core.formatting.quantity`): "share" for
     0..1, "seconds", "bytes", "celsius", "watts", "bool" for 1 or 0, "ratio" for x per y; any other unit names what is
     counted. `window_scaling` says whether a threshold holds at any window ("rate": shares, ratios, means) or grows with
-    the window ("peak": maxima and counts of events).
+    the window ("peak": maxima and counts of events). `throughout` is whether it holds only where it did so in the whole
+    window, so that it began a window earlier than it shows.
 
     Where the number does not say which rank or which event it is about, `culprit_promql` is PromQL with one series for
     each of them, and `culprit_label` is filled with its labels and its value (of `culprit_unit`): "rank {rank}",
@@ -68,6 +69,7 @@ class Signal:
     sentence: str
     unit: str = ""
     window_scaling: Literal["rate", "peak"] = "rate"
+    throughout: bool = False
     culprit_promql: str = ""
     culprit_label: str = ""
     culprit_unit: str = ""
@@ -132,6 +134,9 @@ class Fix:
     one cannot be judged the fix is kept and reports the telemetry it needs. `expects` are the conditions that must hold
     once the fix is applied; without any, the incident's first symptom must be gone. `risk` is the trade-off.
 
+    `while_it_lasts` is whether it only makes sense before the incident has ended. A command may also use the
+    labels of the culprits that the signals of `only_if` name, such as `{pid}`.
+
     A flag is proposed only to releases whose parser accepts it (diag/vllm/flags/flags.json). `versions` is the first
     and the last release in which the variable is read or the flag takes this value, "" for an open end. `instead_of`
     names a flag that this one replaces in releases without that flag.
@@ -156,6 +161,7 @@ class Fix:
     risk: str = ""
     rollback: str = ""
     restart: bool = True
+    while_it_lasts: bool = False
 
     @property
     def kind(self) -> Literal["vllm_flag", "environment", "host_command", "advice"]:

@@ -74,6 +74,7 @@ LABELS: Mapping[str, str] = {
     "file": "the log file, as the exporter was told its name; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
     "gpu": "index of the GPU, as nvidia-smi counts",
+    "host": "name of the host or container in which the PID counts",
     "kind": "the kind of error: corrected or uncorrected for memory, the name in nvml.h for NVLink",
     "line": "number of the line in the file; empty where it is not known",
     "model": "the name under which the model is served",
@@ -83,11 +84,12 @@ LABELS: Mapping[str, str] = {
     "peer": "index of the other GPU",
     "process": "the process of vLLM that wrote the line, as vLLM calls it; empty where it does not say",
     "phase": "; ".join(f"{phase.name}: {phase.meaning}" for phase in STARTUP_PHASES),
-    "pid": "process id, as this host counts",
+    "pid": "process id, as this host or container counts",
     "rank": "rank of a worker within its engine, index of an engine; empty where it is not known",
     "reason": ", ".join(THROTTLE_REASONS),
     "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
     "sensor": "gpu or memory",
+    "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie",
     "text": "the line without its head, without secrets, up to 300 characters",
     "uuid": "identity of the GPU, the same after a reboot",
     "version": "release of diag, of vLLM",
@@ -153,7 +155,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_process_stopped": _gauge(
         "1 when the kernel calls this process stopped, traced, zombie or uninterruptible, 0 when not.",
         *PROCESS,
-        unread="It names the process behind a stall; the stall itself is read off CPU time and counters.",
+    ),
+    "diag_vllm_process_state": _gauge(
+        "1 when the kernel has halted this process in this state, 0 when not.", *PROCESS, "host", "state"
     ),
     "diag_gpu_up": _gauge("1 when this GPU answers, 0 when it is lost.", *GPU),
     "diag_gpu_info": _gauge(

@@ -27,12 +27,14 @@ Episode = tuple[float | None, float]
 class DecisionTable:
     """Shapes: `values` and `held` (conditions, subjects, instants), `states` (subjects, instants), others (subjects,).
 
+    early: seconds by which the incident began before it shows, where a symptom has to hold throughout a window.
     apart: seconds of health from which on two episodes are two: what is shorter lies within one window and one scrape.
     decided: whether the incident was present at some instant, else absent at some. first, last: the places of the first
     and last instants that show what was decided. ongoing: whether it is present at the last instant that is known.
     unanswered: the conditions whose query the source refused. brief: whether too little was seen to call it absent.
     """
 
+    early: float
     apart: float
     conditions: tuple[Condition, ...]
     limits: tuple[float, ...]
@@ -55,7 +57,17 @@ class DecisionTable:
         health = np.diff(np.cumsum(states == 0)[at]) > 0
         breaks = np.flatnonzero(health & (np.diff(seconds[at]) > self.apart)) + 1
         runs = np.split(at, breaks)
-        return tuple((float(seconds[run[0]]) if run[0] else None, float(seconds[run[-1]])) for run in runs)
+        return tuple((self._since(place, run[0]), float(seconds[run[-1]])) for run in runs)
+
+    def _since(self, place: int, shows: int) -> float | None:
+        """When it began that shows at this instant, None where it may have held from the beginning.
+
+        What has to last for a while before it counts began with the first window throughout which it was so.
+        """
+        lasting = [at for at, condition in enumerate(self.conditions) if condition.signal.throughout]
+        broken = np.flatnonzero((self.held[lasting, place, :shows] != 1).all(axis=0)) if self.early else [shows - 1]
+        at = int(broken[-1]) + 1 if len(broken) else 0
+        return float(self.instants[at]) / 1000 - self.early if at else None
 
 
 def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
@@ -76,9 +88,10 @@ def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
     unanswered = frozenset(condition for condition in conditions if condition.signal.promql in queries.unanswered)
     brief = (decided == 0) & ~_seen_enough(incident, subjects, queries)
     decided = np.where(brief, -1, decided).astype(np.int8)
+    early = window.seconds if any(symptom.signal.throughout for symptom in incident.symptoms) else 0.0
     apart = window.seconds + queries.source.interval
     shown = (values, held, states, decided, first, last, ongoing)
-    return DecisionTable(apart, conditions, limits, subjects, instants, *shown, unanswered, brief)
+    return DecisionTable(early, apart, conditions, limits, subjects, instants, *shown, unanswered, brief)
 
 
 def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:

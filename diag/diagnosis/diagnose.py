@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from diag.core.formatting import quantity, threshold
-from diag.core.incident import Condition, Incident, LookAlike, Severity
+from diag.core.incident import Condition, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex
 from diag.diagnosis.decision_table import COMPARE, DecisionTable, Episode, decision_table
 from diag.diagnosis.query_cache import QueryCache
@@ -72,7 +72,8 @@ class Diagnosis:
     `since` is None where it already held at the first instant; `episodes` are the times in which it held, each with
     health before it, the first from `since` on and the last to `until`; `open` names look-alikes that could not be
     ruled out; `instants` are those of the readings' histories. `unanswered` names the signals for want of which alone
-    it is unknown, because the source refused their queries; `brief` is whether too little was seen to call it absent.
+    it is unknown, because the source refused their queries; `brief` is whether too little was seen to call it absent;
+    `early` are the seconds by which it began before it shows.
     """
 
     incident: Incident
@@ -91,8 +92,14 @@ class Diagnosis:
     missing: tuple[str, ...] = ()
     unanswered: tuple[str, ...] = ()
     brief: bool = False
+    early: float = 0.0
     explained_by: str | None = None
     primary: bool = False
+
+    @property
+    def watched_since(self) -> float:
+        """The first moment of which something is known: what held from the start began before that."""
+        return self.instants[0] - self.early
 
     @property
     def reported(self) -> int:
@@ -150,17 +157,18 @@ def _decide_one(
     instants: tuple[float, ...],
 ) -> Diagnosis:
     """Present when it held at some instant, else absent when it could be judged at some instant."""
-    first, last = int(table.first[place]), int(table.last[place])
+    last = int(table.last[place])
     state = STATES[int(table.decided[place])]
+    episodes = table.episodes(place) if state == "present" else ()
     worse = incident.escalates is not None and readings[incident.escalates].holds
     return Diagnosis(
         incident=incident,
         subject=table.subjects[place],
         state=state,
         severity="critical" if worse else incident.severity,
-        since=instants[first] if state == "present" and first else None,
+        since=episodes[0][0] if episodes else None,
         until=instants[last] if state == "present" else None,
-        episodes=table.episodes(place) if state == "present" else (),
+        episodes=episodes,
         ongoing=bool(table.ongoing[place]),
         instants=instants,
         symptoms=tuple(readings[condition] for condition in incident.conditions),
@@ -168,6 +176,7 @@ def _decide_one(
         missing=tuple(condition.signal.name for condition, reading in readings.items() if reading.value is None),
         unanswered=_unanswered(incident, readings, table) if state == "unknown" else (),
         brief=bool(table.brief[place]),
+        early=table.early,
     )
 
 
@@ -183,22 +192,25 @@ def _name(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
         return diagnosis
 
     def named(reading: Reading) -> Reading:
-        signal = reading.condition.signal
-        if not signal.culprit_promql:
-            return reading
-        window = queries.window(diagnosis.incident)
-        rows = queries.ask(signal.culprit_promql, diagnosis.incident.per, window).like(diagnosis.subject)
-        series = ((labels, row[diagnosis.reported]) for labels, row in rows)
-        texts = (
-            signal.culprit_label.format_map({**dict(labels), "value": quantity(value, signal.culprit_unit)})
-            for labels, value in series
-            if not np.isnan(value)
-        )
-        return replace(reading, culprits=tuple(dict.fromkeys(texts)))
+        found = culprits(reading.condition.signal, diagnosis, queries)
+        return replace(reading, culprits=tuple(dict.fromkeys(text for _, text in found))) if found else reading
 
     return replace(
         diagnosis, symptoms=tuple(map(named, diagnosis.symptoms)), supports=tuple(map(named, diagnosis.supports))
     )
+
+
+def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[tuple[Mapping[str, str], str]]:
+    """What a signal of a present incident names: the labels of each, and its text."""
+    if not signal.culprit_promql:
+        return []
+    rows = queries.ask(signal.culprit_promql, diagnosis.incident.per, queries.window(diagnosis.incident))
+    series = ((dict(labels), row[diagnosis.reported]) for labels, row in rows.like(diagnosis.subject))
+    return [
+        (labels, signal.culprit_label.format_map({**labels, "value": quantity(value, signal.culprit_unit)}))
+        for labels, value in series
+        if not np.isnan(value)
+    ]
 
 
 def _rule_out(diagnoses: list[Diagnosis]) -> list[Diagnosis]:

@@ -21,6 +21,7 @@ from diag.knowledge.signals import (
     requests_in_flight,
     requests_in_flight_peak,
     requests_stuck,
+    requests_stuck_or_stopped,
     serves,
     shut_down,
     steps_per_second,
@@ -73,6 +74,7 @@ def scope(subject: Subject) -> str:
 
 STILL = "requests are in flight and nothing has moved; one very long prefill looks the same for up to two minutes"
 DIVERGED = "no progress while one rank uses no CPU and its peers busy-wait; the gauges froze at 0 requests in flight"
+HALTED = "the kernel says that a process of the engine is stopped"
 IDLE = "no request in flight; an engine that got stuck while idle looks the same here, --probe tells the two apart"
 NEVER = (
     "/metrics never answered: the server is starting, failed to start, or the address is wrong; "
@@ -106,6 +108,8 @@ def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
         return TOO_SHORT if has_engine else NO_VLLM
     if state[0] == "idle" and _last(ranks_out_of_step, INSTANCE, subject, queries):
         return Progress(subject, "stalled", DIVERGED)
+    if state[0] in ("idle", "slow") and _last(requests_stuck_or_stopped, ENGINE, subject, queries):
+        return Progress(subject, "stalled", HALTED)
     return Progress(subject, *state)
 
 

@@ -17,7 +17,7 @@ from diag.core.formatting import quantity
 from diag.core.incident import Condition, Fix, Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import holds
-from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.diagnose import Diagnosis, culprits
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.quotes import Quote
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
@@ -31,6 +31,8 @@ OLDEST = (0, 8, 0)
 """The first release that is judged: a flag that all since have is accepted, whatever runs."""
 _WORD = re.compile(r"[\w.-]{0,40}")
 """What is shown of a launch command as it is: a plain word."""
+_LABEL = re.compile(r"[\w.:/ -]{0,255}")
+"""What a label may be to stand in a command."""
 _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
 
 
@@ -116,6 +118,15 @@ class _Signals:
         value = math.nan if row is None else float(row[self.diagnosis.reported])
         return None if math.isnan(value) else value
 
+    def labels(self, fix: Fix) -> dict[str, list[str]]:
+        """The names, and the labels of what the conditions of a fix name, as they may stand in a command."""
+        values = {name: [value] for name, value in self.names}
+        for condition in fix.only_if if "{" in fix.command else ():
+            for labels, _ in culprits(condition.signal, self.diagnosis, self.queries):
+                for name, value in labels.items():
+                    values.setdefault(name, []).append(value if _LABEL.fullmatch(value) else "?")
+        return {name: list(dict.fromkeys(found)) for name, found in values.items()}
+
 
 def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | None:
     """The proposal, or None where the fix does not apply here."""
@@ -123,6 +134,8 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
     if any(held is False for _, held in met) or not available(fix, running.version):
         return None
     if "{log" in fix.command and "log" not in dict(signals.names):
+        return None
+    if fix.while_it_lasts and not signals.diagnosis.ongoing:
         return None
     needs = [condition.signal.name for condition, held in met if held is None]
     needs += [] if _in_all(fix) or release(running.version) else ["the vLLM version"]
@@ -133,6 +146,7 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
     if fix.direction and before is None and fix.flag and not assumed:
         lacking.append(f"the current {fix.flag}")
     also, lost = _also(fix, signals, running)
+    labels = signals.labels(fix)
     own = (FlagChange(fix.name, before, after, assumed),) if fix.flag or fix.environment else ()
     return Proposal(
         fix=fix,
@@ -140,19 +154,25 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
         after=after,
         needs=tuple(dict.fromkeys((*needs, *lacking, *lost))),
         computed=isinstance(fix.value, Signal) and after is not None,
-        name=_filled(fix.name, after, signals.names),
-        text=_filled(fix.change, after, signals.names, fix.value.unit if isinstance(fix.value, Signal) else ""),
+        name=_filled(fix.name, "?" if after is None else written(after), labels),
+        text=_filled(fix.change, _prose(fix, after), labels),
         assumed=assumed,
         changes=(*own, *also),
     )
 
 
-def _filled(text: str, after: Value, names: Subject, unit: str | None = None) -> str:
-    """A text with these names and the value: with a unit as prose, without one as a command line needs it."""
-    prose = quantity(after, unit) if unit is not None and isinstance(after, float) else written(after)
-    for label, value in (*names, ("value", "?" if after is None else prose)):
-        text = text.replace(f"{{{label}}}", value)
+def _filled(text: str, value: str, labels: Mapping[str, Sequence[str]]) -> str:
+    """A text with the labels and the value in the places that are left for them."""
+    for label, values in {**labels, "value": [value]}.items():
+        text = text.replace(f"{{{label}}}", " ".join(values))
     return text
+
+
+def _prose(fix: Fix, after: Value) -> str:
+    """The value as a sentence has it, with its unit."""
+    if isinstance(fix.value, Signal) and isinstance(after, float):
+        return quantity(after, fix.value.unit)
+    return "?" if after is None else written(after)
 
 
 def _met(condition: Condition, signals: _Signals, running: Running) -> bool | None:

@@ -152,7 +152,7 @@ def _refused(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
         yield "queries refused: it is unknown which servers, engines and GPUs there are"
     ids = sorted({finding.diagnosis.incident.id for finding in findings if finding.diagnosis.unanswered})
     if ids:
-        yield f"queries refused: {plural(len(ids), 'incident')} could not be judged ({listed(ids, most=5)})"
+        yield f"queries refused: {plural(len(ids), 'incident')} unknown for want of an answer ({listed(ids, most=5)})"
 
 
 def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:

@@ -7,6 +7,9 @@ from diag.knowledge.signals import (
     kv_bytes_with_free_memory,
     kv_cache_is_fp8,
     not_quoted,
+    processes_stopped,
+    processes_traced,
+    processes_uninterruptible,
     replicas_that_hold_all,
     unless_unset,
     utilization_that_uses_free_memory,
@@ -15,6 +18,54 @@ from diag.knowledge.signals.gpu import host_memory_of_others
 
 QUANTIZED_KV = "https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html"
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
+SIGNAL_7 = "https://man7.org/linux/man-pages/man7/signal.7.html"
+PROC_STATE = "https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html"
+
+IS_STOPPED = processes_stopped.at_least(1, documented("SIGCONT makes a stopped process go on", SIGNAL_7))
+LET_GO_ON = (
+    Fix(
+        command="kill -CONT {pid}   # on {host}",
+        change="Let the stopped process go on.",
+        effect="tokens are generated again, and requests in flight that have not timed out are answered",
+        only_if=(IS_STOPPED,),
+        restart=False,
+        while_it_lasts=True,
+        why=measured("42 s after SIGSTOP, SIGCONT: every request in flight was answered", "engine_stalled"),
+    ),
+    Fix(
+        change="Find out who or what sent SIGSTOP: the kernel never does so by itself. It may be a job scheduler, a "
+        "checkpoint or a debugging tool, a shell (Ctrl-Z), a person.",
+        effect="it does not happen again",
+        only_if=(IS_STOPPED,),
+        restart=False,
+        why=documented("SIGSTOP and SIGTSTP stop a process", SIGNAL_7),
+    ),
+    Fix(
+        command="grep TracerPid /proc/{pid}/status   # on {host}",
+        change="End the debugger that holds the process, by the PID that this prints.",
+        effect="the process goes on where it was stopped",
+        only_if=(processes_traced.at_least(1, documented("t: stopped by a tracer", PROC_STATE)),),
+        restart=False,
+        while_it_lasts=True,
+        why=documented("a traced process goes on when its tracer detaches or ends", PROC_STATE),
+    ),
+    Fix(
+        command="cat /proc/{pid}/wchan; sudo cat /proc/{pid}/stack   # on {host}",
+        change="Find out what the process waits for in the kernel, storage or a driver. No signal reaches it, not even "
+        "SIGKILL, and no setting of the server changes what it waits for. Look at dmesg, at the mount that holds the "
+        "model, and at the GPU. If it does not return, only a reboot of the host ends it.",
+        effect="the names of kernel functions tell storage (nfs, io_schedule) from a driver (nvidia)",
+        only_if=(processes_uninterruptible.at_least(1, documented("D: uninterruptible sleep", PROC_STATE)),),
+        restart=False,
+        while_it_lasts=True,
+        why=documented("signals are delivered when the sleep ends", PROC_STATE),
+    ),
+)
+"""For processes that the kernel has halted, before anything that suits one that runs and hangs."""
+NOT_HALTED = tuple(
+    signal.below(1, judged("a process that is halted in the kernel has no stack worth a look"))
+    for signal in (processes_stopped, processes_traced, processes_uninterruptible)
+)
 
 FP8_HARDWARE = gpu_compute_capability_has_fp8.at_least(
     1, documented("FP8 needs hardware support and an attention backend that reads it", QUANTIZED_KV)

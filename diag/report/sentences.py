@@ -36,7 +36,7 @@ def began(diagnoses: Sequence[Diagnosis], written_as: TimeFormat) -> str:
     known = [unix for unix in since if unix is not None]
     if len(known) == len(since):
         return written_as(min(known))
-    return f"before {written_as(min(diagnosis.instants[0] for diagnosis in diagnoses))}"
+    return f"before {written_as(min(diagnosis.watched_since for diagnosis in diagnoses))}"
 
 
 def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:

@@ -50,7 +50,7 @@ def period(diagnoses: Sequence[Diagnosis], written_as: words.TimeFormat, *, dura
     """
     episodes = len(diagnoses[0].episodes) if len(diagnoses) == 1 else 1
     shown = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
-    since = [diagnosis.instants[0] if diagnosis.since is None else diagnosis.since for diagnosis in shown]
+    since = [diagnosis.watched_since if diagnosis.since is None else diagnosis.since for diagnosis in shown]
     start, before = min(since), "before " if any(diagnosis.since is None for diagnosis in shown) else ""
     ongoing = any(diagnosis.ongoing for diagnosis in shown)
     until = max(d.instants[-1] if d.ongoing or d.until is None else d.until for d in shown)

@@ -1,8 +1,9 @@
-"""vLLM's processes on this host: which they are, their CPU time, which are stopped.
+"""vLLM's processes on this host: which they are, their CPU time, which are halted and how.
 
 A look reads the processes that are new since the last one, and one small file for each of vLLM's own.
 """
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.process.ownership import Owner, axis_sizes, owners_of
 from diag.exporter.process.server import ServerProcess, find_server
-from diag.exporter.process.table import ProcessEntry, ProcessTable, listeners, read_from, read_table
+from diag.exporter.process.table import HALTED, ProcessEntry, ProcessTable, listeners, read_from, read_table
 
 STOPPED = "diag_vllm_process_stopped"
 SEARCH_SECONDS = 10.0
@@ -52,7 +53,7 @@ class ProcessCollector:
             read_from(proc)
 
     def collect(self) -> Collected:
-        """When the server was started; CPU time of every process, whether it is stopped, how many run in each role."""
+        """When the server was started; CPU time and state of every process, how many run in each role."""
         view = self._view = self._look(self._view or ProcessView())
         samples = [sample for pid, owner in view.owners.items() for sample in _samples(pid, view.members[pid], owner)]
         problem = "" if samples else view.problem
@@ -136,7 +137,9 @@ def _samples(pid: int, entry: ProcessEntry, owner: Owner) -> Iterator[Sample]:
     usage = entry.usage()
     if usage:
         yield "diag_vllm_process_cpu_seconds_total", labels, usage[0]
-        yield STOPPED, labels, float(usage[1])
+        yield STOPPED, labels, float(bool(usage[1]))
+        for state in HALTED.values():
+            yield "diag_vllm_process_state", (*labels, socket.gethostname(), state), float(state == usage[1])
 
 
 def _running(samples: Sequence[Sample], members: ProcessTable) -> Counter[str]:

@@ -18,7 +18,13 @@ SETTLED = 2.0
 """Seconds after which a child that has its parent's command line is not just about to run something else; one of them
 is the error of its age, for Linux rounds the time of its boot."""
 
-_STOPPED = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DISK_SLEEP}
+HALTED = {
+    psutil.STATUS_STOPPED: "stopped",
+    psutil.STATUS_TRACING_STOP: "traced",
+    psutil.STATUS_DISK_SLEEP: "uninterruptible",
+    psutil.STATUS_ZOMBIE: "zombie",
+}
+"""The states of a process that does not run and waits for nothing that it could be woken by, and our names for them."""
 _ROLES = {"APIServer": "api_server", "EngineCore": "engine", "Worker": "worker"}
 _TITLE = re.compile(r"[^:\s]+::(APIServer|EngineCore|Worker)(?:_[A-Z]*\d+)*")
 _INDEX = re.compile(r"_([A-Z]*)(\d+)")
@@ -77,14 +83,14 @@ class ProcessEntry:
         argv = _argv(self.process)
         return replace(self, argv=argv) if argv and argv != self.argv else self
 
-    def usage(self) -> tuple[float, bool] | None:
-        """CPU seconds so far, and whether the kernel calls it stopped; None once it is gone."""
+    def usage(self) -> tuple[float, str] | None:
+        """CPU seconds so far, and the state in which the kernel has halted it or ""; None once it is gone."""
         try:
             with self.process.oneshot():
                 times, status = self.process.cpu_times(), self.process.status()
         except psutil.Error:
             return None
-        return times.user + times.system, status in _STOPPED
+        return times.user + times.system, HALTED.get(status, "")
 
     def environment(self) -> Mapping[str, str]:
         """Its environment, empty where it must not be read."""

@@ -1,16 +1,18 @@
-"""Requests are in flight and the engine makes no progress: not one token is processed."""
+"""Requests are in flight and the engine makes no progress, or one of its processes is stopped."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import progress, requests_stuck
+from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
+from diag.signals import requests_stuck_or_stopped, requests_without_progress
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
 incident = Incident(
     id="engine_stalled",
-    title="Engine stalled with requests in flight",
+    title="Engine stalled",
     severity="critical",
     per=("instance", "engine"),
     window="1m",
+    live_window="10s",
     cause="""
         The engine loop does not return from a step: a worker hangs in a kernel or a collective, or the process is
         stopped. /health, /version and /metrics keep answering 200, because the API server is another process. After
@@ -18,15 +20,16 @@ incident = Incident(
     """,
     impact="every stream hangs and no new request gets a token",
     symptoms=(
-        requests_stuck.at_least(
+        requests_stuck_or_stopped.at_least(
             1,
             measured(
-                "no progress for 30 s with two or more requests in flight; a prefill caused no pause above 10 s",
+                "no progress for 30 s with two or more requests in flight (a prefill caused no pause above 10 s), or "
+                "the kernel says throughout the window that the engine or a worker is stopped",
                 "engine_stalled",
             ),
         ),
     ),
-    supports=(progress.at_most(0, measured("no token was processed for 42 s", "engine_stalled")),),
+    supports=(requests_without_progress.at_least(1, measured("no token was processed for 42 s", "engine_stalled")),),
     looks_like=(
         LookAlike(
             "tp_communication_stall",
@@ -38,10 +41,12 @@ incident = Incident(
     ),
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
+        *LET_GO_ON,
         Fix(
             change="Before any restart, save the stack traces of EngineCore and of every worker.",
             command="py-spy dump --pid <pid>   # for each of: pgrep -f 'VLLM::'",
             effect="the stack traces name the call that does not return",
+            only_if=NOT_HALTED,
             restart=False,
             why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
         ),
@@ -49,6 +54,7 @@ incident = Incident(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",
             effect="tokens are generated again; requests in flight are lost",
+            only_if=NOT_HALTED,
             why=judged("no setting of a running server ends a stall"),
         ),
     ),

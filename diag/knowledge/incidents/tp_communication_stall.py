@@ -1,6 +1,7 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
+from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
 from diag.signals import log_waits, not_set, nvlinks, progress, ranks, ranks_missing_from_collective, ranks_out_of_step
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
@@ -45,16 +46,19 @@ incident = Incident(
     ),
     explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
+        *LET_GO_ON,
         Fix(
             change="Before any restart, save the stack trace of every rank.",
             command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
             effect="the stack traces name the call that does not return, and the rank that is missing from it",
+            only_if=NOT_HALTED,
             restart=False,
             why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
         ),
         Fix(
             change="Take the server out of rotation and restart it: requests in flight are lost either way.",
             effect="tokens are generated again",
+            only_if=NOT_HALTED,
             why=judged("a rank that missed a collective does not recover by itself, unless it was merely stopped"),
         ),
         Fix(

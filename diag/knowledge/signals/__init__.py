@@ -4,6 +4,7 @@ from diag.knowledge.signals.expressions import *  # noqa: F403
 from diag.knowledge.signals.features import *  # noqa: F403
 from diag.knowledge.signals.forward_progress import *  # noqa: F403
 from diag.knowledge.signals.gpu import *  # noqa: F403
+from diag.knowledge.signals.halted import *  # noqa: F403
 from diag.knowledge.signals.host import *  # noqa: F403
 from diag.knowledge.signals.kv_cache import *  # noqa: F403
 from diag.knowledge.signals.load import *  # noqa: F403

@@ -58,10 +58,17 @@ PROBE_FAILED = (
 # A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes.
 requests_stuck = Signal(
     "requests in flight without progress",
-    f"({PROBE_FAILED} > 0) or (({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
+    f"0 * ({moved('30s')} > 0) or ({PROBE_FAILED} > 0) or (({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
     f" or ({stuck('$window', 2)} == 0) or ({stuck('$window', 2)} * {seen_before('25s')})",
     "requests in flight without any progress: {value}",
     "requests",
+)
+requests_without_progress = Signal(
+    "requests in flight while nothing moves",
+    stuck("$window", 1),
+    "requests in flight in a window without any progress: {value}",
+    "requests",
+    throughout=True,
 )
 endpoint_without_vllm = Signal(
     "metrics endpoint without vLLM's metrics",

@@ -1,0 +1,121 @@
+"""A process that the kernel has halted is named, with what lets it go on; a stall that is over is told as one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import rewriting
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.report import Finding, Report
+from diag.report import terminal
+
+STATES = ("stopped", "traced", "uninterruptible", "zombie")
+STOP, CONT = 20, 62
+"""Seconds of the recording at which EngineCore got SIGSTOP and SIGCONT."""
+
+
+def host(role: str, rank: str, state: str, host: str, halted: bool) -> str:
+    """What an exporter says of one process; without a host, one that does not say more than that it is halted."""
+    process = f'pid="4711",role="{role}",rank="{rank}"'
+    lines = [
+        f"diag_vllm_process_stopped{{{process}}} {halted:d}",
+        f"diag_vllm_process_cpu_seconds_total{{{process}}} 9",
+    ]
+    states = [(name, int(halted and name == state)) for name in STATES] if host else []
+    return "\n".join(
+        [*lines, *(f'diag_vllm_process_state{{{process},host="{host}",state="{name}"}} {v}' for name, v in states), ""]
+    )
+
+
+def look(
+    folder: Path, begin: float, end: float, *, role: str = "engine", rank: str = "0", state: str = "stopped",
+    on: str = "gpu-7", recording: str = "engine_stalled",
+) -> Report:  # fmt: skip
+    """So many seconds of the recording with its process table."""
+
+    def scrapes() -> Iterator[rewriting.Scrape]:
+        pages = list(rewriting.scrapes(recording))
+        for time, instance, page in pages:
+            at = time - pages[0][0]
+            if begin <= at <= end:
+                yield time, instance, page + host(role, rank, state, on, STOP <= at < CONT)
+
+    return doctor.run(ObserveOptions([str(rewriting.write(folder, scrapes()))]))
+
+
+def stall(report: Report) -> Finding:
+    return next(each for each in report.present if each.diagnosis.incident.id == "engine_stalled")
+
+
+def commands(finding: Finding) -> list[str]:
+    return [proposal.name for proposal in finding.proposals]
+
+
+@pytest.mark.parametrize(
+    ("state", "on", "command"),
+    [
+        ("stopped", "gpu-7", "kill -CONT 4711   # on gpu-7"),
+        ("stopped", "", "kill -CONT 4711   # on its host"),
+        ("traced", "gpu-7", "grep TracerPid /proc/4711/status   # on gpu-7"),
+        ("uninterruptible", "gpu-7", "cat /proc/4711/wchan; sudo cat /proc/4711/stack   # on gpu-7"),
+    ],
+)
+def test_a_halted_engine_is_named_with_what_lets_it_go_on(tmp_path: Path, state: str, on: str, command: str) -> None:
+    report = look(tmp_path, 25, 55, state=state, on=on)
+    assert stall(report).diagnosis.culprits == (f"{state} engine 0 PID 4711 on {on or 'its host'}",)
+    assert commands(stall(report))[0] == command
+    assert "py-spy" not in terminal.render(report, verbose=True)
+    assert command in terminal.render(report)
+
+
+def test_a_stopped_worker_is_one_of_its_engine(tmp_path: Path) -> None:
+    finding = stall(look(tmp_path, 25, 55, role="worker", rank="1"))
+    assert finding.diagnosis.culprits == ("stopped worker 1 PID 4711 on gpu-7",)
+    assert commands(finding)[0].startswith("kill -CONT 4711")
+
+
+def test_a_process_of_another_engine_is_not_named(tmp_path: Path) -> None:
+    finding = stall(look(tmp_path, 25, 55, rank="1"))
+    assert finding.diagnosis.culprits == ()
+    assert any(name.startswith("py-spy") for name in commands(finding))
+
+
+def test_an_engine_that_is_stopped_while_idle_is_stalled(tmp_path: Path) -> None:
+    report = look(tmp_path, 0, 59, recording="idle")
+    assert (report.verdict, [each.state for each in report.progress]) == ("critical", ["stalled"])
+
+
+def test_a_moment_in_uninterruptible_sleep_or_under_a_debugger_is_nothing(tmp_path: Path) -> None:
+    for state in ("uninterruptible", "traced"):
+        assert look(tmp_path / state, 0, STOP + 4, state=state, recording="healthy").verdict == "healthy"
+
+
+def times(diagnosis: Diagnosis, first: float) -> tuple[float | None, float | None, bool]:
+    since, until = diagnosis.since, diagnosis.until
+    return since and round(since - first), until and round(until - first), diagnosis.ongoing
+
+
+@pytest.mark.parametrize("on", ["gpu-7", ""])
+def test_a_stall_that_is_over_has_its_begin_and_its_end(tmp_path: Path, on: str) -> None:
+    """By the states of its processes, and by the counters alone; one scrape early or late."""
+    report = look(tmp_path, 0, 100, on=on)
+    since, until, ongoing = times(stall(report).diagnosis, report.observed.start)
+    assert since is not None and abs(since - STOP) <= 2
+    assert until is not None and abs(until - CONT) <= 2
+    assert (ongoing, report.verdict) == (False, "critical")
+    assert not any("CONT" in name for name in commands(stall(report)))
+
+
+def test_a_look_that_began_in_a_stall_tells_its_end(tmp_path: Path) -> None:
+    report = look(tmp_path, 48, 78)
+    since, until, ongoing = times(stall(report).diagnosis, report.observed.start - 48)
+    assert (since, ongoing, report.verdict) == (None, False, "critical")
+    assert until is not None and abs(until - CONT) <= 2
+    assert ", ended)" in terminal.render(report).splitlines()[0]
+
+
+def test_a_label_with_shell_in_it_stays_out_of_the_command(tmp_path: Path) -> None:
+    assert commands(stall(look(tmp_path, 25, 55, on="x; reboot")))[0] == "kill -CONT 4711   # on ?"
