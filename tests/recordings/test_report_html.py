@@ -96,8 +96,9 @@ def test_the_timeline_begins_with_the_first_mover() -> None:
         "prefix_cache_ineffective",
         "engine_stalled",
         "tp_communication_stall",
+        "prefix_cache_ineffective",
         "contract_breached",
-    ]
+    ], "what ended with the stall and came back is told twice"
 
 
 def test_a_healthy_page_says_by_which_numbers() -> None:
