@@ -203,9 +203,9 @@ class Incident:
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`; with `burns`, there is one alert per burn-rate window instead. `explains` names incidents
-    that are consequences of this one. The culprits of `quotes` are log lines that decide. `impact` says what users
-    notice, `mitigate` what helps immediately without a restart, `hand_over` what the vendor's engineers need, `do_not`
-    what makes it worse.
+    that are consequences of this one. The culprits of `quotes` are log lines that decide; `lints` says that a wrong
+    launch command may be the cause. `impact` says what users notice, `mitigate` what helps immediately without a
+    restart, `hand_over` what the vendor's engineers need, `do_not` what makes it worse.
     """
 
     id: str
@@ -225,6 +225,7 @@ class Incident:
     hold: str = "1m"
     burns: tuple[BurnRateWindow, ...] = ()
     quotes: Signal | None = None
+    lints: bool = False
     mitigate: tuple[str, ...] = ()
     hand_over: tuple[str, ...] = ()
     do_not: tuple[str, ...] = ()

@@ -157,7 +157,7 @@ def _parts(text: str) -> Iterable[str]:
     return glued.groups() if glued else (text,)
 
 
-class Entry(NamedTuple):
+class LogLine(NamedTuple):
     """A line of a file with its time and its number there; a bar drawn several times in one line has one number."""
 
     at: float
@@ -165,7 +165,7 @@ class Entry(NamedTuple):
     number: int
 
 
-def entries(path: Path, zone: tzinfo | None, year_hint: float) -> list[Entry]:
+def entries(path: Path, zone: tzinfo | None, year_hint: float) -> list[LogLine]:
     """Every line of a recorded log, to be fed to a `ServerLog` of the same zone up to any moment.
 
     The times never go back; a line without one has that of the line before, or of the first line that has one.
@@ -182,5 +182,5 @@ def entries(path: Path, zone: tzinfo | None, year_hint: float) -> list[Entry]:
     timed = []
     for own, line, number in found:
         at = at if own is None else max(at, own)
-        timed.append(Entry(at, line, number))
+        timed.append(LogLine(at, line, number))
     return timed

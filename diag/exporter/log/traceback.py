@@ -138,7 +138,7 @@ class Tracebacks:
 
     def _begin(self, key: _Key, ends: bool) -> None:
         trace = self._open.get(key)
-        if trace is not None and not trace.in_frames:  # of the same chain, or the same one again
+        if trace is not None and not trace.in_frames and (trace.is_chained or trace.has_head):  # or the same one again
             trace.in_frames, trace.frame = True, ""
             return
         if len(self._open) >= MOST_OPEN:

@@ -33,6 +33,7 @@ incident = Incident(
     ),
     explains=("startup_failed", "engine_dead", "engine_stalled", "contract_breached"),
     quotes=quoted_error,
+    lints=True,
     fixes=(
         *READ_LOG,
         Fix(

@@ -54,6 +54,7 @@ incident = Incident(
     ),
     explains=("engine_dead",),
     quotes=quoted_error,
+    lints=True,
     fixes=(
         *READ_LOG,
         *DRIVER,

@@ -1,0 +1,299 @@
+"""Which line of a log is quoted: the one that says why a start failed or a server died, and no other."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from support.paths import LOGS, RECORDINGS
+
+from diag.exporter.log.error import MOST_TEXT
+from diag.exporter.log.line import entries
+from diag.exporter.log.state import ServerLog
+from diag.exporter.log.tail import FIRST, LAST, LogTail
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
+NAMES = ("event", "process", "file", "line", "text", "cause")
+CORE = "(EngineCore_DP0 pid=68) ERROR 11-21 02:00:00 [core.py:936] "
+API = "(APIServer pid=1) ERROR 11-21 02:00:01 [serving.py:500] "
+BANNER = "(APIServer pid=1) INFO 11-21 01:59:00 [api_server.py:1] vLLM API server version 0.12.0"
+READY = "INFO:     Application startup complete."
+FAILED = [
+    CORE + "EngineCore failed to start.",
+    CORE + "Traceback (most recent call last):",
+    CORE + '  File "a.py", line 1',
+]
+FATAL = [CORE + "EngineCore encountered a fatal error.", *FAILED[1:]]
+DEAD = API + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
+ENTRY = '  File "/usr/bin/vllm", line 8, in <module>'
+LAST_WORDS = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+
+
+def quote(state: ServerLog) -> dict[str, str] | None:
+    found = [labels for name, labels, _ in state.samples(NOW) if name == "diag_vllm_log_error_timestamp_seconds"]
+    assert len(found) <= 1
+    return dict(zip(NAMES, found[0], strict=True)) if found else None
+
+
+def fed(*lines: str) -> ServerLog:
+    state = ServerLog(UTC, "server.log")
+    for number, line in enumerate(lines, 1):
+        state.feed(line, NOW, live=False, number=number)
+    return state
+
+
+def quoted(*lines: str) -> tuple[str, str] | None:
+    """Text and cause."""
+    found = quote(fed(*lines))
+    return (found["text"], found["cause"]) if found else None
+
+
+def text(*lines: str) -> str | None:
+    found = quoted(*lines)
+    return found[0] if found else None
+
+
+# -- real logs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "process", "event", "begins"),
+    [
+        (
+            RECORDINGS / "startup_crash_blocksize16/server.log",
+            "71",
+            "Worker",
+            "",
+            "ValueError: No common block size for",
+        ),
+        (
+            RECORDINGS / "fail_max_model_len/server.log",
+            "62",
+            "EngineCore",
+            "max_model_len_exceeds_kv_cache",
+            "ValueError: To serve at least one request",
+        ),
+        (RECORDINGS / "engine_dead/server.log", "250", "APIServer", "engine_dead", "[shutdown] MPClient: engine core"),
+        (LOGS / "v1_0.8.5_no_kv_memory.log", "19", "", "no_kv_cache_memory", "ValueError: No available memory"),
+        (
+            LOGS / "v1_0.32.0_gpu_oom_under_load.log",
+            "24",
+            "EngineCore",
+            "cuda_out_of_memory",
+            "torch.OutOfMemoryError:",
+        ),
+    ],
+    ids=lambda value: value.parent.name if isinstance(value, Path) else "",
+)
+def test_the_line_where_it_began_is_quoted(path: Path, line: str, process: str, event: str, begins: str) -> None:
+    state = ServerLog(UTC, str(path))
+    for entry in entries(path, UTC, NOW):
+        state.feed(entry.text, entry.at, live=False, number=entry.number)
+    found = quote(state)
+    assert found is not None
+    assert (found["line"], found["process"], found["event"], found["file"]) == (line, process, event, str(path))
+    assert found["text"].startswith(begins)
+    assert begins in path.read_text(encoding="utf-8").splitlines()[int(line) - 1] or event == "cuda_out_of_memory"
+
+
+# -- how releases write it --------------------------------------------------------------------------------------------
+
+
+def test_an_engine_of_0_6_logs_the_exception_as_the_headline_of_its_traceback() -> None:
+    head = "ERROR 11-21 02:00:00 engine.py:389] "
+    lines = [head + "Unexpected error", head + "Traceback (most recent call last):", head + '  File "a.py", line 1']
+    assert text(
+        *lines, head + "RuntimeError: no such device", "Traceback (most recent call last):", ENTRY, LAST_WORDS
+    ) == ("RuntimeError: no such device")
+
+
+def test_an_engine_of_0_7_logs_the_traceback_behind_its_headline() -> None:
+    head = "ERROR 11-21 02:00:00 core.py:210] "
+    lines = [head + "EngineCore hit an exception: Traceback (most recent call last):", head + '  File "a.py", line 1']
+    assert text(*lines, head + "KeyError: 'rope_scaling'") == "KeyError: 'rope_scaling'"
+
+
+def test_a_worker_process_of_the_v0_engine_is_believed() -> None:
+    head = "(VllmWorkerProcess pid=7) ERROR 11-21 02:00:00 [multiproc_worker_utils.py:242] "
+    lines = [head + "Exception in worker VllmWorkerProcess while processing method init_device.", head + TRACE]
+    assert text(*lines, head + '  File "a.py", line 1', head + "ValueError: bfloat16 needs 8.0", *uncaught()) == (
+        "ValueError: bfloat16 needs 8.0"
+    )
+
+
+TRACE = "Traceback (most recent call last):"
+
+
+def uncaught(last: str = LAST_WORDS) -> list[str]:
+    return [TRACE, ENTRY, last]
+
+
+def test_an_engine_whose_lines_the_api_server_passes_on_has_two_heads() -> None:
+    lines = [
+        f"(APIServer pid=1) {line}" for line in [*FAILED, CORE + "RuntimeError: Error 803: system has unsupported"]
+    ]
+    lines.insert(2, "(APIServer pid=1) (EngineCore_DP0 pid=68) Process EngineCore_DP0:")
+    found = quote(fed(*lines))
+    assert found is not None
+    assert (found["process"], found["text"]) == ("EngineCore_DP0", "RuntimeError: Error 803: system has unsupported")
+
+
+def test_the_last_exception_of_a_chain_is_quoted_with_the_first_as_its_cause() -> None:
+    links = [
+        TRACE,
+        '  File "hub.py", line 1',
+        "requests.exceptions.HTTPError: 401 Client Error",
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        TRACE,
+        ENTRY,
+        "OSError: You are trying to access a gated repo.",
+    ]
+    assert quoted(*links) == (
+        "OSError: You are trying to access a gated repo.",
+        "requests.exceptions.HTTPError: 401 Client Error",
+    )
+
+
+def test_what_pydantic_refuses_is_quoted_without_what_it_was_given() -> None:
+    refused = [
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig",
+        "max_num_seqs",
+        "  Input should be greater than or equal to 1 [type=greater_than_equal, input_value='hush', input_type=int]",
+        "    For further information visit https://errors.pydantic.dev/2.12/v/greater_than_equal",
+    ]
+    assert text(TRACE, ENTRY, *refused) == (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig max_num_seqs: Input "
+        "should be greater than or equal to 1"
+    )
+
+
+def test_an_assertion_without_words_is_quoted_with_its_code() -> None:
+    assert text(TRACE, ENTRY, "    assert size % 16 == 0", "           ^^^^^^^^", "AssertionError") == (
+        "AssertionError (assert size % 16 == 0)"
+    )
+
+
+def test_of_arguments_that_are_not_known_values_are_hidden() -> None:
+    refused = "vllm serve: error: unrecognized arguments: --api-kye hush-1 --num-scheduler-steps 8 --tokn=hush-2"
+    assert text(refused) == (
+        "vllm serve: error: unrecognized arguments: --api-kye REDACTED --num-scheduler-steps 8 --tokn=REDACTED"
+    )
+
+
+# -- which of several -------------------------------------------------------------------------------------------------
+
+
+def test_what_says_only_that_another_process_failed_does_not_replace_why() -> None:
+    lines = [*FATAL, CORE + "RuntimeError: CUDA error: device-side assert triggered", DEAD, *uncaught()]
+    assert text(*lines) == "RuntimeError: CUDA error: device-side assert triggered"
+
+
+def test_an_engine_that_left_no_word_is_quoted_by_who_noticed() -> None:
+    said = "[shutdown] MPClient: engine core exited unexpectedly"
+    assert text(READY, f"(APIServer pid=1) WARNING 11-21 02:00:00 [core_client.py:817] {said}", DEAD) == said
+
+
+def test_tracebacks_of_two_ranks_are_told_apart() -> None:
+    ranks = [f"(Worker_TP{rank} pid={rank}) ERROR 11-21 02:00:00 [multiproc_executor.py:700] " for rank in (0, 1)]
+    columns = ["WorkerProc failed to start.", TRACE, '  File "a.py", line 1']
+    lines = [rank + column for column in columns for rank in ranks]
+    found = quote(fed(*lines, ranks[1] + "ValueError: of rank 1", ranks[0] + "ValueError: of rank 0", *uncaught()))
+    assert found is not None
+    assert (found["process"], found["text"]) == ("Worker_TP1", "ValueError: of rank 1")
+
+
+def test_an_exception_that_the_server_survived_is_not_what_it_died_of() -> None:
+    worker = "(Worker pid=9) ERROR 11-21 01:00:00 [multiproc_executor.py:700] "
+    lora = [worker + "WorkerProc hit an exception.", worker + TRACE, worker + '  File "a.py", line 1']
+    assert quoted(READY, *lora, worker + "ValueError: no such LoRA") is None
+    assert text(READY, *lora, worker + "ValueError: no such LoRA", DEAD) == DEAD.removeprefix(API)
+
+
+def test_a_new_start_forgets_the_last_one() -> None:
+    assert text(BANNER, *FAILED, CORE + "ValueError: bad", *uncaught()) == "ValueError: bad"
+    again = BANNER.replace("01:59:00", "02:01:00").replace("pid=1)", "pid=2)")
+    assert quoted(BANNER, *FAILED, CORE + "ValueError: bad", *uncaught(), again) is None
+
+
+def test_a_server_that_was_told_to_stop_is_not_quoted() -> None:
+    stopped = ["INFO:     Shutting down", *FATAL, CORE + "RuntimeError: cancelled"]
+    assert quoted(BANNER, READY, *stopped) is None
+    assert quoted(BANNER, READY, TRACE, ENTRY, "KeyboardInterrupt: terminated") is None
+
+
+# -- what clients send ------------------------------------------------------------------------------------------------
+
+
+def forged(head: str) -> list[str]:
+    return [head + line.removeprefix(CORE) for line in FAILED] + [head + "ValueError: quoted by a client"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        API,
+        "ERROR 11-21 02:00:01 [serving.py:500] ",
+        "INFO 11-21 02:00:01 [logger.py:37] Received request: ",
+        "INFO 11-21 02:00:01 [core.py:936] ",
+    ],
+)
+def test_a_clients_lines_are_not_quoted_as_an_exception(head: str) -> None:
+    assert text(BANNER, READY, *forged(head), DEAD) != "ValueError: quoted by a client"
+
+
+def test_a_traceback_of_a_request_is_not_quoted() -> None:
+    request = ["ERROR:    Exception in ASGI application", "Process EngineCore:", TRACE, ENTRY, "ValueError: a client's"]
+    assert quoted(BANNER, READY, *request) is None
+
+
+def test_a_traceback_that_ends_no_process_is_not_quoted() -> None:
+    assert (
+        quoted(BANNER, TRACE, '  File "a.py", line 1', "ValueError: caught and printed", *uncaught("SystemExit"))
+        is None
+    )
+
+
+# -- as a label -------------------------------------------------------------------------------------------------------
+
+
+def test_a_quote_is_bounded_and_printable() -> None:
+    found = text(*FAILED, CORE + "ValueError: \x1b[31m" + "x" * 100_000, *uncaught())
+    assert found is not None
+    assert found.isprintable() and len(found) <= MOST_TEXT and found.startswith("ValueError: ")
+
+
+def test_secrets_are_hidden() -> None:
+    said = "ValueError: api_key=hush-1 {'hf_token': 'hush-2'} https://me:hush-3@host/ Bearer hush-hush-4 /home/hush-5/m"
+    found = text(*FAILED, CORE + said)
+    assert found is not None
+    assert "hush" not in found
+
+
+# -- where it stands in its file --------------------------------------------------------------------------------------
+
+
+def followed(path: Path) -> dict[str, str]:
+    tail = LogTail(str(path), UTC, clock=lambda: NOW)
+    tail.catch_up()
+    found = quote(tail.state)
+    assert found is not None
+    return found
+
+
+def test_redrawn_bars_and_empty_lines_do_not_move_the_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(
+        "\n".join(["", "Loading: 0%\rLoading: 50%\rLoading: 100%", "", *FAILED, CORE + "ValueError: x", ""]).encode()
+    )
+    assert (followed(path)["line"], followed(path)["file"]) == ("7", str(path))
+    assert path.read_bytes().split(b"\n")[6].endswith(b"ValueError: x")
+
+
+def test_behind_what_was_skipped_of_a_long_file_the_number_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    with path.open("wb") as file:
+        file.truncate(FIRST + LAST + 2**20)
+        file.seek(0, 2)
+        file.write("\n".join(["", *FAILED, CORE + "ValueError: x", ""]).encode())
+    assert (followed(path)["line"], followed(path)["text"]) == ("", "ValueError: x")
