@@ -138,7 +138,7 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
     if fix.while_it_lasts and not signals.diagnosis.ongoing:
         return None
     needs = [condition.signal.name for condition, held in met if held is None]
-    needs += [] if _in_all(fix) or release(running.version) else ["the vLLM version"]
+    needs += [] if _in_all(fix) or fix.value is None or release(running.version) else ["the vLLM version"]
     before, assumed = _before(fix, signals, running)
     after, lacking = _after(fix, signals, running)
     if not _moves(fix, before, after):

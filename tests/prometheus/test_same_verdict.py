@@ -79,11 +79,19 @@ def states(report: Report) -> dict[tuple[str, str], str]:
     }
 
 
+def quoted(report: Report) -> list[tuple[str, str, int | None]]:
+    """What is quoted of the log for each incident, and its line there."""
+    return sorted(
+        (each.diagnosis.incident.id, quote.text, quote.line) for each in report.present for quote in each.quotes
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_verdict_is_that_of_the_recording(server: Server, name: str) -> None:
     there = asked_of(server, read(RECORDINGS / name), name)
     here = doctor.run(ObserveOptions([f"tests/recordings/{name}"]))
     assert states(there) == states(here)
+    assert quoted(there) == quoted(here)
     assert [each.state for each in there.progress] == [each.state for each in here.progress]
     assert there.verdict == here.verdict
 

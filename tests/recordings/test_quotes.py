@@ -1,0 +1,150 @@
+"""A report quotes the line of the log that decides, says where it stands, and proposes what that line asks for."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from jsonschema import validate
+from support import rewriting
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Finding, Report
+from diag.knowledge.catalog import load
+from diag.report import html, markdown, terminal
+from diag.report import json as as_json
+
+STARTED = 1_795_230_000.0
+"""2026-11-21 03:00:00 UTC."""
+ARGS = "(APIServer pid=1) INFO 11-21 03:00:01 [api_utils.py:286] non-default args: "
+CORE = "(EngineCore pid=9) ERROR 11-21 03:00:05 [core.py:1510] "
+CRASH = "startup_crash_blocksize16"
+NO_ROOM = (
+    "ValueError: To serve at least one request with the model's max seq len (8192), (0.50 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (0.25 GiB). Based on the available memory, the estimated "
+    "maximum model length is 4096. Try increasing `gpu_memory_utilization`"
+)
+OUTDATED = (
+    "RuntimeError: The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver"
+)
+CUDA = (
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling N? Error "
+)
+
+
+def judged(path: str, launch: str = "") -> Report:
+    return doctor.run(ObserveOptions([path], launch=launch))
+
+
+def finding(report: Report, incident: str) -> Finding:
+    return next(each for each in report.present if each.diagnosis.incident.id == incident)
+
+
+def failed(folder: Path, lines: Sequence[str], launch: str = "") -> Report:
+    """A server that never answers, with that log."""
+    rewriting.write(folder, ((STARTED + 2 * at, "h:8000", "") for at in range(20)))
+    (folder / "server.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return judged(str(folder), launch)
+
+
+def of_engine(error: str) -> list[str]:
+    """What an engine logs that did not start because of it."""
+    return [
+        CORE + line for line in ("EngineCore failed to start.", "Traceback (most recent call last):", "  File", error)
+    ]
+
+
+# -- in each form -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_terminal_shows_the_line_and_its_place(verbose: bool) -> None:
+    words = " ".join(terminal.render(judged(f"tests/recordings/{CRASH}"), verbose=verbose).split())
+    assert "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]). (tests/" in words
+    assert "server.log:71, Worker)" in words
+
+
+def test_markdown_and_html_show_it() -> None:
+    report = judged(f"tests/recordings/{CRASH}")
+    assert "No common block size for 16" in markdown.render(report)
+    assert "No common block size for 16" in html.render(report)
+
+
+def test_json_has_it_as_data() -> None:
+    document = json.loads(as_json.render(judged(f"tests/recordings/{CRASH}")))
+    validate(document, json.loads(Path("diag/report/diag.doctor.schema.json").read_text(encoding="utf-8")))
+    (quote,) = document["diagnoses"][0]["quotes"]
+    assert (quote["line"], quote["process"], quote["file"]) == (71, "Worker", f"tests/recordings/{CRASH}/server.log")
+    assert [each["quotes"] for each in document["diagnoses"] if each["state"] != "present"] == [[]] * (
+        len(document["diagnoses"]) - 1
+    )
+
+
+def test_what_led_to_it_is_read_by_a_command_that_names_the_file_and_its_lines(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    report = failed(folder, ["", *of_engine("ValueError: bad")])
+    commands = [proposal.name for proposal in finding(report, "startup_failed").proposals if proposal.fix.command]
+    assert [shlex.split(command) for command in commands] == [["sed", "-n", "1,5p", str(folder / "server.log")]]
+
+
+def test_no_command_has_a_placeholder_for_the_log() -> None:
+    assert not [fix.command for incident in load() for fix in incident.fixes if "<the log>" in fix.command]
+
+
+# -- what the line asks for -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "change"),
+    [
+        (OUTDATED, "Update the NVIDIA driver"),
+        (CUDA + "803: system has unsupported display driver / cuda driver combination", "Take the CUDA compatibility"),
+        (CUDA + "804: forward compatibility was attempted on non supported HW", "Take the CUDA compatibility"),
+        (CUDA + "802: system not yet initialized", "Start the NVIDIA fabric manager"),
+    ],
+)
+def test_errors_of_the_driver_and_the_fabric_have_fixes_of_their_own(tmp_path: Path, error: str, change: str) -> None:
+    found = finding(failed(tmp_path, of_engine(error)), "startup_failed")
+    fixes = [proposal.text for proposal in found.proposals if proposal.fix.restart]
+    assert fixes[0].startswith(change)
+    assert len(fixes) == 2  # and: correct what the error names
+    assert found.quotes[0].text.startswith(error[:60])
+
+
+@pytest.mark.parametrize("flag", ["num_gpu_blocks_override", "kv_cache_memory_bytes"])
+def test_a_pinned_kv_cache_is_unpinned_before_the_context_is_shortened(tmp_path: Path, flag: str) -> None:
+    option = f"--{flag.replace('_', '-')}"
+    lines = [ARGS + f"{{'model': 'm', 'max_model_len': 8192, '{flag}': 256}}", *of_engine(NO_ROOM)]
+    found = finding(failed(tmp_path, lines, f"vllm serve m --max-model-len 8192 {option} 256"), "gpu_out_of_memory")
+    assert [proposal.fix.flag for proposal in found.proposals][:2] == [option, "--max-model-len"]
+    assert found.relaunch == "vllm serve m --max-model-len 8192"
+
+
+def test_a_kv_cache_that_is_not_pinned_is_not_unpinned(tmp_path: Path) -> None:
+    lines = [ARGS + "{'model': 'm', 'max_model_len': 8192}", *of_engine(NO_ROOM)]
+    found = finding(failed(tmp_path, lines), "gpu_out_of_memory")
+    assert [(proposal.fix.flag, proposal.after) for proposal in found.proposals] == [("--max-model-len", 4096)]
+
+
+def test_a_flag_that_lint_finds_wrong_is_taken_out_of_the_launch_command(tmp_path: Path) -> None:
+    refused = "api_server.py: error: unrecognized arguments: --num-scheduler-steps 8"
+    found = finding(failed(tmp_path, [refused], "vllm serve m --num-scheduler-steps 8 --seed 1"), "startup_failed")
+    assert found.relaunch == "vllm serve m --seed 1"
+
+
+def test_lint_judges_the_arguments_in_the_line_where_the_command_is_not_known(tmp_path: Path) -> None:
+    refused = "vllm serve: error: unrecognized arguments: --num-scheduler-steps 8 --frobnicate hush"
+    found = finding(failed(tmp_path, [refused]), "startup_failed")
+    said = [proposal.text for proposal in found.proposals if "diag lint" in proposal.text]
+    assert {text.split(".")[0] for text in said} == {
+        "diag lint says --num-scheduler-steps was removed: 0",
+        "diag lint says --frobnicate: no vLLM release has this flag",
+    }
+    assert "hush" not in markdown.render(judged(str(tmp_path)))
+
+
+def test_lint_has_nothing_to_say_of_a_command_that_is_right(tmp_path: Path) -> None:
+    found = finding(failed(tmp_path, of_engine("ValueError: bad"), "vllm serve m --max-num-seqs 8"), "startup_failed")
+    assert not [proposal for proposal in found.proposals if "diag lint" in proposal.text]
