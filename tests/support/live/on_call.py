@@ -5,6 +5,7 @@ And what each of them says of the server, in a few words that can be compared: "
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -77,8 +78,11 @@ class OnCall:
             live = both.submit(doctor, self.url, "--log", str(self.log))
             return doctor(self.exporter), live.result()
 
-    def by_prometheus(self) -> Said:
-        """The doctor's answer from what was scraped."""
+    def by_prometheus(self, incident: str) -> Said:
+        """The doctor's answer from what was scraped: to the command in the alert of that incident, if it has come."""
+        for alert in self.arrived:
+            if _name(alert["labels"]) == incident:
+                return doctor(*shlex.split(alert["annotations"]["doctor"])[2:])
         return doctor("--prometheus", self.prometheus)
 
     def notified(self) -> dict[str, float]:

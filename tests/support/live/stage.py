@@ -91,12 +91,13 @@ class Stage:
 
 def look(who: OnCall, expected: Row) -> tuple[Row, Said]:
     """Ask at once, live and by the exporter, and Prometheus as soon as its alert has come; also the live answer."""
+    awaited = alternatives(expected.alert)[0]
     with ThreadPoolExecutor(1) as meanwhile:
         first = meanwhile.submit(who.first_look)
-        if expected.alert not in (NOT_ASKED, NONE):
-            who.wait_for(alternatives(expected.alert)[0])
+        if awaited not in (NOT_ASKED, NONE):
+            who.wait_for(awaited)
         exporter, live = first.result()
-    return Row(live.short, exporter.short, who.by_prometheus().short), live
+    return Row(live.short, exporter.short, who.by_prometheus(awaited).short), live
 
 
 def outcome(name: str, who: OnCall, expected: Row, got: Row, since: float) -> Outcome:
