@@ -14,6 +14,7 @@ from diag.commands import lint as linting
 from diag.core.incident import Fix, judged
 from diag.diagnosis.proposals import FlagChange, Proposal
 from diag.diagnosis.relaunch import relaunch
+from diag.report.layout import continued
 from diag.vllm.command.secrets import redact
 
 NOTE = """#!/bin/sh
@@ -44,6 +45,7 @@ COMMANDS: list[tuple[str, Mapping[str, str], str]] = [
     ("docker run --env=VLLM_API_KEY vllm/vllm-openai --model m", KEY, "--env=VLLM_API_KEY=the key's $1\n"),
     ("vllm serve m --ssl-keyfile /etc/x.key", {"SSL_KEYFILE": "k"}, "--ssl-keyfile\nk\n"),
     ('vllm serve m --hf-overrides \'{"a_token": "b c", "a": 1}\'', {"A_TOKEN": "t"}, '{"a_token": "t", "a": 1}\n'),
+    (f"HF_TOKEN=b vllm serve m --api-key a {'--served-model-name name ' * 6}--port 1", {**KEY, **TOKEN}, "--port\n1\n"),
     ("vllm serve s3://user:password@host/m", {"SECRET": "u:p"}, "serve\ns3://u:p@host/m\n"),
 ]
 
@@ -69,6 +71,7 @@ def test_a_relaunch_starts_with_its_secrets_or_not_at_all(
 ) -> None:
     line = relaunch(redact(command), [Proposal(FIX, None, None, (), False, "", changes=(CHANGE,))]) or ""
     assert "REDACTED" not in line
+    line = "\n".join(continued(line, " " * 14, " " * 4)) or line  # as a report prints it
     assert noted in ran(line, tmp_path, secrets)
     for name in secrets:
         assert not ran(line, tmp_path, {key: value for key, value in secrets.items() if key != name}), name
