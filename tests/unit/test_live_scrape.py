@@ -24,7 +24,7 @@ from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
 from diag.sources.live.clock import WatchClock
 from diag.sources.live.local import LocalPages
-from diag.sources.live.scrape import ScrapePlan, WatchProgress, watch
+from diag.sources.live.scrape import WHO_TELLS, ScrapePlan, WatchProgress, watch
 from diag.sources.observation import Observation
 
 HTML = Reply(b"<!DOCTYPE html><html><body>Welcome</body></html>\n", headers={"Content-Type": "text/html"})
@@ -216,6 +216,7 @@ def test_a_closed_port() -> None:
     port = bad.closed_port()
     assert refusal(f"127.0.0.1:{port}") == (
         f"cannot connect to http://127.0.0.1:{port}: connection refused; is the server up, is the port right?"
+        f"{WHO_TELLS}"
     )
 
 

@@ -20,6 +20,7 @@ from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.server.config import ServerFacts
 
 _SLACK = 1e-6
+WHO_TELLS = " If it ran before, its log (--log), diag exporter or a Prometheus (--prometheus) tells whether it died."
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def _unreachable(watched_servers: Sequence[WatchedServer]) -> Unreachable:
     failures = [(watched.server.address.shown, watched.failure) for watched in watched_servers if watched.failure]
     if len(failures) == 1:
         shown, failure = failures[0]
-        return Unreachable(sentence(printable(shown), failure))
+        return Unreachable(sentence(printable(shown), failure) + ("" if failure.reached else WHO_TELLS))
     reasons = [f"{printable(shown)} ({failure})" for shown, failure in failures]
     return Unreachable(
         f"none of {len(watched_servers)} servers returned metrics: {listed(reasons)}; {failures[0][1].hint}"
