@@ -34,22 +34,22 @@ TOO_LARGE = everywhere("critical gpu_out_of_memory", "gpu_out_of_memory")
 
 def engine_killed(stage: Stage) -> Iterator[Outcome]:
     with stage.busy() as (vllm, who):
-        vllm.signal("VLLM::EngineCore", signal.SIGKILL)
         since = time.time()
+        vllm.signal("VLLM::EngineCore", signal.SIGKILL)
         yield outcome("SIGKILL of the engine", who, DEAD, look(who, DEAD)[0], since)
 
 
 def server_killed(stage: Stage) -> Iterator[Outcome]:
     with stage.busy() as (vllm, who):
-        vllm.stop()
         since = time.time()
+        vllm.stop()
         yield outcome("SIGKILL of the server", who, DEAD, look(who, DEAD)[0], since)
 
 
 def engine_stopped(stage: Stage) -> Iterator[Outcome]:
     with stage.busy() as (vllm, who):
-        vllm.signal("VLLM::EngineCore", signal.SIGSTOP)
         since = time.time()
+        vllm.signal("VLLM::EngineCore", signal.SIGSTOP)
         got, _ = look(who, STOPPED)
         vllm.signal("VLLM::EngineCore", signal.SIGCONT)
         yield outcome("SIGSTOP of the engine", who, STOPPED, got, since)
@@ -60,8 +60,8 @@ def engine_stopped(stage: Stage) -> Iterator[Outcome]:
 def slow_restart(stage: Stage) -> Iterator[Outcome]:
     slow = {"PYTHONPATH": str(slow_weights.installed(stage.folder / "plugin")), slow_weights.SECONDS: LOADS}
     with stage.busy() as (vllm, who):
-        vllm.process.terminate()
         since = time.time()
+        vllm.process.terminate()
         vllm.process.wait(server.READY_SECONDS)
         with server.starting(stage.folder, "tiny", (*FLAGS, "--load-format", "slow"), vllm.port, **slow) as again:
             time.sleep(UNDER_WAY)
@@ -76,8 +76,8 @@ def slow_restart(stage: Stage) -> Iterator[Outcome]:
 
 def crash_loop(stage: Stage) -> Iterator[Outcome]:
     with stage.busy() as (vllm, who):
-        vllm.stop()
         since = time.time()
+        vllm.stop()
         with supervised(stage.folder, BAD_FLAG, vllm.port):
             time.sleep(UNDER_WAY)
             got, _ = look(who, CRASH_LOOP)

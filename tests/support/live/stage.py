@@ -101,13 +101,14 @@ def look(who: OnCall, expected: Row) -> tuple[Row, Said]:
 
 
 def outcome(name: str, who: OnCall, expected: Row, got: Row, since: float) -> Outcome:
-    """What was said, with the alerts so far."""
+    """What was said, with the alerts so far; one from before the fault is a false alarm."""
     if expected.alert == NOT_ASKED:
         return Outcome(name, expected, got)
     sent = who.notified()
-    alerts = sorted({*sent, *who.fired()} if expected.alert == NONE else sent)
     told = sent.get(alternatives(expected.alert)[0])
-    return Outcome(name, expected, replace(got, alert=", ".join(alerts) or NONE), told and told - since)
+    names = {f"{alert} (before the fault)" if at < since else alert for alert, at in sent.items()}
+    alerts = ", ".join(sorted(names | who.fired() if expected.alert == NONE else names))
+    return Outcome(name, expected, replace(got, alert=alerts or NONE), told and told - since)
 
 
 Scenario = Callable[[Stage], Iterator[Outcome]]
