@@ -25,8 +25,9 @@ HEAD = """\
 `python bench/pager.py` on {cores} cores: a real vLLM (on the CPU, with a tiny random model), `diag exporter` beside it,
 a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
 configured as `alerts/README.md` says. The faults are real. The doctor is asked at once, of the server with `--log` and
-of the exporter; of Prometheus by the command in the alert, when that has come. The time to alert is from the fault to
-the arrival at the pager. A cell that is not as it should be says **wrong**, and what it should be.
+of the exporter; of Prometheus by the command in the alert, when that has come. The time to alert is from the fault, a
+launch that fails for one, to the arrival at the pager. A cell that is not as it should be says **wrong**, and what it
+should be.
 
 | scenario | doctor live | doctor by exporter | doctor by Prometheus | alert | time to alert (s) | verify | commit |
 |---|---|---|---|---|---|---|---|

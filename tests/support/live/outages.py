@@ -117,10 +117,10 @@ def failed_start(name: str, stage: Stage, flags: Sequence[str], expected: Row) -
     """The server ends by itself, and is looked at then."""
     with ExitStack() as loading:
         loading.enter_context(stage.loading)
+        since = time.time()
         with stage.starting(flags) as (vllm, who):
             vllm.process.wait(server.READY_SECONDS)
             loading.close()
-            since = time.time()
             return outcome(name, who, expected, look(who, expected)[0], since)
 
 
