@@ -119,3 +119,17 @@ def test_a_look_that_began_in_a_stall_tells_its_end(tmp_path: Path) -> None:
 
 def test_a_label_with_shell_in_it_stays_out_of_the_command(tmp_path: Path) -> None:
     assert commands(stall(look(tmp_path, 25, 55, on="x; reboot")))[0] == "kill -CONT 4711   # on ?"
+
+
+def test_a_stopped_api_server_is_no_dead_one_to_restart(tmp_path: Path) -> None:
+    """Its page stays away; the process table shows why."""
+
+    def scrapes() -> Iterator[rewriting.Scrape]:
+        for time, instance, page in rewriting.scrapes("engine_dead"):
+            table = host("api_server", "0", "stopped", "gpu-7", not page)
+            roles = "".join(f'diag_vllm_processes{{role="{role}"}} 1\n' for role in ("api_server", "engine"))
+            yield time, instance, f"{page}{table}{roles}diag_vllm_up {int(bool(page))}\n"
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path, scrapes()))]))
+    primary = report.present[0]
+    assert (primary.diagnosis.incident.id, commands(primary)[0]) == ("engine_dead", "kill -CONT 4711   # on gpu-7")

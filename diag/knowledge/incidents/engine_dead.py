@@ -1,7 +1,7 @@
 """The server answered before and no longer does, or its engine has died behind a page that still answers."""
 
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.knowledge.shared_fixes import READ_LOG
+from diag.knowledge.shared_fixes import LET_GO_ON, READ_LOG
 from diag.signals import (
     engine_death_logged,
     engine_processes,
@@ -46,6 +46,7 @@ incident = Incident(
     explains=("engine_stalled", "contract_breached"),
     quotes=quoted_error,
     fixes=(
+        *LET_GO_ON,
         *READ_LOG,
         Fix(
             change="Restart the server, and have the platform do so next time (Restart=on-failure, a livenessProbe).",

@@ -5,7 +5,6 @@ uninterruptible sleep for a moment too, and a debugger that takes a stack trace 
 """
 
 from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import RUNNING
 from diag.knowledge.signals.forward_progress import requests_stuck
 
 OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
@@ -42,7 +41,7 @@ def _halted_in(state: str, sentence: str, processes: str) -> Signal:
     """How many processes of an engine or a server are in a state; 0 where the process table is not observed."""
     return Signal(
         f"processes {state}",
-        f"sum by ($by) ({processes}) or 0 * sum by ($by) (count_over_time({RUNNING}[$window]))",
+        f"sum by ($by) ({processes}) or 0 * max by ($by) (count_over_time(up[$window]))",
         sentence,
         "processes",
         culprit_promql=which(processes),
