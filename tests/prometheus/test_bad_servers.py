@@ -26,6 +26,7 @@ import pytest
 from support import bad_servers as bad
 from support import prometheus_server
 from support.bad_servers import Answer, Reply, Request, serving, talking
+from support.paths import RECORDINGS
 
 from diag import cli
 from diag.commands import site
@@ -36,6 +37,7 @@ from diag.http.credentials import WAYS, Credentials
 from diag.knowledge import catalog
 from diag.promql import Block
 from diag.sources.prometheus.client import Prometheus
+from diag.sources.recording.reader import read
 
 SECRET = "s3cret"
 BASIC = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -959,3 +961,19 @@ def test_what_only_a_prometheus_can_be_asked(diag: Diag, command: str, option: s
     said = diag(command, "http://127.0.0.1:1", option, value)
     only = f"{option} needs --prometheus URL: only a Prometheus knows other times and servers"
     assert (said.status, said.sentence) == (USAGE, only)
+
+
+@REAL
+@pytest.mark.parametrize(("refused", "status"), [("no such text", 2), ("num_preemptions", 3)])
+def test_a_cascade_whose_queries_are_refused_is_not_healthy(doctor: Diag, refused: str, status: int) -> None:
+    seen = read(RECORDINGS / "kv_cascade")
+    span = ("--from", f"{seen.instants[0] / 1000}", "--to", f"{seen.instants[-1] / 1000}")
+    limit = error(422, "execution", "query processing would load too many samples into memory")
+    program = prometheus_server.program("PATH")
+    with (
+        prometheus_server.serving(program, seen.samples.select([])) as real,
+        serving(front(real.url, refusing(refused, lambda _: limit))) as server,
+    ):
+        said = doctor(server.url, *span)
+    assert said.status == status
+    assert ("queries refused: 2 incidents unknown" in " ".join(said.out.split())) is (status == 3)
