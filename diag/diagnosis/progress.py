@@ -80,10 +80,10 @@ NEVER = (
     "/metrics never answered: the server is starting, failed to start, or the address is wrong; "
     "its log would show which (--log)"
 )
-GONE = "the last scrapes failed, but too few of them to call the server dead"
+GONE = "the last scrapes failed, but too few of them to call the server dead; observe it for longer"
 NO_VLLM = "/metrics has no vLLM progress metrics: is it vLLM, and does it run without --disable-log-stats?"
-TOO_SHORT = "too few scrapes to see whether anything moves"
-STARTS = "its log shows a start in progress, and /metrics does not answer yet"
+TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
+STARTS = "its log shows a start in progress, and /metrics does not answer yet; diagnose it again once it does"
 THERE = "its processes are running and /metrics does not answer yet; its log would show how far the start is (--log)"
 DEATHS = (
     (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
