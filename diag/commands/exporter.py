@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
 from diag.exporter.collector_thread import CollectorThread
 from diag.exporter.host import host_collectors
+from diag.exporter.log.tail import STDIN
 from diag.exporter.log.timezone import zone
 from diag.exporter.page import HostPage
 from diag.exporter.vllm_page import PageScraper, server
@@ -44,7 +46,9 @@ class Exporter:
         address = parse(options.vllm)
         self._vllm = PageScraper(address, options.timeout / 2, options.launch)
         self._vllm_thread = CollectorThread(self._vllm.name, self._vllm.scrape)
-        self._host = host_collectors(address, options.log, zone(options.log_timezone), gpu_names(options.gpus))
+        self._host = host_collectors(
+            address, _absolute(options.log), zone(options.log_timezone), gpu_names(options.gpus)
+        )
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
         self._host_page = HostPage(self._host, self._probe.samples if self._probe else tuple)
 
@@ -85,6 +89,11 @@ class ProbeThread:
     def samples(self) -> Sequence[Sample]:
         """The result of the last probe; nothing before the first."""
         return self._last.samples() if self._last else ()
+
+
+def _absolute(log: str) -> str:
+    """The log's file as those call it who read of it elsewhere; "-" is standard input."""
+    return log if log in ("", STDIN) else str(Path(log).absolute())
 
 
 def gpu_names(gpus: str) -> tuple[str, ...]:

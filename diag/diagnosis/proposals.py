@@ -6,6 +6,7 @@ Nothing here changes a server: what comes out is a proposal to read.
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,6 +34,8 @@ _WORD = re.compile(r"[\w.-]{0,40}")
 """What is shown of a launch command as it is: a plain word."""
 _LABEL = re.compile(r"[\w.:/ -]{0,255}")
 """What a label may be to stand in a command."""
+_OF_SERVER = re.compile(r"\{(log\w*|launch)\}")
+"""What a fix's command needs to know of the server to be one."""
 _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
 
 
@@ -91,10 +94,16 @@ def propose(
     diagnosis: Diagnosis, queries: QueryCache, running: Running, quotes: Sequence[Quote] = ()
 ) -> tuple[Proposal, ...]:
     """The applicable fixes of a present incident, in their order: the safest first."""
-    signals = _Signals(diagnosis, queries, quotes)
+    names = (*(quotes[0].names if quotes else ()), *(_launch(running)))
+    signals = _Signals(diagnosis, queries, (*diagnosis.subject, *names))
     fixes = (fix for fix in diagnosis.incident.fixes if not (_reads_gpus(fix) and signals.value(runs_on_cpu)))
     proposals = (_propose_one(fix, signals, running) for fix in fixes)
     return tuple(proposal for proposal in proposals if proposal is not None)
+
+
+def _launch(running: Running) -> Subject:
+    """The launch command as one word of a shell, where it is known."""
+    return (("launch", shlex.quote(running.launch)),) if running.launch else ()
 
 
 def _reads_gpus(fix: Fix) -> bool:
@@ -106,11 +115,11 @@ def _reads_gpus(fix: Fix) -> bool:
 class _Signals:
     """The values of signals for one subject at the instant that the diagnosis reports."""
 
-    def __init__(self, diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> None:
+    def __init__(self, diagnosis: Diagnosis, queries: QueryCache, names: Subject) -> None:
+        """`names` is what stands in a fix for labels of the subject, for the place in the log, and for the command."""
         self.diagnosis = diagnosis
         self.queries = queries
-        self.names = (*diagnosis.subject, *(quotes[0].names if quotes else ()))
-        """What stands in a fix for a label of the subject, or for the place of the line that is quoted."""
+        self.names = names
 
     def value(self, signal: Signal) -> float | None:
         incident, window = self.diagnosis.incident, self.queries.window(self.diagnosis.incident)
@@ -133,7 +142,7 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
     met = [(condition, _met(condition, signals, running)) for condition in fix.only_if]
     if any(held is False for _, held in met) or not available(fix, running.version):
         return None
-    if "{log" in fix.command and "log" not in dict(signals.names):
+    if not dict(signals.names).keys() >= set(_OF_SERVER.findall(fix.command)):
         return None
     if fix.while_it_lasts and not signals.diagnosis.ongoing:
         return None
