@@ -97,14 +97,14 @@ def _laid_out(markdown: str) -> str:
             code.no_wrap, code.overflow = True, "ignore"
             yield code
 
-    class Page(Markdown):
+    class Runbook(Markdown):
         elements: ClassVar = {**Markdown.elements, "fence": Code, "code_block": Code}
 
     console = _console()
     console.width = min(console.width, WIDTH)
     console.push_theme(Theme({"markdown.code": "bold cyan"}))
     with console.capture() as captured:
-        console.print(Page(_RELATIVE_LINK.sub(r"\1", markdown), hyperlinks=False), crop=False)
+        console.print(Runbook(_RELATIVE_LINK.sub(r"\1", markdown), hyperlinks=False), crop=False)
     return re.sub(r" +$", "", captured.get(), flags=re.MULTILINE)
 
 
