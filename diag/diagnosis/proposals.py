@@ -96,7 +96,7 @@ def propose(
     """The applicable fixes of a present incident, in their order: the safest first."""
     names = (*(quotes[0].names if quotes else ()), *(_launch(running)))
     signals = _Signals(diagnosis, queries, (*diagnosis.subject, *names))
-    fixes = (fix for fix in diagnosis.incident.fixes if not (_reads_gpus(fix) and signals.value(runs_on_cpu)))
+    fixes = [fix for fix in diagnosis.incident.fixes if not (_is_for_gpus(fix, signals) and signals.value(runs_on_cpu))]
     proposals = (_propose_one(fix, signals, running) for fix in fixes)
     return tuple(proposal for proposal in proposals if proposal is not None)
 
@@ -106,8 +106,10 @@ def _launch(running: Running) -> Subject:
     return (("launch", shlex.quote(running.launch)),) if running.launch else ()
 
 
-def _reads_gpus(fix: Fix) -> bool:
-    """Whether GPUs decide on it, or give it its number: it is none for a server without any."""
+def _is_for_gpus(fix: Fix, found: "_Signals") -> bool:
+    """Whether the GPUs of a server decide on it, or give it its number; what is wrong with a GPU itself stays so."""
+    if "gpu" in found.diagnosis.incident.per:
+        return False
     signals = (*fix.signals, *(condition.signal for condition in fix.only_if))
     return any("diag_gpu_" in signal.promql for signal in signals)
 
