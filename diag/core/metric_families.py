@@ -159,6 +159,13 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_process_state": _gauge(
         "1 when the kernel has halted this process in this state, 0 when not.", *PROCESS, "host", "state"
     ),
+    "diag_host_oom_kills_total": _counter(
+        "Processes that the kernel of this host has killed for lack of memory since it booted, of vLLM or not.",
+        unread="The time at which it grew last names what killed a server; the number itself is for readers.",
+    ),
+    "diag_host_last_oom_kill_timestamp_seconds": _gauge(
+        "Unix time at which the exporter saw diag_host_oom_kills_total grow last, 0 when it has not."
+    ),
     "diag_gpu_up": _gauge("1 when this GPU answers, 0 when it is lost.", *GPU),
     "diag_gpu_info": _gauge(
         "Always 1; the labels describe this GPU.", *GPU, "name", "pci_bus_id", "driver_version", "compute_capability"

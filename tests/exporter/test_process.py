@@ -19,7 +19,7 @@ import pytest
 from support.live import server as live
 from support.processes import TP2, engine, serving
 
-from diag.core.metric_families import FAMILIES, Collected, render
+from diag.core.metric_families import FAMILIES, render
 from diag.exporter.process import collector, table
 from diag.exporter.process.collector import ProcessCollector, children
 from diag.exporter.process.ownership import Owner
@@ -336,7 +336,9 @@ def test_nothing_is_there() -> None:
     processes = ProcessCollector(port)
     told = f"no vLLM process is visible that serves port {port}: in a container share the PID namespace "
     for _ in range(2):
-        assert processes.collect() == Collected([], told + "(shareProcessNamespace, --pid=host)")
+        collected = processes.collect()
+        assert not [name for name, *_ in collected.samples if not name.startswith("diag_host_")]
+        assert collected.problem == told + "(shareProcessNamespace, --pid=host)"
     assert (processes.owners(), processes.launch(), processes.visible(), processes.started()) == ({}, "", None, None)
 
 
@@ -378,6 +380,20 @@ def test_a_worker_that_nobody_has_buried_counts_as_stopped(tmp_path: Path) -> No
         os.kill(pids["worker", "1"], signal.SIGKILL)
         until(lambda: values(processes, STOPPED)[pids["worker", "1"]] == 1)
         assert processes.owners()[pids["worker", "1"]] == Owner("worker", "1")
+
+
+def test_what_the_kernel_kills_for_lack_of_memory_is_dated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dated(count: int) -> float:
+        (tmp_path / "vmstat").write_text(f"nr_free_pages 7\noom_kill {count}\n")
+        samples = {name: value for name, _, value in processes.collect().samples}
+        assert samples["diag_host_oom_kills_total"] == count
+        return samples["diag_host_last_oom_kill_timestamp_seconds"]
+
+    monkeypatch.setattr(table, "VMSTAT", str(tmp_path / "vmstat"))
+    processes = ProcessCollector(8000)
+    assert dated(3) == dated(3) == 0  # it was so before
+    grown = dated(4)
+    assert time.time() - 60 < grown == dated(4)
 
 
 @pytest.mark.usefixtures("_searching")

@@ -73,9 +73,15 @@ def test_a_server_that_was_shut_down_in_order_is_said_to_be(tmp_path: Path) -> N
     assert "shut down in order" in report.blind[0]
 
 
+def oom_kill(ago: float) -> Beside:
+    """The kernel has killed something for lack of memory so long before the first scrape."""
+    return lambda _: [("diag_host_last_oom_kill_timestamp_seconds", (), NEVER - ago)]
+
+
 CAUSES: dict[str, tuple[Beside, ...]] = {
     "cuda_error": (log("", {}, 600, engine_dead=60, cuda_error=61),),
     "nccl_timeout": (log("", {}, 600, engine_dead=60, nccl_timeout=61),),
+    "kernel_oom_kill": (answered(ago=60), oom_kill(ago=50)),
     "killed_by_signal": (log("", {}, 600, engine_dead=60, worker_died=61), said("worker_died", exit_code=-9)),
 }
 
@@ -83,6 +89,11 @@ CAUSES: dict[str, tuple[Beside, ...]] = {
 @pytest.mark.parametrize("cause", CAUSES)
 def test_what_killed_it_is_named_where_the_log_tells(tmp_path: Path, cause: str) -> None:
     assert cause in found(judge(tmp_path, "", *CAUSES[cause]), "engine_dead").diagnosis.culprits
+
+
+def test_memory_that_was_lacking_at_another_time_has_not_killed_it(tmp_path: Path) -> None:
+    report = judge(tmp_path, "", answered(ago=3600), oom_kill(ago=60))
+    assert found(report, "engine_dead").diagnosis.culprits == ()
 
 
 def test_what_went_wrong_before_the_last_start_has_not_killed_it(tmp_path: Path) -> None:

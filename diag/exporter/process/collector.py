@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.process.ownership import Owner, axis_sizes, owners_of
 from diag.exporter.process.server import ServerProcess, find_server
-from diag.exporter.process.table import HALTED, ProcessEntry, ProcessTable, listeners, read_from, read_table
+from diag.exporter.process.table import HALTED, ProcessEntry, ProcessTable, listeners, oom_kills, read_from, read_table
 
 STOPPED = "diag_vllm_process_stopped"
 SEARCH_SECONDS = 10.0
@@ -49,6 +49,8 @@ class ProcessCollector:
     def __init__(self, port: int | None, proc: str = "/proc") -> None:
         self._port = port
         self._view: ProcessView | None = None
+        self._oom_kills: int | None = None
+        self._last_oom_kill = 0.0
         if proc != "/proc":
             read_from(proc)
 
@@ -62,7 +64,18 @@ class ProcessCollector:
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
-        return Collected(samples, problem)
+        return Collected([*samples, *self._memory()], problem)
+
+    def _memory(self) -> Iterator[Sample]:
+        """What the kernel has killed for lack of memory, and when that number was seen to grow."""
+        count = oom_kills()
+        if count is None:
+            return
+        if self._oom_kills is not None and count > self._oom_kills:
+            self._last_oom_kill = time.time()
+        self._oom_kills = count
+        yield "diag_host_oom_kills_total", (), count
+        yield "diag_host_last_oom_kill_timestamp_seconds", (), self._last_oom_kill
 
     def owners(self) -> Mapping[int, Owner]:
         """The PIDs of this vLLM as this host counts them, at the last look."""

@@ -9,9 +9,11 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import psutil
 
+VMSTAT = "vmstat"
 YOUNG = 600.0
 """Seconds in which a process may still get its title: a worker has its own when it has found its peers."""
 SETTLED = 2.0
@@ -122,6 +124,15 @@ def listeners(port: int | None) -> Collection[int]:
         return ()
     listening = (connection for connection in connections if connection.status == psutil.CONN_LISTEN)
     return {socket.pid for socket in listening if socket.pid and socket.laddr and socket.laddr.port == port}
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed for lack of memory since it booted; None where it does not count."""
+    try:
+        lines = Path(psutil.PROCFS_PATH, VMSTAT).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.removeprefix("oom_kill ")) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def ancestry(table: ProcessTable, pid: int) -> list[int]:

@@ -120,6 +120,10 @@ shut_down = Signal(
 )
 
 
+LAST_UP = last("diag_vllm_last_up_timestamp_seconds", by="instance")
+OOM_KILL = last("diag_host_last_oom_kill_timestamp_seconds", by="instance")
+SOON = 120
+"""Seconds between the last answer and a process that the kernel killed, of which one is seen at a scrape."""
 WORKER_EXIT = last("diag_vllm_log_value", f'event="{WORKER_DIED}",field="exit_code"', by="instance")
 """Below 0, it is the number of the signal that ended the worker."""
 
@@ -142,7 +146,8 @@ evidence_of_death = Signal(
     culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(FATAL)}"}}[$window]) > 0)'
     f" >= on (instance) group_left () ({LAST_PROGRESS_OF_INSTANCE})"
     f" or label_replace({WORKER_EXIT} < 0 and on (instance) ({since_start(WORKER_DIED)}) > 0,"
-    ' "event", "killed_by_signal", "", "")',
+    ' "event", "killed_by_signal", "", "")'
+    f' or label_replace(abs({OOM_KILL} - {LAST_UP}) < {SOON}, "event", "kernel_oom_kill", "", "")',
     culprit_label="{event}",
 )
 # a shared log, or processes that are seen wrongly, do not stand against tokens
