@@ -22,7 +22,7 @@ def halted(selector: str) -> str:
 
     A worker without an engine in its rank is of the only one there is.
     """
-    samples = "on (instance) group_left () (0.9 * (count_over_time(diag_vllm_up[$window]) >= 3))"
+    samples = "on (instance) group_left () (0.9 * (max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3))"
     held = f"(sum_over_time({selector}[$window]) > bool {samples}) * last_over_time({selector}[$window])"
     labelled = f'label_join({held}, "engine", "/", "role", "rank")'
     engines = {"worker/[0-9]*": "0", "worker/([0-9]+)[.].*": "$$1", "engine/([0-9]+)": "$$1", ".*/.*": ""}
