@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from diag.exporter.log.line import Line
-from diag.exporter.log.patterns import RAW
+from diag.exporter.log.patterns import FAILED, RAW
 
 MOST_OPEN = 64
 """Tracebacks of different processes that are followed at a time."""
@@ -124,6 +124,8 @@ class Tracebacks:
 
     def feed(self, line: Line, at: float) -> Raised | None:
         """What ended a process, at its own line; the lines below it may add to its text."""
+        if line.level not in FAILED:
+            return None
         key = (line.process, line.pid, line.source, line.level)
         announces = _announces(line)
         if line.text.startswith(_BEGINS) or (announces and line.text.endswith(_BEGINS)):
@@ -155,4 +157,4 @@ class Tracebacks:
 def _announces(line: Line) -> bool:
     if line.level == RAW:
         return bool(_CHILD.match(line.text))
-    return line.level in ("ERROR", "CRITICAL") and bool(_OPENS.match(f"{line.source}: {line.text}"))
+    return bool(_OPENS.match(f"{line.source}: {line.text}"))
