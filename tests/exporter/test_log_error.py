@@ -194,6 +194,12 @@ def test_an_engine_that_left_no_word_is_quoted_by_who_noticed() -> None:
     assert text(READY, f"(APIServer pid=1) WARNING 11-21 02:00:00 [core_client.py:817] {said}", DEAD) == said
 
 
+def test_a_start_that_a_signal_ended_is_quoted_by_the_signal() -> None:
+    told = "[shutdown] EngineCore: trigger received signal=SIGTERM"
+    ended = CORE + "Exception: WorkerProc initialization failed due to an exception. See stack trace for root cause."
+    assert text(BANNER, CORE.replace("ERROR", "INFO") + told, *FAILED, ended, *uncaught()) == told
+
+
 def test_tracebacks_of_two_ranks_are_told_apart() -> None:
     ranks = [f"(Worker_TP{rank} pid={rank}) ERROR 11-21 02:00:00 [multiproc_executor.py:700] " for rank in (0, 1)]
     columns = ["WorkerProc failed to start.", TRACE, '  File "a.py", line 1']

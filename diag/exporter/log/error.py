@@ -18,9 +18,12 @@ MOST_TEXT, MOST_CAUSE, MOST_NAME, MOST_READ = 300, 160, 200, 4_000
 """Characters of the quoted line, of its cause, of a file's name, and of what is searched for secrets."""
 SURVIVED = 300.0
 """Seconds after which an exception is not what the server died of: it went on."""
+SIGNALLED = "[shutdown] EngineCore: trigger received signal="
+"""What an engine logs that was told to stop, also one that was still starting; its exceptions follow from that."""
 _SAYS_WHO = re.compile(
     r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
-    r"|terminate called |.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: )"
+    r"|\[shutdown\] EngineCore: trigger|terminate called "
+    r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: )"
 )
 """What only warns, passes on a part of why another process failed, or names it."""
 _SAYS_NOTHING = re.compile(

@@ -13,7 +13,7 @@ from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, ON_DEVICE, QU
 from diag.core.metric_families import Sample
 from diag.core.startup_phases import READY, WARM_UP
 from diag.exporter.log.crashes import CrashStreak
-from diag.exporter.log.error import LogError
+from diag.exporter.log.error import SIGNALLED, LogError
 from diag.exporter.log.facts import LogFacts
 from diag.exporter.log.line import ACCESS, BAR, MOST_CHARACTERS, Line, LineReader
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, RAW, STAGES, Pattern
@@ -199,6 +199,8 @@ class ServerLog:
             self._of_a_request = line.text.startswith("Exception in ASGI application")
         if not self._of_a_request and not self._was_stopped:
             self._take_traceback(pattern, line, at)
+            if line.text.startswith(SIGNALLED) and line.source.startswith("core.py:"):
+                self._error.add(Raised(line.text, line.number, at, line.process))
         if pattern:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
 
