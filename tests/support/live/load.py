@@ -6,6 +6,7 @@ import random
 import string
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,13 +33,47 @@ class Clients:
     key: str = ""
 
 
+class Gateway:
+    """Lets so many requests through at a time; who has waited longest goes next, which a semaphore does not promise."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Event] = deque()
+
+    def acquire(self) -> None:
+        """Take a place, as soon as there is one."""
+        turn = threading.Event()
+        with self._lock:
+            self._waiting.append(turn)
+            self._let_in()
+        turn.wait()
+
+    def release(self) -> None:
+        """Leave a place to the next one."""
+        with self._lock:
+            self._free += 1
+            self._let_in()
+
+    def _let_in(self) -> None:
+        while self._free and self._waiting:
+            self._free -= 1
+            self._waiting.popleft().set()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 @dataclass
 class Load:
     """What the clients have met so far, in seconds: `latencies` of whole requests; of streams, of each client group,
     the times to the `first` token, with the wait at the `gateway`, and the `gaps` between two tokens of one stream.
     """
 
-    gateway: threading.Semaphore
+    gateway: Gateway
     stop: threading.Event = field(default_factory=threading.Event)
     latencies: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -59,7 +94,7 @@ def running(port: int, *clients: Clients, gateway: int = UNLIMITED) -> Iterator[
 
     No more requests than `gateway` are let through to the server at a time; the others wait in front of it.
     """
-    load = Load(threading.Semaphore(gateway))
+    load = Load(Gateway(gateway))
     for group in clients:
         for number in range(group.count):
             threading.Thread(target=_client, args=(port, group, load, number), daemon=True).start()
