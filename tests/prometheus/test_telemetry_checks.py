@@ -164,7 +164,7 @@ FAULTS = {
     "hole": ("scrapes missing: hole-0:1, up to 34 % of them", "Prometheus was down or overloaded"),
     "rolled": ("no longer scraped: rolled-old0:1, rolled-old1:1, rolled-old2:1, since 2026-", "service discovery"),
     "over": ("nothing was scraped after 2026-", "Status > Targets"),
-    "slow": ("scraped only every 60 s: slow-0:1", "engine_dead, engine_stalled and 2 more", "scrape_interval to 15s"),
+    "slow": ("scraped only every 60 s: slow-0:1", "too rare for the alerts", "scrape_interval to 15s"),
     "mixed": ("scraped only every 60 s: mixed-1:1;", "scrape_interval to 15s"),
     "renamed": ("vllm_... instead of vllm:...", "renamed-0:1", "alerts/relabel.yaml"),
     "twice": ("several targets have the same instance label", "twice-0:1 (jobs new, old)", "scrape each server once"),

@@ -1,5 +1,6 @@
 """Recordings of exporter pages: real pages of vLLM, with scripted GPUs, log and processes of its host beside them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -138,6 +139,8 @@ def workers(*cores: float, stopped: Iterable[int] = ()) -> Beside:
         for pid, role, rank, each in processes:
             yield "diag_vllm_process_cpu_seconds_total", (pid, role, rank), 30 + each * t
             yield "diag_vllm_process_stopped", (pid, role, rank), float(role == "worker" and int(rank) in stopped)
+        for role, number in Counter(role for _, role, _, _ in processes).items():
+            yield "diag_vllm_processes", (role,), float(number)
 
     return beside
 

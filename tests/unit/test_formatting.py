@@ -11,7 +11,7 @@ from diag.core.incident import Signal
 FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool"}
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
-    *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas"),
+    *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines"),
 }
 SIGNALS = {name: value for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
 
