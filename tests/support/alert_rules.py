@@ -1,12 +1,13 @@
 """The generated alerting rules, evaluated by a real promtool over a timeline."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import yaml
 from support import timelines
 from support.paths import ROOT
-from support.timelines import Fired, fired
+from support.timelines import Fired, all_fired, fired
 
 from diag import promql
 from diag.knowledge.catalog import load
@@ -42,3 +43,7 @@ def metrics_read() -> set[str]:
 
 def evaluated(folder: Path, series: timelines.Series) -> Fired:
     return fired(RULES, series, metrics_read(), folder)
+
+
+def all_evaluated(folder: Path, series: Mapping[str, timelines.Series]) -> dict[str, Fired]:
+    return all_fired(RULES, series, metrics_read(), folder)
