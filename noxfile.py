@@ -22,7 +22,7 @@ def fast(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything but a real vLLM; tests whose component is not installed are skipped with the reason."""
     _install(session)
-    session.run("pytest", "-n", "3", "-m", "not live", *session.posargs)
+    session.run("pytest", "-n", "4", "-m", "not live", *session.posargs)
 
 
 @nox.session

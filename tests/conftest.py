@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 from support.paths import GOLDENS, ROOT, TESTS
 
@@ -26,8 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs with Ctrl-C ignored, and every program that a test starts would ignore it too."""
+    # a shell starts background jobs with Ctrl-C ignored, and every program that a test starts would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("unhurried", deadline=None)  # the machine may be busy
+    hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.bad_servers import PAGE, Reply, Request, Server, closed_port, cut_off, on_metrics, pages, serving, talking
 
@@ -140,7 +140,6 @@ ENDS = st.sampled_from([b"", b"\n"])
 PAGES = st.builds(lambda lines, end: b"\n".join(lines) + end, st.lists(st.sampled_from(LINES), max_size=5), ENDS)
 
 
-@settings(deadline=None)
 @given(st.lists(PAGES | st.binary(max_size=20), min_size=1, max_size=3))
 def test_any_pages_are_read_as_they_were_written(bodies: list[bytes]) -> None:
     with TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.paths import LOGS, RECORDINGS
 
@@ -779,7 +779,6 @@ def test_a_log_in_a_containers_format_is_read() -> None:
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
 def test_bytes_give_the_same_lines_however_they_come(data: bytes, cuts: list[int]) -> None:
     lines = Lines()
@@ -821,7 +820,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=30), st.booleans())
 def test_any_log_is_taken_and_gives_a_page(pieces: list[str], live: bool) -> None:
     state = ServerLog(UTC)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.paths import RECORDINGS
@@ -249,7 +249,6 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 LABELS = st.dictionaries(st.from_regex("[a-z]{1,3}", fullmatch=True), TEXT, max_size=3)
 
 
-@settings(deadline=None)
 @given(LABELS)
 def test_any_label_value_survives_escaping(labels: dict[str, str]) -> None:
     escaped = {
@@ -259,7 +258,6 @@ def test_any_label_value_survives_escaping(labels: dict[str, str]) -> None:
     assert parsed(line.encode()) == {series("x", **labels): 1.0}
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_no_bytes_break_the_parser(page: bytes) -> None:
     try:

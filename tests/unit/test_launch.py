@@ -222,7 +222,6 @@ PIECES = (
 )
 
 
-@settings(deadline=None)
 @given(st.text(st.sampled_from("ab -='\"\\{}:/@\n"), max_size=40))
 def test_redacting_twice_is_redacting_once(command: str) -> None:
     assert redact(redact(command)) == redact(command)
@@ -236,7 +235,7 @@ def words(command: str) -> list[int] | None:
         return None
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_a_redacted_command_has_as_many_words_and_nothing_more_to_redact(text: str) -> None:
     command = text.replace("\n", " ")  # an option without a value at the end of a line: the next word may be it
@@ -245,7 +244,6 @@ def test_a_redacted_command_has_as_many_words_and_nothing_more_to_redact(text: s
     assert before is None or (words(once), redact(once)) == (before, once)
 
 
-@settings(deadline=None)
 @given(
     st.text("abcdefgh", min_size=12),
     st.sampled_from(["--api-key {}", "--api-key={}", "X_TOKEN={} vllm", "http://u:{}@h/"]),

@@ -400,7 +400,7 @@ def test_a_file_that_holds_no_command_is_refused_in_one_sentence(
     assert said in str(error.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(max_size=80))
 def test_no_text_is_answered_by_anything_but_a_command_or_a_sentence(text: str) -> None:
     for each in (text, f"vllm serve {text}"):
@@ -413,7 +413,7 @@ def test_no_text_is_answered_by_anything_but_a_command_or_a_sentence(text: str) 
 SHELL = st.text(string.ascii_letters + "-=_.{}[]\"' /:#*$`\\;&|", min_size=1, max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(SHELL, max_size=6))
 def test_no_script_is_answered_by_anything_but_a_command_or_a_sentence(words: list[str]) -> None:
     try:
@@ -428,7 +428,7 @@ PLAIN = st.text(string.ascii_letters + string.digits + "/._:{}\" '", min_size=1,
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), PLAIN), max_size=5), PLAIN)
 def test_words_that_were_quoted_come_back_as_they_were(options: list[tuple[str, str]], model: str) -> None:
     words = ["vllm", "serve", model, *(word for name, value in options for word in (f"{name}={value}",))]

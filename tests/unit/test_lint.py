@@ -848,7 +848,7 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(sorted({*known()} - {"--config", "--model"})), VALUES), max_size=6), VERSIONS)
 def test_every_command_is_judged_and_its_correction_is_no_worse(options: list[tuple[str, str]], version: str) -> None:
     command = shlex.join(["vllm", "serve", MODEL, *(word for pair in options for word in pair)])

@@ -4,14 +4,14 @@ import math
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.promql_cases import AT_THE_END, EXPRESSIONS, NEAR_A_BIRTH, SETTLED, blocks
 
 from diag.core.errors import QueryFailed
 from diag.promql import STALE, Block, Evaluator, Samples, Vector, evaluate, is_stale
 
-unhurried = settings(deadline=None)  # the machine may be busy
+
 Points = list[tuple[int, float]]  # ms, value
 
 
@@ -72,7 +72,6 @@ def cell(vector: Vector, row: str, place: int) -> float | None:
     return None
 
 
-@unhurried
 @given(counters(), instants, spans)
 def test_increase_is_that_of_a_plain_loop_over_the_samples(block: Block, at: list[int], span: int) -> None:
     vector = evaluate(f"increase(x[{span}ms])", Samples([block]), np.array(at))
@@ -84,14 +83,12 @@ def test_increase_is_that_of_a_plain_loop_over_the_samples(block: Block, at: lis
             assert got is None or math.isclose(got, wanted or 0.0, rel_tol=1e-12)
 
 
-@unhurried
 @given(counters(), instants, spans)
 def test_increase_is_never_negative(block: Block, at: list[int], span: int) -> None:
     vector = evaluate(f"increase(x[{span}ms])", Samples([block]), np.array(at))
     assert (vector.values[vector.present] >= 0).all()
 
 
-@unhurried
 @given(counters(), instants, spans)
 def test_rate_is_increase_per_second(block: Block, at: list[int], span: int) -> None:
     samples = Samples([block])
@@ -100,7 +97,6 @@ def test_rate_is_increase_per_second(block: Block, at: list[int], span: int) -> 
     np.testing.assert_allclose(rate.values[rate.present] * span / 1000, increase.values[rate.present], rtol=1e-12)
 
 
-@unhurried
 @given(counters(), instants, spans, st.integers(1, 10**6))
 def test_a_shift_changes_deltas_of_gauges_in_no_way(block: Block, at: list[int], span: int, shift: int) -> None:
     values = np.where(is_stale(block.values), STALE, np.nan_to_num(block.values) + shift)
@@ -111,7 +107,6 @@ def test_a_shift_changes_deltas_of_gauges_in_no_way(block: Block, at: list[int],
         np.testing.assert_allclose(a.values[a.present], b.values[b.present], rtol=1e-6, atol=1e-6)
 
 
-@unhurried
 @given(counters(), instants)
 def test_sum_by_is_the_sum_of_the_members(block: Block, at: list[int]) -> None:
     samples = Samples([block])
@@ -124,7 +119,6 @@ def test_sum_by_is_the_sum_of_the_members(block: Block, at: list[int]) -> None:
         )
 
 
-@unhurried
 @given(counters(), instants)
 def test_a_comparison_and_its_opposite_divide_a_vector(block: Block, at: list[int]) -> None:
     samples = Samples([block])
@@ -134,7 +128,6 @@ def test_a_comparison_and_its_opposite_divide_a_vector(block: Block, at: list[in
     assert either.present.sum() == plain.present.sum()
 
 
-@unhurried
 @given(counters(), instants, spans, st.floats(0, 1))
 def test_a_quantile_lies_between_the_extremes(block: Block, at: list[int], span: int, q: float) -> None:
     samples = Samples([block])
