@@ -11,7 +11,6 @@ from support.promql_cases import AT_THE_END, EXPRESSIONS, NEAR_A_BIRTH, SETTLED,
 from diag.core.errors import QueryFailed
 from diag.promql import STALE, Block, Evaluator, Samples, Vector, evaluate, is_stale
 
-
 Points = list[tuple[int, float]]  # ms, value
 
 
