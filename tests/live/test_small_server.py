@@ -17,7 +17,7 @@ from diag.commands.budget import BudgetOptions, estimate
 pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")
 FLAGS = ("--max-model-len", "8192", "--max-num-batched-tokens", "16384", "--max-num-seqs", "32")
-TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "4"))
+TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "2"))
 
 
 def doctor(url: str, seconds: float = 30) -> dict[str, object]:

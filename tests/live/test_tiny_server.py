@@ -58,6 +58,8 @@ def disputed(one: Mapping[str, Any]) -> list[str]:
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
     with server.running(tmp_path_factory.mktemp("vllm"), "tiny", cure.TINY, VLLM_SERVER_DEV_MODE="1") as running:
+        # at the first request vLLM gathers its environment, which may take longer than diag waits
+        urllib.request.urlopen(f"{running.url}/server_info", timeout=60).close()
         yield running
 
 
