@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from diag.core.errors import BadUsage
 from diag.core.incident import Fix, documented
+from diag.core.lazy_regex import lazy
 from diag.diagnosis.proposals import FlagChange, Proposal, Running, command_in
 from diag.diagnosis.quotes import Quote
 from diag.lint.finding import LintFinding
@@ -17,7 +18,7 @@ from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.registry import versions
 
 MOST = 3
-_UNRECOGNIZED = re.compile(r".*error: unrecognized arguments: (.*)", re.DOTALL)
+_UNRECOGNIZED = lazy(r".*error: unrecognized arguments: (.*)", re.DOTALL)
 
 
 def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, ...]:

@@ -5,7 +5,6 @@ Nothing here changes a server: what comes out is a proposal to read.
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import numpy as np
 from diag.core.errors import BadUsage
 from diag.core.formatting import quantity
 from diag.core.incident import Condition, Fix, Signal
+from diag.core.lazy_regex import lazy
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, culprits
@@ -30,11 +30,11 @@ from diag.vllm.flags.registry import release, releases
 Value = float | str | None
 OLDEST = (0, 8, 0)
 """The first release that is judged: a flag that all since have is accepted, whatever runs."""
-_WORD = re.compile(r"[\w.-]{0,40}")
+_WORD = lazy(r"[\w.-]{0,40}")
 """What is shown of a launch command as it is: a plain word."""
-_LABEL = re.compile(r"[\w.:/ -]{0,255}")
+_LABEL = lazy(r"[\w.:/ -]{0,255}")
 """What a label may be to stand in a command."""
-_OF_SERVER = re.compile(r"\{(log\w*|launch)\}")
+_OF_SERVER = lazy(r"\{(log\w*|launch)\}")
 """What a fix's command needs to know of the server to be one."""
 _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
 

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 from diag.core.formatting import listed, plural, quantity
 from diag.core.incident import Incident, seconds
 from diag.diagnosis.diagnose import RANK, Diagnosis, diagnose
-from diag.diagnosis.lint_findings import lint_findings
 from diag.diagnosis.onset import dated
 from diag.diagnosis.progress import Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
@@ -172,6 +171,8 @@ def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Ru
     quoted = quotes(diagnosis, queries)
     found = propose(diagnosis, queries, known, quoted)
     if diagnosis.incident.lints:  # after what only reads
+        from diag.diagnosis.lint_findings import lint_findings  # noqa: PLC0415  # loads every rule of diag lint
+
         found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
     proposals = tuple(proposal for proposal in found if proposal.is_computed)
     uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)

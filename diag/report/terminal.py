@@ -1,7 +1,6 @@
 """What a person at a terminal sees: colour, a pager, a progress bar; plain text where there is no terminal."""
 
 import os
-import pydoc
 import re
 import shutil
 import sys
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from diag.core.formatting import escaped
+from diag.core.lazy_regex import lazy
 from diag.diagnosis.report import Report
 from diag.report import full, short
 from diag.report.layout import WIDTH
@@ -18,7 +18,7 @@ from diag.report.verdict import verdicts
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-_RELATIVE_LINK = re.compile(r"\[([^]]+)\]\((?!https?://)[^)]*\)")
+_RELATIVE_LINK = lazy(r"\[([^]]+)\]\((?!https?://)[^)]*\)")
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 """Environment variables by which rich takes anything for a terminal."""
 STYLES = {
@@ -73,6 +73,8 @@ def _write_coloured(plain: str) -> None:
 
 def page(markdown: str) -> None:
     """Show Markdown with its headings, tables and code laid out, through $PAGER (default: less; empty: none)."""
+    import pydoc  # loads much that no report needs
+
     text, pager = _laid_out(markdown), os.environ.get("PAGER", "less")
     if shutil.which(pager.partition(" ")[0]):
         os.environ.setdefault("LESS", "FRX")  # colours, and no pager for what fits on one screen

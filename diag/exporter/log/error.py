@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from diag.core.formatting import printable
+from diag.core.lazy_regex import lazy
 from diag.core.metric_families import Sample
 from diag.exporter.log.traceback import Raised
 from diag.vllm.command.secrets import hidden
@@ -20,20 +21,20 @@ SURVIVED = 300.0
 """Seconds after which an exception is not what the server died of: it went on."""
 SIGNALLED = "[shutdown] EngineCore: trigger received signal="
 """What an engine logs that was told to stop, also one that was still starting; its exceptions follow from that."""
-_SAYS_WHO = re.compile(
+_SAYS_WHO = lazy(
     r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
     r"|\[shutdown\] EngineCore: trigger|terminate called "
     r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: )"
 )
 """What only warns, passes on a part of why another process failed, or names it."""
-_SAYS_NOTHING = re.compile(
+_SAYS_NOTHING = lazy(
     r"EngineDeadError|EngineCore encountered an issue|EngineCore encountered a fatal error|EngineCore hit an exception"
     r"|failed to start|startup failed|initialization failed|output_handler failed|background task failed"
     r"|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
 )
-_UNRECOGNIZED = re.compile(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL)
-_NUMBER = re.compile(r"[\d.,]{1,12}")
-_REPEATED = re.compile(r" ?\[type=\w+, input_value=.*", re.DOTALL)
+_UNRECOGNIZED = lazy(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL)
+_NUMBER = lazy(r"[\d.,]{1,12}")
+_REPEATED = lazy(r" ?\[type=\w+, input_value=.*", re.DOTALL)
 """All that pydantic was given, which may be anything."""
 
 

@@ -3,35 +3,36 @@
 import re
 from dataclasses import dataclass
 
+from diag.core.lazy_regex import lazy
 from diag.exporter.log.line import Line
 from diag.exporter.log.patterns import FAILED, RAW
 
 MOST_OPEN = 64
 """Tracebacks of different processes that are followed at a time."""
 _BEGINS = "Traceback (most recent call last):"
-_OPENS = re.compile(
+_OPENS = lazy(
     r"core\.py:\d+: EngineCore (?:failed to start|encountered a fatal error|hit an exception)"
     r"|(?:multiproc_executor|ray_executor\w*)\.py:\d+: (?:Ray)?WorkerProc (?:failed to start|hit an exception)"
     r"|multiproc_worker_utils\.py:\d+: Exception in worker |worker_base\.py:\d+: Error executing method "
     r"|async_llm_engine\.py:\d+: Engine background task failed|engine\.py:\d+: "
 )
 """What vLLM writes above a traceback that ends an engine or a worker, behind the file that writes it."""
-_CHILD = re.compile(r"Process [\w-]{1,80}:$")
+_CHILD = lazy(r"Process [\w-]{1,80}:$")
 """What Python writes above the traceback that ends a child process."""
-_ENTRY = re.compile(
+_ENTRY = lazy(
     r' +File "(?:<frozen runpy>|.{0,300}/runpy\.py|.{0,300}/bin/vllm|.{0,300}/api_server\.py", line \d+, in <module>)'
 )
 """The first frame of a traceback that ends the server's own process."""
-_EXCEPTION = re.compile(
+_EXCEPTION = lazy(
     r"(?:[A-Za-z_]\w{0,80}\.[\w.]{1,120}|\w{0,80}(?:Error|Exception|Exit|Interrupt|Iteration|Expired))(?:: |:?$)"
 )
-_SAYS_NAME = re.compile(r"[\w.]+:? ?")
-_STOPPED = re.compile(r"KeyboardInterrupt|SystemExit|asyncio\.exceptions\.CancelledError")
-_CHAINS = re.compile(r"During handling of the above exception|The above exception was the direct cause")
-_HEADING = re.compile(r".*(?::|\d validation errors? for \S{1,100})$", re.DOTALL)
+_SAYS_NAME = lazy(r"[\w.]+:? ?")
+_STOPPED = lazy(r"KeyboardInterrupt|SystemExit|asyncio\.exceptions\.CancelledError")
+_CHAINS = lazy(r"During handling of the above exception|The above exception was the direct cause")
+_HEADING = lazy(r".*(?::|\d validation errors? for \S{1,100})$", re.DOTALL)
 """An exception's first line that leaves what matters to the next."""
-_VALIDATION = re.compile(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
-_FIELD = re.compile(r"[\w.]{1,80}")
+_VALIDATION = lazy(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
+_FIELD = lazy(r"[\w.]{1,80}")
 _Key = tuple[str, str, str, str]
 """Process, its PID, the place in vLLM's code that logs it, and the level: lines of one traceback have the same."""
 
