@@ -10,8 +10,12 @@ from diag.diagnosis.report import Finding
 
 @dataclass(frozen=True)
 class Actions:
-    """`advice` are sentences for right now, `now` is a command or a number that needs no restart, `fix` the change."""
+    """`advice` are sentences for right now, `now` is a command or a number that needs no restart, `fix` the change.
 
+    `is_over`: the incident has ended, so that advice and command are for the next time.
+    """
+
+    is_over: bool
     advice: tuple[str, ...]
     now: Proposal | None
     fix: Proposal | None
@@ -24,11 +28,11 @@ def actions(finding: Finding) -> Actions:
     safest = list(takewhile(lambda fix: not fix.restart, finding.diagnosis.incident.fixes))
     now = next((p for p in complete if p.fix in safest and (p.computed or p.fix.command)), None)
     is_cure = now is not None and (now.computed or now.fix.while_it_lasts)
-    is_over = not finding.diagnosis.ongoing and not any(proposal.fix.restart for proposal in finding.proposals)
     rest = [proposal for proposal in (*complete, *finding.proposals) if proposal is not now]
     fix = launchable(finding.proposals) or next(iter(rest), None)
     return Actions(
-        advice=() if is_cure or is_over else finding.diagnosis.incident.mitigate,
+        is_over=not finding.diagnosis.ongoing,
+        advice=() if is_cure else finding.diagnosis.incident.mitigate,
         now=now,
         fix=fix,
         alternatives=tuple(proposal for proposal in finding.proposals if proposal not in (now, fix)),

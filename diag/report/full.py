@@ -62,7 +62,7 @@ def _actions(finding: Finding) -> list[str]:
     """What to do now, the change that the relaunch line carries, then the alternatives in a line each."""
     chosen = actions(finding)
     return [
-        *labelled("do now", chosen.advice),
+        *labelled("next time" if chosen.is_over else "do now", chosen.advice),
         *(_action("mitigation", chosen.now) if chosen.now else []),
         *(_action("fix", chosen.fix) if chosen.fix else []),
         *verbatim("relaunch", finding.relaunch or ""),

@@ -198,7 +198,8 @@ def _do_now(chosen: Actions) -> dict[str, Forms]:
     cost = _trade_off(now) if now else ""
     if now:
         texts.append(f"{words.change(now)}   {now.text}" if now.fix.command else now.text)
-    return {"do now": _text("Do now", texts, 5), "cost": [labelled("", [cost], LABEL), []] if cost else [[]]}
+    label = "Next time" if chosen.is_over else "Do now"
+    return {"do now": _text(label, texts, 5), "cost": [labelled("", [cost], LABEL), []] if cost else [[]]}
 
 
 def _fix(proposal: Proposal) -> dict[str, Forms]:

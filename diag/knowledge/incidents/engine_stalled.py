@@ -55,6 +55,7 @@ incident = Incident(
             "itself, unless the process was merely stopped.",
             effect="tokens are generated again; requests in flight are lost",
             only_if=NOT_HALTED,
+            while_it_lasts=True,
             why=judged("no setting of a running server ends a stall"),
         ),
     ),

@@ -142,8 +142,8 @@ incident = Incident(
         ),
     ),
     mitigate=(
-        "If it died under load, restart it behind a rate limit with the lower value that `diag doctor` computes.",
-        "If it did not start with a new configuration, roll back to the old one, which still works.",
+        "If it did not start, roll back to the last configuration that did; if it died under load, restart it and "
+        "limit concurrency at the gateway.",
     ),
     hand_over=("the log line with its numbers, the output of `nvidia-smi` at that moment, and the launch command",),
     do_not=(

@@ -59,6 +59,7 @@ incident = Incident(
             change="Take the server out of rotation and restart it: requests in flight are lost either way.",
             effect="tokens are generated again",
             only_if=NOT_HALTED,
+            while_it_lasts=True,
             why=judged("a rank that missed a collective does not recover by itself, unless it was merely stopped"),
         ),
         Fix(
@@ -94,7 +95,7 @@ incident = Incident(
     ),
     mitigate=(
         "Take the server out of rotation, save the stack traces, then restart it: no such stall has been seen to "
-        "recover by itself.",
+        "recover by itself, unless a process was merely stopped.",
     ),
     hand_over=(
         "the stack trace of every rank, the log of the next start with `NCCL_DEBUG=INFO`, `nvidia-smi topo -m`, and "
