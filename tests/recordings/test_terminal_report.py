@@ -17,6 +17,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.report import layout, terminal
+from diag.report import sentences as words
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
 LONG_NAME = "vllm-llama-3-3-70b-instruct-decode-7f9c8d6b5c-abcde.inference-production.svc.eu-west-1.example:8000"
