@@ -11,6 +11,7 @@ from diag.commands.site import site
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
+from diag.core.incident import Incident
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
@@ -59,7 +60,11 @@ class ObserveOptions:
 def take_snapshot(options: ObserveOptions) -> Snapshot:
     """Diagnose one recording or live servers; keeps what can still be queried, to compare with."""
     contract, incidents = site(options.incidents, options.contract)
-    observation = observe(options, contract)
+    return judge_observation(observe(options, contract), contract, incidents)
+
+
+def judge_observation(observation: Observation, contract: Contract, incidents: Sequence[Incident]) -> Snapshot:
+    """Diagnose what was observed already."""
     cache = _query_cache(observation, contract)
     running = {instance: _running(observation, instance) for instance in observation.instances}
     return Snapshot(build_report(_observed(observation, cache), incidents, cache, running), cache, running)

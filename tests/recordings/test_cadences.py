@@ -1,0 +1,40 @@
+"""Every recording as somebody would have seen it who scrapes more rarely, from its first scrape on or a bit later."""
+
+from functools import lru_cache
+
+import pytest
+from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.thinning import CADENCES, offsets, thinned
+
+from diag.commands.observe import judge_observation
+from diag.commands.site import site
+from diag.diagnosis.report import Report
+from diag.sources.observation import Observation
+from diag.sources.recording.reader import read
+
+FEW = 3
+"""How many offsets of a cadence are tried of every recording."""
+
+
+@lru_cache(maxsize=1)
+def recording(name: str) -> Observation:
+    return read(RECORDINGS / name)
+
+
+def judged(name: str, every: float, most: int) -> list[Report]:
+    """A report for each offset."""
+    seen, known = recording(name), site(None, None)
+    return [judge_observation(thinned(seen, every, offset), *known).report for offset in offsets(seen, every, most)]
+
+
+def present(report: Report) -> set[str]:
+    return {finding.diagnosis.incident.id for finding in report.present}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in ALL_RECORDINGS))
+def test_no_cadence_claims_what_did_not_happen(name: str) -> None:
+    truth = recording(name).truth
+    reports = [(every, report) for every in CADENCES for report in judged(name, every, FEW)]
+    assert [(every, claimed) for every, report in reports if (claimed := present(report) & set(truth["absent"]))] == []
+    if truth["verdict"] == "healthy":
+        assert {report.verdict for _, report in reports} <= {"healthy", "unknown"}
