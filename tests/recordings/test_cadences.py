@@ -12,8 +12,8 @@ from diag.diagnosis.report import Report
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
 
-FEW = 3
-"""How many offsets of a cadence are tried of every recording."""
+FEW, ALL = 3, 15
+"""How many offsets of a cadence are tried: of every recording, and where a cascade must be found at each of them."""
 
 
 @lru_cache(maxsize=1)
@@ -38,3 +38,9 @@ def test_no_cadence_claims_what_did_not_happen(name: str) -> None:
     assert [(every, claimed) for every, report in reports if (claimed := present(report) & set(truth["absent"]))] == []
     if truth["verdict"] == "healthy":
         assert {report.verdict for _, report in reports} <= {"healthy", "unknown"}
+
+
+@pytest.mark.parametrize("every", [2, 5, 10, 15])
+@pytest.mark.parametrize("name", ["kv_cascade", "kv_cascade_base", "cure_watermark"])
+def test_a_cascade_is_found_whenever_the_scrapes_begin(name: str, every: float) -> None:
+    assert all("kv_eviction_cascade" in present(report) for report in judged(name, every, ALL))

@@ -9,7 +9,7 @@ from diag.signals import (
     hardly_preempts,
     headroom_of_one_answer,
     kv_cache_usage_median,
-    kv_cache_usage_peak,
+    kv_cache_usage_peak_with_next,
     preempts,
     prompt_lengths_spread,
     requests_running,
@@ -52,9 +52,9 @@ incident = Incident(
     impact="running streams pause for seconds, new requests queue; preempted requests are recomputed",
     symptoms=(
         preempts,
-        kv_cache_usage_peak.above(
+        kv_cache_usage_peak_with_next.above(
             0.9,
-            measured("usage peaks at 94-100 %, while every preemption frees blocks and lowers the mean", "kv_cascade"),
+            measured("102-115 % at any cadence: every preemption frees the blocks of one request", "kv_cascade"),
         ),
         requests_waiting_median.at_least(1, documented("a preempted request goes back to the queue", TUNING)),
     ),

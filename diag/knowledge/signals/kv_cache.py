@@ -76,6 +76,15 @@ kv_cache_usage_with_next = Signal(
     "with one more prompt, KV cache usage would be {value}",
     "share",
 )
+# A preemption frees its blocks at once, so a scrape seldom hits the full KV cache: usage falls by one request.
+KV_CACHE_SIZE = f"on (instance) group_left () {configured('kv_cache_size_tokens')}"
+kv_cache_usage_peak_with_next = Signal(
+    "KV cache usage with one more request (peak)",
+    f"({kv_cache_usage_peak.promql} + {TOKENS_PER_REQUEST} / {KV_CACHE_SIZE}) or {kv_cache_usage_peak.promql}",
+    "with one more request of the observed mean length, KV cache usage would peak at {value}",
+    "share",
+    window_scaling="peak",
+)
 PREFIX_HITS, PREFIX_QUERIES = (
     f"({counted(f'vllm:prefix_cache_{kind}_total')} or {counted(f'vllm:gpu_prefix_cache_{kind}_total')})"
     for kind in ("hits", "queries")
