@@ -20,7 +20,7 @@ from diag.core.metric_families import FAMILIES, render
 from diag.exporter.log import tail as following
 from diag.exporter.log.facts import settings as printed_settings
 from diag.exporter.log.line import LineReader, entries
-from diag.exporter.log.patterns import EVENTS, PHASES
+from diag.exporter.log.pattern import EVENTS, PHASES
 from diag.exporter.log.state import ServerLog
 from diag.exporter.log.tail import MOST_LINE, Lines, LogTail
 from diag.vllm.server import config

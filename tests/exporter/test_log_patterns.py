@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.paths import LOGS
 
 from diag.core.log_events import LOG_EVENTS
-from diag.exporter.log.patterns import EVENTS, PATTERNS, PHASES, STAGES, Pattern
+from diag.exporter.log.pattern import EVENTS, PHASES, STAGES, Pattern
+from diag.exporter.log.patterns import PATTERNS
 from diag.exporter.log.recognise import amount, recognise, values
 from diag.vllm.server.launch import FLAGS
 
@@ -71,7 +72,7 @@ def test_no_text_is_recognised_at_a_level_that_vllm_does_not_write_it_at() -> No
 
 def test_a_text_inside_of_a_line_is_not_recognised() -> None:
     for case in CASES:
-        assert recognise(f"Received request cmpl-1: prompt: '{case.text}'", case.level) is None
+        assert recognise(f"Request cmpl-1 details: prompt: '{case.text}'", case.level) is None
 
 
 def test_a_source_line_of_a_traceback_is_not_recognised() -> None:
@@ -92,6 +93,12 @@ def test_the_table_names_stages_events_and_flags_that_there_are() -> None:
     for each in PATTERNS:
         fields = set(re.compile(each.numbers).groupindex)
         assert fields <= (FIELDS[each.name] if each.kind == "event" else {*FLAGS, "version", "model"})
+
+
+def test_what_only_a_logger_of_vllm_writes_names_its_file() -> None:
+    for each in PATTERNS:
+        by_uvicorn = "" in each.levels or each.levels == {"INFO"} or each.begins == "Exception in ASGI application"
+        assert each.logger or each.kind in ("stage", "progress", "setting") or by_uvicorn, each.begins
 
 
 def test_the_phases_are_the_stages_by_another_name() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from diag.core.formatting import printable
-from diag.exporter.log.patterns import Pattern
+from diag.exporter.log.pattern import Pattern
 from diag.exporter.log.recognise import values
 from diag.vllm.command.secrets import hidden
 from diag.vllm.server.config import words

@@ -11,7 +11,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import NamedTuple
 
-from diag.exporter.log.patterns import RAW
+from diag.exporter.log.pattern import RAW
 
 MOST_CHARACTERS = 64 * 2**10
 """Of one line; the rest of it is not looked at."""

@@ -16,7 +16,7 @@ from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
 from diag.core.sizes import GIB
 from diag.exporter.log.facts import settings
 from diag.exporter.log.line import MOST_CHARACTERS, LineReader
-from diag.exporter.log.patterns import Pattern
+from diag.exporter.log.pattern import Pattern
 from diag.exporter.log.recognise import amount, recognise, values
 
 MOST_LINES = 20_000_000

@@ -1,51 +1,10 @@
 """The lines of vLLM's log that mean something, as one table: every text that vLLM 0.6.0 - 0.33.0 has had for them.
 
-To add a line, add a Pattern and a line of tests/data/logs/texts.tsv; a new event is declared in diag/core/log_events.py
-first. `recognise` reads the table.
+To add a line, add a Pattern with the files that log it, and a line of tests/data/logs/texts.tsv; a new event is
+declared in diag/core/log_events.py first. `recognise` reads the table.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
-from diag.core.log_events import LOG_EVENTS
-from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTUP_PHASES
-
-Kind = Literal["banner", "hint", "stage", "progress", "setting", "event", "serves", "ends", "fatal"]
-"""What a line tells. A banner begins a new start; a hint does so only where no start is under way; a stage is what a
-start has reached; progress is that it moves inside a stage; `fatal` ends it for a wrong command line.
-"""
-PHASES = tuple(phase.name for phase in STARTUP_PHASES)
-KERNEL_WARM_UP = "kernel_warm_up"
-_BEFORE_CAPTURE = PHASES.index(CUDA_GRAPH_CAPTURE)
-STAGES = (*PHASES[:_BEFORE_CAPTURE], KERNEL_WARM_UP, *PHASES[_BEFORE_CAPTURE:])
-"""Kernels are warmed up before the graphs are captured: the phase warm_up has two parts."""
-EVENTS = tuple(event.name for event in LOG_EVENTS)
-
-RAW = ""
-"""The level of a line without a head: a traceback, a progress bar, what a library prints."""
-SAID = frozenset({"INFO", "DEBUG"})
-WARNED = frozenset({"INFO", "DEBUG", "WARNING"})
-FAILED = frozenset({RAW, "ERROR", "CRITICAL"})
-BAR = frozenset({RAW})
-UVICORN = frozenset({RAW, "INFO"})
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A text that vLLM wrote in the releases from `first` to `last`.
-
-    `begins` is a regular expression without groups. `numbers` is searched in the whole text; its groups are fields of
-    the event, or flags of the configuration.
-    """
-
-    kind: Kind
-    name: str
-    begins: str
-    levels: frozenset[str]
-    first: str = "0.6.0"
-    last: str = "0.33.0"
-    numbers: str = ""
-
+from diag.exporter.log.pattern import BAR, FAILED, SAID, UVICORN, WARNED, Pattern
 
 _TAG = r"(?:\[\w+\] )?"
 _SIZE = r"[\d.]+ ?(?:[KMG]i?B|bytes)?"
@@ -76,27 +35,36 @@ _DRIVER = (
     r"|CUDA driver version is insufficient"
 )
 
+_UTILS = "api_utils.py utils.py"
+_ASYNC = "async_llm.py async_llm_engine.py client.py core_client.py"
+_COLLECTIVE = "custom_all_reduce.py"
+_NCCL = "ProcessGroupNCCL.cpp ProcessGroupNCCL.hpp"
+"""Files that log, by any release; torch's own have its head, not vLLM's."""
 _DEADLY = r"(?:Killed|Segmentation fault|Aborted|Bus error|Illegal instruction)"
 """What a shell says of a child that a signal ended, behind its script, its line and the PID."""
 
 PATTERNS: tuple[Pattern, ...] = (
     # -- a start begins -----------------------------------------------------------------------------------------------
-    Pattern("banner", "logo", r"[ █▄▀]{10,60}version ", SAID, "0.17.0", numbers=r"version (?P<version>\S+)"),
+    Pattern(
+        "banner", "logo", r"[ █▄▀]{10,60}version ", SAID, "0.17.0", numbers=r"version (?P<version>\S+)", logger=_UTILS
+    ),
     Pattern(
         "banner",
         "version",
         r"vLLM (?:API )?server version ",
         SAID,
         numbers=r"version (?P<version>[^\s,]+)(?:, serving model (?P<model>.+))?",
+        logger=f"api_server.py {_UTILS}",
     ),
-    Pattern("banner", "args", r"(?:non-default )?args: ", SAID),
-    Pattern("hint", "platform", r"Automatically detected platform ", SAID, "0.6.6"),
+    Pattern("banner", "args", r"(?:non-default )?args: ", SAID, logger=f"api_server.py cli_args.py {_UTILS}"),
+    Pattern("hint", "platform", r"Automatically detected platform ", SAID, "0.6.6", logger="__init__.py"),
     Pattern(
         "hint",
         "config",
         r"Initializing (?:an|a V\d) LLM engine \(v",
         SAID,
         numbers=r"engine \(v(?P<version>[^)\s]+)\)",
+        logger="core.py llm_engine.py",
     ),
     # -- and passes its stages ----------------------------------------------------------------------------------------
     Pattern("stage", "load_weights", r"Starting to load model ", SAID),
@@ -175,10 +143,19 @@ PATTERNS: tuple[Pattern, ...] = (
         SAID,
         numbers=r"max_num_batched_tokens=(?P<max_num_batched_tokens>\d+)",
     ),
-    Pattern("serves", "", r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: ", SAID),
+    Pattern(
+        "serves",
+        "",
+        r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: ",
+        SAID,
+        logger="loggers.py metrics.py",
+    ),
+    Pattern("serves", "", r"Received request ", SAID, logger="logger.py request_logger.py"),
+    Pattern("serves", "", r"Exception in ASGI application", frozenset({"ERROR"})),
     Pattern("serves", "", r'[^\s"]{1,80} - "[A-Z]{3,7} /', frozenset({"INFO"})),
-    Pattern("ends", "", r"\[shutdown\] API server: shutdown triggered", WARNED, "0.28.0"),
-    Pattern("ends", "", r"Shutting down(?: FastAPI HTTP server)?\.?$", UVICORN),
+    Pattern("ends", "", r"\[shutdown\] API server: shutdown triggered", WARNED, "0.28.0", logger="launcher.py"),
+    Pattern("ends", "", r"Shutting down FastAPI HTTP server\.", SAID, last="0.27.1", logger="launcher.py"),
+    Pattern("ends", "", r"Shutting down$", UVICORN),
     Pattern("ends", "", r"Application shutdown complete|Finished server process ", UVICORN),
     # -- what goes wrong ----------------------------------------------------------------------------------------------
     Pattern("event", "cuda_out_of_memory", r"(?:CUDA|HIP|XPU) out of memory\. .*\(GPU \d", FAILED, numbers=_TRIED_OLD),
@@ -227,16 +204,33 @@ PATTERNS: tuple[Pattern, ...] = (
         WARNED,
         "0.8.2",
         numbers=r"in (?P<seconds>[\d.]+) second",
+        logger="shm_broadcast.py",
     ),
     Pattern("event", "rpc_timeout", r"RPC call to \S+ timed out", FAILED, "0.6.5"),
-    Pattern("event", "engine_dead", r"[\w.]*EngineDeadError\b", FAILED),
-    Pattern("event", "engine_dead", r"EngineCore encountered (?:a fatal error|an issue)", FAILED, "0.8.5.post1"),
-    Pattern("event", "engine_dead", r"EngineCore hit an exception", FAILED, "0.7.0", "0.8.4"),
-    Pattern("event", "engine_dead", r"AsyncLLM output_handler failed", FAILED, "0.8.5.post1"),
-    Pattern("event", "engine_dead", r"Engine core proc(?:ess)? \S+ died unexpectedly", FAILED, "0.10.1"),
-    Pattern("event", "engine_dead", r"\[shutdown\] MPClient: engine core exited unexpectedly", WARNED, "0.28.0"),
-    Pattern("event", "engine_dead", r"Engine (?:loop is|background task|loop has) ", FAILED, last="0.10.2"),
-    Pattern("event", "engine_dead", r"Engine iteration timed out\.", FAILED, last="0.10.2"),
+    Pattern("event", "engine_dead", r"[\w.]*EngineDeadError\b", FAILED, logger=_ASYNC),
+    Pattern(
+        "event",
+        "engine_dead",
+        r"EngineCore encountered (?:a fatal error|an issue)",
+        FAILED,
+        "0.8.5.post1",
+        logger="core.py",
+    ),
+    Pattern("event", "engine_dead", r"EngineCore hit an exception", FAILED, "0.7.0", "0.8.4", logger="core.py"),
+    Pattern("event", "engine_dead", r"AsyncLLM output_handler failed", FAILED, "0.8.5.post1", logger=_ASYNC),
+    Pattern("event", "engine_dead", r"Engine core proc(?:ess)? \S+ died unexpectedly", FAILED, "0.10.1", logger=_ASYNC),
+    Pattern(
+        "event",
+        "engine_dead",
+        r"\[shutdown\] MPClient: engine core exited unexpectedly",
+        WARNED,
+        "0.28.0",
+        logger=_ASYNC,
+    ),
+    Pattern(
+        "event", "engine_dead", r"Engine (?:loop is|background task|loop has) ", FAILED, last="0.10.2", logger=_ASYNC
+    ),
+    Pattern("event", "engine_dead", r"Engine iteration timed out\.", FAILED, last="0.10.2", logger=_ASYNC),
     Pattern("event", "engine_start_failed", r"Engine core initialization failed", FAILED, "0.8.4"),
     Pattern("event", "engine_start_failed", r"Engine process failed to start", FAILED, "0.6.2", "0.10.2"),
     Pattern(
@@ -255,15 +249,16 @@ PATTERNS: tuple[Pattern, ...] = (
         r"(?:Worker proc|RayWorkerProc|Worker) \S+(?: pid \d+)? died(?: unexpectedly)?[, (]",
         FAILED,
         numbers=r"exit code: (?P<exit_code>-?\d+)",
+        logger="multiproc_executor.py multiproc_worker_utils.py ray_executor.py ray_executor_v2.py",
     ),
     Pattern("event", "killed_by_signal", r"Fatal Python error: (?:Segmentation fault|Aborted|Bus error|Illegal)", BAR),
     Pattern("event", "killed_by_signal", r"!{5,9} Segfault encountered !{5,9}", BAR),
     Pattern("event", "killed_by_signal", r"terminate called after throwing an instance of ", BAR),
     Pattern("event", "killed_by_signal", rf"(?:\S+: line \d+: +\d+ )?{_DEADLY}(?: \(core dumped\))?(?: +\S.*)?$", BAR),
-    Pattern("event", "nccl_timeout", r"Watchdog caught collective operation timeout", FAILED),
-    Pattern("event", "nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED),
-    Pattern("event", "nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED),
-    Pattern("event", "nccl_timeout", r"ProcessGroupNCCL's watchdog got stuck ", FAILED),
+    Pattern("event", "nccl_timeout", r"Watchdog caught collective operation timeout", FAILED, logger=_NCCL),
+    Pattern("event", "nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED, logger=_NCCL),
+    Pattern("event", "nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED, logger=_NCCL),
+    Pattern("event", "nccl_timeout", r"ProcessGroupNCCL's watchdog got stuck ", FAILED, logger=_NCCL),
     Pattern("event", "driver_too_old", _CUDA + r"The NVIDIA driver on your system is too old", FAILED),
     Pattern("event", "driver_too_old", _CUDA + r"CUDA driver version is insufficient", FAILED),
     Pattern("event", "driver_mismatch", _CUDA + r"system has unsupported display driver", FAILED),
@@ -274,7 +269,11 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("event", "cuda_error", r"(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS)_STATUS_|cu[A-Z]\w+ error: ", FAILED),
     Pattern("event", "cuda_error", r"Triton Error \[\w+\]: (?!out of memory)", FAILED),
     Pattern("event", "cuda_error", r"NCCL error(?: in)?: ", FAILED),
-    Pattern("event", "custom_all_reduce_disabled", r"Custom allreduce is disabled ", WARNED),
-    Pattern("event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0"),
-    Pattern("event", "preemption_v0", r"Sequence group \S+ is preempted by ", WARNED, last="0.10.2"),
+    Pattern("event", "custom_all_reduce_disabled", r"Custom allreduce is disabled ", WARNED, logger=_COLLECTIVE),
+    Pattern(
+        "event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0", logger=_COLLECTIVE
+    ),
+    Pattern(
+        "event", "preemption_v0", r"Sequence group \S+ is preempted by ", WARNED, last="0.10.2", logger="scheduler.py"
+    ),
 )

@@ -8,7 +8,8 @@ import re
 from functools import lru_cache
 
 from diag.core.sizes import GIB, LOG_UNITS
-from diag.exporter.log.patterns import FAILED, PATTERNS, Pattern
+from diag.exporter.log.pattern import FAILED, Pattern
+from diag.exporter.log.patterns import PATTERNS
 
 _RANK = r"(?:\[[^\]]{0,120}Rank \d+\] ?){0,3}"
 _BEFORE = re.compile(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from diag.core.metric_families import Sample
 from diag.core.startup_phases import READY, WARM_UP
-from diag.exporter.log.patterns import KERNEL_WARM_UP, PHASES, STAGES
+from diag.exporter.log.pattern import KERNEL_WARM_UP, PHASES, STAGES
 
 MOST_BARS = 1_000
 _READY = STAGES.index(READY)

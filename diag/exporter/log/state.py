@@ -16,7 +16,7 @@ from diag.exporter.log.crashes import CrashStreak
 from diag.exporter.log.error import SIGNALLED, LogError
 from diag.exporter.log.facts import LogFacts
 from diag.exporter.log.line import ACCESS, BAR, MOST_CHARACTERS, Line, LineReader
-from diag.exporter.log.patterns import EVENTS, RAW, STAGES, Pattern
+from diag.exporter.log.pattern import EVENTS, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import amount, recognise, values
 from diag.exporter.log.startup import Startup
 from diag.exporter.log.traceback import Raised, Tracebacks

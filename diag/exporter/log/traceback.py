@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from diag.core.lazy_regex import lazy
 from diag.exporter.log.line import Line
-from diag.exporter.log.patterns import FAILED, RAW
+from diag.exporter.log.pattern import FAILED, RAW
 
 MOST_OPEN = 64
 """Tracebacks of different processes that are followed at a time."""
