@@ -57,7 +57,8 @@ class Signal:
     0..1, "seconds", "bytes", "celsius", "watts", "bool" for 1 or 0, "ratio" for x per y; any other unit names what is
     counted. `window_scaling` says whether a threshold holds at any window ("rate": shares, ratios, means) or grows with
     the window ("peak": maxima and counts of events). `throughout` is whether it holds only where it did so in the whole
-    window, so that it began a window earlier than it shows.
+    window, so that it began a window earlier than it shows. `hindsight` is whether a condition on it that does not hold
+    did not hold two minutes before either, when it could not be known yet.
 
     Where the number does not say which rank or which event it is about, `culprit_promql` is PromQL with one series for
     each of them, and `culprit_label` is filled with its labels and its value (of `culprit_unit`): "rank {rank}",
@@ -70,6 +71,7 @@ class Signal:
     unit: str = ""
     window_scaling: Literal["rate", "peak"] = "rate"
     throughout: bool = False
+    hindsight: bool = False
     culprit_promql: str = ""
     culprit_label: str = ""
     culprit_unit: str = ""

@@ -17,6 +17,8 @@ from diag.knowledge.signals.expressions import FINISHED
 COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
 MANY_FINISHED = 30
 """Where none of so many requests shows a symptom, it has less than one in ten of them (95 %, the rule of three)."""
+HINDSIGHT = 120_000
+"""Milliseconds for which what is known at an instant refutes what seemed to be so before."""
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
 Episode = tuple[float | None, float]
@@ -82,6 +84,8 @@ def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
             row[:] = found.get(subject, np.nan)
     compared = zip(values, conditions, limits, strict=True)
     held = np.array([holds(rows, condition.op, limit) for rows, condition, limit in compared])
+    for at, condition in enumerate(conditions):
+        held[at] = _in_hindsight(held[at], instants) if condition.signal.hindsight else held[at]
     required = [conditions.index(condition) for condition in incident.conditions]
     states = _states(held[required])
     decided, first, last, ongoing = _decided(states)
@@ -109,6 +113,13 @@ def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: Query
 def holds(values: Floats, op: Comparison, limit: float) -> Trits:
     """Whether the comparison holds, value by value."""
     return np.where(np.isnan(values), -1, COMPARE[op](values, limit)).astype(np.int8)
+
+
+def _in_hindsight(held: Trits, instants: Instants) -> Trits:
+    """The same, false also for a while before it is false."""
+    soon = np.searchsorted(instants, instants + HINDSIGHT, side="right")
+    refuted = np.cumsum(np.pad(held == 0, ((0, 0), (1, 0))), axis=1)
+    return np.where(refuted[:, soon] > refuted[:, :-1], 0, held).astype(np.int8)
 
 
 def _states(held: Trits) -> Trits:

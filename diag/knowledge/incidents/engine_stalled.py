@@ -2,7 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
-from diag.signals import requests_stuck_or_stopped, requests_without_progress
+from diag.signals import requests_stuck_or_stopped, requests_without_progress, standstill_was_prefill
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
@@ -35,6 +35,14 @@ incident = Incident(
             "tp_communication_stall",
             distinguish="vLLM's metrics look the same. The distinguishing signs are one worker without CPU time, a "
             "GPU at full utilisation and low power, or the shm_broadcast line in the log.",
+        ),
+        LookAlike(
+            "prefill_decode_contention",
+            distinguish="A step with a very long prefill looks the same while it lasts. It ends by itself, and its "
+            "prompt is booked.",
+            requires=standstill_was_prefill.below(
+                1, judged("where steps have been that long, a standstill counts after two minutes")
+            ),
         ),
         LookAlike("engine_dead", distinguish="/metrics itself no longer answers."),
         LookAlike("queue_saturation", distinguish="Requests queue too, but tokens are generated."),

@@ -8,7 +8,7 @@ where telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, fr
 
 def edge(limit: str) -> str:
     """A matcher for a histogram bucket, whose edge is written 1 or 1.0 by different exporters."""
-    return f'le=~"{limit}|{limit}[.]0"'
+    return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
 
 
 def counted(metric: str, matchers: str = "") -> str:

@@ -13,6 +13,7 @@ from diag.knowledge.signals.host import (
     since_start,
 )
 from diag.knowledge.signals.load import in_flight
+from diag.knowledge.signals.prefill import LONG_STEPS
 
 
 def moved(window: str) -> str:
@@ -55,11 +56,13 @@ PROBE_FAILED = (
     f"({moved('$window')} == bool 0) * on (instance) group_left () "
     "(1 - max by (instance) (last_over_time(diag_probe_success[$window])))"
 )
-# A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes.
+# A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes. So does an
+# engine whose steps have just been that long.
+STUCK_2M = f"(({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
 requests_stuck = Signal(
     "requests in flight without progress",
-    f"0 * ({moved('30s')} > 0) or ({PROBE_FAILED} > 0) or (({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
-    f" or ({stuck('$window', 2)} == 0) or ({stuck('$window', 2)} * {seen_before('25s')})",
+    f"0 * ({moved('30s')} > 0) or ({PROBE_FAILED} > 0) or {STUCK_2M}"
+    f" or ({stuck('$window', 2)} == 0) or (0 * ({LONG_STEPS} > 0)) or ({stuck('$window', 2)} * {seen_before('25s')})",
     "requests in flight without any progress: {value}",
     "requests",
 )
@@ -69,6 +72,13 @@ requests_without_progress = Signal(
     "requests in flight in a window without any progress: {value}",
     "requests",
     throughout=True,
+)
+standstill_was_prefill = Signal(
+    "steps with long prefills",
+    f"(0 * {STUCK_2M}) or ({LONG_STEPS}) or 0 * {in_flight('5m')}",
+    "steps of over 10 s with long prefills, which the engine has come out of: {value}",
+    "bool",
+    hindsight=True,
 )
 endpoint_without_vllm = Signal(
     "metrics endpoint without vLLM's metrics",
