@@ -100,10 +100,10 @@ def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
 
 def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:
     """Whether an incident that is not seen on a subject is absent: after its live window, or a third of that where many
-    requests have finished meanwhile."""
+    requests have finished meanwhile; never after three scrapes."""
     watched, wanted = queries.span + queries.source.interval, seconds(incident.live_window)
-    enough = np.full(len(subjects), watched >= wanted)
-    if enough.all() or 3 * watched < wanted:
+    enough = np.full(len(subjects), watched >= wanted and not queries.has_few_scrapes)
+    if enough.all() or 3 * watched < wanted or queries.has_few_scrapes:
         return enough
     finished = queries.ask(FINISHED, ("instance",), queries.whole)
     counts = [finished.of(subject) for subject in subjects]

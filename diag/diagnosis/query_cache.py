@@ -77,6 +77,11 @@ class QueryCache:
         return float(times[-1] - times[0]) / 1000
 
     @property
+    def has_few_scrapes(self) -> bool:
+        """Whether no window holds four scrapes: of gauges, which need three, one missed scrape leaves nothing."""
+        return self.span < (FEWEST_INTERVALS - 0.5) * self.source.interval
+
+    @property
     def whole(self) -> Window:
         """A window that holds everything."""
         return self.holding(max(self.span, self.live("30s").seconds))

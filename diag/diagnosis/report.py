@@ -11,7 +11,7 @@ from diag.diagnosis.diagnose import RANK, Diagnosis, diagnose
 from diag.diagnosis.onset import dated
 from diag.diagnosis.progress import Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
-from diag.diagnosis.query_cache import GPUS, INSTANCES, PARTS, QueryCache
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.quotes import Quote, quotes
 from diag.diagnosis.relaunch import relaunch
 
@@ -160,7 +160,8 @@ def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
     brief = (finding.diagnosis.incident for finding in findings if finding.diagnosis.brief)
     windows = {incident.id: seconds(incident.live_window) for incident in brief}
     if windows:
-        seen, wanted = quantity(round(queries.span), "seconds"), quantity(max(windows.values()), "seconds")
+        longest = max(*windows.values(), FEWEST_INTERVALS * queries.source.interval)
+        seen, wanted = quantity(round(queries.span), "seconds"), quantity(longest, "seconds")
         yield f"too little seen: {seen} do not rule out {plural(len(windows), 'incident')}; observe for {wanted}"
 
 

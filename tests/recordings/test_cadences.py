@@ -1,5 +1,6 @@
 """Every recording as somebody would have seen it who scrapes more rarely, from its first scrape on or a bit later."""
 
+import re
 from functools import lru_cache
 
 import pytest
@@ -38,6 +39,15 @@ def test_no_cadence_claims_what_did_not_happen(name: str) -> None:
     assert [(every, claimed) for every, report in reports if (claimed := present(report) & set(truth["absent"]))] == []
     if truth["verdict"] == "healthy":
         assert {report.verdict for _, report in reports} <= {"healthy", "unknown"}
+    if truth["verdict"] == "ill":
+        assert "healthy" not in {report.verdict for every, report in reports if every <= 10}
+
+
+def test_three_scrapes_prove_no_health() -> None:
+    """Gauges need three scrapes, so with one missed scrape nothing would be known of them."""
+    report = judge_observation(thinned(recording("healthy"), 30, 1), *site(None, None)).report
+    assert report.verdict == "unknown"
+    assert re.fullmatch(r"too little seen: .* do not rule out \d+ incidents; observe for 90 s", report.blind[0])
 
 
 @pytest.mark.parametrize("every", [2, 5, 10, 15])

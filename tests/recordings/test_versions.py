@@ -49,12 +49,6 @@ def test_a_slower_cadence_finds_the_same(tmp_path: Path, recording: str, every: 
     assert primary(judged(re.write(tmp_path, re.thinned(re.scrapes(recording), every)))) == [SICK[recording]]
 
 
-@pytest.mark.parametrize("every", [2, 5, 10, 15, 20, 30])
-@pytest.mark.parametrize("recording", ["healthy", "healthy_after_cascade", "idle", "contention_cure_threshold"])
-def test_no_cadence_makes_a_healthy_server_ill(tmp_path: Path, recording: str, every: float) -> None:
-    assert judged(re.write(tmp_path, re.thinned(re.scrapes(recording), every))).verdict == "healthy"
-
-
 def test_a_sick_engine_is_not_averaged_away_by_a_healthy_one(tmp_path: Path) -> None:
     report = judged(re.write(tmp_path, re.as_ranks(re.scrapes("kv_cascade"), re.scrapes("healthy"))))
     found = [each.diagnosis for each in report.present if each.diagnosis.primary]
