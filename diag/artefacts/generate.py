@@ -11,13 +11,19 @@ from diag.artefacts.names import GENERATED_MARK
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.incident import Incident
+from diag.core.metric_prefix import with_prefix
 from diag.core.yaml import dump
 
 FOLDERS = ("alerts", "dashboards", "runbooks")
 """Whose files go when they are no longer generated. Others write in docs/, and may quote the mark."""
 RELABEL = {
     "metric_relabel_configs": [
-        {"source_labels": ["__name__"], "regex": "vllm_(.+)", "target_label": "__name__", "replacement": "vllm:$1"}
+        {
+            "source_labels": ["__name__"],
+            "regex": "(?:kserve_|ray_)?vllm[_:](.+)",
+            "target_label": "__name__",
+            "replacement": "vllm:$1",
+        }
     ]
 }
 
@@ -25,10 +31,9 @@ RELABEL = {
 def files(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
     """The text of every file by its path under the root of the artefacts."""
     pages = dashboards(incidents, contract)
+    of_site = {**_alerts(incidents, contract), **pages, **runbooks.runbooks(incidents, contract)}
     return {
-        **_alerts(incidents, contract),
-        **pages,
-        **runbooks.runbooks(incidents, contract),
+        **{name: with_prefix(text, contract.site.prefix) for name, text in of_site.items()},
         "docs/lint-rules.md": lint_rules.reference(),
         "docs/metrics.md": metric_reference(incidents, pages),
     }
@@ -49,7 +54,7 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         "prometheusrule.yaml": ("the rules of diag.rules.yaml for the Prometheus Operator.", resource),
         "dcgm.yaml": (f"a rule file for Prometheus, for dcgm-exporter's metrics.\n{dcgm.HEADER}", dcgm_rules),
         "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
-        "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_ instead of vllm:.", RELABEL),
+        "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.", RELABEL),
     }
     steps = (Path(__file__).parent / "steps.md").read_text(encoding="utf-8")
     return {

@@ -44,17 +44,7 @@ TELEMETRY_ALERTS = (
         summary="Prometheus has no metrics from any vLLM server",
         impact="no vLLM alert can fire: silence does not mean healthy",
         action="Check Status > Targets in Prometheus: is the server, or `diag exporter`, listed and up? If so, look "
-        "for metric names with `vllm_` instead of `vllm:` (VllmMetricsRenamed).",
-    ),
-    TelemetryAlert(
-        name="VllmMetricsRenamed",
-        promql="count by (instance) (last_over_time(vllm_num_requests_running[10m]))",
-        hold="5m",
-        severity="warning",
-        summary=f"The metrics of {SERVER} are stored under vllm_ instead of vllm:",
-        impact="the rules read names with vllm: and do not see this server",
-        action="Prometheus 2 replaces the colon when it negotiates OpenMetrics. Scrape `diag exporter`, which always "
-        "serves the text format, or add the relabelling of alerts/relabel.yaml to the scrape job.",
+        "for metric names with `vllm_` instead of `vllm:` (VllmScrapeRenamesMetrics).",
     ),
     TelemetryAlert(
         name="VllmBucketMissing",

@@ -8,6 +8,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from diag.core.formatting import quantity
+from diag.core.metric_prefix import OWN
 
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 TTFT_BUCKETS = (
@@ -28,11 +29,12 @@ class Site:
     """How this site names servers and where its pages are.
 
     labels: what tells one server from another in its Prometheus. gpu_join: the labels that dcgm-exporter's series share
-    with the server's. The URLs are bases without a slash at the end; a Prometheus fills in its own where none is given.
+    with the server's. prefix: what the names of vLLM's metrics begin with there. The URLs are bases without a slash at the end; a Prometheus fills in its own where none is given.
     """
 
     labels: tuple[str, ...] = ("instance",)
     gpu_join: tuple[str, ...] = ("namespace", "pod")
+    prefix: str = OWN
     runbook_base_url: str = "runbooks"
     grafana_url: str = "http://localhost:3000"
     prometheus_url: str = "{{ $externalURL }}"

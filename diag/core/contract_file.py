@@ -16,6 +16,7 @@ from typing import Any
 
 from diag.core.contract import Contract, Site, names
 from diag.core.errors import BadContract
+from diag.core.metric_prefix import ANY
 
 
 def find(explicit: Path | None) -> Contract:
@@ -139,7 +140,11 @@ class _File:
         table = self._table("site")
         for name in table:
             self._known(name, [field.name for field in fields(Site)], "site")
-        checks: dict[str, Callable[[str, object], Any]] = {"labels": self._labels, "gpu_join": self._labels}
+        checks: dict[str, Callable[[str, object], Any]] = {
+            "labels": self._labels,
+            "gpu_join": self._labels,
+            "prefix": self._prefix,
+        }
         return Site(**{name: checks.get(name, self._url)(name, value) for name, value in table.items()})
 
     def _labels(self, name: str, value: object) -> tuple[str, ...]:
@@ -148,6 +153,11 @@ class _File:
         if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
             raise self.bad("site", name, f"{name} must list each label once, and none of engine, gpu and le")
         return tuple(value)
+
+    def _prefix(self, name: str, value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(ANY, value):
+            raise self.bad("site", name, f'{name} must end in vllm: or vllm_, such as "kserve_vllm:", not {value!r}')
+        return value
 
     def _url(self, name: str, value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", value):

@@ -82,6 +82,7 @@ LABELS: Mapping[str, str] = {
     "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`",
     "pci_bus_id": "PCI address of the GPU",
     "peer": "index of the other GPU",
+    "prefix": "what the names of vLLM's metrics begin with: kserve_vllm:, ray_vllm_, vllm_",
     "process": "the process of vLLM that wrote the line, as vLLM calls it; empty where it does not say",
     "phase": "; ".join(f"{phase.name}: {phase.meaning}" for phase in STARTUP_PHASES),
     "pid": "process id, as this host or container counts",
@@ -107,6 +108,10 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="It shows which part is slow where a scrape times out.",
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
+    "diag_vllm_metrics_renamed": _gauge(
+        "1 when vLLM's /metrics named its metrics with this prefix instead of vllm:; no sample where it never did.",
+        "prefix",
+    ),
     "diag_vllm_last_up_timestamp_seconds": _gauge(
         "Unix time at which vLLM's /metrics answered last with metrics of vLLM; no sample before the first answer."
     ),

@@ -60,6 +60,8 @@ class HostPage:
     def _server(self, scraped: Scraped | None) -> Iterator[Sample]:
         yield "diag_build_info", (__version__,), 1
         up = bool(scraped and scraped.up)
+        if scraped and scraped.renamed:
+            yield "diag_vllm_metrics_renamed", (scraped.renamed,), 1
         self._last_up = time.time() if up else self._last_up
         yield "diag_vllm_up", (), float(up)
         if self._last_up:

@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from diag.core.metric_prefix import named_as_ours
 from diag.exporter.collector_thread import CollectorFailed
 from diag.exposition.lines import NotMetrics, is_cut, sample
 from diag.http.address import Address
@@ -25,13 +26,17 @@ _START = b"process_start_time_seconds "
 
 @dataclass(frozen=True)
 class Scraped:
-    """One page; `up` where it has vLLM's metrics, a `problem` where it cannot be trusted all the same."""
+    """One page; `up` where it has vLLM's metrics, a `problem` where it cannot be trusted all the same.
+
+    `renamed` is what these metrics begin with instead of `vllm:`, "" where they do not.
+    """
 
     page: bytes
     up: bool
     problem: str
     config: Config
     facts: ServerFacts
+    renamed: str = ""
 
 
 class PageReader:
@@ -47,7 +52,8 @@ class PageReader:
         """Read a page; NotMetrics for what must not be passed on."""
         _refuse(page)
         self._watch_start(_lines(page, _START))
-        return Scraped(page, b"vllm:" in page, self._problem(page), self._config(page), facts)
+        ours, prefix = named_as_ours(page)
+        return Scraped(page, b"vllm:" in ours, self._problem(ours), self._config(ours), facts, prefix)
 
     def _watch_start(self, start: bytes) -> None:
         """A start time that returns belongs to another server behind the same port."""

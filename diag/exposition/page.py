@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.core.formatting import printable
+from diag.core.metric_prefix import named_as_ours
 from diag.exposition.lines import CUT, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import Labels
 
 MOST_SERIES = 50_000
 """Of one target; vLLM has some 600."""
-FaultKind = Literal["malformed", "duplicate", "timestamp", "truncated", "crowded"]
+FaultKind = Literal["malformed", "duplicate", "timestamp", "truncated", "crowded", "renamed"]
 
 
 Faults = dict[FaultKind, str]
@@ -69,6 +70,7 @@ class Parser:
     def parse(self, page: bytes) -> Page:
         """Keep the valid lines and note the others; a page without a valid line is `NotMetrics`."""
         refuse_other_formats(page)
+        page, prefix = named_as_ours(page)
         lines = page.split(b"\n")
         rest = lines.pop()
         rows, values, faults = self._changed(lines) or self._samples(lines)
@@ -76,6 +78,8 @@ class Parser:
             raise NotMetrics(_why_nothing(page, faults))
         if is_cut(rest) or lines[-1] == CUT:
             faults["truncated"] = ""
+        if prefix:
+            faults["renamed"] = prefix
         rows, values = self._first_of_each(rows, values, faults)
         return Page(self._layout(rows), np.array(values, np.float64), faults)
 

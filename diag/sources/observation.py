@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from diag.exposition.scrapes import Floats, Millis, ScrapeTable, Target, median_interval, rounds
+from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable, Target, median_interval, rounds
 from diag.promql import Block, Labels, Samples
 from diag.sources import scrape_notes as notes
 from diag.vllm.command.secrets import redact
@@ -131,8 +131,15 @@ def _ours(table: ScrapeTable, facts: ServerFacts, settled: RunningConfig) -> Ite
 
     yield row("up", [not scrape.reason for scrape in table.scrapes])
     yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
+    for prefix in sorted({page.faults["renamed"] for page in table.pages if "renamed" in page.faults}):
+        yield row("diag_vllm_metrics_renamed", [_prefix(scrape) == prefix for scrape in table.scrapes], prefix=prefix)
     version, models = _version(table, facts), _models(table, facts)
     if version or models or settled.device:
         yield row("diag_vllm_info", 1, version=version, model=models, device=settled.device)
     for flag, value in sorted(settled.numbers.items()):
         yield row("diag_vllm_config", value, flag=flag)
+
+
+def _prefix(scrape: Scrape) -> str:
+    """What vLLM's metrics on its page began with instead of `vllm:`."""
+    return scrape.page.faults.get("renamed", "") if scrape.page else ""

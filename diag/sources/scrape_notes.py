@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from diag.core.formatting import clock, listed, plural, printable
+from diag.core.metric_prefix import relabelling
 from diag.exposition.page import MOST_SERIES, FaultKind
 from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable
 from diag.promql import is_stale
@@ -16,6 +17,8 @@ _FAULTS: dict[FaultKind, str] = {
     "duplicate": "{pages} of {host} contained duplicate series (for example {first}): the first of each was kept",
     "timestamp": "{pages} of {host} contained timestamps: the scrape times were used instead",
     "truncated": "{pages} of {host} ended in the middle of a line: the rest counts as missing",
+    "renamed": "{pages} of {host} named vLLM's metrics {first}... instead of vllm:..., and were judged all the same; rules"
+    " and dashboards do not see them without this line in the scrape job: {relabelling}",
     "crowded": f"{{pages}} of {{host}} had more than {MOST_SERIES:,} series: the rest was skipped",
 }
 
@@ -110,4 +113,9 @@ def _faults(table: ScrapeTable) -> Iterator[str]:
         firsts = [page.faults[kind] for page in table.pages if kind in page.faults]
         if firsts:
             pages = f"{len(firsts)} of {plural(len(table.pages), 'page')}"
-            yield sentence.format(pages=pages, host=printable(table.instance), first=printable(firsts[0]))
+            yield sentence.format(
+                pages=pages,
+                host=printable(table.instance),
+                first=printable(firsts[0]),
+                relabelling=relabelling(firsts[0]),
+            )
