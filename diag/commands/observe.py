@@ -12,6 +12,7 @@ from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.core.incident import Incident
+from diag.core.metric_prefix import OWN
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
@@ -66,6 +67,8 @@ def take_snapshot(options: ObserveOptions) -> Snapshot:
 def judge_observation(observation: Observation, contract: Contract, incidents: Sequence[Incident]) -> Snapshot:
     """Diagnose what was observed already."""
     cache = _query_cache(observation, contract)
+    if contract.site.prefix != OWN:  # of a page it is not known what Prometheus makes of it
+        incidents = tuple(incident for incident in incidents if incident.id != "scrape_renames_metrics")
     running = {instance: _running(observation, instance) for instance in observation.instances}
     return Snapshot(build_report(_observed(observation, cache), incidents, cache, running), cache, running)
 
@@ -109,7 +112,7 @@ def prometheus_source(options: ObserveOptions, contract: Contract) -> "Prometheu
     if address.query:
         raise BadUsage(f"{address.shown}?...: leave out the question mark and what follows from a Prometheus URL")
     prometheus = Prometheus(address, from_environment(os.environ), options.timeout or QUERY_TIMEOUT)
-    return PrometheusSource(prometheus, options.scope, contract.site.labels)
+    return PrometheusSource(prometheus, options.scope, contract.site)
 
 
 def _scrape(options: ObserveOptions, contract: Contract) -> Observation:

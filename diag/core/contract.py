@@ -29,15 +29,16 @@ class Site:
     """How this site names servers and where its pages are.
 
     labels: what tells one server from another in its Prometheus. gpu_join: the labels that dcgm-exporter's series share
-    with the server's. prefix: what the names of vLLM's metrics begin with there. The URLs are bases without a slash at the end; a Prometheus fills in its own where none is given.
+    with the server's. prefix: what the names of vLLM's metrics begin with in it. The URLs are bases without a slash at
+    the end; a Prometheus fills in its own where none is given.
     """
 
     labels: tuple[str, ...] = ("instance",)
     gpu_join: tuple[str, ...] = ("namespace", "pod")
-    prefix: str = OWN
     runbook_base_url: str = "runbooks"
     grafana_url: str = "http://localhost:3000"
     prometheus_url: str = "{{ $externalURL }}"
+    prefix: str = OWN
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,8 @@ class Incident:
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`; with `burns`, there is one alert per burn-rate window instead. `explains` names incidents
-    that are consequences of this one. The culprits of `quotes` are log lines that decide; `lints` says that a wrong
+    that are consequences of this one. `telemetry` says that it is about the telemetry and not about the server: it is
+    reported after whatever else there is. The culprits of `quotes` are log lines that decide; `lints` says that a wrong
     launch command may be the cause. `impact` says what users notice, `mitigate` what helps immediately without a
     restart, `hand_over` what the vendor's engineers need, `do_not` what makes it worse.
     """
@@ -228,6 +229,7 @@ class Incident:
     burns: tuple[BurnRateWindow, ...] = ()
     quotes: Signal | None = None
     lints: bool = False
+    telemetry: bool = False
     mitigate: tuple[str, ...] = ()
     hand_over: tuple[str, ...] = ()
     do_not: tuple[str, ...] = ()

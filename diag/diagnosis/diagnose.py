@@ -302,6 +302,7 @@ def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
             states.index(d.state),
             d.explained_by is not None,
             RANK[d.severity] == 0,
+            d.incident.telemetry,
             bool(d.incident.burns),
             -RANK[d.severity],
             not d.ongoing,

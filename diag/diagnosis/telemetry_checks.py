@@ -9,9 +9,10 @@ import numpy as np
 
 from diag.core.formatting import listed, moment, printable
 from diag.core.incident import Incident, seconds
+from diag.core.metric_prefix import relabelling
 from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, Window
-from diag.sources.prometheus.servers import RENAMED, PrometheusSource
+from diag.sources.prometheus.servers import PrometheusSource
 
 INSTANCE = ("instance",)
 MISSING = 0.05
@@ -104,12 +105,12 @@ def remarks(
         _gone(scraped),
         _gaps(scraped),
         _too_slow(scraped, incidents),
-        _renamed(scraped, queries),
+        _renamed(remote, scraped),
         _twice(scraped, queries),
         _silent(scraped, queries),
         _failing(queries),
         _unseen(remote, scraped, queries),
-        _several_api_servers(scraped, queries),
+        _several_api_servers(remote, scraped, queries),
     )
     return tuple(remark for check in checks for remark in check)
 
@@ -179,12 +180,12 @@ def _blind(incidents: Sequence[Incident], scraped: Scrapes) -> list[str]:
     ]
 
 
-def _renamed(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
-    renamed = _having(RENAMED, queries) - _having(SERVES, queries)
-    if renamed:
+def _renamed(remote: PrometheusSource, scraped: Mapping[str, Scrapes]) -> Iterator[str]:
+    for prefix, servers in remote.renamed.items():
         yield (
-            f"metrics stored as vllm_... instead of vllm:..., which no rule matches: {_who(renamed, scraped)}; add the"
-            " lines of alerts/relabel.yaml to their scrape job, or scrape `diag exporter` instead"
+            f"metrics stored as {prefix}... instead of {remote.prefix}..., which no rule matches:"
+            f" {_who(servers, scraped)}; judged all the same; add to the scrape job {relabelling(prefix)}"
+            f' (alerts/relabel.yaml), or state prefix = "{prefix}" in diag.toml, [site]'
         )
 
 
@@ -222,7 +223,7 @@ def _same(queries: QueryCache) -> list[frozenset[str]]:
 
 
 def _silent(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
-    silent = _having(HTTP, queries) - _having(SERVES, queries) - _having(RENAMED, queries)
+    silent = _having(HTTP, queries) - _having(SERVES, queries)
     if silent:
         yield (
             f"requests are served under /v1/, but there are no vLLM metrics: {_who(silent, scraped)}; if that is vLLM"
@@ -265,8 +266,11 @@ def _unseen(remote: PrometheusSource, scraped: Mapping[str, Scrapes], queries: Q
         )
 
 
-def _several_api_servers(scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
-    several = _having(SERVES, queries) - _having(START, queries)
+def _several_api_servers(
+    remote: PrometheusSource, scraped: Mapping[str, Scrapes], queries: QueryCache
+) -> Iterator[str]:
+    """An agent of Ray serves vLLM's metrics without those of the process."""
+    several = (_having(SERVES, queries) - _having(START, queries)).difference(*remote.renamed.values())
     if several:
         yield (
             f"no {START}, so that a restart shows only as counters that fall: {_who(several, scraped)}; if the scrape"

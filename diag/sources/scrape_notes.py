@@ -17,8 +17,8 @@ _FAULTS: dict[FaultKind, str] = {
     "duplicate": "{pages} of {host} contained duplicate series (for example {first}): the first of each was kept",
     "timestamp": "{pages} of {host} contained timestamps: the scrape times were used instead",
     "truncated": "{pages} of {host} ended in the middle of a line: the rest counts as missing",
-    "renamed": "{pages} of {host} named vLLM's metrics {first}... instead of vllm:..., and were judged all the same; rules"
-    " and dashboards do not see them without this line in the scrape job: {relabelling}",
+    "renamed": "{pages} of {host} named vLLM's metrics {first}... instead of vllm:...; they were judged, but rules do"
+    " not see them until the scrape job has {relabelling}",
     "crowded": f"{{pages}} of {{host}} had more than {MOST_SERIES:,} series: the rest was skipped",
 }
 

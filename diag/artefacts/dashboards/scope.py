@@ -38,6 +38,9 @@ class DashboardScope:
         for name in sorted(metric_names(parse(promql))):
             chosen = {label: variable for label, variable in self._labels(name).items() if label not in of_one}
             matchers = ", ".join(f'{label}=~"${variable}"' for label, variable in chosen.items())
+            if name.startswith("{"):  # a selector that matches the metric's name
+                promql = promql.replace(name, f"{{{matchers}, {name[1:]}")
+                continue
             promql = re.sub(rf"(?<![\w:]){re.escape(name)}(?![\w:])(?!\{{)", f"{name}{{{matchers}}}", promql)
             promql = re.sub(
                 rf"(?<![\w:]){re.escape(name)}\{{(?!{re.escape(matchers)})", f"{name}{{{matchers}, ", promql

@@ -9,7 +9,7 @@ from diag.incident import Fix, Incident, LookAlike, Signal, documented, judged
 METHOD = "https://prometheus.io/docs/prometheus/latest/configuration/configuration/#metric_relabel_configs"
 RAY = "https://github.com/vllm-project/vllm/blob/main/vllm/v1/metrics/ray_wrappers.py"
 ON_PAGE = 'last_over_time(diag_vllm_metrics_renamed{prefix!="vllm:"}[$window])'
-STORED = f'last_over_time({{__name__=~"{ANY}{PROBE}",__name__!="vllm:{PROBE}"}}[$window])'
+STORED = f'last_over_time({{__name__=~"{ANY}{PROBE}",__name__!~"vllm:num_.+"}}[$window])'
 RENAMED = Signal(
     "metrics renamed",
     f"max by ($by) ({ON_PAGE}) or 0 * count by ($by) (last_over_time(vllm:{PROBE}[$window]))"
@@ -17,7 +17,7 @@ RENAMED = Signal(
     "vLLM's metrics are stored under other names: {value}",
     "bool",
     culprit_promql=f"({ON_PAGE}) == 1",
-    culprit_label="with {prefix}... for vllm:...",
+    culprit_label="{prefix}...",
 ).at_least(1, documented("rules and dashboards select the names that vLLM gives its metrics", RAY))
 incident = Incident(
     id="scrape_renames_metrics",
@@ -25,6 +25,7 @@ incident = Incident(
     severity="warning",
     per=("instance",),
     hold="5m",
+    telemetry=True,
     cause="""
         The scrape or what serves the page renames vllm:... to vllm_... (a Prometheus 2 that negotiates OpenMetrics),
         kserve_vllm:... (KServe, RHOAI) or ray_vllm:... and ray_vllm_... (Ray). Every rule on vllm:... is then silent.

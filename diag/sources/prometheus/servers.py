@@ -3,28 +3,31 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 
+from diag.core.contract import Site
 from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
 from diag.core.formatting import listed, moment, plural, printable
 from diag.core.incident import regroup
+from diag.core.metric_prefix import OWN, with_prefix
 from diag.core.subjects import Floats, Instants, Subject
 from diag.http.prometheus_api import Refused
 from diag.promql import add_matchers, parse, pretty
 from diag.sources.prometheus.client import Prometheus, Series
 from diag.sources.prometheus.labelled_config import INFO, Flags, completed, flags
+from diag.sources.prometheus.members import SERVES, Member, by_prefix, described, is_among, member
 from diag.sources.prometheus.scope import Scope, any_of
 
-SERVES = "vllm:num_requests_running|vllm:generation_tokens_total|diag_vllm_up|diag_vllm_info"
-RENAMED = "vllm_num_requests_running"
+RENAMED = "diag_vllm_metrics_renamed"
+"""Stands in what asks by which names the metrics are stored."""
 CONFIG = "diag_vllm_config"
 MOST_INSTANTS = 1_500
 """Instants times servers: every minute of a day of one server, two instants of a thousand."""
+DEFAULT_SITE = Site()
 _BEFORE = 86_400_000
 """How long before the span a server may have answered last and still belong to it."""
 _SAMPLED = 3
@@ -34,23 +37,15 @@ _FEW_REFUSALS = 3
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(frozen=True)
-class Member:
-    """One server: the (job, instance) pairs it is scraped as, and its models."""
-
-    targets: frozenset[tuple[str, str]]
-    models: frozenset[str]
-
-
 class PrometheusSource:
     """Keeps the protocol `TelemetrySource`: every query is evaluated by the server, for all of `members` at once.
 
     `queries` counts them. Raises Unreachable where Prometheus cannot be queried or has no such servers.
     """
 
-    def __init__(self, prometheus: Prometheus, scope: Scope, labels: tuple[str, ...] = ("instance",)) -> None:
+    def __init__(self, prometheus: Prometheus, scope: Scope, site: Site = DEFAULT_SITE) -> None:
         self._prometheus = prometheus
-        self._scope, self._labels = scope, labels
+        self._scope, self._labels, self.prefix = scope, site.labels, site.prefix
         self._refused: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
         self._timeouts, self._given_up, self._lock = 0, "", Lock()
@@ -115,12 +110,12 @@ class PrometheusSource:
     def _found(self, scope: Scope, start: int) -> dict[str, Member]:
         more = [any_of(label, these) for label, these in (("job", scope.jobs), ("model_name", scope.models)) if these]
         inside = ",".join([*([scope.everywhere] if scope.everywhere else []), *more])
-        names = [f"{SERVES}|{RENAMED}", *(["up"] if scope.names_servers else [])]
+        names = [SERVES, *(["up"] if scope.names_servers else [])]
         matches = [f'{{__name__=~"{name}"{"," if inside else ""}{inside}}}' for name in names]
         series: dict[str, list[Mapping[str, str]]] = {}
         for labels in self._prometheus.series(matches, start, self.end):
             series.setdefault(self._name(labels), []).append(labels)
-        return {name: _member(found) for name, found in sorted(series.items()) if name}
+        return {name: member(found, self.prefix) for name, found in sorted(series.items()) if name}
 
     def _name(self, labels: Mapping[str, str]) -> str:
         return "/".join(labels.get(label, "") for label in self._labels).strip("/")
@@ -129,7 +124,7 @@ class PrometheusSource:
         span = f"between {moment(self.start / 1000)} and {moment(self.end / 1000)}"
         others = self._found(Scope(scope.span), self.start) if scope != Scope(scope.span) else {}
         if others:
-            some = listed([_described(*server) for server in others.items()])
+            some = listed([described(*server) for server in others.items()])
             return f"{self._prometheus.shown} has no matching vLLM server {span}; it has {some}"
         hint = "are vLLM servers or `diag exporter` among its targets, and is the time range right?"
         return f"{self._prometheus.shown} has no vLLM metrics {span}; {hint}"
@@ -150,7 +145,7 @@ class PrometheusSource:
         times = [scraped for scraped in series if len(scraped)]
         if not times:
             raise Unreachable(self._not_scraped())
-        self.members = {name: member for name, member in self.members.items() if _is_among(counts, member)}
+        self.members = {name: member for name, member in self.members.items() if is_among(counts, member)}
         steps = np.concatenate([np.diff(scraped) for scraped in times])
         interval = int(np.median(steps)) if len(steps) else 0
         first, last = min(int(scraped[0]) for scraped in times), max(int(scraped[-1]) for scraped in times)
@@ -176,16 +171,34 @@ class PrometheusSource:
         hint = "is the time range right?"
         return f"{self._prometheus.shown}: {who} scraped on the day before, but not {span}; {hint}"
 
+    @property
+    def renamed(self) -> Mapping[str, frozenset[str]]:
+        """The servers whose metrics are stored under other names than this site's, by their prefix."""
+        return {prefix: names for prefix, names in by_prefix(self.members).items() if prefix != self.prefix}
+
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
-        """One row per subject, NaN where there is no finite sample; NotAnswered where the server refuses the query."""
+        """One row per subject, NaN where there is no finite sample; NotAnswered where the server refuses the query.
+
+        Where servers differ in the names of their metrics, each is asked for its own.
+        """
         whole = regroup(promql, self._labels)
         if CONFIG in promql:
             whole = completed(whole, self._flags)
+        if OWN not in promql or RENAMED in promql:
+            return self._asked(with_prefix(whole, self.prefix), self.members.keys(), instants)
+        rows: dict[Subject, Floats] = {}
+        for prefix, names in by_prefix(self.members).items():
+            found = self._asked(with_prefix(whole, prefix), names, instants)
+            rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
+        return rows
+
+    def _asked(self, whole: str, names: Collection[str], instants: Instants) -> Mapping[Subject, Floats]:
+        """By the series that a rule records, where it says something of each of these servers."""
         name = self._recorded.get(pretty(whole)) if self._recorded else None
         rows: Mapping[Subject, Floats] = {}
         with suppress(NotAnswered):
             rows = self._rows(name, instants) if name else {}
-        if not self._complete(rows):
+        if not _complete(rows, names):
             rows = self._rows(whole, instants)
         return rows
 
@@ -201,7 +214,8 @@ class PrometheusSource:
         if self._labels != ("instance",):
             return {}
         try:
-            infos, published = (self._last(promql) for promql in (INFO, f"count by (instance) ({CONFIG})"))
+            published = self._last(f"count by (instance) ({CONFIG})")
+            infos = [info for prefix in by_prefix(self.members) for info in self._last(with_prefix(INFO, prefix))]
         except Refused:
             return {}
         published_by = {labels.get("instance") for labels in published}
@@ -211,11 +225,6 @@ class PrometheusSource:
         """The labels of what there is at the last instant."""
         at = int(self.instants[-1]) + self._lag
         return [series["metric"] for series in self._prometheus.instant(add_matchers(promql, self._matchers), at)]
-
-    def _complete(self, rows: Mapping[Subject, Floats]) -> bool:
-        """Whether what was recorded says something of every server at every instant."""
-        named = {dict(subject).get("instance") for subject in rows}
-        return named >= self.members.keys() and not any(np.isnan(row).any() for row in rows.values())
 
     def _rows(self, promql: str, instants: Instants) -> dict[Subject, Floats]:
         self.queries += 1
@@ -266,22 +275,10 @@ class PrometheusSource:
         return tuple(sorted(named.items()))
 
 
-def _member(series: Sequence[Mapping[str, str]]) -> Member:
-    return Member(
-        targets=frozenset((labels.get("job", ""), labels.get("instance", "")) for labels in series),
-        models=frozenset(labels[name] for labels in series for name in ("model_name", "model") if labels.get(name)),
-    )
-
-
-def _described(name: str, member: Member) -> str:
-    """A server with the jobs and models that it can be selected by."""
-    jobs, models = {f"job {job}" for job, _ in member.targets}, {f"model {model}" for model in member.models}
-    return printable(f"{name} ({', '.join([*sorted(jobs), *sorted(models)])})")
-
-
-def _is_among(counts: Mapping[str, float], member: Member) -> bool:
-    """Whether it was scraped at all, and not only within the day before."""
-    return any(instance in counts for _, instance in member.targets)
+def _complete(rows: Mapping[Subject, Floats], names: Collection[str]) -> bool:
+    """Whether what was recorded says something of each of these servers at every instant."""
+    named = {dict(subject).get("instance") for subject in rows}
+    return named >= set(names) and not any(np.isnan(row).any() for row in rows.values())
 
 
 def _check(matcher: str) -> None:
