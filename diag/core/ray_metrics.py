@@ -1,7 +1,7 @@
 """What else differs where Ray exports vLLM's metrics (vllm/v1/metrics/ray_wrappers.py, Ray 2.49).
 
-A page is that of a node: it may have several replicas, each with an engine 0. A counter has no series before it counts
-something, so that what never happened is missing where vLLM's own page has 0.
+A page is that of a node: it may have several replicas, each with an engine 0. A counter or a histogram has no series
+before it counts something, so that what never happened is missing where vLLM's own page has 0.
 """
 
 import re
@@ -11,6 +11,8 @@ BESIDE = {
     "num_preemptions_total": "num_requests_running",
     "generation_tokens_total": "num_requests_running",
     "prompt_tokens_total": "num_requests_running",
+    "request_success_total": "num_requests_running",
+    "iteration_tokens_total_count": "num_requests_running",
     "prefix_cache_hits_total": "prefix_cache_queries_total",
 }
 """Counters that every server has, each with a metric beside which its absence means 0."""

@@ -45,6 +45,19 @@ def test_vllms_page_comes_first_byte_for_byte() -> None:
     assert values(page[len(odd) :])["diag_vllm_up"] == 1
 
 
+@pytest.mark.parametrize("prefix", [b"kserve_vllm:", b"ray_vllm_"])
+def test_renamed_metrics_are_passed_on_as_they_are_and_said(prefix: bytes) -> None:
+    configured = b'vllm:cache_config_info{enable_prefix_caching="True",engine="0"} 1\n'
+    other = (PAGE + configured).replace(b"vllm:", prefix)
+    with serving(pages(other)) as server:
+        page = exporter(server.url).page(4)
+    found = values(page)
+    assert page.startswith(other)
+    assert found["diag_vllm_up"] == found['diag_scrape_success{collector="vllm"}'] == 1
+    assert found[f'diag_vllm_metrics_renamed{{prefix="{prefix.decode()}"}}'] == 1
+    assert 'diag_vllm_config{flag="enable_prefix_caching"}' in found
+
+
 def test_a_server_that_does_not_answer_costs_only_its_own_part() -> None:
     page = exporter(f"http://127.0.0.1:{bad_servers.closed_port()}").page(4)
     found = values(page)

@@ -153,7 +153,7 @@ def test_every_metric_exists_in_a_recording_or_is_the_exporters() -> None:
         dict(key)["__name__"] for recording in ALL_RECORDINGS for key in timelines.recording(recording.name).series
     }
     own = {rule["record"] for rule in rules() if "record" in rule}
-    unknown = metrics_read() - recorded - set(FAMILIES) - own - {"vllm_num_requests_running", "ALERTS"}
+    unknown = metrics_read() - recorded - set(FAMILIES) - own - {"ALERTS"}
     assert all(name.startswith(tuple(OLD_NAMES.values())) for name in unknown), unknown
 
 
@@ -161,7 +161,6 @@ def test_every_metric_exists_in_a_recording_or_is_the_exporters() -> None:
     ("series", "alert"),
     [
         ({"unrelated": 1.0}, "VllmTelemetryAbsent"),
-        ({"vllm_num_requests_running": 1.0}, "VllmMetricsRenamed"),
         ({"vllm:num_requests_running": 1.0, "diag_scrape_success": 0.0}, "DiagCollectorFailed"),
         ({"vllm:time_to_first_token_seconds_count": 1.0}, "VllmBucketMissing"),
     ],
@@ -267,8 +266,9 @@ def test_a_warning_never_mutes_a_critical_alert() -> None:
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("place", PLACES)
-def test_the_relabelling_gives_renamed_metrics_their_colon_back(place: str) -> None:
-    page = b'vllm_num_requests_running{engine="0"} 3\ndiag_vllm_up 1\n'
+@pytest.mark.parametrize("prefix", ["vllm_", "kserve_vllm:", "ray_vllm_"])
+def test_the_relabelling_gives_renamed_metrics_their_names_back(place: str, prefix: str) -> None:
+    page = prefix.encode() + b'num_requests_running{engine="0"} 3\ndiag_vllm_up 1\n'
     with bad_servers.serving(bad_servers.pages(page)) as target:
         job = {"job_name": "vllm", "static_configs": [{"targets": [target.url.removeprefix("http://")]}]}
         job |= yaml.safe_load((ROOT / "alerts" / "relabel.yaml").read_text())

@@ -196,8 +196,8 @@ def hasty(rules: str) -> str:
 
 
 def answer(server: Server, promql: str) -> Answer | None:
-    """What it answers now; None while it does not listen yet."""
+    """What it answers now; None while it does not listen yet, or says that it is not ready."""
     try:
         return server.query(promql, round(time.time() * 1000))
-    except (urllib.error.URLError, ConnectionError):
+    except (urllib.error.URLError, ConnectionError, json.JSONDecodeError):
         return None

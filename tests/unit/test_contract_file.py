@@ -41,9 +41,10 @@ def test_a_site_names_its_labels_and_its_pages(tmp_path: Path) -> None:
         gpu_join = ["node"]
         runbook_base_url = "https://wiki.example/vllm/"
         grafana_url = "https://grafana.example"
+        prefix = "kserve_vllm:"
     """
     assert contract(tmp_path, text).site == Site(
-        ("cluster", "pod"), ("node",), "https://wiki.example/vllm", "https://grafana.example"
+        ("cluster", "pod"), ("node",), "https://wiki.example/vllm", "https://grafana.example", prefix="kserve_vllm:"
     )
 
 
@@ -90,6 +91,7 @@ def test_the_threshold_that_escalates_has_a_key_of_its_own(tmp_path: Path) -> No
         ("[site]\nlabels = ['gpu']\n", ":2", "none of engine, gpu and le"),
         ("[site]\ngrafana_url = 'grafana'\n", ":2", "grafana_url must be a URL"),
         ("[site]\nrunbook_base_url = 'javascript:x'\n", ":2", "runbook_base_url must be a URL"),
+        ("[site]\nprefix = 'kserve_'\n", ":2", "prefix must end in vllm: or vllm_"),
         ("[site]\nrunbok = 'x'\n", ":2", "[site] has no key 'runbok'"),
         ("site = 3\n", ":1", "[site] must be a table"),
         (f"[limits]\n{CASCADE} = 3\n", ":2", f"[limits.{CASCADE}] must be a table"),
