@@ -38,6 +38,13 @@ SHUT_DOWN = "shut_down"
 DRIVER_TOO_OLD = "driver_too_old"
 DRIVER_MISMATCH = "driver_mismatch"
 FABRIC_NOT_READY = "fabric_not_ready"
+KV_TRANSFER_FAILED = "kv_transfer_failed"
+KV_BLOCKS_EXPIRED = "kv_blocks_expired"
+KV_LOAD_FAILED = "kv_load_failed"
+MULTIMODAL_CACHE_MISS = "multimodal_cache_miss"
+REQUEST_PREPROCESSING_FAILED = "request_preprocessing_failed"
+INPUT_THREAD_DIED = "input_thread_died"
+OUTPUT_CORRUPTED = "output_corrupted"
 
 LOG_EVENTS = (
     LogEvent(
@@ -123,6 +130,13 @@ LOG_EVENTS = (
         "The engine of vLLM before 0.11 preempted a request.",
         unread="vLLM's page counts preemptions; the line is for a log without a page.",
     ),
+    LogEvent(KV_TRANSFER_FAILED, "A KV connector (NIXL, Mooncake) failed to transfer KV blocks or to reach its peer."),
+    LogEvent(KV_BLOCKS_EXPIRED, "A prefill instance freed KV blocks that no decode instance had fetched in time."),
+    LogEvent(KV_LOAD_FAILED, "KV blocks could not be loaded: their requests failed, or were computed again."),
+    LogEvent(MULTIMODAL_CACHE_MISS, "The engine lacks a multimodal item that the API server believes it has cached."),
+    LogEvent(REQUEST_PREPROCESSING_FAILED, "The engine failed a request before its scheduler saw it."),
+    LogEvent(INPUT_THREAD_DIED, "The engine's input thread ended: no request reaches the scheduler any more."),
+    LogEvent(OUTPUT_CORRUPTED, "Logits were NaN (counted with VLLM_COMPUTE_NANS_IN_LOGITS=1)."),
 )
 OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)
 ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)

@@ -5,6 +5,7 @@ declared in diag/core/log_events.py first. `recognise` reads the table.
 """
 
 from diag.exporter.log.pattern import BAR, FAILED, SAID, UVICORN, WARNED, Pattern
+from diag.exporter.log.serving_patterns import CORRUPTED, SERVING_PATTERNS, STATS
 
 _TAG = r"(?:\[\w+\] )?"
 _SIZE = r"[\d.]+ ?(?:[KMG]i?B|bytes)?"
@@ -146,7 +147,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "serves",
         "",
-        r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: ",
+        rf"{STATS}(?!{CORRUPTED})",
         SAID,
         logger="loggers.py metrics.py",
     ),
@@ -276,4 +277,5 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "event", "preemption_v0", r"Sequence group \S+ is preempted by ", WARNED, last="0.10.2", logger="scheduler.py"
     ),
+    *SERVING_PATTERNS,
 )

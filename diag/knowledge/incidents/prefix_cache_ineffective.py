@@ -20,6 +20,7 @@ incident = Incident(
         prefix_cache_hit_rate.below(0.3, judged("60-80 % is usual for a chatbot with a system prompt")),
         requests_finished.at_least(10, judged("fewer requests say little about shared prefixes")),
     ),
+    explains=("kv_offload_ineffective",),
     looks_like=(
         LookAlike(
             "short prompts",

@@ -44,7 +44,14 @@ incident = Incident(
         ),
         LookAlike("gpu_fault", distinguish="The driver reports an Xid error, or the GPU does not answer."),
     ),
-    explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
+    explains=(
+        "data_parallel_lockstep",
+        "engine_stalled",
+        "queue_saturation",
+        "kv_pool_saturated",
+        "replicas_unbalanced",
+        "contract_breached",
+    ),
     fixes=(
         *LET_GO_ON,
         Fix(

@@ -7,7 +7,9 @@ from diag.knowledge.signals.gpu import *  # noqa: F403
 from diag.knowledge.signals.halted import *  # noqa: F403
 from diag.knowledge.signals.host import *  # noqa: F403
 from diag.knowledge.signals.kv_cache import *  # noqa: F403
+from diag.knowledge.signals.kv_connector import *  # noqa: F403
 from diag.knowledge.signals.load import *  # noqa: F403
+from diag.knowledge.signals.multimodal import *  # noqa: F403
 from diag.knowledge.signals.peers import *  # noqa: F403
 from diag.knowledge.signals.prefill import *  # noqa: F403
 from diag.knowledge.signals.settings import *  # noqa: F403

@@ -4,6 +4,7 @@ A server without the feature has the value 0; on a release that does not export 
 """
 
 from diag.core.incident import Signal
+from diag.core.log_events import OUTPUT_CORRUPTED
 from diag.knowledge.signals.expressions import FINISHED, ITL, RUNNING, WAITING, configured, counted, gauge
 
 # -- speculative decoding ---------------------------------------------------------------------------------------------
@@ -146,4 +147,22 @@ tokens_in_100_ms = Signal(
     f"0.1 / (({gap}) > 0)",
     "a stream generates {value} tokens in 0.1 s",
     "tokens",
+)
+
+# -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set ------------------------------------------------
+
+CORRUPTED = counted("vllm:corrupted_requests_total")
+CORRUPTED_BY_LOG = counted("diag_vllm_log_events_total", f'event="{OUTPUT_CORRUPTED}"')
+requests_corrupted = Signal(
+    "corrupted requests (needs VLLM_COMPUTE_NANS_IN_LOGITS=1)",
+    f"{CORRUPTED} or ({CORRUPTED_BY_LOG} > 0)",
+    "requests with NaN in their logits: {value}",
+    "requests",
+    window_scaling="peak",
+)
+corrupted_share = Signal(
+    "share of corrupted requests",
+    f"{CORRUPTED} / ({FINISHED} > 0)",
+    "{value} of the finished requests had NaN in their logits",
+    "share",
 )

@@ -5,6 +5,7 @@ Peers are replicas, or the data-parallel ranks of one replica. A peer counts if 
 
 from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import RUNNING, WAITING, counted, gauge
+from diag.knowledge.signals.forward_progress import requests_stuck
 
 PEERS = "by (model_name)"
 """Every expression over peers contains this."""
@@ -55,4 +56,19 @@ tokens_of_peers = Signal(
     beside_peers(WRITTEN, "/", AT_LEAST_ONE, WRITTEN),
     "it generates {value} times as many tokens as the median of its peers",
     "ratio",
+)
+
+# -- the data-parallel engines of one server --------------------------------------------------------------------------
+
+ENGINES = f"count by ($by) (count by (instance, engine) (count_over_time({RUNNING}[$window])))"
+STUCK = f"(({requests_stuck.promql.replace('$by', 'instance, engine')}) > 0)"
+engines = Signal("engines of the server", ENGINES, "engines of this server: {value}", "engines")
+engines_stuck = Signal(
+    "engines with requests and without progress",
+    f"count by ($by) {STUCK} or 0 * {ENGINES}",
+    "engines that hold requests and make no progress: {value}",
+    "engines",
+    throughout=True,
+    culprit_promql=STUCK,
+    culprit_label="engine {engine}",
 )

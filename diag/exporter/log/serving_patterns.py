@@ -1,0 +1,58 @@
+"""The part of the table about requests that fail, or are answered wrongly, while a server goes on serving."""
+
+from diag.exporter.log.pattern import BAR, FAILED, SAID, Pattern
+
+WARNING, ERROR = frozenset({"WARNING"}), frozenset({"ERROR"})
+_NIXL = "nixl_connector.py worker.py base_worker.py pull_worker.py push_worker.py"
+"""A failure is logged in the name of its caller, and NIXL's connector has been one file, then several."""
+_MOONCAKE = "mooncake_connector.py"
+_SCHEDULER = "scheduler.py"
+STATS = r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: "
+CORRUPTED = r".{0,400}, Corrupted: [1-9]"
+
+SERVING_PATTERNS = (
+    Pattern("event", "output_corrupted", STATS + CORRUPTED, SAID, "0.11.1", logger="loggers.py"),
+    Pattern("event", "output_corrupted", r"NaNs detected in logits: ", FAILED, "0.32.0"),
+    Pattern("event", "kv_transfer_failed", r"NIXL transfer failure: ", ERROR, "0.13.0", logger=_NIXL),
+    Pattern(
+        "event",
+        "kv_transfer_failed",
+        r"NIXL transfer (?:failed for request|setup/initiation failed) ",
+        ERROR,
+        "0.11.1",
+        "0.12.0",
+        logger=_NIXL,
+    ),
+    Pattern(
+        "event", "kv_transfer_failed", r"pulling kv_caches for .{0,300} failed: ", ERROR, "0.13.0", logger=_MOONCAKE
+    ),
+    Pattern("event", "kv_blocks_expired", r"Releasing expired KV blocks for request ", WARNING, "0.10.1", logger=_NIXL),
+    Pattern(
+        "event",
+        "kv_blocks_expired",
+        r"Request \S+ timed out after \d+ seconds without being sent\.",
+        WARNING,
+        "0.13.0",
+        logger=_MOONCAKE,
+    ),
+    Pattern(
+        "event",
+        "kv_load_failed",
+        r"Failing \d+ request\(s\) due to KV load failure ",
+        ERROR,
+        "0.12.0",
+        logger=_SCHEDULER,
+    ),
+    Pattern("event", "kv_load_failed", r"Recovered from KV load failure: ", WARNING, "0.11.1", logger=_SCHEDULER),
+    Pattern("event", "multimodal_cache_miss", r"Expected a cached item for mm_hash=", FAILED, "0.10.1"),
+    Pattern("event", "multimodal_cache_miss", r"Encoder cache miss for ", FAILED, "0.8.0"),
+    Pattern(
+        "event",
+        "request_preprocessing_failed",
+        r"Unexpected error pre-processing request ",
+        ERROR,
+        "0.11.1",
+        logger="core.py",
+    ),
+    Pattern("event", "input_thread_died", r"Exception in thread Thread-\d+ \(process_input_sockets\):", BAR, "0.8.0"),
+)

@@ -1,0 +1,86 @@
+"""The data-parallel engines of a server wait for each other: some hold requests, and none makes progress."""
+
+from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
+from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
+from diag.signals import engines, engines_stuck, progress, requests_running
+
+DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
+TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
+DRIFT = "https://github.com/vllm-project/vllm/issues/43547"
+
+incident = Incident(
+    id="data_parallel_lockstep",
+    title="Data-parallel engines out of step",
+    severity="critical",
+    per=("instance",),
+    window="1m",
+    live_window="10s",
+    cause="""
+        The engines of a mixture-of-experts model share their experts: each forward pass is a collective of all of them,
+        and an engine without requests takes part with a dummy batch. If one engine skips a pass, has stopped or hangs,
+        the others wait for it for ever. An engine with requests then stands still, although its peers hold none.
+        /health and /metrics keep answering.
+    """,
+    impact="every stream hangs and no new request gets a token, on all engines of this server",
+    symptoms=(
+        engines_stuck.at_least(
+            1, measured("one engine holds requests for 30 s, its peer none", "data_parallel_lockstep")
+        ),
+        engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
+        progress.at_most(0, measured("none of the engines processed a token", "data_parallel_lockstep")),
+        requests_running.above(0, judged("what the scheduler has not admitted waits for memory, not for a peer")),
+    ),
+    looks_like=(
+        LookAlike(
+            "engine_stalled",
+            distinguish="The engines of a dense model do not wait for each other: its peers go on with their own "
+            "requests. Where the peers hold none, send one to each of them (header X-data-parallel-rank).",
+        ),
+        LookAlike(
+            "tp_communication_stall",
+            distinguish="A rank within one engine is missing; its peers are the ranks of the same engine.",
+        ),
+        LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
+        LookAlike("admission_deadlock", distinguish="Requests wait and none runs: the scheduler does not admit them."),
+    ),
+    explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
+    fixes=(
+        *LET_GO_ON,
+        Fix(
+            change="Before any restart, save the stack trace of every engine and worker: those that wait in a "
+            "collective name it, and the one that is not in it is the cause.",
+            command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
+            effect="the stack traces name the engine that left the collective",
+            only_if=NOT_HALTED,
+            restart=False,
+            why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
+        ),
+        Fix(
+            change="Take the server out of rotation and restart all of its engines together: one that is restarted "
+            "alone does not join the collectives of the others.",
+            effect="tokens are generated again; requests in flight are lost",
+            only_if=NOT_HALTED,
+            while_it_lasts=True,
+            why=judged("no setting of a running server lets an engine catch up with its peers"),
+        ),
+        Fix(
+            change="If it recurs, upgrade vLLM, and until then keep every engine busy or use fewer engines: it begins "
+            "when an engine has no request while its peers do.",
+            effect="no engine skips a collective",
+            only_if=NOT_HALTED,
+            why=reported("an engine that schedules no token returns without the collective", DRIFT),
+        ),
+    ),
+    mitigate=(
+        "Take the server out of rotation: /health keeps answering 200.",
+        "Let clients time out and retry on another server: the requests that hang here will not finish.",
+    ),
+    hand_over=(
+        "the stack traces of every engine and worker, the log of every engine for the last ten minutes, "
+        "--data-parallel-size, the all2all backend, and which engines held requests",
+    ),
+    do_not=(
+        "Do not restart one engine alone.",
+        "Do not add load: the load balancer within vLLM sends it to the engines that hold none, where it hangs too.",
+    ),
+)

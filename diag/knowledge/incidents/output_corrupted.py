@@ -1,0 +1,64 @@
+"""Logits are NaN: the answers are garbage, although the server looks healthy."""
+
+from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
+from diag.signals import corrupted_share, requests_corrupted
+
+NANS = "https://github.com/vllm-project/vllm/pull/27306"
+
+incident = Incident(
+    id="output_corrupted",
+    title="Corrupted output (NaN in logits)",
+    severity="warning",
+    per=("instance", "engine"),
+    cause="""
+        A forward pass produces NaN, so that the next token is chosen from nothing: "!!!!", one token for ever, or text
+        without sense. A kernel or an attention backend with a bug, a broken quantization or its scales, an overflow of
+        float16, KV blocks that were read while others wrote them, damaged weights, or a faulty GPU. vLLM counts it only
+        with VLLM_COMPUTE_NANS_IN_LOGITS=1; without it nothing on the page shows it, and diag does not guess.
+    """,
+    impact="answers are garbage and end with HTTP 200, so neither latency nor errors show it",
+    symptoms=(requests_corrupted.above(0, measured("1 of 5 clients gets NaN; 0 before", "output_corrupted")),),
+    escalates=corrupted_share.above(0.05, judged("more than single requests")),
+    looks_like=(
+        LookAlike(
+            "text without sense from valid logits",
+            distinguish="A wrong chat template, sampling far from the model's own (temperature, top_p), or a weak "
+            "quantization give strange text without any NaN: compare with /v1/completions at temperature 0.",
+        ),
+        LookAlike(
+            "kv_transfer_failing",
+            distinguish="A decode instance that reads KV blocks after they expired answers from another prompt's "
+            "cache; its logits need not be NaN.",
+        ),
+        LookAlike("gpu_fault", distinguish="The driver reports an Xid error or uncorrected memory errors."),
+    ),
+    fixes=(
+        Fix(
+            change="Send one prompt at temperature 0 with logprobs to this server and to a healthy one; NaN appears as "
+            "null or as an error. Note which prompts, lengths and adapters are affected.",
+            effect="it shows whether a prompt, an adapter, or everything is affected",
+            restart=False,
+            why=documented("NaN counts requests, and does not say which", NANS),
+        ),
+        Fix(
+            change="Exclude one part at a time: another --attention-backend, --enforce-eager, --kv-cache-dtype auto, "
+            "--no-enable-prefix-caching, no KV connector, no speculative decoding, --dtype bfloat16 for float16.",
+            effect="corrupted requests stay at 0 with the part that is broken left out",
+            risk="each of them may cost throughput while it is tried",
+            why=judged("each of these has been the cause in public reports"),
+        ),
+        Fix(
+            change="Check the weights (sha256 of the files against the source), the GPU's memory errors and "
+            "`dcgmi diag -r 3`.",
+            effect="damaged weights or a faulty GPU are found",
+            restart=False,
+            why=judged("both corrupt every request of one server, and of none of its peers"),
+        ),
+    ),
+    mitigate=("Take the server out of rotation: what it answers is not to be trusted.",),
+    hand_over=(
+        "a prompt that reproduces it with its parameters, the release of vLLM, the launch command, model and "
+        "quantization, and whether a peer with the same weights answers it well",
+    ),
+    do_not=("Do not count on retries on the same server: blocks with NaN may be reused from its prefix cache.",),
+)
