@@ -132,7 +132,6 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_log_events_total": _counter(
         "Log lines that show this event, since the exporter started.",
         "event",
-        unread="A counter that begins at 1 never increases: conditions read the time of the last line.",
     ),
     "diag_vllm_log_event_last_timestamp_seconds": _gauge(
         "Unix time of the last log line that shows this event, 0 when there was none.", "event"

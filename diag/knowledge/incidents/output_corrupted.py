@@ -14,7 +14,7 @@ incident = Incident(
         A forward pass produces NaN, so that the next token is chosen from nothing: "!!!!", one token for ever, or text
         without sense. A kernel or an attention backend with a bug, a broken quantization or its scales, an overflow of
         float16, KV blocks that were read while others wrote them, damaged weights, or a faulty GPU. vLLM counts it only
-        with VLLM_COMPUTE_NANS_IN_LOGITS=1; without it nothing on the page shows it, and diag does not guess.
+        with VLLM_COMPUTE_NANS_IN_LOGITS=1; without it nothing on the page shows it.
     """,
     impact="answers are garbage and end with HTTP 200, so neither latency nor errors show it",
     symptoms=(requests_corrupted.above(0, measured("1 of 5 clients gets NaN; 0 before", "output_corrupted")),),
