@@ -10,9 +10,8 @@ $<name>   an entry of the measurement contract (diag.toml), such as `$freeze_sec
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from string import Template
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", ">=", "<", "<="]
@@ -20,8 +19,7 @@ OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=":
 """What holds where a comparison does not."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The rationale of a number; `reference` is a permalink, a recording's name, or empty (judged)."""
 
     kind: Literal["documented", "measured", "reported", "judged"]
@@ -49,8 +47,7 @@ def judged(says: str) -> Source:
     return Source("judged", says)
 
 
-@dataclass(frozen=True)
-class Signal:
+class Signal(NamedTuple):
     """One PromQL expression that yields one number per subject, and the sentence that states it.
 
     `sentence` has one `{value}`. `unit` decides how the value is printed (`diag.core.formatting.quantity`): "share" for
@@ -93,8 +90,7 @@ class Signal:
         return Condition(self, "<=", limit, why)
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(NamedTuple):
     """A signal, a comparison, a threshold (`limit`), and the rationale of the threshold."""
 
     signal: Signal
@@ -109,8 +105,7 @@ class Condition:
         return f"({self.signal.promql}) {self.op} {limit}"
 
 
-@dataclass(frozen=True)
-class LookAlike:
+class LookAlike(NamedTuple):
     """A situation with the same symptoms, and how to distinguish it from the incident.
 
     `requires` must hold, or the incident is absent. `refuted_by` is one of the incident's symptoms or supports: where
@@ -123,8 +118,7 @@ class LookAlike:
     refuted_by: Condition | None = None
 
 
-@dataclass(frozen=True)
-class Fix:
+class Fix(NamedTuple):
     """One fix: a vLLM flag, an environment variable, a host command, or (with none of these) advice.
 
     A command may use the labels of the subject, such as `{gpu}`; the command and `change` may use `{value}`.
@@ -186,8 +180,7 @@ class Fix:
         return tuple(value for value in named if isinstance(value, Signal))
 
 
-@dataclass(frozen=True)
-class BurnRateWindow:
+class BurnRateWindow(NamedTuple):
     """A burn-rate alert over two windows: in both of them the first symptom must be above `factor`.
 
     The long window shows that the violation is worth a page; the short one ends the alert soon after the violation has
@@ -199,8 +192,7 @@ class BurnRateWindow:
     short: str
 
 
-@dataclass(frozen=True)
-class Incident:
+class Incident(NamedTuple):
     """One incident: present where every symptom and every look-alike's `requires` holds.
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
@@ -247,7 +239,7 @@ class Incident:
     def over(self, burn: BurnRateWindow) -> "Incident":
         """The same incident with the factor of a burn-rate window as the threshold of its first symptom."""
         first, *rest = self.symptoms
-        return replace(self, symptoms=(replace(first, limit=burn.factor), *rest))
+        return self._replace(symptoms=(first._replace(limit=burn.factor), *rest))
 
     def query(self, window: str, contract: Mapping[str, float]) -> str:
         """The whole incident as one PromQL conjunction: one sample per affected subject."""

@@ -4,11 +4,10 @@ They are the label `event` of diag_vllm_log_events_total. Which lines show one i
 what an incident makes of it in diag/knowledge/. An event that no incident reads says why it is counted all the same.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class LogEvent:
+class LogEvent(NamedTuple):
     """One event. `fields` are the numbers in its line, published as diag_vllm_log_value.
 
     out_of_memory: memory ran out on a GPU. on_device: it happens in the engine and its workers, so the API server,

@@ -1,7 +1,6 @@
 """Thresholds of a site, in place of those that an incident declares."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from diag.core.contract import Contract
 from diag.core.errors import BadContract
@@ -42,17 +41,15 @@ def _overridden(incident: Incident, contract: Contract) -> Incident:
             return condition
         default = quantity(contract.limit(condition.limit), condition.signal.unit)
         why = judged(f"set in {contract.origin}; the default is {default}: {condition.why.says}")
-        return replace(condition, limit=limits[key], why=why)
+        return condition._replace(limit=limits[key], why=why)
 
     def own_look_alike(look_alike: LookAlike) -> LookAlike:
-        return replace(
-            look_alike,
+        return look_alike._replace(
             requires=own(look_alike.requires) if look_alike.requires else None,
             refuted_by=own(look_alike.refuted_by) if look_alike.refuted_by else None,
         )
 
-    return replace(
-        incident,
+    return incident._replace(
         symptoms=tuple(map(own, incident.symptoms)),
         supports=tuple(map(own, incident.supports)),
         looks_like=tuple(map(own_look_alike, incident.looks_like)),

@@ -4,11 +4,10 @@ They are the label `phase` of diag_vllm_startup_phase. Which line of the log beg
 diag/exporter/log/patterns.py.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class StartupPhase:
+class StartupPhase(NamedTuple):
     """One phase; `usual_seconds` is what it takes at most in what has been reported, 0 where it takes no time."""
 
     name: str

@@ -4,7 +4,7 @@ Three-valued: 1 holds, 0 does not hold, -1 unknown.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,7 @@ Episode = tuple[float | None, float]
 """Unix seconds of the first and the last instant at which an incident held; None where it held from the beginning."""
 
 
-@dataclass(frozen=True)
-class DecisionTable:
+class DecisionTable(NamedTuple):
     """Shapes: `values` and `held` (conditions, subjects, instants), `states` (subjects, instants), others (subjects,).
 
     early: seconds by which the incident began before it shows, where a symptom has to hold throughout a window.

@@ -6,8 +6,7 @@ present. That is what `Incident.query()` says to a Prometheus; a property test h
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ TRUTH = {1: True, 0: False, -1: None}
 RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """A condition as it was found: `value` at the instant that is reported, `history` at every instant judged.
 
     `culprits` names what is meant where the signal can: "rank 1".
@@ -57,16 +55,14 @@ class Reading:
         return f"{sentence} ({', '.join(self.culprits)})" if self.culprits else sentence
 
 
-@dataclass(frozen=True)
-class Refuted:
+class Refuted(NamedTuple):
     """A look-alike that was considered and ruled out, and the evidence against it: a sentence with its number."""
 
     name: str
     evidence: str
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """One incident judged for one subject; times are unix seconds.
 
     `since` is None where it already held at the first instant; `episodes` are the times in which it held, each with
@@ -111,7 +107,7 @@ class Diagnosis:
         """A diagnosis for each of its episodes."""
         last = len(self.episodes) - 1
         return tuple(
-            replace(self, since=since, until=until, episodes=((since, until),), ongoing=self.ongoing and at == last)
+            self._replace(since=since, until=until, episodes=((since, until),), ongoing=self.ongoing and at == last)
             for at, (since, until) in enumerate(self.episodes)
         )
 
@@ -133,7 +129,7 @@ def _decide(incident: Incident, queries: QueryCache) -> Iterator[Diagnosis]:
     instants = tuple((table.instants / 1000).tolist())
     for place, readings in enumerate(_readings(table)):
         found = _decide_one(incident, table, place, readings, instants)
-        yield replace(found, ongoing=False) if found.ongoing and queries.is_gone(found.subject) else found
+        yield found._replace(ongoing=False) if found.ongoing and queries.is_gone(found.subject) else found
 
 
 def _readings(table: DecisionTable) -> Iterator[dict[Condition, Reading]]:
@@ -193,10 +189,10 @@ def _name(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
 
     def named(reading: Reading) -> Reading:
         found = culprits(reading.condition.signal, diagnosis, queries)
-        return replace(reading, culprits=tuple(dict.fromkeys(text for _, text in found))) if found else reading
+        return reading._replace(culprits=tuple(dict.fromkeys(text for _, text in found))) if found else reading
 
-    return replace(
-        diagnosis, symptoms=tuple(map(named, diagnosis.symptoms)), supports=tuple(map(named, diagnosis.supports))
+    return diagnosis._replace(
+        symptoms=tuple(map(named, diagnosis.symptoms)), supports=tuple(map(named, diagnosis.supports))
     )
 
 
@@ -228,7 +224,7 @@ def _rule_out_one(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diag
             left.append(look_alike)
         elif evidence:
             refuted.append(Refuted(look_alike.name, evidence))
-    return replace(diagnosis, refuted=tuple(refuted), open=tuple(left))
+    return diagnosis._replace(refuted=tuple(refuted), open=tuple(left))
 
 
 def _evidence_against(look_alike: LookAlike, diagnosis: Diagnosis, other: Diagnosis | None) -> str | None:
@@ -256,7 +252,7 @@ def _readings_at(diagnosis: Diagnosis, instant: float | None) -> tuple[Reading, 
 def _reading_at(reading: Reading, at: int) -> Reading:
     value = reading.history[at]
     held = None if value is None else bool(COMPARE[reading.condition.op](value, reading.limit))
-    return replace(reading, value=value, holds=held, culprits=())
+    return reading._replace(value=value, holds=held, culprits=())
 
 
 def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
@@ -280,7 +276,7 @@ def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     """Nest what follows from a present cause under it."""
     present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
     return [
-        replace(found, explained_by=_cause(found, present)) if found.state == "present" else found
+        found._replace(explained_by=_cause(found, present)) if found.state == "present" else found
         for found in diagnoses
     ]
 
@@ -317,7 +313,7 @@ def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
         is_primary = _has_impact(diagnosis) and not any(primaries.like(diagnosis.subject))
         if is_primary:
             primaries.add(diagnosis.subject, None)
-        ordered.append(replace(diagnosis, primary=True) if is_primary else diagnosis)
+        ordered.append(diagnosis._replace(primary=True) if is_primary else diagnosis)
     return tuple(ordered)
 
 

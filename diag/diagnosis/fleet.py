@@ -4,7 +4,6 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
@@ -32,7 +31,7 @@ def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Con
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
         report = build_report(observed, incidents, queries, running)
     notes = (*report.observed.notes, *remote.notes)
-    return _as_of_last_scrape(remote, replace(report, observed=replace(report.observed, notes=notes)))
+    return _as_of_last_scrape(remote, report._replace(observed=report.observed._replace(notes=notes)))
 
 
 @contextmanager
@@ -61,7 +60,7 @@ def _as_of_last_scrape(remote: PrometheusSource, report: Report) -> Report:
         return report
     why = f"{remote.shown}: nothing was scraped in the last {quantity(late, 'seconds')} of the requested time"
     verdict = "unknown" if report.verdict == "healthy" else report.verdict
-    return replace(report, blind=(why, *report.blind), verdict=verdict)
+    return report._replace(blind=(why, *report.blind), verdict=verdict)
 
 
 def _context(
@@ -74,7 +73,7 @@ def _context(
     observed = _observed(remote, scraped, versions, queries)
     notes = telemetry.remarks(remote, scraped, incidents, queries)
     # where all are gone, they are judged as they were last
-    return replace(observed, notes=notes), versions, gone if gone < scraped.keys() else frozenset()
+    return observed._replace(notes=notes), versions, gone if gone < scraped.keys() else frozenset()
 
 
 def _versions(queries: QueryCache) -> dict[str, str]:

@@ -4,7 +4,7 @@ An incident judged over five minutes shows up to five minutes after its onset; o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ FEW = 5
 """Servers up to which it is worth it."""
 
 
-@dataclass(frozen=True)
-class SourceAtInstants:
+class SourceAtInstants(NamedTuple):
     """The same source at other instants; keeps the protocol `TelemetrySource`."""
 
     source: TelemetrySource
@@ -58,7 +57,7 @@ def _dated(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
     for since, until in diagnosis.episodes[-MOST_EPISODES:]:
         after = known[-1][1] if known else None
         known = (*known, (since if since is None else _onset(diagnosis, since, after, queries), until))
-    return replace(diagnosis, since=known[0][0], episodes=known)
+    return diagnosis._replace(since=known[0][0], episodes=known)
 
 
 def _onset(diagnosis: Diagnosis, shown: float, after: float | None, queries: QueryCache) -> float:

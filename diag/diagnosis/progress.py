@@ -4,8 +4,7 @@ Gauges freeze with the engine, so one that got stuck while idle looks idle, unle
 Until a start is over there is no /metrics page: the log and the process table show it.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -36,8 +35,7 @@ SLOW_STEPS = 1.0
 """Engine steps per second below which an engine at work is called slow: a step then takes as long as a freeze."""
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """The state of one engine, or of an instance that is dead, at the last instant, and why it is called that."""
 
     subject: Subject

@@ -7,8 +7,8 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ _OF_SERVER = lazy(r"\{(log\w*|launch)\}")
 _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
 
 
-@dataclass(frozen=True)
-class FlagChange:
+class FlagChange(NamedTuple):
     """One flag or variable from one value to another; None: not set, or not known.
 
     `assumed` is whether `before` is the release's own default, which nobody has contradicted.
@@ -52,8 +51,7 @@ class FlagChange:
     assumed: bool = False
 
 
-@dataclass(frozen=True)
-class Proposal:
+class Proposal(NamedTuple):
     """A fix made concrete: `before` and `after` are the running and the proposed value (None: not set, not known).
 
     `needs` names what diag could not measure and has to be checked before the change; `computed` is whether `after`
@@ -78,8 +76,7 @@ class Proposal:
         return None not in [*values, *(change.after for change in self.changes if change.name != self.fix.name)]
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     """What is known of a server beyond its samples: vLLM's version ("" unknown) and the command that started it.
 
     `whole` is whether all that was set is known, so that what nobody set runs at its release's default.
@@ -263,7 +260,7 @@ def _also(fix: Fix, signals: _Signals, running: Running) -> tuple[list[FlagChang
     for flag, signal in fix.also:
         value = signals.value(signal)
         lacking += [] if value is not None else [signal.name]
-        before, _ = _before(replace(fix, flag=flag), signals, running)
+        before, _ = _before(fix._replace(flag=flag), signals, running)
         after = None if value is None else float(round(value))
         changes += [FlagChange(flag, before, after)] if after is None or after != before else []
     return changes, lacking

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from diag.core.contract import Contract
 from diag.core.errors import NotAnswered
@@ -47,8 +47,7 @@ class _Result:
     rows: Rows | None = None
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """What `$window` stands for: `seconds` of samples, and its text in PromQL."""
 
     seconds: float

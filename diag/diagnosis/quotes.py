@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ LINES_BEFORE = 40
 """What led to a quoted line: a traceback is that long."""
 
 
-@dataclass(frozen=True)
-class Quote:
+class Quote(NamedTuple):
     """A line of a log: `file` is "" and `line` None where they are not known.
 
     `process` is the process of vLLM that wrote it, and `cause` the exception that it was raised from; "" for none.

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from diag.core.formatting import listed, plural, quantity
@@ -35,8 +34,7 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(NamedTuple):
     """Where the evidence comes from; `start` and `end` are unix seconds, `servers` says what runs where."""
 
     source: str
@@ -50,8 +48,7 @@ class Observed:
     not_measured: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A diagnosis with what to do about it, and the log lines that decide it.
 
     `uncomputed` are fixes whose number needs telemetry that is missing.
@@ -64,8 +61,7 @@ class Finding:
     quotes: tuple[Quote, ...] = ()
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """All that was found; `gone` are vanished servers.
 
     `blind` are sentences, each a reason why finding nothing does not mean health: engines whose forward progress is

@@ -4,8 +4,7 @@ What stands before a value is parsed once for each distinct series; after that a
 of a page with the same series as the page before it only the lines that changed are read.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ Faults = dict[FaultKind, str]
 """What is wrong with a page that is still usable, each kind with its first example."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Which series a page has: numbers of `Parser.labels`; shared by the pages that have the same lines."""
 
     rows: NDArray[np.intp]
@@ -34,8 +32,7 @@ class Layout:
     vllm: bool
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """One parsed page; `values` are those of `layout.rows`."""
 
     layout: Layout
@@ -43,8 +40,7 @@ class Page:
     faults: Faults
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Read(NamedTuple):
     """A page without faults: its lines, and where in `values` the value of each line is; -1 for a comment."""
 
     lines: list[bytes]

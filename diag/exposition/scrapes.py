@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,7 @@ Floats = NDArray[np.float64]
 Millis = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Scrape:
+class Scrape(NamedTuple):
     """One scrape at unix milliseconds; a failed one has a reason, and a page only of what stands beside the server."""
 
     at: int

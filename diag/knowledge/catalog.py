@@ -8,9 +8,9 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from diag import promql
 from diag.core.contract import Contract
@@ -20,8 +20,7 @@ from diag.knowledge import incidents as ours
 from diag.vllm.flags.registry import understood
 
 
-@dataclass(frozen=True)
-class CatalogEntry:
+class CatalogEntry(NamedTuple):
     """An incident and the file that declares it."""
 
     incident: Incident

@@ -1,7 +1,7 @@
 """Aggregation over series: sum by (...), topk, count_values and the like."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ _REDUCTIONS: dict[str, Callable[[Floats, Bools, Floats], Floats]] = {
 AGGREGATIONS = frozenset(_REDUCTIONS) | {"topk", "bottomk", "count_values"}
 
 
-@dataclass(frozen=True)
-class _Groups:
+class _Groups(NamedTuple):
     """labels: of each group. of_row: the group of each row. place: the number of each row within its group."""
 
     labels: tuple[Labels, ...]

@@ -5,12 +5,12 @@ computed for it is found without a look at the tree below it.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from diag.promql.regex import fully_matches
 
 
-@dataclass(frozen=True)
-class Matcher:
+class Matcher(NamedTuple):
     """A label matcher; a label that a series lacks has the value ""."""
 
     label: str
@@ -86,8 +86,7 @@ class Aggregate:
     without: bool
 
 
-@dataclass(frozen=True)
-class Matching:
+class Matching(NamedTuple):
     """How the two sides of a vector operation are matched."""
 
     on: bool
@@ -117,8 +116,7 @@ class Negate:
 Node = Number | String | Selector | Range | Subquery | Call | Aggregate | Binary | Negate
 
 
-@dataclass(frozen=True)
-class Expression:
+class Expression(NamedTuple):
     """A parsed and supported PromQL expression."""
 
     text: str

@@ -1,7 +1,7 @@
 """Functions over windows of samples: rate, increase, *_over_time and the like."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from diag.promql.vector import Vector
 from diag.promql.windows import Spans, Windows, chunks
 
 
-@dataclass(frozen=True)
-class RangeFunction:
+class RangeFunction(NamedTuple):
     """compute: Windows and the scalar argument, if any, of shape (T,) -> values (S, T)."""
 
     compute: Callable[[Windows, Floats], Floats]

@@ -1,7 +1,8 @@
 """Samples in memory, indexed by metric name."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,7 @@ def distinct(times: Millis) -> Millis:
     return ordered[first]
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Series that share their sample times, as one scrape target's do.
 
     times: ms since 1970, ascending, shape (N,). values: shape (S, N); a hole is the stale marker.
@@ -60,6 +60,11 @@ class Samples:
                 self._blocks.setdefault(name, []).append(part)
         for name, parts in self._blocks.items():
             _refuse_twins(name, parts)
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """The metrics that have a series."""
+        return self._blocks.keys()
 
     def select(self, matchers: Sequence[Matcher]) -> list[Block]:
         """Return the series that all matchers accept, holes included."""

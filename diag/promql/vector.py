@@ -1,7 +1,7 @@
 """What a node yields: a value for each series and instant."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from diag.promql.samples import NAME, Bools, Floats, Labels
 _METADATA = frozenset({NAME, "__type__", "__unit__"})
 
 
-@dataclass(frozen=True)
-class Vector:
+class Vector(NamedTuple):
     """Series x instants.
 
     values: shape (S, T). present: shape (S, T), because NaN can be a real value. A scalar is one series without labels,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,8 +11,7 @@ from diag.promql.samples import Block, Bools, Floats, Millis
 _MOST_CELLS = 2_000_000  # of one gathered (S, T, W) array: 16 MB
 
 
-@dataclass(frozen=True)
-class Spans:
+class Spans(NamedTuple):
     """Where the windows lie: (asked - offset - length, asked - offset], open on the left. ms; asked: shape (T,)."""
 
     asked: Millis

@@ -1,15 +1,14 @@
 """Which of the proposals to print where: what to do now, the change that ends the incident, the alternatives."""
 
-from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
 from diag.diagnosis.report import Finding
 
 
-@dataclass(frozen=True)
-class Actions:
+class Actions(NamedTuple):
     """`advice` are sentences for right now, `now` is a command or a number that needs no restart, `fix` the change.
 
     `is_over`: the incident has ended, so that advice and command are for the next time.

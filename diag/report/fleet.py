@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from diag.core.formatting import escaped, plural
 from diag.diagnosis.diagnose import RANK, Diagnosis
@@ -12,8 +12,7 @@ from diag.report import sentences as words
 VERDICTS = ("critical", "warning", "unknown", "gone", "healthy")
 
 
-@dataclass(frozen=True)
-class FleetRow:
+class FleetRow(NamedTuple):
     """One server's line: its verdict, the states of its engines, what is present on it, and since when."""
 
     instance: str

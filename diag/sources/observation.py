@@ -1,8 +1,7 @@
 """What a source saw of its targets: samples in memory, and what else is known of the servers."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,7 @@ from diag.vllm.server.config import RunningConfig, ServerFacts
 Row = tuple[Labels, Floats]
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(NamedTuple):
     """The scrapes of one or more targets.
 
     target: a path or URLs, without credentials. instants: unix ms, one for each round over all targets, ascending.
@@ -42,8 +40,7 @@ class Observation:
     settled: Mapping[str, RunningConfig]
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where the scrapes come from and what is known beside them; `every` is the interval where a scrape shows none."""
 
     source: Literal["recording", "scrape"]

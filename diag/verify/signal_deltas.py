@@ -1,7 +1,7 @@
 """Whether the signals that a fix should move did move, and how far."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def expected(incident: Incident, fixes: Sequence[AppliedFix]) -> tuple[Condition
     effects = dict.fromkeys(condition for applied in fixes for condition in applied.fix.expects)
     taken = {condition.signal for condition in effects} | {*WORK}
     symptoms = (symptom for symptom in incident.symptoms if symptom.signal not in taken)
-    return (*effects, *(replace(symptom, op=OPPOSITE[symptom.op]) for symptom in symptoms))
+    return (*effects, *(symptom._replace(op=OPPOSITE[symptom.op]) for symptom in symptoms))
 
 
 def signal_deltas(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from diag.diagnosis.report import Report
 INSTANCE = ("instance",)
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A report, the queries that it was made from, and what is known of each server beside its samples."""
 
     report: Report
@@ -32,8 +31,7 @@ class Snapshot:
         return ServerSnapshot(instance, self.report, self.queries, self.running.get(instance))
 
 
-@dataclass(frozen=True)
-class ServerSnapshot:
+class ServerSnapshot(NamedTuple):
     """One server of a snapshot; `report` and `queries` are those of the whole snapshot."""
 
     instance: str

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -259,7 +258,7 @@ def test_a_critical_alert_mutes_its_own_warning() -> None:
 
 def test_a_warning_never_mutes_a_critical_alert() -> None:
     known = {incident.id: incident for incident in load()}
-    ticket = replace(known["queue_saturation"], explains=("contract_breached",))
+    ticket = known["queue_saturation"]._replace(explains=("contract_breached",))
     found = alerts.inhibitions([ticket, known["contract_breached"]], Site())
     assert found == []
 

@@ -4,7 +4,6 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -52,7 +51,7 @@ def serving(place: str, blocks: list[Block]):
 def named(seen: Observation, name: str) -> list[Block]:
     """The samples of a recording of one server, under that name."""
     blocks = seen.samples.select([])
-    return [replace(block, labels=tuple({**each, "instance": name} for each in block.labels)) for block in blocks]
+    return [block._replace(labels=tuple({**each, "instance": name} for each in block.labels)) for block in blocks]
 
 
 def span(seen: Observation) -> TimeSpan:

@@ -1,7 +1,6 @@
 """Which of a Prometheus' servers are judged: by instance, job, model and any label, and by a site's own labels."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def labelled(name: str, **labels: str) -> list[Block]:
     seen = read(RECORDINGS / name)
     shift = BEGIN - int(seen.instants[0])
     return [
-        replace(block, labels=tuple({**each, **labels} for each in block.labels), times=block.times + shift)
+        block._replace(labels=tuple({**each, **labels} for each in block.labels), times=block.times + shift)
         for block in seen.samples.select([])
     ]
 
@@ -128,7 +127,7 @@ def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
     """What a add_matchers expression says of one server is what it says where there is no other."""
     seen = read(side_by_side(tmp_path))
     alone = [
-        replace(block, labels=(labels,), values=block.values[[row]])
+        block._replace(labels=(labels,), values=block.values[[row]])
         for block in seen.samples.select([])
         for row, labels in enumerate(block.labels)
         if labels["instance"] == "r0:8000"

@@ -1,7 +1,6 @@
 """Our own signals: a real Prometheus gives the same numbers on every recording, at both kinds of window."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +38,7 @@ def blocks(stretch: float) -> Iterator[promql.Block]:
         for block in observation.samples.select([]):
             times = START + np.round((block.times - block.times[0]) * stretch).astype(np.int64)
             labels = tuple({**each, "instance": name} for each in block.labels)
-            yield replace(block, labels=labels, times=times)
+            yield block._replace(labels=labels, times=times)
 
 
 def instants(stretch: float) -> list[int]:
@@ -120,7 +119,7 @@ def test_a_server_under_two_jobs_makes_no_query_fail(tmp_path: Path) -> None:
     """A Prometheus would answer nothing about any server then."""
     seen = read(everything(tmp_path))
     every = seen.samples.select([])
-    jobs = [replace(each, labels=tuple({**one, "job": job} for one in each.labels)) for job in "ab" for each in every]
+    jobs = [each._replace(labels=tuple({**one, "job": job} for one in each.labels)) for job in "ab" for each in every]
     samples = promql.Samples(jobs)
     for text in expressions("30s"):
         promql.evaluate(text, samples, seen.instants[-3:])

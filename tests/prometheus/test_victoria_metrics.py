@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from support import healthy_day, timelines
@@ -56,7 +55,7 @@ def named(name: str) -> list[Block]:
         model = {"model_name": name} if "model_name" in labels else {}
         return {**labels, **model, "instance": labels["instance"].replace("h:1", name)}
 
-    return [replace(block, labels=tuple(map(told, block.labels)))]
+    return [block._replace(labels=tuple(map(told, block.labels)))]
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)

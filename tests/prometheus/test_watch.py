@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -49,14 +48,14 @@ def finding(held: Held, severity: Severity = "critical", instance: str = "a:1") 
     first = sick().present[0]
     state = "present" if held == "over" else held
     subject = (("engine", "0"), ("instance", instance))
-    one = replace(
-        first.diagnosis, subject=subject, state=state, ongoing=held == "present", severity=severity, primary=True
+    one = first.diagnosis._replace(
+        subject=subject, state=state, ongoing=held == "present", severity=severity, primary=True
     )
-    return replace(first, diagnosis=one)
+    return first._replace(diagnosis=one)
 
 
 def look(*findings: Finding, gone: tuple[str, ...] = ()) -> Report:
-    return replace(sick(), findings=findings, gone=gone)
+    return sick()._replace(findings=findings, gone=gone)
 
 
 def told(*reports: Report) -> list[list[Transition]]:

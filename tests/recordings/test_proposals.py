@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ def fix(**told: Any) -> Fix:
 
 def proposals(*fixes: Fix, version: str = "0.32.0", whole: bool = True, launch: str = LAUNCH) -> tuple[Proposal, ...]:
     """What is proposed for the recorded cascade where these are its fixes."""
-    incident = replace(next(each for each in load() if each.id == "kv_eviction_cascade"), fixes=fixes)
+    incident = next(each for each in load() if each.id == "kv_eviction_cascade")._replace(fixes=fixes)
     diagnosis = next(each for each in diagnose([incident], asked()) if each.state == "present")
     return propose(diagnosis, asked(), Running(version, launch, whole))
 
@@ -198,7 +197,7 @@ def test_a_direction_from_a_value_that_nobody_knows_is_a_need() -> None:
 )
 def test_what_nobody_set_is_at_its_default_where_all_that_was_set_is_known(flag: str, value: float) -> None:
     """None of the three is on the recorded page."""
-    signal = replace(running_value("not_on_the_page"), name=flag)
+    signal = running_value("not_on_the_page")._replace(name=flag)
     holds, does_not = (fix(only_if=(signal.at_most(limit, judged("a test")),)) for limit in (value, value - 1))
     assert [each.needs for each in proposals(holds, does_not)] == [()]
     assert [each.needs for each in proposals(holds, does_not, whole=False)] == [(flag,), (flag,)]
@@ -217,7 +216,7 @@ def test_a_flag_that_no_source_publishes_is_read_in_the_command(launch: str, pro
     signal = running_value("decode_context_parallel_size")
     one = fix(flag="--block-size", value=16.0, only_if=(signal.at_most(1, judged("a test")),))
     assert bool(proposals(one, launch=launch)) is proposed
-    assert not proposals(replace(one, value=number(3), most=signal), launch="vllm serve m -dcp 4 --block-size 3")
+    assert not proposals(one._replace(value=number(3), most=signal), launch="vllm serve m -dcp 4 --block-size 3")
     (bounded,) = proposals(fix(flag="--block-size", value=number(9), most=signal), launch="vllm serve m -dcp 4")
     assert bounded.after == 4
 
@@ -288,7 +287,7 @@ def test_flags_that_go_together_change_together() -> None:
     assert relaunch("vllm serve m -tp 4 --port 1", [only]) == (
         "vllm serve m --tensor-parallel-size 2 --port 1 --pipeline-parallel-size 2"
     )
-    (only,) = proposals(replace(halves, also=(("--tensor-parallel-size", NOTHING),)))
+    (only,) = proposals(halves._replace(also=(("--tensor-parallel-size", NOTHING),)))
     assert only.needs == ("nothing",)
     assert relaunch("vllm serve m -tp 4", [only]) is None
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -47,14 +46,14 @@ def section(root: ElementTree.Element, one: Diagnosis) -> ElementTree.Element:
 def rewritten(report: Report, one: Diagnosis) -> Report:
     """The same report with another first diagnosis."""
     first, *rest = report.findings
-    return replace(report, findings=(replace(first, diagnosis=one), *rest))
+    return report._replace(findings=(first._replace(diagnosis=one), *rest))
 
 
 def with_history(one: Diagnosis, instants: tuple[float, ...], history: tuple[float | None, ...]) -> Diagnosis:
     """All readings of a diagnosis with this history, their last value being the one that is told."""
-    symptoms = tuple(replace(each, history=history, value=history[-1]) for each in one.symptoms)
-    supports = tuple(replace(each, history=history, value=history[-1]) for each in one.supports)
-    return replace(one, instants=instants, since=None, until=instants[-1], symptoms=symptoms, supports=supports)
+    symptoms = tuple(each._replace(history=history, value=history[-1]) for each in one.symptoms)
+    supports = tuple(each._replace(history=history, value=history[-1]) for each in one.supports)
+    return one._replace(instants=instants, since=None, until=instants[-1], symptoms=symptoms, supports=supports)
 
 
 # -- what stands in it ------------------------------------------------------------------------------------------------
@@ -124,14 +123,13 @@ def hostile(report: Report) -> Report:
     first, *rest = report.findings
     one = first.diagnosis
     subject = (("engine", "0"), ("instance", HOSTILE))
-    symptoms = tuple(replace(each, culprits=(HOSTILE,)) for each in one.symptoms)
-    proposals = tuple(replace(each, name=HOSTILE) for each in first.proposals)
-    bad = replace(first, diagnosis=replace(one, subject=subject, symptoms=symptoms), proposals=proposals)
-    return replace(
-        report,
-        observed=replace(report.observed, target=HOSTILE, notes=(HOSTILE,), servers=(HOSTILE,)),
-        progress=tuple(replace(each, subject=subject) for each in report.progress),
-        findings=(replace(bad, relaunch=HOSTILE), *rest),
+    symptoms = tuple(each._replace(culprits=(HOSTILE,)) for each in one.symptoms)
+    proposals = tuple(each._replace(name=HOSTILE) for each in first.proposals)
+    bad = first._replace(diagnosis=one._replace(subject=subject, symptoms=symptoms), proposals=proposals)
+    return report._replace(
+        observed=report.observed._replace(target=HOSTILE, notes=(HOSTILE,), servers=(HOSTILE,)),
+        progress=tuple(each._replace(subject=subject) for each in report.progress),
+        findings=(bad._replace(relaunch=HOSTILE), *rest),
         blind=(HOSTILE,),
     )
 
@@ -218,7 +216,7 @@ def test_a_plot_shows_what_is_around_the_incident() -> None:
     one = judged("kv_cascade").present[0].diagnosis
     instants = tuple(1_790_000_000.0 + 60 * i for i in range(1440))
     day = with_history(one, instants, tuple(float(600 <= i < 660) for i in range(1440)))
-    told = replace(day, since=instants[600], until=instants[660])
+    told = day._replace(since=instants[600], until=instants[660])
     plot = ElementTree.fromstring(svg.plot(told.symptoms[0], told))
     drawn = [each.text for each in plot.iter() if each.text]
     assert moment(instants[600 - 180]).removesuffix(" UTC") in drawn

@@ -4,7 +4,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -90,12 +89,12 @@ def test_the_short_form_fits_whatever_is_found_at_once() -> None:
     notes = tuple(f"note {number}: {LONG_NAME} {LONG_MODEL}" for number in range(30))
     blind = tuple(f"{LONG_NAME}{number}: why {LONG_MODEL}" for number in range(30))
     for verdict, found in (("critical", findings), ("critical", few), ("unknown", ()), ("healthy", healthy)):
-        observed = replace(
-            reports[0].observed, notes=notes, servers=notes, not_measured=("gpu", "log", "process"), target=LONG_MODEL
+        observed = reports[0].observed._replace(
+            notes=notes, servers=notes, not_measured=("gpu", "log", "process"), target=LONG_MODEL
         )
         state = {"verdict": verdict, "findings": found, "blind": blind if verdict != "healthy" else ()}
         progress = tuple(progress for report in reports for progress in report.progress)
-        assert fits(replace(reports[0], observed=observed, progress=progress, **state)), verdict
+        assert fits(reports[0]._replace(observed=observed, progress=progress, **state)), verdict
 
 
 def labels(text: str) -> list[str]:

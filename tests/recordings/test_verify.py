@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -377,18 +376,18 @@ def test_symptoms_that_persist_under_another_incident_are_not_fixed(tmp_path: Pa
 def told(side: Snapshot, incident: str, change: Callable[[Diagnosis], Diagnosis]) -> Snapshot:
     """A look in which one incident was judged otherwise."""
     findings = (
-        replace(each, diagnosis=change(each.diagnosis)) if each.diagnosis.incident.id == incident else each
+        each._replace(diagnosis=change(each.diagnosis)) if each.diagnosis.incident.id == incident else each
         for each in side.report.findings
     )
-    return replace(side, report=replace(side.report, findings=tuple(findings)))
+    return side._replace(report=side.report._replace(findings=tuple(findings)))
 
 
 def test_an_intermittent_incident_that_had_ended_before_is_fixed() -> None:
     """A stall that came twice would have come again."""
 
     def twice(one: Diagnosis) -> Diagnosis:
-        symptoms = tuple(replace(each, history=each.history * 2) for each in one.symptoms)
-        return replace(one, symptoms=symptoms, instants=one.instants * 2)
+        symptoms = tuple(each._replace(history=each.history * 2) for each in one.symptoms)
+        return one._replace(symptoms=symptoms, instants=one.instants * 2)
 
     before = told(snapshot(RECORDINGS / "engine_stalled"), "engine_stalled", twice)
     assert compare(before, snapshot(RECORDINGS / "healthy")).verdict == "fixed"
@@ -408,9 +407,9 @@ def test_an_observation_shorter_than_the_window_proves_nothing(tmp_path: Path, b
 
 def test_an_intermittent_incident_needs_an_observation_as_long_as_its_pauses() -> None:
     def again(one: Diagnosis) -> Diagnosis:
-        symptoms = tuple(replace(each, history=each.history * 2) for each in one.symptoms)
+        symptoms = tuple(each._replace(history=each.history * 2) for each in one.symptoms)
         later = tuple(each + 3600 for each in one.instants)
-        return replace(one, symptoms=symptoms, instants=one.instants + later)
+        return one._replace(symptoms=symptoms, instants=one.instants + later)
 
     found = compare(
         told(snapshot(RECORDINGS / "engine_stalled"), "engine_stalled", again), snapshot(RECORDINGS / "healthy")
@@ -515,10 +514,10 @@ def test_missing_telemetry_of_one_server_is_not_reported_for_another(tmp_path: P
 )
 def test_a_new_incident_is_weighed_by_its_severity(before: Severity, after: Severity, verdict: str) -> None:
     cascade = told(
-        snapshot(RECORDINGS / "kv_cascade_base"), "kv_eviction_cascade", lambda one: replace(one, severity=before)
+        snapshot(RECORDINGS / "kv_cascade_base"), "kv_eviction_cascade", lambda one: one._replace(severity=before)
     )
     queue = told(
-        snapshot(RECORDINGS / "cure_max_num_seqs_p90"), "queue_saturation", lambda one: replace(one, severity=after)
+        snapshot(RECORDINGS / "cure_max_num_seqs_p90"), "queue_saturation", lambda one: one._replace(severity=after)
     )
     assert compare(cascade, queue).verdict == verdict
 
@@ -527,7 +526,7 @@ def test_an_explained_incident_does_not_count_as_new() -> None:
     queue = told(
         snapshot(RECORDINGS / "cure_max_num_seqs_p90"),
         "queue_saturation",
-        lambda one: replace(one, severity="critical", explained_by="something"),
+        lambda one: one._replace(severity="critical", explained_by="something"),
     )
     assert compare(snapshot(RECORDINGS / "kv_cascade_base"), queue).verdict == "fixed"
 
@@ -568,7 +567,7 @@ def test_the_effects_of_the_applied_fix_come_first() -> None:
     incident = snapshot(RECORDINGS / "kv_cascade_base").report.present[0].diagnosis.incident
     promise = requests_running.at_least(6, judged("for the test"))
     waits = requests_waiting_median.at_most(3, judged("for the test"))
-    fix = replace(incident.fixes[0], expects=(promise, waits))
+    fix = incident.fixes[0]._replace(expects=(promise, waits))
     conditions = expected(incident, [AppliedFix(fix, "")])
     assert conditions[:2] == (promise, waits)
     assert [each.op for each in conditions[2:]] == ["<=", "<="]

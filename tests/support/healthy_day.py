@@ -6,7 +6,7 @@ vLLM starts anew once, between two scrapes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -90,7 +90,7 @@ def with_fault(blocks: list[Block], series: Series, at: int) -> list[Block]:
     Later than the last hole: what the vLLM of the timeline has grown by is added to the day's own growth.
     """
     told = {key - {*TARGET.items()}: np.array(each)[AFTER_LEAD:] for key, each in series.items()}
-    return [replace(block, values=_sick_values(block, told, at)) for block in blocks]
+    return [block._replace(values=_sick_values(block, told, at)) for block in blocks]
 
 
 def _sick_values(block: Block, told: Mapping[Key, Floats], at: int) -> Floats:

@@ -1,7 +1,6 @@
 """A recording as somebody would have seen it who scrapes more rarely, in memory: it is read and parsed once."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,8 +23,7 @@ def thinned(observation: Observation, seconds: float, offset: float) -> Observat
     instants = _nearest(observation.instants, start, round(1000 * seconds))
     if not len(instants):
         raise ValueError(f"{observation.target} ends before {offset} s")
-    return replace(
-        observation,
+    return observation._replace(
         samples=Samples(blocks),
         instants=observation.instants[instants],
         interval=seconds if len(instants) > 1 else observation.interval,

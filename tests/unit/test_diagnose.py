@@ -1,7 +1,6 @@
 """Three-valued decisions, causes that nest what they explain, and times, on samples small enough to see through."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,30 +101,30 @@ def test_what_came_back_after_a_time_of_health_is_another_episode(
 
 
 def test_a_violated_slo_comes_after_any_cause_and_before_what_harms_nobody() -> None:
-    slo = replace(INCIDENT, id="a_slo", severity="critical", burns=(BurnRateWindow(6, "6h", "30m"),))
-    info = replace(INCIDENT, id="an_info", severity="info")
+    slo = INCIDENT._replace(id="a_slo", severity="critical", burns=(BurnRateWindow(6, "6h", "30m"),))
+    info = INCIDENT._replace(id="an_info", severity="info")
     found = judge([slo, INCIDENT, info], heat=[2] * 10, noise=[2] * 10)
     assert [each.incident.id for each in found] == ["cause", "a_slo", "an_info"]
     assert [each.primary for each in found] == [True, False, False]
 
 
 def test_a_cause_nests_what_it_explains() -> None:
-    cause, effect = replace(INCIDENT, explains=("effect",)), replace(INCIDENT, id="effect")
+    cause, effect = INCIDENT._replace(explains=("effect",)), INCIDENT._replace(id="effect")
     found = {each.incident.id: each for each in judge([effect, cause], heat=[2] * 10, noise=[2] * 10)}
     assert (found["cause"].primary, found["effect"].primary) == (True, False)
     assert found["effect"].explained_by == "cause"
 
 
 def test_a_measured_loss_makes_a_warning_critical() -> None:
-    grave = replace(INCIDENT, escalates=signal("heat").above(10, WHY))
+    grave = INCIDENT._replace(escalates=signal("heat").above(10, WHY))
     assert judge([grave], heat=[2] * 10, noise=[2] * 10)[0].severity == "warning"
     assert judge([grave], heat=[20] * 10, noise=[2] * 10)[0].severity == "critical"
 
 
 def test_a_look_alike_is_ruled_out_by_what_it_lacks() -> None:
-    other = replace(INCIDENT, id="other", symptoms=(signal("smell").above(1, WHY),))
-    one = replace(
-        INCIDENT, looks_like=(LookAlike("other", distinguish=""), LookAlike("unheard_of", distinguish="ask somebody"))
+    other = INCIDENT._replace(id="other", symptoms=(signal("smell").above(1, WHY),))
+    one = INCIDENT._replace(
+        looks_like=(LookAlike("other", distinguish=""), LookAlike("unheard_of", distinguish="ask somebody"))
     )
     found = judge([one, other], heat=[2] * 10, noise=[2] * 10, smell=[0.5] * 10)[0]
     assert [(each.name, each.evidence) for each in found.refuted] == [("other", "0.5; it requires > 1")]
@@ -133,9 +132,9 @@ def test_a_look_alike_is_ruled_out_by_what_it_lacks() -> None:
 
 
 def test_an_info_is_never_the_primary() -> None:
-    assert not judge([replace(INCIDENT, severity="info")], heat=[2] * 10, noise=[2] * 10)[0].primary
+    assert not judge([INCIDENT._replace(severity="info")], heat=[2] * 10, noise=[2] * 10)[0].primary
 
 
 def test_a_limit_of_the_contract_is_read_from_it() -> None:
-    named = replace(INCIDENT, symptoms=(signal("heat").above("queue_seconds", WHY),))
+    named = INCIDENT._replace(symptoms=(signal("heat").above("queue_seconds", WHY),))
     assert judge([named], heat=[1.5] * 10)[0].symptoms[0].limit == Contract().queue_seconds

@@ -1,7 +1,5 @@
 """Too many requests for the KV cache: every preemption costs a recompute, which makes the next preemption likelier."""
 
-from dataclasses import replace
-
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
 from diag.signals import (
@@ -88,10 +86,9 @@ incident = Incident(
             expects=(hardly_preempts,),
             why=SIX,
         ),
-        *(replace(fix, expects=(hardly_preempts,)) for fix in MORE_KV_CAPACITY),
+        *(fix._replace(expects=(hardly_preempts,)) for fix in MORE_KV_CAPACITY),
         CAP,
-        replace(
-            CAP,
+        CAP._replace(
             flag="--max-num-seqs",
             instead_of=CAP.flag,
             change="Admit no more requests than the KV cache holds at the observed mean length.",

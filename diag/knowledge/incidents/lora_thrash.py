@@ -1,7 +1,5 @@
 """More LoRA adapters are in use than have a slot: their requests take turns although there is capacity."""
 
-from dataclasses import replace
-
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
 from diag.signals import (
     adapters,
@@ -67,8 +65,7 @@ incident = Incident(
     explains=("contract_breached",),
     fixes=(
         SLOTS,
-        replace(
-            SLOTS,
+        SLOTS._replace(
             also=(("--max-cpu-loras", adapters_kept),),
             only_if=(running_value("max_cpu_loras").at_least(1, documented("the default is --max-loras", LORA)),),
             change="Give every adapter that was used within five minutes a slot, and keep at least as many in host "

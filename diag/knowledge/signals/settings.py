@@ -1,7 +1,5 @@
 """Signals of the running configuration and of the memory that it leaves free, from which fixes are computed."""
 
-from dataclasses import replace
-
 from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import RUNNING, cache_config_has, configured
 
@@ -23,7 +21,7 @@ def running_value(flag: str) -> Signal:
 def unless_unset(setting: str) -> Signal:
     """The value of a KV cache setting, and 0 where vLLM exports that it is not set."""
     unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
-    return replace(running_value(setting), promql=f"{configured(setting)} or {unset}")
+    return running_value(setting)._replace(promql=f"{configured(setting)} or {unset}")
 
 
 kv_cache_is_fp8 = Signal(

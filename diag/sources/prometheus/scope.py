@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import moment, printable
@@ -15,8 +16,7 @@ _LATEST = 1e11
 _WAYS = "2026-11-20T03:12:00Z (UTC by default), unix seconds, or -2h"
 
 
-@dataclass(frozen=True)
-class TimeSpan:
+class TimeSpan(NamedTuple):
     """The time range: the `window` up to `at` or to `until`, or from `since` on; "" for now."""
 
     at: str = ""

@@ -1,7 +1,7 @@
 """A command that starts vLLM, as it was read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from diag.core.lazy_regex import lazy
 from diag.vllm.command.options import Given
@@ -9,8 +9,7 @@ from diag.vllm.command.options import Given
 _SERVER = lazy(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """What was read: all `words`, those before `arguments` are environment and program; `config` is --config's file.
 
     `strays` are the places of words that belong to nothing, `image` is the container's, and `entry` the place from

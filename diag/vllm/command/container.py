@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from diag.core.lazy_regex import lazy
 
@@ -16,8 +16,7 @@ _ALONE = lazy(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-onl
 _DEFAULT = lazy(r"\$\{\w+:?-([^{}$]*)\}")
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(NamedTuple):
     """`arguments` is where vLLM's own begin, None where the container starts something else.
 
     `entry` is the place from which on words go to the image's own entry point, None where a program is named.

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.core.lazy_regex import lazy
 from diag.vllm.command import config_file
@@ -13,8 +12,7 @@ _NUMBER = lazy(r"-\d+|-\d*\.\d+")
 _SWITCHED = ("true", "false")
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """One option: as it was `spelled`, its `values` (none for a switch), and the words it takes in the command.
 
     `option` is None where no release knows it; `words` is empty where a YAML file gives it.

@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
         found = _started(filled, environment, folder, version)
         if found:
             later = sum(_arguments(statement) is not None for statement in commands[at + 1 :])
-            return replace(found, more=later)
+            return found._replace(more=later)
         environment |= _assigned(filled)
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
@@ -91,7 +90,7 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
             return None
         known = {**environment, **_assigned(words), **found.environment}
         place = found.elsewhere or elsewhere(words)
-        return replace(found, environment=known, image=found.image or contained.name, elsewhere=place)
+        return found._replace(environment=known, image=found.image or contained.name, elsewhere=place)
     start = _plain(words) if start is None else start
     start = contained.arguments if start is None else start
     if start is None:
@@ -194,7 +193,7 @@ def _command(
     )
     takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
-    return replace(command, model=named, strays=tuple(loose[takes_one:]))
+    return command._replace(model=named, strays=tuple(loose[takes_one:]))
 
 
 def _filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:

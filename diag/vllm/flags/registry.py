@@ -5,10 +5,9 @@ The data is flags.json (read from the source of 59 releases, and from an install
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 FILE = Path(__file__).parent / "flags.json"
 Takes = Literal["one", "optional", "many", "none"]
@@ -16,8 +15,7 @@ Value = Literal["integer", "size", "number", "json", "object", "text"]
 """A size is a whole number, perhaps with a suffix: 8k is 8000, 8K is 8192; an object is one of JSON."""
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """`first` and `last` are the releases whose parser accepts it; `no` whether it has a --no- form.
 
     `value`, `choices` (empty: any) and whether None is a value (`null`) are those of the release that was `described`;
@@ -42,8 +40,7 @@ class Flag:
         return not at or (release(self.first) <= at and (at <= ends or self.last == versions()[-1]))
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """A word of a command line understood: its flag, whether it is switched on, and the key behind a dot."""
 
     flag: Flag

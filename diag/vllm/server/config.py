@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
@@ -70,16 +70,14 @@ class ServerFacts:
     log_whole: bool = False
 
 
-@dataclass(frozen=True)
-class SourcedValue:
+class SourcedValue(NamedTuple):
     """One value of a setting, and its source."""
 
     value: Value
     source: str
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A setting by the most trusted source, and the values of the `others`, which may agree.
 
     A source that only has that it is SET is trusted least.
