@@ -69,7 +69,8 @@ LABELS: Mapping[str, str] = {
     "device": "what the model runs on, cpu or cuda; empty where it is not known",
     "direction": "tx (sent) or rx (received)",
     "driver_version": "release of the NVIDIA driver",
-    "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS),
+    "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS)
+    + "; of a cgroup's memory high, max (its limits were met), oom (an allocation failed), oom_kill",
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
     "file": "the log file, as the exporter was told its name; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
@@ -88,6 +89,7 @@ LABELS: Mapping[str, str] = {
     "pid": "process id, as this host or container counts",
     "rank": "rank of a worker within its engine, index of an engine; empty where it is not known",
     "reason": ", ".join(THROTTLE_REASONS),
+    "resource": "cpu, memory or io",
     "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
     "sensor": "gpu or memory",
     "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie",
@@ -156,6 +158,10 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Processes of this vLLM that run in this role; 0 once those that were seen of this server have ended.", "role"
     ),
     "diag_vllm_process_cpu_seconds_total": _counter("CPU time of a vLLM process in seconds.", *PROCESS),
+    "diag_vllm_process_cpu_wait_seconds_total": _counter(
+        "Seconds for which the main thread of a vLLM process was ready to run and got no CPU.", *PROCESS
+    ),
+    "diag_vllm_process_resident_memory_bytes": _gauge("Host memory in bytes of a vLLM process (RSS).", *PROCESS),
     "diag_vllm_process_stopped": _gauge(
         "1 when the kernel calls this process stopped, traced, zombie or uninterruptible, 0 when not.",
         *PROCESS,
@@ -169,6 +175,25 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_host_last_oom_kill_timestamp_seconds": _gauge(
         "Unix time at which the exporter saw diag_host_oom_kills_total grow last, 0 when it has not."
+    ),
+    "diag_host_memory_limit_bytes": _gauge(
+        "Host memory in bytes that the server may use: the limit of its cgroup, or the host's memory where that leaves "
+        "less room."
+    ),
+    "diag_host_memory_used_bytes": _gauge(
+        "Of that memory, the bytes in use by any process, without page cache and caches of the kernel."
+    ),
+    "diag_host_memory_events_total": _counter("Events of the memory of the server's cgroup (memory.events).", "event"),
+    "diag_host_cpu_limit_cores": _gauge(
+        "CPU quota of the server's cgroup in cores; no sample without one.",
+        unread="It shows what a CPU limit would have to be raised from.",
+    ),
+    "diag_host_cpu_throttled_seconds_total": _counter(
+        "Seconds for which the CPU quota has kept the server's cgroup from running, all CPUs together."
+    ),
+    "diag_host_pressure_ratio": _gauge(
+        "Share of the last 10 s in which something in the server's cgroup waited for this resource (PSI, some; 0 to 1).",
+        "resource",
     ),
     "diag_gpu_up": _gauge("1 when this GPU answers, 0 when it is lost.", *GPU),
     "diag_gpu_info": _gauge(

@@ -10,9 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
+from diag.exporter.process.cgroup import ControlGroup, control_group
 from diag.exporter.process.ownership import Owner, axis_sizes, owners_of
 from diag.exporter.process.server import ServerProcess, find_server
-from diag.exporter.process.table import HALTED, ProcessEntry, ProcessTable, listeners, oom_kills, read_from, read_table
+from diag.exporter.process.table import (
+    HALTED,
+    ProcessEntry,
+    ProcessTable,
+    listeners,
+    oom_kills,
+    proc,
+    read_from,
+    read_table,
+)
 
 STOPPED = "diag_vllm_process_stopped"
 SEARCH_SECONDS = 10.0
@@ -49,6 +59,8 @@ class ProcessCollector:
     def __init__(self, port: int | None, proc: str = "/proc") -> None:
         self._port = port
         self._view: ProcessView | None = None
+        self._group_of = 0
+        self._group = ControlGroup()
         self._oom_kills: int | None = None
         self._last_oom_kill = 0.0
         if proc != "/proc":
@@ -64,9 +76,15 @@ class ProcessCollector:
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
-        return Collected([*samples, *self._memory()], problem)
+            self._remember_group(view.server.pid)
+        return Collected([*samples, *self._group.samples(), *self._kills()], problem)
 
-    def _memory(self) -> Iterator[Sample]:
+    def _remember_group(self, pid: int) -> None:
+        """What the kernel does to it is worth a look after its server has ended, too."""
+        if self._group_of != pid:
+            self._group_of, self._group = pid, control_group(pid, proc())
+
+    def _kills(self) -> Iterator[Sample]:
         """What the kernel has killed for lack of memory, and when that number was seen to grow."""
         count = oom_kills()
         if count is None:
@@ -149,10 +167,14 @@ def _samples(pid: int, entry: ProcessEntry, owner: Owner) -> Iterator[Sample]:
     labels = (str(pid), owner.role, owner.rank)
     usage = entry.usage()
     if usage:
-        yield "diag_vllm_process_cpu_seconds_total", labels, usage[0]
-        yield STOPPED, labels, float(bool(usage[1]))
+        yield "diag_vllm_process_cpu_seconds_total", labels, usage.cpu
+        if usage.waited is not None:
+            yield "diag_vllm_process_cpu_wait_seconds_total", labels, usage.waited
+        if usage.halted != "zombie":
+            yield "diag_vllm_process_resident_memory_bytes", labels, usage.resident
+        yield STOPPED, labels, float(bool(usage.halted))
         for state in HALTED.values():
-            yield "diag_vllm_process_state", (*labels, socket.gethostname(), state), float(state == usage[1])
+            yield "diag_vllm_process_state", (*labels, socket.gethostname(), state), float(state == usage.halted)
 
 
 def _running(samples: Sequence[Sample], members: ProcessTable) -> Counter[str]:

@@ -85,14 +85,23 @@ class ProcessEntry:
         argv = _argv(self.process)
         return replace(self, argv=argv) if argv and argv != self.argv else self
 
-    def usage(self) -> tuple[float, str] | None:
-        """CPU seconds so far, and the state in which the kernel has halted it or ""; None once it is gone."""
+    def usage(self) -> "ProcessUsage | None":
+        """What it has used so far and its state; None once it is gone."""
         try:
             with self.process.oneshot():
                 times, status = self.process.cpu_times(), self.process.status()
+                resident = self.process.memory_info().rss
         except psutil.Error:
             return None
-        return times.user + times.system, HALTED.get(status, "")
+        return ProcessUsage(times.user + times.system, HALTED.get(status, ""), resident, self._waited())
+
+    def _waited(self) -> float | None:
+        """Seconds for which its main thread was ready to run and got no CPU; None where the kernel does not count."""
+        try:
+            words = (proc() / str(self.process.pid) / "schedstat").read_bytes().split()
+        except OSError:
+            return None
+        return int(words[1]) / 1e9 if len(words) > 1 else None
 
     def environment(self) -> Mapping[str, str]:
         """Its environment, empty where it must not be read."""
@@ -100,6 +109,16 @@ class ProcessEntry:
             return self.process.environ()
         except (psutil.Error, OSError):
             return {}
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """CPU seconds, the state in which the kernel has halted it or "", bytes in memory, seconds without a CPU."""
+
+    cpu: float
+    halted: str
+    resident: int
+    waited: float | None
 
 
 ProcessTable = Mapping[int, ProcessEntry]
@@ -129,7 +148,7 @@ def listeners(port: int | None) -> Collection[int]:
 def oom_kills() -> int | None:
     """How many processes the kernel has killed for lack of memory since it booted; None where it does not count."""
     try:
-        lines = Path(psutil.PROCFS_PATH, VMSTAT).read_text(encoding="ascii").splitlines()
+        lines = (proc() / VMSTAT).read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     return next((int(line.removeprefix("oom_kill ")) for line in lines if line.startswith("oom_kill ")), None)
@@ -142,6 +161,11 @@ def ancestry(table: ProcessTable, pid: int) -> list[int]:
         chain.append(pid)
         pid = table[pid].parent
     return chain
+
+
+def proc() -> Path:
+    """Where the process table is read from."""
+    return Path(psutil.PROCFS_PATH)
 
 
 def read_from(folder: str) -> None:

@@ -1,0 +1,137 @@
+"""Memory and CPU of a server's control group (cgroup): limits, use, pressure; version 2, and 1 where it still is.
+
+A look reads about a dozen small files of the kernel. What a kernel or a container does not show has no sample.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from diag.core.metric_families import Sample
+
+NO_LIMIT = 2.0**62
+"""Version 1 writes the largest number of pages for no limit."""
+EVENTS = ("high", "max", "oom", "oom_kill")
+RESOURCES = ("cpu", "memory", "io")
+RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+"""Page cache and caches of the kernel, which are given up before anything is killed."""
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """The folders of one process: those of a controller from its own group up to the top that can be seen here."""
+
+    memory: tuple[Path, ...] = ()
+    cpu: tuple[Path, ...] = ()
+    unified: tuple[Path, ...] = ()
+    """Of version 2; its first one has the pressure of the group."""
+    proc: Path = Path("/proc")
+
+    def samples(self) -> Iterator[Sample]:
+        """All that can be read now."""
+        yield from self._memory()
+        yield from self._events()
+        yield from self._cpu()
+        for resource in RESOURCES:
+            own = [self.unified[0] / f"{resource}.pressure"] if self.unified else []
+            lines = next(filter(None, map(_read, [*own, self.proc / "pressure" / resource])), "")
+            if "avg10=" in lines:
+                yield "diag_host_pressure_ratio", (resource,), float(lines.split("avg10=")[1].split()[0]) / 100
+
+    def _memory(self) -> Iterator[Sample]:
+        """Of the host or the group that has the least room left."""
+        rooms = [room for folder in self.memory if (room := _group_memory(folder))]
+        host = _pairs(_read(self.proc / "meminfo").replace(":", ""))
+        if {"MemTotal", "MemAvailable"} <= host.keys():
+            rooms.append((host["MemTotal"] * 1024, (host["MemTotal"] - host["MemAvailable"]) * 1024))
+        if rooms:
+            limit, used = min(rooms, key=lambda room: room[0] - room[1])
+            yield "diag_host_memory_limit_bytes", (), limit
+            yield "diag_host_memory_used_bytes", (), used
+
+    def _events(self) -> Iterator[Sample]:
+        for folder in self.memory[:1]:
+            counts = _pairs(_read(folder / "memory.events") or _read(folder / "memory.oom_control"))
+            if hits := _read(folder / "memory.failcnt"):
+                counts["max"] = float(hits)
+            for event in filter(counts.__contains__, EVENTS):
+                yield "diag_host_memory_events_total", (event,), counts[event]
+
+    def _cpu(self) -> Iterator[Sample]:
+        """A group is throttled by the quota of each group that it is in."""
+        quotas = [cores for folder in self.cpu if (cores := _quota(folder)) is not None]
+        if quotas:
+            yield "diag_host_cpu_limit_cores", (), min(quotas)
+        stats = [_pairs(_read(folder / "cpu.stat")) for folder in self.cpu]
+        throttled = [_throttled(stat) for stat in stats if stat.keys() & {"throttled_usec", "throttled_time"}]
+        if throttled:
+            yield "diag_host_cpu_throttled_seconds_total", (), sum(throttled)
+
+
+def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) -> ControlGroup:
+    """The group of that process, as far as it can be seen from here; that of the host alone where it cannot."""
+    own, ours = (_paths(_read(proc / str(each) / "cgroup")) for each in (pid, "self"))
+
+    def folders(controller: str) -> tuple[Path, ...]:
+        version_1 = controller != "" and controller in own
+        path = own.get(controller, own.get("", ""))
+        top = mount / (controller if version_1 else _unified(mount))
+        if path.startswith("/.."):  # in a container beside ours, which sees its own part of the tree there
+            top, path = proc / str(pid) / "root" / top.relative_to("/"), "/"
+        folder = top / path.lstrip("/")
+        if not folder.is_dir() and path == ours.get(controller, ours.get("", "")):
+            folder = top  # a container's own group, under the name that it has on its host
+        if not path or not folder.is_dir():
+            return ()
+        return (folder, *(above for above in folder.parents if above.is_relative_to(top)))
+
+    return ControlGroup(folders("memory"), folders("cpu"), folders(""), proc)
+
+
+def _unified(mount: Path) -> str:
+    return "" if (mount / "cgroup.controllers").exists() else "unified"
+
+
+def _paths(lines: str) -> Mapping[str, str]:
+    """/proc/<pid>/cgroup: the path of the group by controller, "" for version 2."""
+    parts = (line.split(":", 2) for line in lines.splitlines() if line.count(":") > 1)
+    return {controller: path for _, controllers, path in parts for controller in controllers.split(",")}
+
+
+def _group_memory(folder: Path) -> tuple[float, float] | None:
+    """Limit and use in bytes, without what can be reclaimed; None for a group without a limit."""
+    second = _read(folder / "memory.max")
+    limit = second or _read(folder / "memory.limit_in_bytes")
+    if not limit.isdigit() or float(limit) >= NO_LIMIT:
+        return None
+    used = float(_read(folder / ("memory.current" if second else "memory.usage_in_bytes")) or 0)
+    stat, prefix = _pairs(_read(folder / "memory.stat")), "" if second else "total_"
+    return float(limit), max(used - sum(stat.get(prefix + name, 0.0) for name in RECLAIMABLE), 0.0)
+
+
+def _quota(folder: Path) -> float | None:
+    """In cores; None without one."""
+    words = _read(folder / "cpu.max").split() or [
+        _read(folder / "cpu.cfs_quota_us"),
+        _read(folder / "cpu.cfs_period_us"),
+    ]
+    return float(words[0]) / float(words[1]) if all(word.isdigit() for word in words) else None
+
+
+def _throttled(stat: Mapping[str, float]) -> float:
+    """Seconds: version 2 counts microseconds, version 1 nanoseconds."""
+    return stat.get("throttled_usec", stat.get("throttled_time", 0.0) / 1e3) / 1e6
+
+
+def _pairs(text: str) -> dict[str, float]:
+    """Lines of a name and a number."""
+    words = (line.split() for line in text.splitlines())
+    return {word[0]: float(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
+
+
+def _read(file: Path) -> str:
+    """What is in it, "" where it cannot be read."""
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
