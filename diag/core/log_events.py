@@ -44,6 +44,9 @@ MULTIMODAL_CACHE_MISS = "multimodal_cache_miss"
 REQUEST_PREPROCESSING_FAILED = "request_preprocessing_failed"
 INPUT_THREAD_DIED = "input_thread_died"
 OUTPUT_CORRUPTED = "output_corrupted"
+CUDA_ERROR = "cuda_error"
+NCCL_TIMEOUT = "nccl_timeout"
+COMPILED_WHILE_SERVING = "compiled_while_serving"
 
 LOG_EVENTS = (
     LogEvent(
@@ -94,13 +97,13 @@ LOG_EVENTS = (
     ),
     LogEvent(SHUT_DOWN, "The server was told to stop, and stopped in order."),
     LogEvent(
-        "nccl_timeout",
+        NCCL_TIMEOUT,
         "A collective operation of the ranks timed out.",
         on_device=True,
         start_failure=True,
         fatal=True,
     ),
-    LogEvent("cuda_error", "CUDA, cuBLAS, cuDNN or NCCL failed.", on_device=True, start_failure=True, fatal=True),
+    LogEvent(CUDA_ERROR, "CUDA, cuBLAS, cuDNN or NCCL failed.", on_device=True, start_failure=True, fatal=True),
     LogEvent(
         DRIVER_TOO_OLD,
         "The NVIDIA driver is older than the CUDA that vLLM was built with.",
@@ -119,6 +122,7 @@ LOG_EVENTS = (
         on_device=True,
         start_failure=True,
     ),
+    LogEvent(COMPILED_WHILE_SERVING, "A kernel or a graph was compiled after the server was ready.", on_device=True),
     LogEvent(
         "custom_all_reduce_disabled",
         "vLLM fell back to NCCL for the all-reduce of the ranks.",
@@ -141,5 +145,5 @@ OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)
 ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)
 FATAL = tuple(event.name for event in LOG_EVENTS if event.fatal or event.out_of_memory)
 NO_START_FAILURE = tuple(event.name for event in LOG_EVENTS if not event.start_failure)
-QUOTED = ON_DEVICE | {*FATAL, ENGINE_DEAD, ENGINE_START_FAILED}
+QUOTED = (ON_DEVICE - {COMPILED_WHILE_SERVING}) | {*FATAL, ENGINE_DEAD, ENGINE_START_FAILED}
 """The events after which a line of the log is quoted: something has ended, or is about to."""

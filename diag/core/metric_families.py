@@ -192,7 +192,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Seconds for which the CPU quota has kept the server's cgroup from running, all CPUs together."
     ),
     "diag_host_pressure_ratio": _gauge(
-        "Share of the last 10 s in which something in the server's cgroup waited for this resource (PSI, some; 0 to 1).",
+        "Share of the last 10 s in which something in the server's cgroup waited for this resource (PSI; 0 to 1).",
         "resource",
     ),
     "diag_gpu_up": _gauge("1 when this GPU answers, 0 when it is lost.", *GPU),

@@ -1,4 +1,4 @@
-"""The memory and the CPU that a server may use: those of this host, and trees of cgroups as kernels and containers show."""
+"""The memory and the CPU that a server may use: on this host, and in the trees that kernels and containers show."""
 
 import os
 from collections.abc import Mapping

@@ -419,6 +419,22 @@ def test_what_ends_in_a_log_whose_beginning_is_lost_was_at_work(end: str) -> Non
     assert told(end).moved == at(end[end.index("02:1") :][:8])
 
 
+COMPILED = (
+    "(EngineCore pid=1) WARNING 11-21 02:10:00 [jit_monitor.py:1] Triton kernel JIT compilation during inference: k."
+)
+GRAPH = (
+    "(EngineCore pid=1) INFO 11-21 02:10:00 [backends.py:1] [backbone] Compiling a graph for compile range (1, 8) takes"
+)
+
+
+@pytest.mark.parametrize("line", [COMPILED, GRAPH])
+def test_a_compilation_counts_once_the_server_serves(line: str) -> None:
+    assert told(BANNER, LOADS, READY, line).events == {"compiled_while_serving": 1}
+    assert told(BANNER, LOADS, line, READY).events == {}
+    assert told(BANNER, LOADS, READY, GRAPH.replace("backends", "a")).events == {}
+    assert told(BANNER, LOADS, READY, SHUTDOWN, line).events == {"shut_down": 1}
+
+
 @pytest.mark.parametrize(
     "again",
     [

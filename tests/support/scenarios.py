@@ -145,6 +145,38 @@ def workers(*cores: float, stopped: Iterable[int] = ()) -> Beside:
     return beside
 
 
+Course = Callable[[float], float]
+"""A number over time, in seconds after the first scrape."""
+
+
+def memory(
+    share: Course, limit: float = 64 * GIB, engine: Course = lambda _: 8 * GIB, kills: Course = lambda _: 0
+) -> Beside:
+    """Host memory: the share in use of its limit, the resident bytes of the engine, processes that were killed."""
+
+    def beside(t: float) -> Iterable[Sample]:
+        yield "diag_host_memory_limit_bytes", (), limit
+        yield "diag_host_memory_used_bytes", (), share(t) * limit
+        yield "diag_host_memory_events_total", ("oom_kill",), kills(t)
+        yield "diag_vllm_process_resident_memory_bytes", ("90", "api_server", "0"), 2 * GIB
+        yield "diag_vllm_process_resident_memory_bytes", ("91", "engine", "0"), engine(t)
+
+    return beside
+
+
+def cpu(waited: float | None = None, pressure: float = 0.0, throttled: float = 0.0) -> Beside:
+    """CPU time: the share for which the engine waits for some (None: not said), PSI, throttled seconds a second."""
+
+    def beside(t: float) -> Iterable[Sample]:
+        yield "diag_host_pressure_ratio", ("cpu",), pressure
+        yield "diag_host_cpu_throttled_seconds_total", (), throttled * t
+        if waited is not None:
+            yield "diag_vllm_process_cpu_wait_seconds_total", ("90", "api_server", "0"), 0.1 * waited * t
+            yield "diag_vllm_process_cpu_wait_seconds_total", ("91", "engine", "0"), waited * t
+
+    return beside
+
+
 def config(**flags: float) -> Beside:
     """What vLLM runs with."""
     return lambda _: [("diag_vllm_config", (flag,), value) for flag, value in flags.items()]
@@ -159,7 +191,7 @@ def log(
     """
     events = ("cuda_out_of_memory", "max_model_len_exceeds_kv_cache", "free_memory_below_requested")
     ends = ("engine_start_failed", "engine_dead", "worker_died", "shut_down", "cuda_error", "nccl_timeout")
-    every = (*events, *ends, "no_kv_cache_memory", "shm_broadcast_wait")
+    every = (*events, *ends, "no_kv_cache_memory", "shm_broadcast_wait", "compiled_while_serving")
 
     def beside(t: float) -> Iterable[Sample]:
         for each in PHASES:

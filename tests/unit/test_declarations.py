@@ -16,6 +16,7 @@ from diag.core.metric_families import FAMILIES, LABELS
 from diag.core.startup_phases import STARTUP_PHASES
 from diag.diagnosis import telemetry_checks
 from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
+from diag.exporter.process.cgroup import EVENTS
 from diag.knowledge.catalog import load
 from diag.promql import Expression, parse
 from diag.promql.facts import selectors
@@ -23,7 +24,10 @@ from diag.promql.nodes import Selector
 from diag.promql.samples import NAME
 from diag.verify import changes, compare
 
-DECLARED = {"event": {event.name for event in LOG_EVENTS}, "phase": {phase.name for phase in STARTUP_PHASES}}
+DECLARED = {
+    "event": {event.name for event in LOG_EVENTS} | {*EVENTS},
+    "phase": {phase.name for phase in STARTUP_PHASES},
+}
 OF_OTHERS = {"exported_instance", "instance", "job"}
 """Labels that Prometheus adds."""
 
@@ -113,7 +117,7 @@ def test_a_family_is_read_or_says_what_it_is_for() -> None:
 
 def test_an_event_is_read_or_says_why_it_is_counted() -> None:
     signalled = [selector for promql in of_signals() for selector in selectors(filled(promql))]
-    read = {event for selector in signalled for event in DECLARED["event"] if matches(selector, "event", event)}
+    read = {event.name for selector in signalled for event in LOG_EVENTS if matches(selector, "event", event.name)}
     assert {event.name for event in LOG_EVENTS if not event.unread} == read
 
 

@@ -270,6 +270,14 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("event", "cuda_error", r"(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS)_STATUS_|cu[A-Z]\w+ error: ", FAILED),
     Pattern("event", "cuda_error", r"Triton Error \[\w+\]: (?!out of memory)", FAILED),
     Pattern("event", "cuda_error", r"NCCL error(?: in)?: ", FAILED),
+    Pattern(
+        "event",
+        "compiled_while_serving",
+        r"(?:Triton|CuTeDSL|TileLang) (?:kernel )?JIT compilation during inference: ",
+        frozenset({"WARNING"}),
+        "0.21.0",
+        logger="jit_monitor.py",
+    ),
     Pattern("event", "custom_all_reduce_disabled", r"Custom allreduce is disabled ", WARNED, logger=_COLLECTIVE),
     Pattern(
         "event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0", logger=_COLLECTIVE

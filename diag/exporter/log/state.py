@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import tzinfo
 
-from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, ON_DEVICE, QUOTED, SHUT_DOWN, WORKER_DIED
+from diag.core.lazy_regex import lazy
+from diag.core.log_events import (
+    COMPILED_WHILE_SERVING,
+    ENGINE_DEAD,
+    ENGINE_START_FAILED,
+    ON_DEVICE,
+    QUOTED,
+    SHUT_DOWN,
+    WORKER_DIED,
+)
 from diag.core.metric_families import Sample
 from diag.core.startup_phases import READY
 from diag.exporter.log.crashes import CrashStreak
@@ -24,6 +33,8 @@ from diag.vllm.server.config import ServerFacts
 
 DEATHS = (ENGINE_DEAD, WORKER_DIED)
 _READY = STAGES.index(READY)
+_COMPILES = lazy(r"(?:\[\w+\] )?Compiling a graph for ")
+"""What torch.compile says of a graph that no cache has."""
 
 
 class ServerLog:
@@ -125,6 +136,10 @@ class ServerLog:
         """The server was told to stop: what its processes say of that is no failure."""
         return self._startup.ready and self._startup.over
 
+    @property
+    def _serves(self) -> bool:
+        return self._startup.ready and not self._startup.over
+
     def _on_banner(self, pattern: Pattern, line: Line, at: float) -> None:
         again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
         if not self._startup.seen or self._startup.stage or again:
@@ -145,11 +160,13 @@ class ServerLog:
 
     def _reach(self, stage: int, at: float) -> None:
         self._startup.reach(stage, at)
-        if self._startup.seen and self._startup.ready:
+        if self._serves:
             self._crashes.ready(at)
 
     def _on_stage(self, pattern: Pattern, line: Line, at: float) -> None:
         name = pattern.name
+        if self._serves and line.source.startswith("backends.py:") and _COMPILES.match(line.text):
+            self._count(COMPILED_WHILE_SERVING, at)
         if name == "compile" and not self._facts.compiles:
             name = "profile_memory"
         stage, bar = STAGES.index(name), BAR.match(line.text) if line.level == RAW else None
@@ -204,7 +221,11 @@ class ServerLog:
             self._values[pattern.name] = found
 
     def _doubtful(self, pattern: Pattern, line: Line) -> bool:
-        """Text that a client may have sent; or the death of an engine whose server was told to stop."""
+        """Text that a client may have sent; the death of an engine whose server was told to stop; a compilation of a
+        start.
+        """
+        if pattern.name == COMPILED_WHILE_SERVING and not self._serves:
+            return True
         if self._was_stopped and pattern.name in DEATHS:
             return True
         if line.level == RAW:

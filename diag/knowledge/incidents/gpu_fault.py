@@ -13,6 +13,7 @@ incident = Incident(
     per=("instance", "gpu"),
     window="1m",
     live_window="1m",
+    hold="0s",  # a fault is one event: it is gone from the window a minute later
     cause="""
         The driver lost the GPU, reported an Xid error, counted uncorrectable memory errors, or failed to remap a bad
         row. Work on this GPU fails or gives wrong results, and its peers wait for it.
@@ -28,7 +29,7 @@ incident = Incident(
         ),
         LookAlike("tp_communication_stall", distinguish="The GPUs answer; only the ranks wait for each other."),
     ),
-    explains=("tp_communication_stall", "engine_stalled", "contract_breached"),
+    explains=("engine_device_fault", "engine_dead", "tp_communication_stall", "engine_stalled", "contract_breached"),
     fixes=(
         Fix(
             command="nvidia-smi -i {gpu} -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT; dmesg -T | grep -i xid",

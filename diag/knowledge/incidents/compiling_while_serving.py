@@ -1,0 +1,61 @@
+"""Kernels or graphs are compiled while requests are served, and every stream waits for the compiler."""
+
+from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
+from diag.signals import compiled_recently, stream_pauses
+
+MONITOR = "https://docs.vllm.ai/en/latest/configuration/engine_args/"
+CASE = "https://github.com/vllm-project/vllm/issues/48752"
+
+PAUSES = stream_pauses.at_least(1, judged("a compilation that no stream feels is none of anybody's business"))
+incident = Incident(
+    id="compiling_while_serving",
+    title="Compilation while serving",
+    severity="warning",
+    per=("instance",),
+    cause="""
+        A request has a shape that warm-up did not cover: Triton, TileLang, CuTeDSL or torch.compile builds the kernel
+        in the middle of a step. It takes from tenths of a second to minutes, once for each shape and each worker, and
+        again after each restart where the cache is not kept.
+    """,
+    impact="all running streams pause while the compiler runs",
+    symptoms=(
+        compiled_recently.at_least(1, reported("vLLM warns of it in its log", CASE)),
+        PAUSES,
+    ),
+    looks_like=(
+        LookAlike("startup_slow", distinguish="A start compiles too, before the server is ready: that is not counted."),
+        LookAlike("prefill_decode_contention", distinguish="A long prompt accounts for each pause."),
+        LookAlike("tp_communication_stall", distinguish="The pause does not end."),
+    ),
+    explains=("contract_breached",),
+    fixes=(
+        Fix(
+            change="Keep the caches of the compilers (~/.cache/vllm, ~/.triton/cache) on a volume that outlives the "
+            "container.",
+            effect="each shape is compiled once, not after every restart",
+            restart=False,
+            why=reported(
+                "a cold cache takes 222.8 s, a warm one 53.4 s", "https://github.com/vllm-project/vllm/issues/52682"
+            ),
+        ),
+        Fix(
+            change="Before a new server gets traffic, send it what clients will send: short and long prompts, several "
+            "at a time, each sampling option in use.",
+            effect="the log reports no compilation while users wait",
+            restart=False,
+            why=judged("what was compiled once is not compiled again"),
+        ),
+        Fix(
+            flag="--jit-monitor-verbose",
+            value="",
+            change="Log the shape of each kernel that is compiled, to extend the warm-up by it.",
+            effect="the log names shapes and constants",
+            risk="more lines in the log; some overhead at each compilation",
+            rollback="remove the flag and restart",
+            why=documented("it logs every compilation with its details", MONITOR),
+        ),
+    ),
+    mitigate=("Wait: each shape is compiled once. A restart begins anew.",),
+    hand_over=("the lines of the log with `during inference`, the vLLM version, the GPU, and the launch command",),
+    do_not=("Do not restart the server: it compiles all of it again.",),
+)

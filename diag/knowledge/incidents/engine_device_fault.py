@@ -1,0 +1,83 @@
+"""The engine's program failed on its device: a CUDA error, or a collective of the ranks that timed out."""
+
+from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
+from diag.knowledge.shared_fixes import READ_LOG, TROUBLESHOOTING
+from diag.signals import device_fault, logged, quoted_error, tokens_or_shutdown
+
+CASE = "https://github.com/vllm-project/vllm/issues/40756"
+SAID = judged("the line in the log decides which of these cases it is")
+CUDA = (logged("cuda_error").at_least(1, SAID),)
+COLLECTIVE = (logged("nccl_timeout").at_least(1, SAID),)
+
+incident = Incident(
+    id="engine_device_fault",
+    title="Engine failed on its device",
+    severity="critical",
+    per=("instance",),
+    window="1m",
+    live_window="15s",
+    hold="0s",
+    cause="""
+        A kernel read memory that is not its own, a library of CUDA refused a call, or a rank did not reach a collective
+        in time. After such an error nothing works on this device until the process has ended: the engine dies, or hangs
+        until a time-out ends it. The same request often brings it about again.
+    """,
+    impact="all requests of this engine fail",
+    symptoms=(
+        device_fault.at_least(1, reported("an illegal memory access ended the engine", CASE)),
+        tokens_or_shutdown.at_most(0, judged("what generates tokens or was told to stop has not failed")),
+    ),
+    looks_like=(
+        LookAlike(
+            "gpu_fault",
+            distinguish="The hardware fails: the GPU is lost, Xid errors other than 13, 31, 43 and 45, memory errors.",
+        ),
+        LookAlike("gpu_out_of_memory", distinguish="An allocation failed: the line says out of memory."),
+        LookAlike("startup_failed", distinguish="The error ended a start, not a server at work."),
+    ),
+    explains=("engine_dead", "engine_stalled", "crash_loop", "contract_breached"),
+    quotes=quoted_error,
+    fixes=(
+        *READ_LOG,
+        Fix(
+            change="Restart the server; if it fails again, look for the request that it was working on.",
+            effect="/metrics answers again and tokens are generated",
+            why=judged("a device that failed so works again for a new process"),
+        ),
+        Fix(
+            environment="CUDA_LAUNCH_BLOCKING",
+            value="1",
+            change="If it happens again, run once with synchronous kernel launches, with --enforce-eager.",
+            effect="the traceback names the operation that fails, not a later one",
+            only_if=CUDA,
+            risk="slow: for the search only",
+            rollback="unset the variable and restart",
+            why=documented("it makes every kernel launch wait", TROUBLESHOOTING),
+        ),
+        Fix(
+            environment="NCCL_DEBUG",
+            value="TRACE",
+            change="If it happens again, let NCCL log what each rank does.",
+            effect="the log names the rank that did not arrive, and its link",
+            only_if=COLLECTIVE,
+            risk="a long log",
+            rollback="unset the variable and restart",
+            why=documented("the vendor's and vLLM's guide ask for it", TROUBLESHOOTING),
+        ),
+        Fix(
+            change="Run the vendor's diagnostics (dcgmi diag -r 3) if other models or requests fail on this GPU too.",
+            effect="a hardware fault is told from an error of the program",
+            restart=False,
+            why=judged("the same error on the same GPU with different programs is one of the hardware"),
+        ),
+    ),
+    mitigate=(
+        "Take the server out of rotation until it has started again.",
+        "If it dies again at once, stop the client whose request it was working on.",
+    ),
+    hand_over=(
+        "the log from the first CUDA or NCCL error on, `dmesg -T | grep -i xid`, the releases of vLLM and the driver, "
+        "the GPU model, and the launch command",
+    ),
+    do_not=("Do not trust the last operation in the traceback: kernels run later than they are launched.",),
+)

@@ -1,0 +1,102 @@
+"""Host memory runs out: the kernel is about to kill the server, or has killed it."""
+
+from diag.incident import Fix, Incident, LookAlike, documented, judged
+from diag.signals import (
+    host_memory_ends,
+    host_memory_share,
+    host_memory_time_left,
+    memory_killed,
+    running_value,
+    share_of_growth,
+)
+
+CGROUP = "https://docs.kernel.org/admin-guide/cgroup-v2.html#memory"
+CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
+SOON = host_memory_time_left.below(900, judged("time to drain a server and to start another one"))
+RESERVED = documented("vLLM reserves it in host memory", CONSERVING_MEMORY)
+
+incident = Incident(
+    id="host_memory_exhausted",
+    title="Host memory exhausted",
+    severity="critical",
+    per=("instance",),
+    hold="0s",
+    window="1m",
+    cause="""
+        The memory in use nears the limit of the server's cgroup (a container's memory limit), or all that the host has.
+        At the limit the kernel kills the largest process, which is usually vLLM's API server or EngineCore. Page cache
+        does not count: the kernel gives it up first.
+    """,
+    impact="the server is killed without a line in its log, and all its requests fail",
+    symptoms=(
+        host_memory_ends.at_least(
+            1, judged("above 90 %, growing steadily, with less than 15 minutes left; or a process was killed already")
+        ),
+    ),
+    supports=(
+        host_memory_share.above(0.9, judged("a server that has room is not about to be killed")),
+        SOON,
+        memory_killed.at_least(1, documented("oom_kill counts the processes that the kernel has killed", CGROUP)),
+    ),
+    looks_like=(
+        LookAlike(
+            "page cache",
+            distinguish="Reading weights and writing logs fill the page cache up to any limit. It is not counted here: "
+            "memory.current grows, and diag_host_memory_used_bytes does not.",
+        ),
+        LookAlike(
+            "a large but steady use",
+            distinguish="A pool in host memory (KV cache offloading, pinned buffers) is allocated once and then stays "
+            "as it is.",
+            refuted_by=SOON,
+        ),
+        LookAlike("gpu_out_of_memory", distinguish="The log says that an allocation on a GPU failed."),
+    ),
+    explains=("engine_dead", "engine_stalled", "crash_loop", "contract_breached"),
+    fixes=(
+        Fix(
+            change="Drain this server and restart it at a moment of your choice, before the kernel kills it.",
+            effect="the memory that it has gathered is free again",
+            only_if=(
+                memory_killed.at_most(0, judged("what was killed needs no restart before it is killed")),
+                share_of_growth.above(0.5, judged("a restart of vLLM frees only what vLLM holds")),
+            ),
+            while_it_lasts=True,
+            why=judged("a process that leaks gives its memory back when it ends"),
+        ),
+        Fix(
+            change="Find the process of this host that grows, and give it a memory limit of its own.",
+            command="ps -eo pid,rss,comm --sort=-rss | head",
+            effect="host memory in use no longer grows",
+            only_if=(share_of_growth.below(0.5, judged("vLLM's processes are not what grows")),),
+            restart=False,
+            why=judged("vLLM's processes are not what grows"),
+        ),
+        Fix(
+            flag="--mm-processor-cache-gb",
+            value=1,
+            direction="lower",
+            change="Keep a smaller cache of processed images and audio: each API server and each engine may hold one.",
+            effect="the memory of the API server stays smaller",
+            only_if=(running_value("mm_processor_cache_gb").above(1, RESERVED),),
+            risk="repeated images and audio are processed again",
+            rollback="set the old size again and restart",
+            why=RESERVED,
+        ),
+        Fix(
+            change="Raise the memory limit of the container, or move other programs away from this host: the server "
+            "needs what its roles hold in diag_vllm_process_resident_memory_bytes, and some room above that.",
+            effect="host memory in use stays below 90 % of the limit",
+            why=documented("memory.max is the limit at which the kernel kills", CGROUP),
+        ),
+    ),
+    mitigate=(
+        "Take the server out of rotation and start a replica elsewhere while there is time.",
+        "Send it fewer long prompts, images and streams at a time: requests in flight are held in host memory.",
+    ),
+    hand_over=(
+        "the resident memory of each role over the last hours (dashboard), `dmesg -T | grep -i oom`, and a heap "
+        "profile of the role that grows",
+    ),
+    do_not=("Do not lower --gpu-memory-utilization: it is about the memory of the GPU.",),
+)

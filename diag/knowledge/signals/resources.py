@@ -1,0 +1,151 @@
+"""Signals of the host's memory and CPU time, as a server's processes and its cgroup have them."""
+
+from diag.core.incident import Signal
+from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
+from diag.knowledge.signals.expressions import edge, itl
+from diag.knowledge.signals.forward_progress import (
+    ENGINE_PROCESSES,
+    LAST_UP,
+    OOM_KILL,
+    SOON,
+    any_of,
+    engine_death_logged,
+    successful_scrapes,
+)
+from diag.knowledge.signals.host import EVENT_TIME, LAST_PROGRESS_OF_INSTANCE, SERVES, event_time, last, since_start
+from diag.knowledge.signals.prefill import MEDIAN_ITL
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+MEMORY = "diag_host_memory_used_bytes"
+RESIDENT = "diag_vllm_process_resident_memory_bytes"
+USED, LIMIT = last(MEMORY), last("diag_host_memory_limit_bytes")
+GROWTH = f"max by ($by) (deriv({MEMORY}[5m]) and count_over_time({MEMORY}[5m]) >= 5)"
+host_memory_share = Signal(
+    "host memory used",
+    f"{USED} / ({LIMIT} > 0)",
+    "{value} of the memory that the server may use is in use, page cache not counted",
+    "share",
+)
+host_memory_time_left = Signal(
+    "time until host memory is used up",
+    f"({LIMIT} - {USED}) / ({GROWTH} > 0)",
+    "at its present growth the rest of the memory lasts for {value}",
+    "seconds",
+)
+# Use that goes up and down is no growth, whatever the slope of a line through it, and neither is one large allocation.
+# The limit is the same throughout: another one would look like growth.
+STEADILY = (
+    f"(max by ($by) (resets({MEMORY}[5m])) <= bool 0.25 * max by ($by) (changes({MEMORY}[5m])))"
+    f" * (max by ($by) (changes({MEMORY}[5m])) >= bool 4)"
+    f" * ({USED} - min by ($by) (min_over_time({MEMORY}[5m])) > bool 0.05 * ({LIMIT} - {USED}))"
+    " * (max by ($by) (changes(diag_host_memory_limit_bytes[5m])) == bool 0)"
+)
+FILLS = (
+    f"((({USED} / ({LIMIT} > 0)) > bool 0.9) * (({LIMIT} - {USED}) / clamp_min({GROWTH}, 1) < bool 900)"
+    f" * {STEADILY} * {SERVES})"
+)
+GROUP_KILLS = 'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))'
+KILLED = f"((abs({OOM_KILL} - {LAST_UP}) < bool {SOON}) * (1 - {SERVES}))"
+host_memory_ends = Signal(
+    "host memory about to be used up, or used up",
+    any_of(fills=FILLS, group=f"({GROUP_KILLS} > bool 0)", host=KILLED),
+    "memory is used up within a quarter of an hour at its present growth, or the kernel has killed for lack of it:"
+    " {value}",
+    "bool",
+    culprit_promql=f"deriv({RESIDENT}[5m]) > on (instance) group_left ()"
+    f" (0.3 * max by (instance) (deriv({MEMORY}[5m])))",
+    culprit_label="{role} {rank} PID {pid} grows by {value}/s",
+    culprit_unit="bytes",
+)
+share_of_growth = Signal(
+    "vLLM's share of the growth of host memory",
+    f"sum by ($by) (deriv({RESIDENT}[5m])) / ({GROWTH} > 0)",
+    "vLLM's own processes are {value} of the growth of host memory",
+    "share",
+)
+memory_killed = Signal(
+    "killed for lack of host memory",
+    any_of(group=f"({GROUP_KILLS} > bool 0)", host=KILLED),
+    "the kernel has killed a process for lack of memory: {value}",
+    "bool",
+)
+
+# -- CPU time ---------------------------------------------------------------------------------------------------------
+
+WAITED = "rate(diag_vllm_process_cpu_wait_seconds_total[$window])"
+PRESSURE = 'max by ($by) (avg_over_time(diag_host_pressure_ratio{resource="cpu"}[$window]))'
+THROTTLED = "max by ($by) (rate(diag_host_cpu_throttled_seconds_total[$window]))"
+cpu_wait_share = Signal(
+    "time that a process of vLLM waits for a CPU",
+    f"max by ($by) ({WAITED})",
+    "the process that waits most is ready to run and has no CPU for {value} of the time",
+    "share",
+)
+cpu_pressure = Signal(
+    "CPU pressure",
+    PRESSURE,
+    "for {value} of the time something in the server's cgroup waits for a CPU",
+    "share",
+)
+cpu_throttled = Signal(
+    "CPU throttling",
+    THROTTLED,
+    "the CPU quota stops the server's cgroup for {value} of each second",
+    "seconds",
+)
+# What the processes themselves waited decides. Where no exporter says it: pressure of 95 % was measured on a host
+# whose server had all that it needed, so the cgroup's numbers count only where tokens are late as well.
+LATE = 0.25
+"""Seconds between two tokens: slower than people read."""
+cpu_starvation = Signal(
+    "time without a CPU",
+    f"max by ($by) ({WAITED}) or clamp_max(({THROTTLED} > {PRESSURE}) or {PRESSURE} or {THROTTLED}, 1)"
+    f" * ({MEDIAN_ITL} > bool {LATE})",
+    "for {value} of the time the server is ready to run and has no CPU",
+    "share",
+    culprit_promql=f"{WAITED} > 0.3",
+    culprit_label="{role} {rank} PID {pid}",
+)
+
+# -- compilation ------------------------------------------------------------------------------------------------------
+
+COMPILED = event_time(COMPILED_WHILE_SERVING)
+compiled_recently = Signal(
+    "compilation while serving",
+    f"({COMPILED} > bool 0) * (time() - {COMPILED} < bool 300)",
+    "kernels or graphs were compiled while requests were served: {value}",
+    "bool",
+)
+stream_pauses = Signal(
+    "stream pauses",
+    f"{itl('count')} - {itl('bucket', edge('$freeze_seconds'))}",
+    "inter-token latencies above freeze_seconds: {value}",
+    "pauses",
+    window_scaling="peak",
+)
+
+# -- faults of a device -----------------------------------------------------------------------------------------------
+
+FAULTS = f"{CUDA_ERROR}|{NCCL_TIMEOUT}"
+FAULT_LOGGED = f"(({since_start(FAULTS)}) * (1 - ({since_start(ENGINE_START_FAILED)})))"
+# errors of the program that the driver reports; another program on the GPU may have caused one where this server lives
+XID_AND_DEATH = (
+    'max by (instance) (increase(diag_gpu_xid_errors_total{xid=~"13|31|43|45"}[5m]) > bool 0)'
+    " * on (instance) "
+    + any_of(
+        page=f"(({successful_scrapes.promql}) == bool 0)",
+        log=f"({engine_death_logged.promql})",
+        process=f"(({ENGINE_PROCESSES}) == bool 0)",
+    )
+)
+device_fault = Signal(
+    "fault of a device",
+    any_of(log=FAULT_LOGGED, xid=f"({XID_AND_DEATH})"),
+    "the log reports a CUDA error or a collective that timed out, or the driver an error of the dead engine's program:"
+    " {value}",
+    "bool",
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{FAULTS}"}}[$window]) > 0)'
+    f" >= on (instance) group_left () ({LAST_PROGRESS_OF_INSTANCE})",
+    culprit_label="{event}",
+)

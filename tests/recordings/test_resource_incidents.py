@@ -1,0 +1,146 @@
+"""Memory and CPU of the host, faults of a device, compilation: named by what shows each, and by nothing like it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.scenarios import GIB, Beside, cpu, fixes, found, gpu, judge, log, memory, present, started, workers
+
+from diag.core.metric_families import Sample
+from diag.diagnosis.report import Report
+
+HEALTHY = next(iter(rewriting.scrapes("healthy")))[0]
+DEAD = next(iter(rewriting.scrapes("engine_dead")))[0]
+
+
+def primary(report: Report) -> set[str]:
+    """The incidents that nothing else explains, without the infos."""
+    return {name for name in present(report) if found(report, name).diagnosis.explained_by is None}
+
+
+# -- host memory ------------------------------------------------------------------------------------------------------
+
+
+def leak(t: float) -> float:
+    return 0.93 + 0.0005 * t
+
+
+def test_memory_that_runs_out_is_named_with_who_takes_it(tmp_path: Path) -> None:
+    report = judge(tmp_path, "healthy", memory(leak, engine=lambda t: 8 * GIB + 0.0005 * t * 64 * GIB))
+    one = found(report, "host_memory_exhausted").diagnosis
+    assert present(report) == {"host_memory_exhausted"}
+    assert [each.partition(" grows")[0] for each in one.culprits] == ["engine 0 PID 91"]
+    changes = [each.fix.change for each in found(report, "host_memory_exhausted").proposals]
+    assert any(change.startswith("Drain this server") for change in changes)
+    assert not any(change.startswith("Find the process of this host") for change in changes)
+
+
+def test_memory_that_another_program_takes_is_not_blamed_on_vllm(tmp_path: Path) -> None:
+    report = judge(tmp_path, "healthy", memory(leak))
+    assert found(report, "host_memory_exhausted").diagnosis.culprits == ()
+    changes = [each.fix.change for each in found(report, "host_memory_exhausted").proposals]
+    assert any(change.startswith("Find the process of this host") for change in changes)
+
+
+ROOM: dict[str, Beside] = {
+    "much in use, and no more": memory(lambda _: 0.97),
+    "much in use, up and down": memory(lambda t: 0.96 + 0.01 * (int(t / 4) % 2)),
+    "fast growth with much room": memory(lambda t: 0.3 + 0.003 * t),
+    "slow growth": memory(lambda t: 0.91 + 0.000001 * t),
+    "growth that ended": memory(lambda t: min(0.90 + 0.001 * t, 0.905)),
+    "one large allocation": memory(lambda t: 0.92 if t < 20 else 0.95),
+}
+
+
+@pytest.mark.parametrize("name", ROOM)
+def test_memory_that_lasts_is_no_incident(tmp_path: Path, name: str) -> None:
+    assert judge(tmp_path, "healthy", ROOM[name]).verdict == "healthy"
+
+
+def test_a_start_that_fills_memory_is_a_start(tmp_path: Path) -> None:
+    loading = log("load_weights", {"process_start": 20, "load_weights": 100})
+    assert not present(judge(tmp_path, "", loading, workers(1.0), memory(leak)))
+
+
+def test_a_kill_in_the_servers_cgroup_is_the_cause_of_its_death(tmp_path: Path) -> None:
+    report = judge(tmp_path, "engine_dead", memory(lambda t: 0.5 if t > 24 else 0.99, kills=lambda t: float(t > 24)))
+    assert found(report, "engine_dead").diagnosis.explained_by == "host_memory_exhausted"
+    assert primary(report) == {"host_memory_exhausted"}
+
+
+def test_a_kill_on_the_host_when_the_server_ended_is_the_cause_of_its_death(tmp_path: Path) -> None:
+    def killed(_: float) -> Iterable[Sample]:
+        yield "diag_host_last_oom_kill_timestamp_seconds", (), DEAD + 25
+        yield "diag_vllm_last_up_timestamp_seconds", (), DEAD + 24
+
+    report = judge(tmp_path, "engine_dead", killed)
+    assert found(report, "engine_dead").diagnosis.explained_by == "host_memory_exhausted"
+
+
+def test_a_kill_elsewhere_on_the_host_is_no_incident_of_a_server_that_serves(tmp_path: Path) -> None:
+    def killed(t: float) -> Iterable[Sample]:
+        yield "diag_host_last_oom_kill_timestamp_seconds", (), HEALTHY + 20
+        yield "diag_vllm_last_up_timestamp_seconds", (), HEALTHY + t
+
+    assert judge(tmp_path, "healthy", killed, memory(lambda _: 0.5)).verdict == "healthy"
+
+
+# -- CPU --------------------------------------------------------------------------------------------------------------
+
+BUSY: dict[str, Beside] = {
+    "pressure": cpu(pressure=0.95),
+    "pressure, and processes that get their share": cpu(0.2, pressure=0.95),
+    "a quota that is met now and then": cpu(0.1, pressure=0.3, throttled=0.1),
+}
+
+
+@pytest.mark.parametrize("name", BUSY)
+def test_a_busy_host_starves_nobody(tmp_path: Path, name: str) -> None:
+    assert judge(tmp_path, "healthy", BUSY[name]).verdict == "healthy"
+
+
+# -- a fault of the device --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", ["cuda_error", "nccl_timeout"])
+def test_a_fault_of_the_device_is_the_cause_of_the_death(tmp_path: Path, event: str) -> None:
+    report = judge(tmp_path, "engine_dead", log("ready", {}, 600, DEAD, engine_dead=-25, **{event: -24}))
+    assert primary(report) == {"engine_device_fault"}
+    assert found(report, "engine_device_fault").diagnosis.culprits == (event,)
+    assert found(report, "engine_dead").diagnosis.explained_by == "engine_device_fault"
+    variables = {"cuda_error": "CUDA_LAUNCH_BLOCKING", "nccl_timeout": "NCCL_DEBUG"}
+    assert set(variables.values()) & set(fixes(report, "engine_device_fault")) == {variables[event]}
+
+
+def test_an_error_of_the_program_that_the_driver_reports_is_the_cause_of_the_death(tmp_path: Path) -> None:
+    report = judge(tmp_path, "engine_dead", gpu(xid_errors_total__31=lambda t: float(t > 22)))
+    assert found(report, "engine_dead").diagnosis.explained_by == "engine_device_fault"
+
+
+def test_a_gpu_that_is_lost_is_the_cause_of_both(tmp_path: Path) -> None:
+    lost = gpu(up=lambda t: float(t < 22), xid_errors_total__79=lambda t: float(t > 22))
+    report = judge(tmp_path, "engine_dead", lost, log("ready", {}, 600, DEAD, engine_dead=-25, cuda_error=-24))
+    assert primary(report) == {"gpu_fault"}
+
+
+NO_FAULT: dict[str, tuple[str, tuple[Beside, ...]]] = {
+    "before the last start": ("healthy", (log("ready", {}, 60, HEALTHY, cuda_error=600),)),
+    "in the log of a server that serves": ("healthy", (log("ready", {}, 600, HEALTHY, cuda_error=60),)),
+    "of another program on its GPU": ("idle", (gpu(xid_errors_total__31=lambda t: float(t > 20)), started(1.0))),
+    "of a start": ("", (log("load_weights", {}, 50, engine_start_failed=49, cuda_error=49),)),
+}
+
+
+@pytest.mark.parametrize("name", NO_FAULT)
+def test_an_error_that_ended_no_engine_is_no_fault_of_it(tmp_path: Path, name: str) -> None:
+    page, beside = NO_FAULT[name]
+    assert "engine_device_fault" not in present(judge(tmp_path, page, *beside))
+
+
+# -- compilation ------------------------------------------------------------------------------------------------------
+
+
+def test_a_compilation_that_no_stream_feels_is_no_incident(tmp_path: Path) -> None:
+    compiled = log("ready", {}, 600, HEALTHY, compiled_while_serving=-10)
+    assert judge(tmp_path, "healthy", compiled).verdict == "healthy"
