@@ -85,7 +85,7 @@ def _all_hold(readings: Sequence[Reading]) -> list[bool]:
 def _too_short(before: Diagnosis, lasted: float) -> str:
     """Why an observation of so many seconds without the incident proves nothing, "" where it does."""
     onsets = _onsets(before)
-    if not before.ongoing and len(onsets) == 1:
+    if _had_ended(before) and len(onsets) == 1:
         return "it ended before the change, so its absence afterwards proves nothing"
     least = 0.9 * seconds(before.incident.live_window)
     apart = max((later - earlier for earlier, later in pairwise(onsets)), default=0.0)
@@ -94,6 +94,12 @@ def _too_short(before: Diagnosis, lasted: float) -> str:
     rhythm = f"it recurred after up to {quantity(apart, 'seconds')}; " if apart > least else ""
     needed = quantity(max(1.2 * apart, least / 0.9), "seconds")
     return f"{rhythm}AFTER covers only {quantity(lasted, 'seconds')}: observe the server for {needed}"
+
+
+def _had_ended(before: Diagnosis) -> bool:
+    """Whether it was over: one whose causes come and go has moments of health within a window."""
+    healthy = 0.0 if before.until is None else before.instants[-1] - before.until
+    return not before.ongoing and healthy > seconds(before.incident.live_window)
 
 
 def _onsets(diagnosis: Diagnosis) -> list[float]:

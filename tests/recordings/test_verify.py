@@ -23,7 +23,7 @@ from diag.core.errors import BadUsage
 from diag.core.incident import Incident, Severity, judged
 from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge.catalog import load
-from diag.knowledge.signals import long_prefills, requests_running, requests_waiting_median
+from diag.knowledge.signals import prefills_in_pauses, requests_running, requests_waiting_median
 from diag.report import verify as report
 from diag.report import verify_json
 from diag.verify.changes import AppliedFix, options
@@ -55,6 +55,8 @@ PAIRS = [
     # freezes go, though the 99th percentile of gaps rises from 0.05 to 0.30 s
     ("contention_bigbatch", "contention_smallbatch", "fixed"),
     ("contention_smallbatch", "contention_bigbatch", "worse"),
+    # a prompt every 12 s: in the last window before the change, hardly a pause is left
+    ("contention_vllm_0_11_0", "contention_cure_threshold_vllm_0_11_0", "fixed"),
     # three prompts of 4,000 tokens every 11 s, and one of 7,000 every 15 s
     ("contention_bigbatch", "contention_cure_threshold", "not comparable"),
     # 28 clients or 24, and 4 or 6
@@ -591,7 +593,7 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
     (events,) = (
         each
         for each in signal_deltas(one, expected(one.incident, ()), *servers)
-        if each.condition.signal == long_prefills
+        if each.condition.signal == prefills_in_pauses
     )
     assert events.before
     assert events.after is not None
