@@ -34,6 +34,8 @@ ENGINE_DEAD = "engine_dead"
 ENGINE_START_FAILED = "engine_start_failed"
 WORKER_DIED = "worker_died"
 SHUT_DOWN = "shut_down"
+GRAMMAR_FAILED = "grammar_failed"
+GRAMMAR_REJECTED = "grammar_rejected"
 DRIVER_TOO_OLD = "driver_too_old"
 DRIVER_MISMATCH = "driver_mismatch"
 FABRIC_NOT_READY = "fabric_not_ready"
@@ -123,6 +125,8 @@ LOG_EVENTS = (
         start_failure=True,
     ),
     LogEvent(COMPILED_WHILE_SERVING, "A kernel or a graph was compiled after the server was ready.", on_device=True),
+    LogEvent(GRAMMAR_FAILED, "The grammar of a structured output could not be compiled."),
+    LogEvent(GRAMMAR_REJECTED, "The grammar of a structured output refused a generated token."),
     LogEvent(
         "custom_all_reduce_disabled",
         "vLLM fell back to NCCL for the all-reduce of the ranks.",

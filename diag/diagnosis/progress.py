@@ -1,4 +1,4 @@
-"""Forward progress, judged before anything else: each engine is idle, busy, slow, stalled, starting or dead.
+"""Forward progress, judged before anything else: each engine is idle, asleep, busy, slow, stalled, starting or dead.
 
 Gauges freeze with the engine, so one that got stuck while idle looks idle, unless its ranks or a probe show otherwise.
 Until a start is over there is no /metrics page: the log and the process table show it.
@@ -13,23 +13,26 @@ from diag.core.incident import Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.signals import (
+    asleep,
     endpoint_without_vllm,
     engine_death_logged,
     engine_processes,
     progress,
     requests_in_flight,
     requests_in_flight_peak,
+    requests_not_admitted,
     requests_stuck,
     requests_stuck_or_stopped,
     serves,
     shut_down,
+    sleep_level,
     steps_per_second,
     successful_scrapes,
     tokens_or_shutdown,
 )
 from diag.knowledge.signals.host import processes, ranks_out_of_step, start_under_way, starting, startup_failed
 
-State = Literal["idle", "busy", "slow", "stalled", "starting", "dead"]
+State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 SLOW_STEPS = 1.0
 """Engine steps per second below which an engine at work is called slow: a step then takes as long as a freeze."""
@@ -74,6 +77,14 @@ STILL = "requests are in flight and nothing has moved; one very long prefill loo
 DIVERGED = "no progress while one rank uses no CPU and its peers busy-wait; the gauges froze at 0 requests in flight"
 HALTED = "the kernel says that a process of the engine is stopped"
 IDLE = "no request in flight; an engine that got stuck while idle looks the same here, --probe tells the two apart"
+SLEEPS = {
+    0: "scheduling is paused (sleep level 0), with the weights in place",
+    1: "sleep level 1, with the weights in host memory and no KV cache",
+    2: "sleep level 2, with weights and KV cache discarded",
+}
+"""By the level of vllm:engine_sleep_state."""
+WAKES_UP = "it serves nobody until POST /wake_up"
+REFUSED = "requests wait, none runs and nothing moves: the scheduler admits nobody"
 NEVER = (
     "/metrics never answered: the server is starting, failed to start, or the address is wrong; "
     "its log would show which (--log)"
@@ -104,11 +115,20 @@ def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
     if state is None:
         has_engine = "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, queries)
         return TOO_SHORT if has_engine else NO_VLLM
+    return Progress(subject, *(state if state[0] == "busy" else _beyond_gauges(state, subject, queries)))
+
+
+def _beyond_gauges(state: tuple[State, str], subject: Subject, queries: QueryCache) -> tuple[State, str]:
+    """The state of an engine that is not busy, by what shows why."""
+    if _last(asleep, ENGINE, subject, queries):
+        return "asleep", f"{SLEEPS[int(_last(sleep_level, ENGINE, subject, queries) or 0)]}; {WAKES_UP}"
+    if _last(requests_not_admitted, ENGINE, subject, queries):
+        return "stalled", REFUSED
     if state[0] == "idle" and _last(ranks_out_of_step, INSTANCE, subject, queries):
-        return Progress(subject, "stalled", DIVERGED)
+        return "stalled", DIVERGED
     if state[0] in ("idle", "slow") and _last(requests_stuck_or_stopped, ENGINE, subject, queries):
-        return Progress(subject, "stalled", HALTED)
-    return Progress(subject, *state)
+        return "stalled", HALTED
+    return state
 
 
 def _deaths(subject: Subject, queries: QueryCache) -> str:

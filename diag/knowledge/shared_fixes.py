@@ -66,6 +66,14 @@ NOT_HALTED = tuple(
     signal.below(1, judged("a process that is halted in the kernel has no stack worth a look"))
     for signal in (processes_stopped, processes_traced, processes_uninterruptible)
 )
+STACK_TRACES = Fix(
+    change="Start it with --watchdog-config from then on (vLLM 0.33 or later): a process that makes no progress then "
+    "writes the stack traces of its threads to a file, before anybody restarts it.",
+    effect="the next stall leaves the call that does not return in a file",
+    versions=("0.33.0", ""),
+    why=documented("it watches EngineCore and the workers", "https://github.com/vllm-project/vllm/issues/56816"),
+)
+"""A stall is restarted in haste: the evidence has to be there by itself."""
 
 FP8_HARDWARE = gpu_compute_capability_has_fp8.at_least(
     1, documented("FP8 needs hardware support and an attention backend that reads it", QUANTIZED_KV)

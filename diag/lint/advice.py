@@ -109,6 +109,13 @@ def _several_api_servers(target: LintTarget) -> Iterator[Match]:
         yield Match(f"--data-parallel-size {size} starts {size} API servers")
 
 
+def _no_watchdog(target: LintTarget) -> Iterator[Match]:
+    """Where ranks wait for each other, one that hangs stops all of them."""
+    ranks = target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size")
+    if ranks > 1 and target.command.get("--watchdog-config") is None and target.since("0.33.0"):
+        yield Match(f"A stall of one of {ranks:g} ranks would leave no stack trace")
+
+
 RULES = (
     LintRule(
         "no_metrics",
@@ -201,5 +208,16 @@ RULES = (
         "Set --api-server-count to 1 where one API server is enough",
         Example("vllm serve m --data-parallel-size 4"),
         _several_api_servers,
+    ),
+    LintRule(
+        "no_watchdog",
+        "info",
+        "A stall would leave no stack trace",
+        "A command with tensor or pipeline parallelism and without --watchdog-config, since 0.33.0.",
+        "A rank that hangs stops all others, silently, and a restart takes the evidence away: the watchdog writes the"
+        " stack traces of a process that makes no progress to a file",
+        "Add --watchdog-config (vllm serve --help=watchdog-config shows its keys), above all where a stall was seen",
+        Example("vllm serve m --tensor-parallel-size 4", "0.33.0"),
+        _no_watchdog,
     ),
 )

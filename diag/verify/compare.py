@@ -89,7 +89,7 @@ def _down(after: ServerSnapshot, load_before: Load) -> str:
     states = [progress for progress in after.report.progress if after.owns(progress.subject)]
     if not states:
         return "the state of the server after the change is unknown: " + "; ".join(_unknown(after))
-    stopped = [progress for progress in states if progress.state in ("dead", "starting", "stalled")]
+    stopped = [progress for progress in states if progress.state in ("dead", "starting", "stalled", "asleep")]
     if not stopped and load_before.measured and all(progress.state == "idle" for progress in states):
         return "the server is idle after the change: no request is in flight; observe it under the load of BEFORE"
     return f"the server is {stopped[0].state} after the change: {stopped[0].reason}" if stopped else ""

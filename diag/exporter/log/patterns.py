@@ -39,6 +39,7 @@ _DRIVER = (
 _UTILS = "api_utils.py utils.py"
 _ASYNC = "async_llm.py async_llm_engine.py client.py core_client.py"
 _COLLECTIVE = "custom_all_reduce.py"
+_GRAMMAR = "backend_xgrammar.py grammar.py scheduler.py __init__.py"
 _NCCL = "ProcessGroupNCCL.cpp ProcessGroupNCCL.hpp"
 """Files that log, by any release; torch's own have its head, not vLLM's."""
 _DEADLY = r"(?:Killed|Segmentation fault|Aborted|Bus error|Illegal instruction)"
@@ -256,6 +257,17 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("event", "killed_by_signal", r"!{5,9} Segfault encountered !{5,9}", BAR),
     Pattern("event", "killed_by_signal", r"terminate called after throwing an instance of ", BAR),
     Pattern("event", "killed_by_signal", rf"(?:\S+: line \d+: +\d+ )?{_DEADLY}(?: \(core dumped\))?(?: +\S.*)?$", BAR),
+    Pattern("event", "grammar_failed", r"Failed to compile grammar for request \S+$", FAILED, "0.28.0", logger=_GRAMMAR),
+    Pattern("event", "grammar_rejected", r"Failed to advance FSM for request ", FAILED, "0.8.0", logger=_GRAMMAR),
+    Pattern("event", "grammar_rejected", r"Unexpected: grammar rejected tokens \[", FAILED, "0.22.0", logger=_GRAMMAR),
+    Pattern(
+        "event",
+        "grammar_rejected",
+        r"Unexpected: grammar terminated or rejected draft token",
+        FAILED,
+        "0.32.0",
+        logger=_GRAMMAR,
+    ),
     Pattern("event", "nccl_timeout", r"Watchdog caught collective operation timeout", FAILED, logger=_NCCL),
     Pattern("event", "nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED, logger=_NCCL),
     Pattern("event", "nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED, logger=_NCCL),

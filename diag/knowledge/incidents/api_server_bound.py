@@ -50,7 +50,7 @@ incident = Incident(
         LookAlike("engine_stalled", distinguish="Requests wait for a step that does not return."),
         LookAlike("engine_underfed", distinguish="There is too little load: the API server idles too."),
     ),
-    explains=("engine_underfed", "contract_breached"),
+    explains=("engine_underfed", "requests_aborted", "contract_breached"),
     fixes=(
         Fix(
             flag="--api-server-count",

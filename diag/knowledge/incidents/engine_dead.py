@@ -41,6 +41,7 @@ incident = Incident(
             requires=start_under_way.at_most(0, judged("a server that is being started comes back by itself")),
         ),
         LookAlike("engine_stalled", distinguish="/metrics keeps answering, and the engine process is there."),
+        LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state says so."),
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
     explains=("engine_stalled", "contract_breached"),

@@ -1,10 +1,17 @@
 """Requests are in flight and the engine makes no progress, or one of its processes is stopped."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
-from diag.signals import requests_stuck_or_stopped, requests_without_progress, standstill_was_prefill
+from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, STACK_TRACES
+from diag.signals import (
+    asleep,
+    requests_not_admitted,
+    requests_stuck_or_stopped,
+    requests_without_progress,
+    standstill_was_prefill,
+)
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
+SLEEP_MODE = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
 
 incident = Incident(
     id="engine_stalled",
@@ -32,6 +39,18 @@ incident = Incident(
     supports=(requests_without_progress.at_least(1, measured("no token was processed for 42 s", "engine_stalled")),),
     looks_like=(
         LookAlike(
+            "admission_deadlock",
+            distinguish="Requests wait and none runs: the engine is well, and its scheduler admits nobody.",
+            requires=requests_not_admitted.at_most(
+                0, measured("5 requests ran when the engine stopped", "engine_stalled")
+            ),
+        ),
+        LookAlike(
+            "a sleeping engine",
+            distinguish="vllm:engine_sleep_state says so, and POST /wake_up ends it.",
+            requires=asleep.at_most(0, documented("a sleeping engine schedules nothing", SLEEP_MODE)),
+        ),
+        LookAlike(
             "tp_communication_stall",
             distinguish="vLLM's metrics look the same. The distinguishing signs are one worker without CPU time, a "
             "GPU at full utilisation and low power, or the shm_broadcast line in the log.",
@@ -47,7 +66,7 @@ incident = Incident(
         LookAlike("engine_dead", distinguish="/metrics itself no longer answers."),
         LookAlike("queue_saturation", distinguish="Requests queue too, but tokens are generated."),
     ),
-    explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
+    explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
         *LET_GO_ON,
         Fix(
@@ -66,6 +85,7 @@ incident = Incident(
             while_it_lasts=True,
             why=judged("no setting of a running server ends a stall"),
         ),
+        STACK_TRACES,
     ),
     mitigate=(
         "Take the server out of rotation: /health keeps answering 200, so no probe does it for you.",

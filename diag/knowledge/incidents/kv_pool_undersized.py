@@ -33,7 +33,7 @@ incident = Incident(
         LookAlike("kv_eviction_cascade", distinguish="Many requests run and preempt each other."),
         LookAlike("queue_saturation", distinguish="A low --max-num-seqs keeps the KV cache mostly empty."),
     ),
-    explains=("kv_pool_saturated",),
+    explains=("kv_pool_saturated", "requests_aborted"),
     fixes=MORE_KV_CAPACITY,
     mitigate=("Divert long prompts to a server with a larger KV cache.",),
     hand_over=("the KV cache size and --max-model-len from the log, and the prompt lengths",),

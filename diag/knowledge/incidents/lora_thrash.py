@@ -62,7 +62,10 @@ incident = Incident(
             "adapters used one after the other", distinguish="There are more adapters than slots, but no request waits."
         ),
     ),
-    explains=("contract_breached",),
+    explains=(
+        "requests_aborted",
+        "contract_breached",
+    ),
     fixes=(
         SLOTS,
         SLOTS._replace(

@@ -60,7 +60,7 @@ incident = Incident(
         ),
         LookAlike("gpu_thermal_throttling", distinguish="Every inter-token latency grows, not only a few of them."),
     ),
-    explains=("contract_breached",),
+    explains=("requests_aborted", "contract_breached"),
     fixes=(
         Fix(
             change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of freeze_seconds) to a "

@@ -70,6 +70,7 @@ incident = Incident(
         ),
         LookAlike("engine_stalled", distinguish="No request makes any progress."),
     ),
+    explains=("requests_aborted",),
     fixes=(
         Fix(
             flag="--max-num-seqs",

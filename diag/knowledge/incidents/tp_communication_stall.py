@@ -1,7 +1,7 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
+from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, STACK_TRACES
 from diag.signals import log_waits, not_set, nvlinks, progress, ranks, ranks_missing_from_collective, ranks_out_of_step
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
@@ -50,6 +50,7 @@ incident = Incident(
         "queue_saturation",
         "kv_pool_saturated",
         "replicas_unbalanced",
+        "requests_aborted",
         "contract_breached",
     ),
     fixes=(
@@ -99,6 +100,7 @@ incident = Incident(
             rollback="unset it and restart",
             why=documented("the test is skipped by default since 0.10.1", TROUBLESHOOTING),
         ),
+        STACK_TRACES,
     ),
     mitigate=(
         "Take the server out of rotation, save the stack traces, then restart it: no such stall has been seen to "

@@ -4,7 +4,7 @@ A server without the feature has the value 0; on a release that does not export 
 """
 
 from diag.core.incident import Signal
-from diag.core.log_events import OUTPUT_CORRUPTED
+from diag.core.log_events import GRAMMAR_FAILED, GRAMMAR_REJECTED, OUTPUT_CORRUPTED
 from diag.knowledge.signals.expressions import FINISHED, ITL, RUNNING, WAITING, configured, counted, gauge
 
 # -- speculative decoding ---------------------------------------------------------------------------------------------
@@ -108,6 +108,20 @@ deferred_share_by_reason = Signal(
     f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * ({gauge('max_over_time(', WAITING)} == 0)",
     "{value} of the waiting requests are deferred although there is capacity",
     "share",
+)
+
+# -- structured output ------------------------------------------------------------------------------------------------
+
+GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}"}}'
+GRAMMAR_ERRORS = f"sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))"
+grammar_errors_per_request = Signal(
+    "grammar errors in the log / finished request",
+    # a single one in hours is the client's schema, or a token of a draft
+    f"{GRAMMAR_ERRORS} * ({GRAMMAR_ERRORS} >= bool 3) / clamp_min({FINISHED}, 1)",
+    "{value} lines of the log about a grammar for every finished request",
+    "ratio",
+    culprit_promql=f"increase({GRAMMAR_EVENTS}[$window]) >= 1",
+    culprit_label="{event}",
 )
 
 # -- API servers ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from diag.core.incident import Signal
 from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, FATAL, SHUT_DOWN, WORKER_DIED
 from diag.core.startup_phases import READY
-from diag.knowledge.signals.expressions import KV_USAGE, RUNNING
+from diag.knowledge.signals.expressions import KV_USAGE, RUNNING, WAITING
 from diag.knowledge.signals.host import (
     EVENT_TIME,
     LAST_PROGRESS_OF_INSTANCE,
@@ -66,6 +66,15 @@ requests_stuck = Signal(
     "requests in flight without any progress: {value}",
     "requests",
 )
+# A request in a step, however long the step, was counted as running before: a prefill in one step is no refused
+# admission. Nor is a request that is deferred, until its KV transfer or its grammar is there.
+NONE_RUNS = f"(sum by ($by) (max_over_time({RUNNING}[$window])) == bool 0)"
+WAITS = f"sum by ($by) (min_over_time({WAITING}[$window]))"
+DEFERRED = f"sum by ($by) (max_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
+NOT_ADMITTED = (
+    f"clamp_min({WAITS} - ({DEFERRED} or 0 * {WAITS}), 0) * {NONE_RUNS}"
+    f" * ({moved('$window')} == bool 0) * {seen_before('25s')}"
+)
 requests_without_progress = Signal(
     "requests in flight while nothing moves",
     stuck("$window", 1),
@@ -79,6 +88,22 @@ standstill_was_prefill = Signal(
     "steps of over 10 s with long prefills, which the engine has come out of: {value}",
     "bool",
     hindsight=True,
+)
+SLEEP_STATE = "vllm:engine_sleep_state"
+asleep = Signal(
+    "engine asleep",
+    # a release before 0.11.1 does not say, nor does one say that it was put to sleep
+    f'1 - min by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window]))'
+    f" or 0 * sum by ($by) (last_over_time({RUNNING}[$window]))",
+    "the engine is asleep: {value}",
+    "bool",
+)
+sleep_level = Signal(
+    "sleep level",
+    f'max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="weights_offloaded"}}[$window]))'
+    f' + 2 * max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[$window]))',
+    "the engine sleeps at level {value}",
+    "level",
 )
 endpoint_without_vllm = Signal(
     "metrics endpoint without vLLM's metrics",

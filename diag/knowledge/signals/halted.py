@@ -5,7 +5,7 @@ uninterruptible sleep for a moment too, and a debugger that takes a stack trace 
 """
 
 from diag.core.incident import Signal
-from diag.knowledge.signals.forward_progress import requests_stuck
+from diag.knowledge.signals.forward_progress import NOT_ADMITTED, requests_stuck
 
 OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
 """Halted in any state: all that an exporter says that has no diag_vllm_process_state yet."""
@@ -73,4 +73,11 @@ requests_stuck_or_stopped = Signal(
     throughout=True,
     culprit_promql=which(ANY),
     culprit_label=WHICH,
+)
+requests_not_admitted = Signal(
+    "requests that are not admitted",
+    f"0 * ({STOPPED} > 0) or {NOT_ADMITTED}",
+    "requests that wait while none runs and nothing moves: {value}",
+    "requests",
+    throughout=True,
 )

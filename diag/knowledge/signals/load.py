@@ -74,6 +74,24 @@ requests_finished = Signal(
     "requests finished", FINISHED, "finished requests: {value}", "requests", window_scaling="peak"
 )
 
+# Counted when an answer ends, also when the client has hung up: such a request is none that vLLM finished. Several
+# prompts in one HTTP request hide some.
+ANSWERED = counted(
+    "http_requests_total", 'handler=~"/v1/(completions|chat/completions|responses|messages)|/generate",status="2xx"'
+)
+share_given_up = Signal(
+    "requests given up by their clients",
+    f"clamp_min({ANSWERED} - {FINISHED}, 0) / ({ANSWERED} >= 10)",
+    "clients gave up {value} of the requests before they were finished",
+    "share",
+)
+slowest_finished = Signal(
+    "end-to-end latency (99th percentile)",
+    "histogram_quantile(0.99, sum by ($by, le) (increase(vllm:e2e_request_latency_seconds_bucket[$window])))",
+    "of the requests that finished, 99 % took less than {value}",
+    "seconds",
+)
+
 
 def in_flight(window: str, function: str = "min_over_time") -> str:
     """The minimum (or maximum) number of requests running or waiting in any sample of the window."""

@@ -86,3 +86,10 @@ twice_the_token_budget = Signal(
     "twice the token budget is {value} tokens",
     "tokens",
 )
+longest_that_is_admitted = Signal(
+    "tokens that the KV cache holds at most",
+    # one block holds nothing: vLLM keeps it for what sliding windows have left behind
+    f"{configured('kv_cache_size_tokens')} - ({configured('block_size')} or 0 * {configured('kv_cache_size_tokens')})",
+    "an empty KV cache holds {value} tokens of one request",
+    "tokens",
+)
