@@ -257,7 +257,9 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("event", "killed_by_signal", r"!{5,9} Segfault encountered !{5,9}", BAR),
     Pattern("event", "killed_by_signal", r"terminate called after throwing an instance of ", BAR),
     Pattern("event", "killed_by_signal", rf"(?:\S+: line \d+: +\d+ )?{_DEADLY}(?: \(core dumped\))?(?: +\S.*)?$", BAR),
-    Pattern("event", "grammar_failed", r"Failed to compile grammar for request \S+$", FAILED, "0.28.0", logger=_GRAMMAR),
+    Pattern(
+        "event", "grammar_failed", r"Failed to compile grammar for request \S+$", FAILED, "0.28.0", logger=_GRAMMAR
+    ),
     Pattern("event", "grammar_rejected", r"Failed to advance FSM for request ", FAILED, "0.8.0", logger=_GRAMMAR),
     Pattern("event", "grammar_rejected", r"Unexpected: grammar rejected tokens \[", FAILED, "0.22.0", logger=_GRAMMAR),
     Pattern(
