@@ -22,8 +22,7 @@ from diag.artefacts.names import (
 )
 from diag.artefacts.units import alert_value
 from diag.core.contract import Contract, Site
-from diag.core.incident import Condition, Incident, Severity, seconds
-from diag.diagnosis.diagnose import RANK
+from diag.core.incident import RANK, Condition, Incident, Severity, seconds
 from diag.promql import pretty
 
 INTERVAL = "15s"

@@ -54,7 +54,8 @@ def _meaning(incident: Incident, incidents: Sequence[Incident]) -> list[str]:
     if causes:
         lines += ["", f"Possible causes: {linked(causes)}. If one of them is present too, start there."]
     if incident.explains:
-        lines += ["", f"Explains: {linked(incident.explains)}. Alertmanager mutes these while this alert fires."]
+        muted = "While this alert fires, Alertmanager mutes those of no higher severity."
+        lines += ["", f"Explains: {linked(incident.explains)}. {muted}"]
     return lines
 
 

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", ">=", "<", "<="]
+RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
 """What holds where a comparison does not."""
 

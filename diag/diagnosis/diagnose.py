@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from diag.core.formatting import quantity, threshold
-from diag.core.incident import Condition, Incident, LookAlike, Severity, Signal
+from diag.core.incident import RANK, Condition, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex
 from diag.diagnosis.decision_table import COMPARE, DecisionTable, Episode, decision_table
 from diag.diagnosis.query_cache import QueryCache
@@ -20,7 +20,6 @@ State = Literal["present", "absent", "unknown"]
 
 STATES: dict[int, State] = {1: "present", 0: "absent", -1: "unknown"}
 TRUTH = {1: True, 0: False, -1: None}
-RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
 class Reading(NamedTuple):
@@ -273,17 +272,26 @@ def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
 
 
 def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-    """Nest what follows from a present cause under it."""
+    """Nest what follows from a present cause under it: under one that follows from nothing itself, if there is any."""
     present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
+    causes = [_causes(found, present) if found.state == "present" else [] for found in diagnoses]
+    follows = {id(found) for found, why in zip(diagnoses, causes, strict=True) if why}
+    best = [min(why, key=lambda c: (id(c) in follows, *_weight(c)), default=None) for why in causes]
     return [
-        found._replace(explained_by=_cause(found, present)) if found.state == "present" else found
-        for found in diagnoses
+        found._replace(explained_by=cause.incident.id) if cause else found
+        for found, cause in zip(diagnoses, best, strict=True)
     ]
 
 
-def _cause(diagnosis: Diagnosis, present: SubjectIndex[Diagnosis]) -> str | None:
-    causes = (cause for _, cause in present.like(diagnosis.subject))
-    return next((cause.incident.id for cause in causes if diagnosis.incident.id in cause.incident.explains), None)
+def _causes(diagnosis: Diagnosis, present: SubjectIndex[Diagnosis]) -> list[Diagnosis]:
+    return [cause for _, cause in present.like(diagnosis.subject) if diagnosis.incident.id in cause.incident.explains]
+
+
+def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
+    """What comes first of two that nothing explains: the worse, the one that lasts, the wider, the better supported."""
+    supported = sum(reading.holds is True for reading in diagnosis.supports) / max(1, len(diagnosis.supports))
+    tie = (-len(diagnosis.incident.explains), -supported) if diagnosis.state == "present" else ()
+    return (-RANK[diagnosis.severity], not diagnosis.ongoing, len(diagnosis.subject), *tie, diagnosis.incident.id)
 
 
 def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
@@ -300,10 +308,7 @@ def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
             RANK[d.severity] == 0,
             d.incident.telemetry,
             bool(d.incident.burns),
-            -RANK[d.severity],
-            not d.ongoing,
-            len(d.subject),
-            d.incident.id,
+            *_weight(d),
             d.subject,
         ),
     )

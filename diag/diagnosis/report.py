@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from diag.core.formatting import listed, plural, quantity
-from diag.core.incident import Incident, seconds
-from diag.diagnosis.diagnose import RANK, Diagnosis, diagnose
+from diag.core.incident import RANK, Incident, seconds
+from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.onset import dated
 from diag.diagnosis.progress import Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose

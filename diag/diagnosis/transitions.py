@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from diag.core.incident import RANK
 from diag.core.subjects import Subject
-from diag.diagnosis.diagnose import RANK, Diagnosis
+from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 
 CONFIRMATIONS = 2

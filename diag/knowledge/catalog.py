@@ -15,7 +15,7 @@ from typing import NamedTuple
 from diag import promql
 from diag.core.contract import Contract
 from diag.core.errors import BadIncident, Unsupported
-from diag.core.incident import Condition, Fix, Incident, Signal, fill, seconds
+from diag.core.incident import RANK, Condition, Fix, Incident, Signal, fill, seconds
 from diag.knowledge import incidents as ours
 from diag.vllm.flags.registry import understood
 
@@ -196,7 +196,8 @@ def _check_explains(incident: Incident, known: Mapping[str, CatalogEntry], path:
 
 
 def _check_speed(cause: Incident, effect: Incident) -> None:
-    if delay(cause) > delay(effect):
+    """A cause whose alert mutes that of its effect has to come first; a warning mutes no critical alert."""
+    if RANK[cause.severity] >= RANK[effect.severity] and delay(cause) > delay(effect):
         raise ValueError(
             f"it explains '{effect.id}' but is detected {delay(cause) - delay(effect):g} s later (window + hold)"
         )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from diag.core.formatting import escaped, plural
-from diag.diagnosis.diagnose import RANK, Diagnosis
+from diag.core.incident import RANK
+from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
 

@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from diag import __version__
 from diag.core.formatting import escaped, moment
-from diag.diagnosis.diagnose import RANK, Diagnosis, Reading
+from diag.core.incident import RANK
+from diag.diagnosis.diagnose import Diagnosis, Reading
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet, svg

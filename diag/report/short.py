@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
 from diag.core.formatting import escaped, listed, plural, printable
-from diag.diagnosis.diagnose import RANK, Diagnosis
+from diag.core.incident import RANK
+from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import FAMILIES, Finding, Report
 from diag.report import evidence, fleet

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from diag.diagnosis.diagnose import RANK, Diagnosis
+from diag.core.incident import RANK
+from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.verify.changes import AppliedFix, SettingChange
 from diag.verify.load import Load

@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 
 from diag.core.formatting import quantity
-from diag.core.incident import seconds
+from diag.core.incident import RANK, seconds
 from diag.diagnosis.decision_table import holds
-from diag.diagnosis.diagnose import RANK, Diagnosis, Reading
+from diag.diagnosis.diagnose import Diagnosis, Reading
 from diag.verify.comparison import ServerComparison, Verdict
 from diag.verify.signal_deltas import CLEAR, SignalDelta
 

@@ -93,7 +93,7 @@ def test_a_users_folder_adds_to_ours(tmp_path: Path) -> None:
         ({"severity": "fatal"}, "invalid severity 'fatal'"),
         ({"explains": ("nothing_known",)}, "explains 'nothing_known', which is not an incident"),
         ({"explains": ("mine",)}, "explains itself: mine -> mine"),
-        ({"explains": ("engine_dead",)}, "s later (window + hold)"),
+        ({"explains": ("engine_dead",), "severity": "critical"}, "s later (window + hold)"),
         ({"window": "5 minutes"}, "'5 minutes' is not a duration"),
     ],
 )

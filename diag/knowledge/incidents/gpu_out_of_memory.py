@@ -41,7 +41,7 @@ incident = Incident(
         ),
         LookAlike("gpu_memory_contended", distinguish="Another process holds the memory that is missing."),
     ),
-    explains=("startup_failed", "crash_loop"),
+    explains=("startup_failed", "crash_loop", "engine_dead", "engine_stalled", "contract_breached"),
     quotes=quoted_error,
     fixes=(
         Fix(

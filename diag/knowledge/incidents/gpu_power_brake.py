@@ -27,7 +27,7 @@ incident = Incident(
             refuted_by=BRAKED,
         ),
     ),
-    explains=("replicas_unbalanced",),
+    explains=("replicas_unbalanced", "contract_breached"),
     fixes=(
         Fix(
             change="Have the power supply of the host checked: failed or unplugged supplies, the power budget of rack "

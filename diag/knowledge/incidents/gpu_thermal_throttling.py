@@ -50,7 +50,7 @@ incident = Incident(
             "a clock lower by 20.5 % cost 5.2 % of the throughput", "https://github.com/noonghunna/club-3090/issues/178"
         ),
     ),
-    explains=("replicas_unbalanced",),
+    explains=("replicas_unbalanced", "contract_breached"),
     fixes=(
         Fix(
             command="nvidia-smi -i {gpu} -pl {value}",

@@ -70,7 +70,7 @@ incident = Incident(
         ),
         LookAlike("engine_stalled", distinguish="No request makes any progress."),
     ),
-    explains=("requests_aborted",),
+    explains=("requests_aborted", "contract_breached"),
     fixes=(
         Fix(
             flag="--max-num-seqs",

@@ -49,6 +49,7 @@ incident = Incident(
             "prefill_decode_contention", distinguish="A few inter-token latencies are very long; the others are normal."
         ),
     ),
+    explains=("contract_breached",),
     fixes=(
         Fix(
             change="Place the ranks on GPUs that are connected by NVLink or by the same PCIe switch: see nvidia-smi "
