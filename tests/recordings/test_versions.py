@@ -161,3 +161,42 @@ def test_short_prompts_are_enough_to_rule_contention_out_after_a_stall(tmp_path:
 
     report = judged(re.write(tmp_path, re.changed(re.scrapes("engine_stalled"), shorter)))
     assert LONG_PREFILLS not in {each.diagnosis.incident.id for each in report.present}
+
+
+QUEUE_HISTOGRAMS = ("request_success_total", "request_queue_time_seconds_", "e2e_request_latency_seconds_")
+
+
+def nobody_finishes(page: str) -> str:
+    """The page of a server whose answers take longer than it is watched."""
+    for name in QUEUE_HISTOGRAMS:
+        page = re.with_value(page, f"vllm:{name}", "7")
+    return page
+
+
+@pytest.mark.parametrize(("recording", "primaries"), [("queue_saturation", ["queue_saturation"]), ("healthy", [])])
+def test_a_queue_is_seen_while_nobody_finishes(tmp_path: Path, recording: str, primaries: list[str]) -> None:
+    assert primary(judged(re.write(tmp_path, re.changed(re.scrapes(recording), nobody_finishes)))) == primaries
+
+
+def test_requests_that_wait_while_nothing_moves_are_no_queue(tmp_path: Path) -> None:
+    def waits(page: str) -> str:
+        return re.with_value(page, "vllm:num_requests_waiting", "9")
+
+    stands = list(re.scrapes("engine_stalled"))[12:30]
+    report = judged(re.write(tmp_path, re.changed(stands, waits)))
+    assert [each.diagnosis.incident.id for each in report.present] == ["engine_stalled"]
+
+
+@pytest.mark.parametrize(("fits", "primaries"), [("0.8", ["kv_pool_undersized"]), ("8.0", ["engine_stalled"])])
+def test_a_kv_cache_below_the_context_explains_that_nothing_is_admitted(
+    tmp_path: Path, fits: str, primaries: list[str]
+) -> None:
+    """The pages of a stall, with its requests waiting instead of running."""
+
+    def nothing_runs(page: str) -> str:
+        page = re.with_value(page, "vllm:num_requests_running", "0")
+        page = re.with_value(page, "vllm:num_requests_waiting", "4")
+        return page.replace('kv_cache_max_concurrency="8.0"', f'kv_cache_max_concurrency="{fits}"')
+
+    stands = list(re.scrapes("engine_stalled"))[12:30]
+    assert primary(judged(re.write(tmp_path, re.changed(stands, nothing_runs)))) == primaries

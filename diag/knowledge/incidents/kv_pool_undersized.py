@@ -4,9 +4,9 @@ from diag.incident import Incident, LookAlike, judged, measured
 from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
 from diag.signals import (
     kv_cache_usage_with_next,
+    longest_requests_that_fit,
     preemptions_per_request,
     requests_running,
-    requests_that_fit_kv_cache,
     requests_waiting_median,
 )
 
@@ -17,11 +17,12 @@ incident = Incident(
     per=("instance", "engine"),
     cause="""
         A request of the observed length takes a quarter of the KV cache or more. Hardly any requests run concurrently,
-        so there is no batching, which is where the throughput comes from.
+        so there is no batching, which is where the throughput comes from. Where the KV cache holds less than
+        --max-model-len, a request that is longer than the KV cache is never admitted, and those behind it wait too.
     """,
-    impact="requests are served nearly one after the other; all others wait",
+    impact="requests are served nearly one after the other, or none at all; all others wait",
     symptoms=(
-        requests_that_fit_kv_cache.below(4, judged("below 4, no cap or watermark helps: only a larger KV cache does")),
+        longest_requests_that_fit.below(4, judged("below 4, no cap or watermark helps: only a larger KV cache does")),
         requests_running.below(4, measured("1 runs while 5 wait", "kv_undersized")),
         requests_waiting_median.at_least(1, judged("at least one request waits in half of the samples")),
     ),
@@ -33,7 +34,7 @@ incident = Incident(
         LookAlike("kv_eviction_cascade", distinguish="Many requests run and preempt each other."),
         LookAlike("queue_saturation", distinguish="A low --max-num-seqs keeps the KV cache mostly empty."),
     ),
-    explains=("kv_pool_saturated", "requests_aborted"),
+    explains=("kv_pool_saturated", "requests_aborted", "engine_stalled", "contract_breached"),
     fixes=MORE_KV_CAPACITY,
     mitigate=("Divert long prompts to a server with a larger KV cache.",),
     hand_over=("the KV cache size and --max-model-len from the log, and the prompt lengths",),

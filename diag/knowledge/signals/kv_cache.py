@@ -8,6 +8,7 @@ from diag.knowledge.signals.expressions import (
     PREEMPTIONS,
     PROMPT_TOKENS,
     RUNNING,
+    WAITING,
     configured,
     counted,
     gauge,
@@ -58,6 +59,18 @@ requests_that_fit_kv_cache = Signal(
     "requests of the observed mean length that fit the KV cache: {value}",
     "requests",
 )
+# vLLM itself says how many requests of --max-model-len fit, hybrid models included; before 0.24, the size of the KV
+# cache is not known of a hybrid model. That a request does not fit matters where nothing runs and somebody waits.
+SIZE_IN_CONTEXTS = f"{configured('kv_cache_size_tokens')} / {configured('max_model_len')}"
+CONTEXTS_THAT_FIT = f"({configured('kv_cache_max_concurrency')} or {SIZE_IN_CONTEXTS})"
+NOTHING_ADMITTED = f"({gauge('max_over_time(', RUNNING)} == 0 and {gauge('min_over_time(', WAITING)} > 0)"
+longest_requests_that_fit = Signal(
+    "requests that fit the KV cache, the longest where none runs",
+    f"({NOTHING_ADMITTED} + on (instance) group_left () ({CONTEXTS_THAT_FIT} < 1))"
+    f" or {requests_that_fit_kv_cache.promql}",
+    "requests of the observed mean length (of --max-model-len where none is admitted) that fit the KV cache: {value}",
+    "requests",
+)
 # At most --max-num-seqs requests ran at the peak, also where the flag is not known.
 HELD = f"round({requests_that_fit_kv_cache.promql})"
 fitting_share_of_running = Signal(
@@ -67,9 +80,12 @@ fitting_share_of_running = Signal(
     "the KV cache holds {value} of the peak number of running requests",
     "share",
 )
-# The usage with one more prompt of mean length; the usage alone where the KV cache size or the prompt length is not
-# known.
-NEXT_PROMPT = f"{OWN_PROMPT} / on (instance) group_left () {configured('kv_cache_size_tokens')}"
+# The usage with one more prompt of mean length, or, while too few requests finish, with one more like those that run;
+# the usage alone where neither is known.
+NEXT_PROMPT = (
+    f"({OWN_PROMPT} / on (instance) group_left () {configured('kv_cache_size_tokens')}"
+    f" or {renamed('avg_over_time(', *KV_USAGE)} / ({gauge('avg_over_time(', RUNNING)} > 0))"
+)
 kv_cache_usage_with_next = Signal(
     "KV cache usage with one more request",
     f"({kv_cache_usage_median.promql} + {NEXT_PROMPT}) or {kv_cache_usage_median.promql}",

@@ -58,15 +58,26 @@ deferred_share = Signal(
     "{value} of the waiting requests are deferred for a reason other than capacity",
     "share",
 )
+# vLLM books queue time when a request finishes. Until then Little's law says it by the gauges, where the engine moves:
+# all the time that was waited in the window is shared by the requests that have got their first token and those that
+# still wait, and of the time in the server it is the share that the waiting requests have of all.
+WINDOW_SECONDS = (
+    "(sum by ($by) (increase(vllm:generation_tokens_total[$window]))"
+    " / (sum by ($by) (rate(vllm:generation_tokens_total[$window])) > 0))"
+)
+STARTED = counted("vllm:time_to_first_token_seconds_count")
 queue_time_share = Signal(
     "queue time / end-to-end latency",
-    f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:e2e_request_latency_seconds_sum')} > 0)",
-    "queue time is {value} of the end-to-end latency of finished requests",
+    f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:e2e_request_latency_seconds_sum')} > 0)"
+    f" or ({waiting_share.promql}) and {WINDOW_SECONDS}",
+    "queue time is {value} of the time that requests spend in the server",
     "share",
 )
 queue_time = Signal(
     "queue time (mean)",
-    f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:request_queue_time_seconds_count')} >= 3)",
+    f"{counted('vllm:request_queue_time_seconds_sum')} / ({counted('vllm:request_queue_time_seconds_count')} >= 3)"
+    f" or {gauge('avg_over_time(', WAITING)} * {WINDOW_SECONDS}"
+    f" / clamp_min({STARTED} + {gauge('avg_over_time(', WAITING)}, 1)",
     "mean queue time: {value}",
     "seconds",
 )
