@@ -117,8 +117,8 @@ def test_a_cause_nests_what_it_explains() -> None:
 
 def test_what_follows_from_several_is_nested_under_the_one_that_follows_from_nothing() -> None:
     """Not under the first of the alphabet."""
-    root = replace(INCIDENT, id="root", explains=("between", "effect"))
-    between, effect = replace(INCIDENT, id="between", explains=("effect",)), replace(INCIDENT, id="effect")
+    root = INCIDENT._replace(id="root", explains=("between", "effect"))
+    between, effect = INCIDENT._replace(id="between", explains=("effect",)), INCIDENT._replace(id="effect")
     found = judge([between, effect, root], heat=[2] * 10, noise=[2] * 10)
     assert {each.incident.id: each.explained_by for each in found} == {
         "root": None,
@@ -128,8 +128,8 @@ def test_what_follows_from_several_is_nested_under_the_one_that_follows_from_not
 
 
 def test_of_two_that_nothing_explains_the_better_supported_comes_first() -> None:
-    first = replace(INCIDENT, id="a", supports=(signal("heat").above(100, WHY),))
-    second = replace(INCIDENT, id="b", supports=(signal("heat").above(1, WHY),))
+    first = INCIDENT._replace(id="a", supports=(signal("heat").above(100, WHY),))
+    second = INCIDENT._replace(id="b", supports=(signal("heat").above(1, WHY),))
     found = judge([first, second], heat=[2] * 10, noise=[2] * 10)
     assert [(each.incident.id, each.primary) for each in found] == [("b", True), ("a", False)]
 
