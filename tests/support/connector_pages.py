@@ -70,7 +70,7 @@ def prefill(page: str, expired: float, late: float = 0.0) -> str:
 
 
 def offload(page: str, hits: float, before: float = 600_000.0) -> str:
-    """A server that stores KV in host memory and finds this share of the tokens there; `before`: tokens so far."""
+    """A server that stores KV blocks in host memory and finds that share of the tokens there, after so many before."""
     tokens = before + value(page, "vllm:prompt_tokens_total")
     stored = counter("vllm:kv_offload_store_bytes", "Total bytes stored from GPU to offload storage.", tokens * 2048)
     loaded = counter(

@@ -36,7 +36,7 @@ def pages_alone(folder: Path, name: str) -> Path:
 
 def write(folder: Path, all_scrapes: Iterable[Scrape]) -> Path:
     """A recording without recording.toml."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with gzip.open(folder / "metrics.prom.gz", "wt", compresslevel=1) as out:
         for time, instance, page in all_scrapes:
             out.write(f"# scrape {time} {instance}\n{page}" if page else f"# scrape-failed {time} {instance} refused\n")

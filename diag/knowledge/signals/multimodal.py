@@ -18,8 +18,10 @@ MISSED, DIED = event_time(MULTIMODAL_CACHE_MISS), event_time(INPUT_THREAD_DIED)
 THREAD_DIED = f"(({DIED} > bool 0) * ({DIED} >= bool {LAST_PROGRESS}) or ({DIED} > bool 0))"
 """A thread that has died stays dead until the next start."""
 NOTHING = f"({in_flight('$window', 'max_over_time')} == bool 0) * ({moved('$window')} == bool 0)"
-ENDED = counted("http_requests_total", 'handler=~"/v1/(chat/)?completions",status!="4xx"')
-UNREACHED_BY_HTTP = f"({ENDED} > bool 2.5) * {NOTHING}"
+COMPLETIONS = 'handler=~"/v1/(chat/)?completions",status!="4xx"'
+# more than once: the requests of one batch may be counted a moment after the engine has finished them
+AGAIN = f"(max by ($by) (changes(http_requests_total{{{COMPLETIONS}}}[$window])) > bool 1)"
+UNREACHED_BY_HTTP = f"({counted('http_requests_total', COMPLETIONS)} > bool 2.5) * {AGAIN} * {NOTHING}"
 UNREACHED_BY_PROBE = f"(max by ($by) (last_over_time(diag_probe_success[$window])) == bool 0) * {NOTHING}"
 requests_unreached = Signal(
     "requests that do not reach the scheduler",

@@ -1,0 +1,113 @@
+"""KV connectors: transfers that fail or expire, blocks that are never found, and what looks like either and is none."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import connector_pages as kv
+from support import rewriting
+from support.scenarios import found
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+
+Change = Callable[[str], str]
+FAILING, OFFLOAD = "kv_transfer_failing", "kv_offload_ineffective"
+
+
+def judged(folder: Path, change: Change, recording: str = "healthy") -> Report:
+    return doctor.run(ObserveOptions([str(rewriting.write(folder, kv.pages(recording, change)))]))
+
+
+def state(report: Report, incident: str) -> str:
+    """The state on the only subject there is."""
+    (diagnosis,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
+    return diagnosis.state
+
+
+def lines(page: str, share: float) -> str:
+    """The page of an exporter that follows the log: lines of failed transfers per finished request."""
+    finished = kv.value(page, 'vllm:request_success_total{engine="0",finished_reason="length"')
+    rows = {"kv_transfer_failed": finished * share // 1, "kv_blocks_expired": 0, "kv_load_failed": 0}
+    return page + "".join(f'diag_vllm_log_events_total{{event="{name}"}} {number}\n' for name, number in rows.items())
+
+
+def unnamed(page: str) -> str:
+    """A server with a connector that exports nothing of its own."""
+    return kv.asked(page, kv.value(page, "vllm:prompt_tokens_total"), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda page: kv.decode(page, 0.2), "present"),
+        (lambda page: kv.decode(page, 0.0), "absent"),
+        (lambda page: kv.prefill(page, 0.2), "present"),
+        (lambda page: lines(unnamed(page), 0.3), "present"),
+        (lambda page: lines(unnamed(page), 0.0), "absent"),
+        (unnamed, "unknown"),
+        (lambda page: page, "absent"),
+    ],
+    ids=[
+        "transfers fail",
+        "none fails",
+        "leases expire",
+        "a log of failures",
+        "a log without failures",
+        "a connector without metrics, and no log",
+        "no connector",
+    ],
+)
+def test_lost_kv_transfers(tmp_path: Path, change: Change, expected: str) -> None:
+    assert state(judged(tmp_path, change), FAILING) == expected
+
+
+@pytest.mark.parametrize("change", [lambda page: kv.decode(page, 0.02), lambda page: kv.prefill(page, 0.02)])
+def test_single_failures_are_no_incident(tmp_path: Path, change: Change) -> None:
+    """A client that gives up lets the lease of its prompt expire."""
+    assert state(judged(tmp_path, change), FAILING) != "present"
+
+
+def test_requests_that_fail_are_critical_and_leases_that_expire_are_not(tmp_path: Path) -> None:
+    failing = judged(tmp_path / "decode", lambda page: kv.decode(page, 0.2))
+    expiring = judged(tmp_path / "prefill", lambda page: kv.prefill(page, 0.2))
+    assert (failing.verdict, expiring.verdict) == ("critical", "warning")
+
+
+def test_blocks_that_were_read_too_late_make_answers_doubtful(tmp_path: Path) -> None:
+    late = judged(tmp_path / "late", lambda page: kv.prefill(page, 0.2, late=0.1))
+    assert any("Take answers" in each.text for each in found(late, FAILING).proposals)
+    timely = judged(tmp_path / "timely", lambda page: kv.prefill(page, 0.2))
+    assert not any("Take answers" in each.text for each in found(timely, FAILING).proposals)
+
+
+def waiting_for_kv(page: str) -> str:
+    """The page of a decode instance that stands still with three requests, none of which has its KV blocks."""
+    page = kv.nixl(kv.asked(page, 9000.0, 9000.0))
+    page = re.sub(r"^(vllm:num_requests_waiting\{\S*) \S+$", r"\1 3.0", page, flags=re.MULTILINE)
+    stages = {"waiting_to_start": 0, "in_progress": 3, "completed_waiting": 0}
+    name = "vllm:num_requests_kv_fetch_by_stage"
+    return page + "".join(f'{name}{{{kv.LABELS},stage="{stage}"}} {count}.0\n' for stage, count in stages.items())
+
+
+def test_a_standstill_in_which_all_wait_for_kv_blocks_is_no_hung_engine(tmp_path: Path) -> None:
+    report = judged(tmp_path, waiting_for_kv, "idle")
+    assert found(report, FAILING).diagnosis.primary
+    assert found(report, "engine_stalled").diagnosis.explained_by == FAILING
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda page: kv.offload(page, 0.0), "present"),
+        (lambda page: kv.offload(page, 0.3), "absent"),
+        (lambda page: kv.offload(page, 0.0, before=100_000), "unknown"),
+        (lambda page: kv.prefill(page, 0.0), "unknown"),
+        (lambda page: page, "absent"),
+    ],
+    ids=["never found", "found", "a cold store", "a prefill instance", "no connector"],
+)
+def test_offloaded_blocks(tmp_path: Path, change: Change, expected: str) -> None:
+    assert state(judged(tmp_path, change), OFFLOAD) == expected
