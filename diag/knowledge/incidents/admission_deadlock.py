@@ -14,6 +14,9 @@ from diag.signals import (
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
 SLEEP_MODE = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
 HEAD_OF_THE_QUEUE = "https://github.com/vllm-project/vllm/issues/39734"
+NOT_ADMITTED = requests_not_admitted.at_least(
+    1, measured("up to 7 requests waited and none ran until the long prompt was given up", "admission_deadlock")
+)
 
 incident = Incident(
     id="admission_deadlock",
@@ -28,11 +31,7 @@ incident = Incident(
         The engine itself is well: it goes on as soon as that request is gone.
     """,
     impact="every request waits, none gets a token, and /health answers 200",
-    symptoms=(
-        requests_not_admitted.at_least(
-            1, measured("up to 7 requests waited and none ran until the long prompt was given up", "admission_deadlock")
-        ),
-    ),
+    symptoms=(NOT_ADMITTED,),
     supports=(
         kv_cache_usage_peak.below(
             0.5, reported("0 % for 9 minutes, with 5 or 6 requests waiting", f"{HEAD_OF_THE_QUEUE[:-5]}45414")
@@ -55,11 +54,16 @@ incident = Incident(
                 1, judged("where steps have been that long, a standstill counts after two minutes")
             ),
         ),
-        LookAlike("queue_saturation", distinguish="Requests queue too, but others run and tokens are generated."),
+        LookAlike(
+            "queue_saturation",
+            distinguish="Requests queue too, but others run and tokens are generated.",
+            refuted_by=NOT_ADMITTED,
+        ),
         LookAlike(
             "deferred requests",
             distinguish="vllm:num_requests_waiting_by_reason calls all of them deferred: they wait for a KV transfer, "
             "a grammar or a LoRA slot, not for the KV cache.",
+            refuted_by=NOT_ADMITTED,
         ),
         LookAlike(
             "a paused scheduler",
@@ -106,7 +110,8 @@ incident = Incident(
         *MORE_KV_CAPACITY,
     ),
     mitigate=(
-        "Have the gateway give up requests that have had no token for a minute: the one that blocks the queue is one.",
+        "Drop the request that has waited longest, at the gateway or by its client: all others then go on at once.",
+        "Have the gateway give up requests that have had no token for a minute.",
     ),
     hand_over=(
         "the KV cache size and --max-model-len from the log, the release, and the length of the longest prompt at the "

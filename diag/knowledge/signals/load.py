@@ -85,14 +85,18 @@ requests_finished = Signal(
     "requests finished", FINISHED, "finished requests: {value}", "requests", window_scaling="peak"
 )
 
-# Counted when an answer ends, also when the client has hung up: such a request is none that vLLM finished. Several
-# prompts in one HTTP request hide some.
+# HTTP counts an answer when it ends, also where the client has hung up, and vLLM counts what it finished. Several
+# prompts in one HTTP request hide some. Without vLLM's own HTTP server: first tokens of answers that neither were
+# finished nor run.
 ANSWERED = counted(
     "http_requests_total", 'handler=~"/v1/(completions|chat/completions|responses|messages)|/generate",status="2xx"'
 )
+COMPLETED = counted("vllm:request_success_total", 'finished_reason!="abort"')
+BEGUN = counted("vllm:time_to_first_token_seconds_count")
 share_given_up = Signal(
     "requests given up by their clients",
-    f"clamp_min({ANSWERED} - {FINISHED}, 0) / ({ANSWERED} >= 10)",
+    f"clamp_min({ANSWERED} - {COMPLETED}, 0) / ({ANSWERED} >= 10)"
+    f" or clamp_min({BEGUN} - {COMPLETED} - sum by ($by) (max_over_time({RUNNING}[$window])), 0) / ({BEGUN} >= 10)",
     "clients gave up {value} of the requests before they were finished",
     "share",
 )
