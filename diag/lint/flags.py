@@ -8,9 +8,11 @@ from diag.lint.replaced import INEFFECTIVE, V1_ONLY
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import HELP, LintTarget, at_least, is_open
 from diag.vllm.command.options import Given
-from diag.vllm.flags.registry import Flag, described, known
+from diag.vllm.flags.registry import Flag, known, parsers
 
 _CLOSE = 0.8
+_NO_DOTTED_KEYS = "0.8.5"
+"""The last release that is known to refuse `--compilation-config.level 3`."""
 
 
 def _unknown(target: LintTarget) -> Iterator[Match]:
@@ -67,6 +69,26 @@ def _later(target: LintTarget) -> Iterator[Match]:
                 f"vLLM {target.version} exits with `unrecognized arguments`",
                 f"Remove it, or run vLLM {flag.first} or later",
             )
+        elif flag and given.words and given.option:
+            yield from _later_form(given, flag, given.option.key, target)
+
+
+def _later_form(given: Given, flag: Flag, key: str, target: LintTarget) -> Iterator[Match]:
+    """A short name, or a key behind a dot, that the flag does not have yet."""
+    first = target.command.words[given.words.start]
+    if not given.spelled.startswith(("--", "-O")) and given.spelled.partition(".")[0] not in flag.short:
+        new = (first.replace(given.spelled, flag.name, 1),)
+        why = f"vLLM {target.version} exits with `unrecognized arguments`"
+        at = range(given.words.start, given.words.start + 1)
+        yield Match(
+            f"vLLM {target.version} has no short name {given.spelled}", why, f"Write {flag.name}", (Edit(at, new),)
+        )
+    elif key and at_least(_NO_DOTTED_KEYS, target.version):
+        yield Match(
+            f"{shown(given)}: vLLM {target.version} has no keys behind a dot",
+            f"vLLM {target.version} exits with `unrecognized arguments`",
+            f"Give {flag.name} all of its keys in one JSON object",
+        )
 
 
 def _shortened(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
@@ -109,7 +131,7 @@ def _no_negation(target: LintTarget) -> Iterator[Match]:
         option = given.option
         if option and given.words and not option.key and not option.on and not option.flag.no:
             is_refused = option.flag.takes != "none" or not given.values
-            if target.since(described()) and is_refused:
+            if target.since(parsers()[0]) and is_refused:
                 off = f": {option.flag.name} is off unless it is given" if option.flag.takes == "none" else ""
                 yield Match(
                     f"{given.spelled}: {option.flag.name} has no --no- form",
@@ -145,7 +167,7 @@ RULES = (
         "flag_of_a_later_release",
         "error",
         "The flag was added in a later release",
-        "A flag that vLLM has only since a release later than this one.",
+        "A flag, one of its short names, or a key behind a dot, that vLLM has only since a later release.",
         "vLLM exits with `unrecognized arguments`",
         "Remove the flag, or run the release that the finding names",
         Example("vllm serve m --watermark 0.1", "0.20.0"),

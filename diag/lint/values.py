@@ -9,7 +9,7 @@ from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, at_least, is_open, number
 from diag.lint.value_limits import VALUE_RANGES
 from diag.vllm.command.options import Given
-from diag.vllm.flags.registry import Flag, described, known
+from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
 
 _PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
@@ -34,7 +34,7 @@ def _valued(target: LintTarget) -> Iterator[Given]:
 def _wrong_type(target: LintTarget) -> Iterator[Match]:
     for given in _valued(target):
         if not _is_readable(given, target.version):
-            expected = _TYPES[known()[given.name].value]
+            expected = _TYPES[_flag(given).value]
             yield Match(
                 f"{shown(given)}: {_quoted(given)} is not {expected}",
                 f"vLLM {target.version} exits with `invalid value`",
@@ -43,7 +43,12 @@ def _wrong_type(target: LintTarget) -> Iterator[Match]:
 
 
 def _is_readable(given: Given, version: str) -> bool:
-    return all(_is_type(known()[given.name], text, version) for text in given.values)
+    return all(_is_type(_flag(given), text, version) for text in given.values)
+
+
+def _flag(given: Given) -> Flag:
+    """The flag as the release has it that the command was read for."""
+    return given.option.flag if given.option else known()[given.name]
 
 
 def _is_type(flag: Flag, text: str, version: str) -> bool:
@@ -87,13 +92,13 @@ def _is_in_range(given: Given) -> bool:
 
 
 def _not_a_choice(target: LintTarget) -> Iterator[Match]:
-    """The choices are those of one release: for another one it is only a question."""
-    release = described()
+    """The choices are known of some releases: for another one it is only a question."""
     for given in _valued(target):
-        choices = known()[given.name].choices
+        choices = _flag(given).choices
         is_other = choices and not all(text in choices for text in given.values if text != "None")
         if is_other and _is_readable(given, target.version) and _is_in_range(given):
-            same = target.since(release) and at_least(release, target.version)
+            same = is_described(target.version)
+            release = target.version if same else nearest(target.version)
             yield Match(
                 f"{shown(given)}: {_quoted(given)} is not a value that vLLM {release} accepts",
                 f"It accepts {', '.join(choices[:12])}{' ...' if len(choices) > 12 else ''}",
@@ -104,7 +109,7 @@ def _not_a_choice(target: LintTarget) -> Iterator[Match]:
 
 def _quoted(given: Given) -> str:
     """The value; that of an object may hold a secret."""
-    is_object = bool(given.option) and known()[given.name].value in ("json", "object")
+    is_object = bool(given.option) and _flag(given).value in ("json", "object")
     return "its value" if is_object else repr(" ".join(given.values)[:60])
 
 
@@ -156,7 +161,7 @@ RULES = (
         "not_a_choice",
         "error",
         "A value is not one of the flag's choices",
-        "A value that is not in the flag's list of choices. The lists are those of one release; for any other release"
+        "A value that is not in the flag's list of choices. The lists are those of 26 releases; for any other release"
         " the finding is an info.",
         "vLLM exits with `invalid choice`",
         "Use one of the choices that the finding lists",

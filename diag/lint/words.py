@@ -9,8 +9,8 @@ from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, at_least, is_open
 from diag.vllm.flags.registry import known
 
-_SWITCHES_TOOK_WORDS = "0.9.0"
-"""Up to 0.8 some switches took true or false as a word of its own."""
+_SWITCHES_TOOK_WORDS = "0.8.5"
+"""Before, some switches took true or false as a word of its own."""
 _ON = {
     *("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling", "--use-tqdm-on-load"),
     *("--enable-log-deltas", "--enable-flash-late-interaction", "--scheduler-reserve-full-isl"),
@@ -128,8 +128,8 @@ RULES = (
         "switch_with_a_value",
         "error",
         "A switch has a value",
-        "A flag that is either given or not, followed by a value such as true. Up to 0.8 vLLM"
-        " took one as a word of its own.",
+        "A flag that is either given or not, followed by a value such as true. Up to 0.8.4"
+        " vLLM took one as a word of its own.",
         "vLLM refuses the word after it",
         "Write `--x` or `--no-x`",
         Example("vllm serve m --enable-prefix-caching false"),

@@ -86,4 +86,6 @@ def test_on_a_cpu_there_is_no_custom_all_reduce_to_speak_of(version: str) -> Non
 
 def test_where_nothing_is_set_there_is_no_number_either() -> None:
     assert known().keys() >= UNSET
-    assert {default(flag, version) for flag in UNSET for version in versions()} == {None}
+    at_times = {"--api-server-count"}  # 1 up to 0.14, then one for each data-parallel rank
+    assert {default(flag, version) for flag in UNSET - at_times for version in versions()} == {None}
+    assert {default(*at_times, version) for version in ("0.14.1", "0.15.0")} == {1.0, None}

@@ -31,7 +31,8 @@ FLAGS = [each for each in known().values() if each.name != "--config"]  # which 
 
 
 def refused(flag: Flag, version: str) -> set[str]:
-    value = [] if flag.takes == "none" else [flag.choices[0] if flag.choices else VALUES[flag.value]]
+    form = flag.at(version)
+    value = [] if form.takes == "none" else [form.choices[0] if form.choices else VALUES[form.value]]
     found = lint(LintTarget(read(" ".join(["vllm serve m", flag.name, *value]), version=version), version))
     return {each.rule for each in found if each.severity == "error"} & SPELLING
 
@@ -100,7 +101,7 @@ def test_a_release_newer_than_all_keeps_the_flags_of_the_newest() -> None:
 KNOWN = {
     "about": "x",
     "versions": ["0.6.3.post1", "0.7.0"],
-    "described": "0.7.0",
+    "parsers": ["0.7.0"],
     "environment": ["VLLM_A"],
     "flags": {
         "--kept": {"versions": ["0.6.3.post1", "0.7.0"], "takes": "one", "value": "integer"},
@@ -118,16 +119,22 @@ def test_a_newer_release_extends_what_it_has_ends_what_it_lacks_and_adds_what_is
     assert merged["versions"] == ["0.6.3.post1", "0.7.0", "0.8.0"]
     assert merged["flags"] == {
         "--gone": {"versions": ["0.6.3.post1", "0.7.0"], "takes": "none"},
-        "--kept": {"versions": ["0.6.3.post1", "0.8.0"], "takes": "many", "short": ["-k"], "value": "number"},
+        "--kept": {
+            **{"versions": ["0.6.3.post1", "0.8.0"], "takes": "many", "short": ["-k"], "value": "number"},
+            "until": {"0.7.0": {"takes": "one", "value": "integer"}},
+        },
         "--new": {"versions": ["0.8.0", "0.8.0"], "takes": "none", "no": True},
     }
-    assert (merged["described"], merged["environment"]) == ("0.8.0", ["VLLM_B"])
+    assert (merged["parsers"], merged["environment"]) == (["0.7.0", "0.8.0"], ["VLLM_B"])
 
 
-def test_an_older_release_extends_ranges_and_does_not_say_how_flags_are_used_now() -> None:
+def test_an_older_release_extends_ranges_and_says_how_flags_were_used_then() -> None:
     merged = update.merged(KNOWN, {"version": "0.6.0", "environment": ["VLLM_B"], "flags": SAID})
-    assert merged["flags"]["--kept"] == {"versions": ["0.6.0", "0.7.0"], "takes": "one", "value": "integer"}
-    assert (merged["described"], merged["environment"]) == ("0.7.0", ["VLLM_A"])
+    assert merged["flags"]["--kept"] == {
+        **{"versions": ["0.6.0", "0.7.0"], "takes": "one", "value": "integer"},
+        "until": {"0.6.0": {"takes": "many", "short": ["-k"], "value": "number"}},
+    }
+    assert (merged["parsers"], merged["environment"]) == (["0.6.0", "0.7.0"], ["VLLM_A"])
 
 
 def test_a_post_release_is_no_release_of_its_own() -> None:

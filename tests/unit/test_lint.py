@@ -70,7 +70,7 @@ def after(command: str, version: str = "0.32.0") -> str:
         ("--cuda-graph-sizes 1 2 4", "0.13.0", "vllm serve m --cudagraph-capture-sizes 1 2 4"),
         (
             "--guided-decoding-backend xgrammar --guided-decoding-disable-fallback",
-            "0.11.0",
+            "0.12.0",
             """vllm serve m --structured-outputs-config '{"backend": "xgrammar", "disable_fallback": true}'""",
         ),
         ("--cuda-graph-sizes 512", "0.13.0", "vllm serve m --max-cudagraph-capture-size 512"),
@@ -95,7 +95,7 @@ def after(command: str, version: str = "0.32.0") -> str:
         ("""-O '{"mode": 3}'""", "0.32.0", """vllm serve m -cc '{"mode": 3}'"""),
         ("--task embed", "0.13.0", "vllm serve m --runner pooling --convert embed"),
         ("--task generate", "0.13.0", "vllm serve m --runner generate"),
-        ("--enable-reasoning --reasoning-parser x", "0.10.0", "vllm serve m --reasoning-parser x"),
+        ("--enable-reasoning --reasoning-parser qwen3", "0.10.0", "vllm serve m --reasoning-parser qwen3"),
         ("--disable-mm-preprocessor-cache", "0.13.0", "vllm serve m --mm-processor-cache-gb 0"),
         ("--disable-log-requests", "0.17.0", "vllm serve m"),
         ("--max-seq-len-to-capture 8192", "0.11.0", "vllm serve m"),

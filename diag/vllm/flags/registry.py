@@ -1,12 +1,14 @@
 """vLLM's command-line flags by release: which exist, how many words they take, what they are called for short.
 
-The data is flags.json (read from the source of 59 releases, and from an installed parser by `diag.vllm.flags.update`).
+The data is flags.json (read from the source of 59 releases, and from the parsers of 26 by `diag.vllm.flags.update`).
 """
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 FILE = Path(__file__).parent / "flags.json"
@@ -15,11 +17,15 @@ Value = Literal["integer", "size", "number", "json", "object", "text"]
 """A size is a whole number, perhaps with a suffix: 8k is 8000, 8K is 8192; an object is one of JSON."""
 
 
+_NEVER: Mapping[str, Any] = MappingProxyType({})
+
+
 class Flag(NamedTuple):
     """`first` and `last` are the releases whose parser accepts it; `no` whether it has a --no- form.
 
-    `value`, `choices` (empty: any) and whether None is a value (`null`) are those of the release that was `described`;
-    `alias` is the flag that it only is another name of.
+    `choices` are empty where any value will do, `null` is whether None is one; `alias` is the flag that it only is
+    another name of. All this is as in the newest release that was `described`; `until` has what was otherwise up to
+    and including a release, the oldest first.
     """
 
     name: str
@@ -32,6 +38,12 @@ class Flag(NamedTuple):
     choices: tuple[str, ...] = ()
     null: bool = False
     alias: str = ""
+    until: tuple[tuple[str, "Flag"], ...] = ()
+
+    def at(self, version: str) -> "Flag":
+        """The flag as that release has it; the newest form for an unknown one."""
+        at = release(version)
+        return next((flag for last, flag in self.until if at and at <= release(last)), self)
 
     def in_release(self, version: str) -> bool:
         """Whether that release accepts it; yes for an unknown one, and for one newer than all known that keeps it."""
@@ -54,11 +66,12 @@ def _content() -> dict[str, Any]:
     return content
 
 
-def _flag(name: str, versions: list[str], takes: Takes, **more: Any) -> Flag:
+def _flag(name: str, versions: list[str], takes: Takes, until: Mapping[str, Any] = _NEVER, **more: Any) -> Flag:
     fields: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value for field, value in more.items()
     }
-    return Flag(name, versions[0], versions[1], takes, **fields)
+    older = ((last, _flag(name, versions, **until[last])) for last in sorted(until, key=release))
+    return Flag(name, versions[0], versions[1], takes, until=tuple(older), **fields)
 
 
 @cache
@@ -74,8 +87,24 @@ def known() -> dict[str, Flag]:
 
 
 def described() -> str:
-    """The release whose own parser said what values each flag takes."""
-    return str(_content()["described"])
+    """The newest release whose own parser said what values each flag takes."""
+    return parsers()[-1]
+
+
+@cache
+def parsers() -> tuple[str, ...]:
+    """The releases whose own parser said so, the oldest first."""
+    return tuple(_content()["parsers"])
+
+
+def nearest(version: str) -> str:
+    """The first of these releases that is not older than this one, else the newest."""
+    return next((parser for parser in parsers() if release(version) <= release(parser)), described())
+
+
+def is_described(version: str) -> bool:
+    """Whether that release's own parser said what each flag takes."""
+    return release(version) in map(release, parsers())
 
 
 @cache
@@ -86,12 +115,20 @@ def environment() -> frozenset[str]:
 
 @cache
 def _short() -> dict[str, Flag]:
-    return {short: flag for flag in known().values() for short in flag.short}
+    """By its short name, also one that a flag has had only for a time."""
+    flags = known().values()
+    older = {short: flag for flag in flags for _, form in flag.until for short in form.short}
+    return older | {short: flag for flag in flags for short in flag.short}
 
 
 @lru_cache(maxsize=4096)
 def understood(word: str, version: str = "") -> Option | None:
     """The flag that a word such as --max_num_seqs, -tp, --no-x, -O3, --x.key or an abbreviation means to a release."""
+    option = _understood(word, version)
+    return option._replace(flag=option.flag.at(version)) if option else None
+
+
+def _understood(word: str, version: str) -> Option | None:
     if word.startswith("-O") and not word.startswith("--"):
         level = known()["--optimization-level"]
         return Option(known()["--compilation-config"] if word == "-O" or not level.in_release(version) else level)

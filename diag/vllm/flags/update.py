@@ -2,7 +2,7 @@
 
 A release newer than the newest known extends the ranges of the flags that it accepts; a flag that it no longer has
 keeps its last release. How many words a flag takes, of what kind, and its other names are those of the newest release
-whose parser was read.
+whose parser was read; where an older one had it otherwise, `until` says so, by the last release that is known to.
 """
 
 import json
@@ -18,20 +18,18 @@ Known = dict[str, Any]
 
 
 def merged(known: Known, described: Known) -> Known:
-    """The content of flags.json with what one release's parser says of itself.
-
-    How flags are used, and the environment, are those of the newest release that was ever described.
-    """
-    version, before = described["version"], known.get("described", "0")
-    newest = release(version) >= release(before)
+    """The content of flags.json with what one release's parser says of itself."""
+    releases = _releases(known["versions"], described["version"])
+    version = next(known for known in releases if release(known) == release(described["version"]))
+    parsers = sorted({*known["parsers"], version}, key=release)
     flags = {name: dict(flag) for name, flag in known["flags"].items()}
     for name, flag in described["flags"].items():
-        flags[name] = _flag(flags.get(name), flag, version, newest)
+        flags[name] = _flag(flags.get(name), flag, version, known["parsers"])
     return {
         "about": known["about"],
-        "versions": _releases(known["versions"], version),
-        "described": version if newest else before,
-        "environment": sorted(described["environment"]) if newest else known["environment"],
+        "versions": releases,
+        "parsers": parsers,
+        "environment": sorted(described["environment"]) if version == parsers[-1] else known["environment"],
         "flags": dict(sorted(flags.items())),
     }
 
@@ -41,11 +39,30 @@ def _releases(known: Sequence[str], version: str) -> list[str]:
     return sorted([*known, *([] if release(version) in map(release, known) else [version])], key=release)
 
 
-def _flag(known: Known | None, described: Known, version: str, newest: bool) -> Known:
+def _flag(known: Known | None, described: Known, version: str, parsers: Sequence[str]) -> Known:
+    """A flag with what the parser of a release says of it, beside what those of other releases said."""
     first, last = known["versions"] if known else (version, version)
-    ranges = [min(first, version, key=release), max(last, version, key=release)]
     used = {name: value for name, value in described.items() if value and (name, value) != ("value", "text")}
-    return {"versions": ranges, **(used if newest or not known else {**known, "versions": ranges})}
+    said = _said(known, parsers) | {version: used} if known else {version: used}
+    newest, *older = sorted(said, key=release, reverse=True)
+    until, later = {}, said[newest]
+    for at in older:
+        if said[at] != later:
+            until[at] = later = said[at]
+    ranges = [min(first, version, key=release), max(last, version, key=release)]
+    return {"versions": ranges, **said[newest], **({"until": until} if until else {})}
+
+
+def _said(known: Known, parsers: Sequence[str]) -> dict[str, Known]:
+    """How each release whose parser was read and that has the flag uses it."""
+    first, last = map(release, known["versions"])
+    base = {name: value for name, value in known.items() if name not in ("versions", "until")}
+    until = sorted(known.get("until", {}).items(), key=lambda entry: release(entry[0]))
+    return {
+        at: next((used for end, used in until if release(at) <= release(end)), base)
+        for at in parsers
+        if first <= release(at) <= last
+    }
 
 
 def written(content: Known) -> str:
