@@ -56,7 +56,8 @@ class Signal(NamedTuple):
     counted. `window_scaling` says whether a threshold holds at any window ("rate": shares, ratios, means) or grows with
     the window ("peak": maxima and counts of events). `throughout` is whether it holds only where it did so in the whole
     window, so that it began a window earlier than it shows. `hindsight` is whether a condition on it that does not hold
-    did not hold two minutes before either, when it could not be known yet.
+    did not hold two minutes before either, when it could not be known yet. `needs` says what has to happen before it
+    has a value ("10 finished requests"), where telemetry alone does not suffice: a few events prove nothing.
 
     Where the number does not say which rank or which event it is about, `culprit_promql` is PromQL with one series for
     each of them, and `culprit_label` is filled with its labels and its value (of `culprit_unit`): "rank {rank}",
@@ -70,6 +71,7 @@ class Signal(NamedTuple):
     window_scaling: Literal["rate", "peak"] = "rate"
     throughout: bool = False
     hindsight: bool = False
+    needs: str = ""
     culprit_promql: str = ""
     culprit_label: str = ""
     culprit_unit: str = ""

@@ -29,13 +29,16 @@ class DecisionTable(NamedTuple):
     """Shapes: `values` and `held` (conditions, subjects, instants), `states` (subjects, instants), others (subjects,).
 
     early: seconds by which the incident began before it shows, where a symptom has to hold throughout a window.
+    watched: seconds before the first instant that are judged as well: what is chronic is judged over all of its window.
     apart: seconds of health from which on two episodes are two: what is shorter lies within one window and one scrape.
-    decided: whether the incident was present at some instant, else absent at some. first, last: the places of the first
-    and last instants that show what was decided. ongoing: whether it is present at the last instant that is known.
+    decided: whether the incident was present at some instant, else absent at the last one: what cannot be denied at
+    the end is unknown. first, last: the places of the first and last instants that show what was decided.
+    ongoing: whether it is present at the last instant that is known.
     unanswered: the conditions whose query the source refused. brief: whether too little was seen to call it absent.
     """
 
     early: float
+    watched: float
     apart: float
     conditions: tuple[Condition, ...]
     limits: tuple[float, ...]
@@ -87,21 +90,26 @@ def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
         held[at] = _in_hindsight(held[at], instants) if condition.signal.hindsight else held[at]
     required = [conditions.index(condition) for condition in incident.conditions]
     states = _states(held[required])
-    decided, first, last, ongoing = _decided(states)
+    decided, first, last, ongoing = _decided(states, np.array([queries.is_gone(subject) for subject in subjects], bool))
     unanswered = frozenset(condition for condition in conditions if condition.signal.promql in queries.unanswered)
     brief = (decided == 0) & ~_seen_enough(incident, subjects, queries)
     decided = np.where(brief, -1, decided).astype(np.int8)
     early = window.seconds if any(symptom.signal.throughout for symptom in incident.symptoms) else 0.0
     apart = window.seconds + queries.source.interval
     shown = (values, held, states, decided, first, last, ongoing)
-    return DecisionTable(early, apart, conditions, limits, subjects, instants, *shown, unanswered, brief)
+    watched = window.seconds if incident.severity == "info" else early
+    return DecisionTable(early, watched, apart, conditions, limits, subjects, instants, *shown, unanswered, brief)
 
 
 def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:
     """Whether an incident that is not seen on a subject is absent: after its live window, or a third of that where many
-    requests have finished meanwhile; never after three scrapes."""
+    requests have finished meanwhile; never after three scrapes.
+
+    What harms nobody is judged over all that was watched: its signals have no value before they have seen enough.
+    """
     watched, wanted = queries.span + queries.source.interval, seconds(incident.live_window)
-    enough = np.full(len(subjects), watched >= wanted and not queries.has_few_scrapes)
+    lasted = watched >= wanted or incident.severity == "info"
+    enough = np.full(len(subjects), lasted and not queries.has_few_scrapes)
     if enough.all() or 3 * watched < wanted or queries.has_few_scrapes:
         return enough
     finished = queries.ask(FINISHED, ("instance",), queries.whole)
@@ -126,11 +134,13 @@ def _states(held: Trits) -> Trits:
     return np.where((held == 0).any(axis=0), 0, np.where((held < 0).any(axis=0), -1, 1)).astype(np.int8)
 
 
-def _decided(states: Trits) -> tuple[Trits, Places, Places, NDArray[np.bool_]]:
-    present, absent = (states == 1).any(axis=1), (states == 0).any(axis=1)
+def _decided(states: Trits, gone: NDArray[np.bool_]) -> tuple[Trits, Places, Places, NDArray[np.bool_]]:
+    """Of a server that is gone there is nothing to know at the end: it is absent where it was last known to be."""
+    known_last = _last(states >= 0)
+    now = np.take_along_axis(states, known_last[:, None], axis=1)[:, 0]
+    present, absent = (states == 1).any(axis=1), np.where(gone, now, states[:, -1]) == 0
     decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
     shows = states == decided[:, None]
-    now = np.take_along_axis(states, _last(states >= 0)[:, None], axis=1)[:, 0]
     return decided, shows.argmax(axis=1), _last(shows), present & (now == 1)
 
 

@@ -49,7 +49,8 @@ class Reading(NamedTuple):
     def sentence(self) -> str:
         """The signal's own sentence with the value in it, and the culprits."""
         if self.value is None:
-            return "not measured"
+            needs = self.condition.signal.needs
+            return f"not measured, it needs at least {needs}" if needs else "not measured"
         sentence = self.condition.signal.sentence.format(value=self.shown)
         return f"{sentence} ({', '.join(self.culprits)})" if self.culprits else sentence
 
@@ -68,7 +69,7 @@ class Diagnosis(NamedTuple):
     health before it, the first from `since` on and the last to `until`; `open` names look-alikes that could not be
     ruled out; `instants` are those of the readings' histories. `unanswered` names the signals for want of which alone
     it is unknown, because the source refused their queries; `brief` is whether too little was seen to call it absent;
-    `early` are the seconds by which it began before it shows.
+    `watched` are the seconds before the first instant that were judged as well.
     """
 
     incident: Incident
@@ -87,14 +88,19 @@ class Diagnosis(NamedTuple):
     missing: tuple[str, ...] = ()
     unanswered: tuple[str, ...] = ()
     brief: bool = False
-    early: float = 0.0
+    watched: float = 0.0
     explained_by: str | None = None
     primary: bool = False
 
     @property
+    def lacking(self) -> tuple[str, ...]:
+        """The conditions without a value at the instant that is reported, each in a few words."""
+        return tuple(f"{r.condition.signal.name} {r.sentence}" for r in self.symptoms if r.value is None)
+
+    @property
     def watched_since(self) -> float:
         """The first moment of which something is known: what held from the start began before that."""
-        return self.instants[0] - self.early
+        return self.instants[0] - self.watched
 
     @property
     def reported(self) -> int:
@@ -151,7 +157,7 @@ def _decide_one(
     readings: Mapping[Condition, Reading],
     instants: tuple[float, ...],
 ) -> Diagnosis:
-    """Present when it held at some instant, else absent when it could be judged at some instant."""
+    """Present when it held at some instant, else absent when it did not hold at the last one."""
     last = int(table.last[place])
     state = STATES[int(table.decided[place])]
     episodes = table.episodes(place) if state == "present" else ()
@@ -171,7 +177,7 @@ def _decide_one(
         missing=tuple(condition.signal.name for condition, reading in readings.items() if reading.value is None),
         unanswered=_unanswered(incident, readings, table) if state == "unknown" else (),
         brief=bool(table.brief[place]),
-        early=table.early,
+        watched=table.watched,
     )
 
 

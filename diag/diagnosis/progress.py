@@ -17,6 +17,7 @@ from diag.knowledge.signals import (
     endpoint_without_vllm,
     engine_death_logged,
     engine_processes,
+    kv_cache_usage_peak,
     progress,
     requests_in_flight,
     requests_in_flight_peak,
@@ -91,6 +92,10 @@ NEVER = (
 )
 GONE = "the last scrapes failed, but too few of them to call the server dead; observe it for longer"
 NO_VLLM = "/metrics has no vLLM progress metrics: is it vLLM, and does it run without --disable-log-stats?"
+NO_USAGE = (
+    "requests are in flight and no token moves; a prefill in chunks looks the same here, because /metrics has no "
+    "KV cache usage"
+)
 TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
 STARTS = "its log shows a start in progress, and /metrics does not answer yet; diagnose it again once it does"
 THERE = "its processes are running and /metrics does not answer yet; its log would show how far the start is (--log)"
@@ -115,7 +120,10 @@ def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
     if state is None:
         has_engine = "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, queries)
         return TOO_SHORT if has_engine else NO_VLLM
-    return Progress(subject, *(state if state[0] == "busy" else _beyond_gauges(state, subject, queries)))
+    if state[0] != "busy":
+        state = _beyond_gauges(state, subject, queries)
+    proves_nothing = state[1] == STILL and _last(kv_cache_usage_peak, ENGINE, subject, queries) is None
+    return NO_USAGE if proves_nothing else Progress(subject, *state)
 
 
 def _beyond_gauges(state: tuple[State, str], subject: Subject, queries: QueryCache) -> tuple[State, str]:

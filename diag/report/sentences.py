@@ -321,17 +321,15 @@ def _undecided(subject: Subject, unknown: list[Diagnosis]) -> list[str]:
     if len(unknown) > MANY:
         names = ", ".join(diagnosis.incident.id for diagnosis in unknown)
         return [f"{len(unknown)} incidents on {place(subject)}: {names}"]
-    return [f"{d.incident.id} on {place(subject)}: not measured: {', '.join(d.missing)}" for d in unknown]
+    return [f"{d.incident.id} on {place(subject)}: {'; '.join(d.lacking)}" for d in unknown]
 
 
 def _undecided_by_many(report: Report) -> list[str]:
     counts = Counter(diagnosis.subject for diagnosis in report.undecided)
     nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
     few = (d for d in report.undecided if counts[d.subject] <= MANY)
-    lacking = grouped(((d.incident.id, ", ".join(d.missing)), place(d.subject)) for d in few)
-    lines = [
-        f"{name} on {listed(sorted(places))}: not measured: {missing}" for (name, missing), places in lacking.items()
-    ]
+    lacking = grouped(((d.incident.id, "; ".join(d.lacking)), place(d.subject)) for d in few)
+    lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in lacking.items()]
     return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
 
 

@@ -15,7 +15,7 @@ from diag.knowledge.signals import (
     requests_running,
     requests_running_median,
 )
-from diag.knowledge.signals.features import draft_tokens
+from diag.knowledge.signals.features import speculates
 from diag.knowledge.signals.gpu import serving
 from diag.knowledge.signals.peers import tokens_of_peers
 from diag.verify.changes import AppliedFix
@@ -26,7 +26,7 @@ CLEAR = 1 / 3
 0.49 where a watermark halves them (cure_watermark)."""
 WORK = (
     *(progress, requests_finished, requests_in_flight_peak, requests_running, requests_running_median),
-    *(draft_tokens, serving, tokens_of_peers),
+    *(speculates, serving, tokens_of_peers),
 )
 """What incidents require so that there is enough traffic to judge: more of it is no symptom."""
 

@@ -1,6 +1,7 @@
 """Incidents that only a server's host can show, each in its scenario, and none in what looks like it."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,19 @@ from support.scenarios import config, fixes, found, gpu, judge, log, present, sa
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.core.metric_families import Sample
+from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
 CAPTURE = {"process_start": 20, "load_weights": 100, "compile": 50, "cuda_graph_capture": 400}
+
+
+def judged_as(report: Report, incident: str) -> Diagnosis:
+    """What was decided of an incident that has one subject."""
+    (diagnosis,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
+    return diagnosis
 
 
 # -- one GPU ----------------------------------------------------------------------------------------------------------
@@ -82,6 +91,20 @@ def test_an_applications_own_xid_is_no_fault_of_the_gpu(tmp_path: Path) -> None:
     assert not present(judge(tmp_path, HEALTHY, gpu(xid_errors_total__31=lambda t: float(t > 20))))
 
 
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        ({"ecc_errors_total__uncorrected": None, "remap_failure": None}, "absent"),
+        ({"xid_errors_total__79": None, "xid_errors_total__31": None}, "unknown"),
+        ({"xid_errors_total__79": None, "up": lambda t: t < 20}, "present"),
+        ({"up": None, "xid_errors_total__79": lambda t: float(t > 20)}, "present"),
+    ],
+    ids=["a board without ECC", "nobody counts Xids", "lost, and nobody counts Xids", "by dcgm-exporter"],
+)
+def test_faults_that_nobody_counts_are_unknown(tmp_path: Path, seen: dict[str, object], state: str) -> None:
+    assert judged_as(judge(tmp_path, HEALTHY, gpu(**seen)), "gpu_fault").state == state
+
+
 def test_memory_that_others_hold_is_named_with_their_processes(tmp_path: Path) -> None:
     shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
     report = judge(tmp_path, HEALTHY, shared)
@@ -90,23 +113,34 @@ def test_memory_that_others_hold_is_named_with_their_processes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "harmless",
+    ("harmless", "state"),
     [
-        {"process_memory_bytes:7,other,": 0.5 * scenarios.GIB},
-        {"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": 0},
-        {"process_memory_bytes:7,unknown,": 10 * scenarios.GIB},
-        {"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": None},
+        ({"process_memory_bytes:7,other,": 0.5 * scenarios.GIB}, "absent"),
+        ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": 0}, "absent"),
+        ({"process_memory_bytes:7,unknown,": 10 * scenarios.GIB}, "unknown"),
+        ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": None}, "unknown"),
     ],
 )
 def test_an_agent_a_free_gpu_and_processes_of_unknown_owners_are_no_incident(
-    tmp_path: Path, harmless: dict[str, object]
+    tmp_path: Path, harmless: dict[str, object], state: str
 ) -> None:
-    assert not present(judge(tmp_path, HEALTHY, gpu(**harmless)))
+    report = judge(tmp_path, HEALTHY, gpu(**harmless))
+    assert (report.verdict, judged_as(report, "gpu_memory_contended").state) == ("healthy", state)
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
-SPINS = {"utilization_ratio": 0.96, "power_watts": 20, "power_limit_watts": 70}
+STALL = 15
+"""Seconds after which the frozen recording generates nothing."""
+
+
+def spins(at_work: float, spinning: float, limit: float | None) -> dict[str, object]:
+    """A GPU that draws so many watts while tokens flow, and while it busy-waits."""
+    power = {"power_watts": lambda t: at_work if t < STALL else spinning, "power_limit_watts": limit}
+    return {"utilization_ratio": 0.96, **power}
+
+
+SPINS = spins(60, 20, 70)
 STANDS = {"utilization_ratio": 0, "power_watts": 15, "power_limit_watts": 70}
 TWO = config(tensor_parallel_size=2)
 STALLED = {"engine_stalled", "contract_breached"}
@@ -123,6 +157,62 @@ def test_a_rank_that_stands_still_is_named_by_its_process(tmp_path: Path) -> Non
 def test_a_rank_that_stands_still_is_named_by_its_gpu(tmp_path: Path) -> None:
     report = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **STANDS))
     assert found(report, "tp_communication_stall").diagnosis.culprits == ("GPU 1 (rank 1)",)
+
+
+@pytest.mark.parametrize(
+    ("at_work", "spinning", "limit"),
+    [(68, 36, 72), (60, 22, None), (450, 140, 700)],
+    ids=["a small card at half of its limit", "a part without a limit", "a large card"],
+)
+def test_a_rank_spins_by_what_its_gpu_drew_while_tokens_flowed(
+    tmp_path: Path, at_work: float, spinning: float, limit: float | None
+) -> None:
+    report = judge(tmp_path, FROZEN, TWO, gpu(0, **spins(at_work, spinning, limit)), gpu(1, **STANDS))
+    assert found(report, "tp_communication_stall").diagnosis.culprits == ("GPU 1 (rank 1)",)
+
+
+def waits(t: float) -> Iterable[Sample]:
+    """The log of a server that waits for a rank, from a minute after the last token on."""
+    start = next(iter(rewriting.scrapes(FROZEN)))[0]
+    yield "diag_vllm_log_event_last_timestamp_seconds", ("shm_broadcast_wait",), start + 75 if t >= 75 else 0.0
+
+
+def in_the_stall(folder: Path, since: float, *beside: scenarios.Beside) -> Report:
+    """The frozen recording from so many seconds on, and before it goes on."""
+    scrapes = list(rewriting.scrapes(FROZEN))
+    start = scrapes[0][0]
+    cut = [(t, host, page) for t, host, page in scrapes if since <= t - start < 85]
+    told = [(t, host, page + scenarios.text(t - start, page, beside)) for t, host, page in cut]
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / "cut", told))]))
+
+
+def test_ranks_that_compute_at_their_usual_power_miss_nobody(tmp_path: Path) -> None:
+    computes = gpu(0, **spins(60, 58, 70)), gpu(1, **spins(60, 58, 70))
+    assert present(judge(tmp_path, FROZEN, TWO, *computes, waits)) == STALLED
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        (workers(1.0),),
+        (gpu(0, utilization_ratio=0.96, power_watts=None),),
+        (gpu(0, utilization_ratio=0.96, power_watts=None), gpu(1, utilization_ratio=0.96, power_watts=None)),
+        (gpu(0, utilization_ratio=None), gpu(1, utilization_ratio=None)),
+    ],
+    ids=["one worker of two", "one GPU of two", "GPUs without power", "GPUs without utilisation"],
+)
+def test_the_log_decides_where_not_every_rank_is_seen(tmp_path: Path, seen: tuple[scenarios.Beside, ...]) -> None:
+    """A rank that nobody sees is not one that takes part."""
+    assert "tp_communication_stall" in present(judge(tmp_path, FROZEN, TWO, *seen, waits))
+    stall = judged_as(in_the_stall(tmp_path, 0, TWO, *seen), "tp_communication_stall")
+    assert (stall.state, stall.lacking) == ("unknown", ("ranks missing from a collective not measured",))
+
+
+def test_a_small_card_that_was_never_seen_at_work_excludes_nothing(tmp_path: Path) -> None:
+    """The watch begins in the middle of the stall: half of its limit may be spinning or computing."""
+    half = {"utilization_ratio": 0.96, "power_watts": 36, "power_limit_watts": 72}
+    report = in_the_stall(tmp_path, 20, TWO, gpu(0, **half), gpu(1, **half))
+    assert judged_as(report, "tp_communication_stall").state == "unknown"
 
 
 def test_ranks_that_all_spin_at_little_power_are_a_stall_without_a_name(tmp_path: Path) -> None:
@@ -202,7 +292,16 @@ def test_a_compile_that_takes_long_is_slow_and_no_hang(tmp_path: Path) -> None:
 
 
 def test_a_capture_whose_processes_are_gone_hangs_no_more(tmp_path: Path) -> None:
-    assert "cuda_graph_capture_hang" not in present(judge(tmp_path, "", log("cuda_graph_capture", CAPTURE, silent=390)))
+    def gone(_: float) -> Iterable[Sample]:
+        yield "diag_vllm_processes", ("engine",), 0.0
+
+    report = judge(tmp_path, "", log("cuda_graph_capture", CAPTURE, silent=390), gone)
+    assert "cuda_graph_capture_hang" not in present(report)
+
+
+def test_a_capture_whose_processes_were_never_seen_hangs(tmp_path: Path) -> None:
+    """They run in another container: that none is visible does not mean that none runs."""
+    assert "cuda_graph_capture_hang" in present(judge(tmp_path, "", log("cuda_graph_capture", CAPTURE, silent=390)))
 
 
 def test_a_slow_start_comes_with_a_probe_that_outlasts_it(tmp_path: Path) -> None:

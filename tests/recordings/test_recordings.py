@@ -135,7 +135,7 @@ def more_incidents(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["kv_cascade", "engine_dead", "healthy"])
+@pytest.mark.parametrize("name", ["kv_cascade", "engine_stalled", "healthy"])
 def test_another_incident_changes_a_report_on_others_by_its_count_only(name: str, more_incidents: Path) -> None:
     before, after = judged(name), judged(name, more_incidents)
     assert (len(after.checked), len(after.needs_telemetry)) == (
@@ -155,7 +155,7 @@ def test_verbose_names_what_is_absent_and_what_is_unknown(more_incidents: Path) 
     for text in (terminal.render(report, verbose=True), markdown.render(report, verbose=True).replace("\\", "")):
         assert re.search(r"absent: another_absent,", text)
         assert re.search(r"need more telemetry: another_unknown,\s+gpu_fault,", text)
-        assert "another_unknown on 127.0.0.1:8101 engine 0: not measured: requests" in text
+        assert "another_unknown on 127.0.0.1:8101 engine 0: requests not measured" in text
     assert "another_" not in terminal.render(report) + markdown.render(report)
 
 

@@ -64,6 +64,19 @@ def test_false_beats_missing_and_missing_beats_present(heat: float, noise: float
     assert judge([INCIDENT], heat=[heat] * 10, noise=[noise] * 10)[0].state == state
 
 
+@pytest.mark.parametrize(
+    ("noise", "state"),
+    [
+        ([0] * 5 + [MISSING] * 5, "unknown"),
+        ([MISSING] * 7 + [0] * 3, "absent"),
+        ([0] * 3 + [2] * 2 + [MISSING] * 5, "present"),
+    ],
+    ids=["denied at first only", "denied at the end", "seen meanwhile"],
+)
+def test_what_cannot_be_denied_at_the_end_is_not_absent(noise: list[float], state: str) -> None:
+    assert judge([INCIDENT], heat=[2] * 10, noise=noise)[0].state == state
+
+
 def test_what_is_missing_is_named() -> None:
     assert judge([INCIDENT], heat=[2] * 10)[0].missing == ("noise",)
 

@@ -6,7 +6,6 @@ from diag.signals import (
     api_servers_needed,
     front_end_share,
     queue_time_share,
-    requests_finished,
     tokens_in_100_ms,
     utilization,
 )
@@ -30,7 +29,6 @@ incident = Incident(
     symptoms=(
         FULL_CORE,
         front_end_share.above(0.3, measured("at most 6 % on every server that is not CPU-bound", "api_server_bound")),
-        requests_finished.at_least(10, judged("with fewer, a single slow request may decide the result")),
     ),
     supports=(utilization.below(0.8, reported("100 % of a core with GPU utilisation at 60-75 %", CASE)),),
     looks_like=(

@@ -13,6 +13,7 @@ incident = Incident(
     title="Engine idle between requests",
     severity="info",
     per=("instance", "engine"),
+    live_window="5m",
     hold="12h",  # a quiet night is normal
     cause="""
         Requests are served, but in most samples none is running: the engine waits for its clients. If users still
@@ -23,7 +24,7 @@ incident = Incident(
         requests_running_median.at_most(0, measured("0 requests run in the median sample", "healthy_after_cascade")),
         requests_running.below(1, measured("0.4 requests run on average", "healthy_after_cascade")),
         requests_waiting_peak.at_most(0, judged("no request waited in any sample")),
-        requests_finished.at_least(10, judged("a server without traffic is idle, not underfed")),
+        requests_finished.at_least(10, judged("with less traffic, an idle moment proves nothing")),
     ),
     looks_like=(LookAlike("engine_stalled", distinguish="Requests are in flight and do not finish."),),
     fixes=(

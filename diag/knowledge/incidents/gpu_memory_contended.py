@@ -1,11 +1,13 @@
 """Other processes hold memory on a GPU that this vLLM uses."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.signals import memory_of_other_processes, not_set, serving, share_left_by_others
+from diag.signals import MUCH_MEMORY, memory_of_other_processes, not_set, serving, share_left_by_others
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 
-OTHER_PROCESSES = memory_of_other_processes.above(0.05, judged("a desktop or a monitoring agent holds less than that"))
+OTHER_PROCESSES = memory_of_other_processes.above(
+    MUCH_MEMORY, judged("a desktop or a monitoring agent holds less than that")
+)
 incident = Incident(
     id="gpu_memory_contended",
     title="GPU memory shared with other processes",

@@ -21,6 +21,7 @@ incident = Incident(
     title="GPU memory left unused",
     severity="info",
     per=("instance",),
+    live_window="5m",
     hold="12h",  # it has to hold through the busiest hour of a day, a quiet night proves nothing
     cause="""
         vLLM allocates its share of the GPU at start-up and leaves the rest to other processes, but there are none. The

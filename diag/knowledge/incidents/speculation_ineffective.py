@@ -5,9 +5,9 @@ from diag.signals import (
     WORTHWHILE,
     accepted_per_draft,
     draft_acceptance_rate,
-    draft_tokens,
     first_token_acceptance_rate,
     requests_running_median,
+    speculates,
     worthwhile_draft_length,
 )
 
@@ -20,6 +20,7 @@ incident = Incident(
     title="Low draft acceptance rate",
     severity="info",
     per=("instance", "engine"),
+    live_window="5m",
     cause="""
         A step verifies all tokens of a draft and accepts those before the first one that the model would not have
         generated. Unpredictable text, sampling at a high temperature or a draft method that does not match the model
@@ -31,7 +32,7 @@ incident = Incident(
         draft_acceptance_rate.below(
             WORTHWHILE, measured("2 % where the next token is random", "speculation_ineffective")
         ),
-        draft_tokens.at_least(200, judged("with fewer tokens, the rate may be chance")),
+        speculates.at_least(1, documented("only a server that speculates has an acceptance rate", SPECULATION)),
     ),
     supports=(requests_running_median.at_least(32, reported("the more requests run, the smaller the gain", AUTOMATE)),),
     looks_like=(

@@ -6,6 +6,7 @@ A server without the feature has the value 0; on a release that does not export 
 from diag.core.incident import Signal
 from diag.core.log_events import GRAMMAR_FAILED, GRAMMAR_REJECTED, OUTPUT_CORRUPTED
 from diag.knowledge.signals.expressions import FINISHED, ITL, RUNNING, WAITING, configured, counted, gauge
+from diag.knowledge.signals.load import ENOUGH
 
 # -- speculative decoding ---------------------------------------------------------------------------------------------
 
@@ -17,18 +18,23 @@ FIRST = 'position="0"'
 WORTHWHILE = 0.3
 """The draft acceptance rate below which speculation does not pay off."""
 
-draft_tokens = Signal(
-    "draft tokens",
-    f"{DRAFT_TOKENS} or 0 * {gauge('max_over_time(', RUNNING)}",
-    "draft tokens proposed (0 without speculative decoding): {value}",
-    "tokens",
-    window_scaling="peak",
+ENOUGH_DRAFTED = 200
+"""Draft tokens below which their acceptance rate may be chance."""
+
+speculates = Signal(
+    "speculative decoding",
+    # every release exports the counters from its start on where it speculates, and only there
+    "count by ($by) (last_over_time(vllm:spec_decode_num_draft_tokens_total[$window])) > bool 0"
+    f" or 0 * {gauge('max_over_time(', RUNNING)}",
+    "the server decodes speculatively: {value}",
+    "bool",
 )
 draft_acceptance_rate = Signal(
     "draft acceptance rate",
-    f"{ACCEPTED} / ({DRAFT_TOKENS} > 0)",
+    f"{ACCEPTED} / ({DRAFT_TOKENS} >= {ENOUGH_DRAFTED})",
     "draft acceptance rate: {value}",
     "share",
+    needs=f"{ENOUGH_DRAFTED} draft tokens",
 )
 accepted_per_draft = Signal(
     "accepted tokens / draft",
@@ -109,6 +115,16 @@ deferred_share_by_reason = Signal(
     "{value} of the waiting requests are deferred although there is capacity",
     "share",
 )
+MORE_THAN_SLOTS = f"({adapters_per_slot.promql.replace('$by', 'instance')}) > 1"
+deferred_share = Signal(
+    "deferred share of waiting requests",
+    # without reasons (before vLLM 0.20) none is deferred unless adapters compete for slots; then nobody knows
+    f"{deferred_share_by_reason.promql}"
+    f" or (0 * {gauge('avg_over_time(', WAITING)} unless on (instance) ({MORE_THAN_SLOTS}))",
+    "{value} of the waiting requests are deferred for a reason other than capacity",
+    "share",
+    needs="vLLM 0.20, which says why requests wait, since LoRA adapters compete for slots",
+)
 
 # -- structured output ------------------------------------------------------------------------------------------------
 
@@ -130,7 +146,8 @@ CORES = 'rate(diag_vllm_process_cpu_seconds_total{role="api_server"}[$window])'
 OWN_CORES = "rate(process_cpu_seconds_total[$window])"
 IN_ENGINE = f"({counted('vllm:request_queue_time_seconds_sum')} + {counted('vllm:request_inference_time_seconds_sum')})"
 LATENCY = counted("vllm:e2e_request_latency_seconds_sum")
-FRONT_END = f"(1 - {IN_ENGINE} / ({LATENCY} > 0 and {FINISHED} >= 3))"
+FRONT_END = f"(1 - {IN_ENGINE} / ({LATENCY} > 0 and {FINISHED} >= {ENOUGH}))"
+"""With fewer finished requests, a single slow one may decide."""
 
 api_server_cores = Signal(
     "CPU cores used by an API server",
@@ -144,6 +161,7 @@ front_end_share = Signal(
     FRONT_END,
     "finished requests spent {value} of their end-to-end latency outside the engine",
     "share",
+    needs=f"{ENOUGH} finished requests",
 )
 # By Little's law the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
 # engine. Beyond a factor of four, the engine would be the limit.

@@ -16,7 +16,7 @@ from diag.knowledge.signals.load import in_flight
 from diag.knowledge.signals.prefill import LONG_STEPS
 
 
-def moved(window: str) -> str:
+def moved(window: str, unexported: str = "0 * ({grown})") -> str:
     """Tokens, requests and changes of KV cache usage in the window: 0 means no progress.
 
     A prefill in chunks with nobody decoding yields no token until it ends, but each chunk takes KV blocks, and every
@@ -25,7 +25,12 @@ def moved(window: str) -> str:
     counters = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
     grown = " + ".join(f"sum by ($by) (increase({counter}[{window}]))" for counter in counters)
     new, old = (f"sum by ($by) (changes({gauge}[{window}]))" for gauge in KV_USAGE)
-    return f"({grown} + ({new} or {old} or 0 * ({grown})))"
+    return f"({grown} + ({new} or {old} or {unexported.format(grown=grown)}))"
+
+
+def stands_still(window: str) -> str:
+    """1 without progress, else 0; unknown where no token moves and the usage that a prefill moves is not exported."""
+    return f"({moved(window, '0 * (({grown}) > 0)')} == bool 0)"
 
 
 def seen_before(age: str) -> str:
@@ -35,7 +40,7 @@ def seen_before(age: str) -> str:
 
 def stuck(window: str, least: int) -> str:
     """Requests in flight throughout a window without progress; 0 where there was progress."""
-    return f"{in_flight(window)} * ({in_flight(window)} >= bool {least}) * ({moved(window)} == bool 0)"
+    return f"{in_flight(window)} * ({in_flight(window)} >= bool {least}) * {stands_still(window)}"
 
 
 progress = Signal(
@@ -53,7 +58,7 @@ steps_per_second = Signal(
 )
 # The probe request of the exporter (or of --probe) got no token, and no other request did either.
 PROBE_FAILED = (
-    f"({moved('$window')} == bool 0) * on (instance) group_left () "
+    f"{stands_still('$window')} * on (instance) group_left () "
     "(1 - max by (instance) (last_over_time(diag_probe_success[$window])))"
 )
 # A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes. So does an

@@ -80,11 +80,15 @@ SERIOUS = {
     "uncorrectable memory error": counted("diag_gpu_ecc_errors_total", 'kind="uncorrected"'),
     "row that could not be replaced": "max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))",
 }
+SIGNS = " or ".join(f'label_replace({promql}, "sign", "{name}", "", "")' for name, promql in SERIOUS.items())
+FAULTS = f"sum by ($by) ({SIGNS})"
 gpu_faults = Signal(
     "GPU faults",
-    " + ".join(f"(({promql}) or 0 * ({SERIOUS['GPU lost']}))" for promql in SERIOUS.values()),
+    # what a board does not count it cannot show; but without a count of Xid errors most faults pass unseen
+    f"({FAULTS} > 0) or ({FAULTS} and {SERIOUS['Xid']})",
     "GPU faults (GPU lost, Xid errors, uncorrectable memory errors, failed row remaps): {value}",
     "faults",
+    needs="a count of Xid errors",
     window_scaling="peak",
     culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]) > 0,"
     ' "named", "Xid $$1", "xid", "(.*)")'
@@ -98,10 +102,21 @@ gpu_faults = Signal(
 
 SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
 TOTAL = "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))"
+MUCH_MEMORY = 0.05
+"""The share of a GPU's memory that no desktop and no monitoring agent holds."""
+
+
+def memory_of(role: str) -> str:
+    """The share of a GPU's memory that the processes in this role hold."""
+    return f'(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{{role="{role}"}}[$window])) / ({TOTAL} > 0))'
+
+
 memory_of_other_processes = Signal(
     "GPU memory held by other processes",
-    '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
-    f" or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))) / ({TOTAL} > 0)",
+    # one whose owner cannot be seen from here, in another container, may be another one or this vLLM's own
+    f"({memory_of('other')} >= {MUCH_MEMORY}) or (({memory_of('other')}"
+    " or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window])))"
+    f" unless {memory_of('unknown')} >= {MUCH_MEMORY})",
     "other processes hold {value} of the GPU's memory",
     "share",
     culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])',

@@ -68,7 +68,8 @@ quoted_error = Signal(
 )
 not_quoted = Signal(
     "no error quoted from the log",
-    f"1 - clamp_max(count by ($by) (last_over_time({LOG_ERROR}[$window])), 1) or 0 * {SERVES} + 1",
+    f"1 - clamp_max(count by ($by) (last_over_time({LOG_ERROR}[$window])), 1)"
+    f" or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
     "no line of the log says why the server failed: {value}",
     "bool",
 )
@@ -96,11 +97,11 @@ NO_LINE_YET = 600
 """Seconds for which a server process that has shown nothing yet is starting: VLLM_ENGINE_READY_TIMEOUT_S."""
 SCRAPED = "0 * max by ($by) (last_over_time(up[$window]))"
 PROCESS_START = last("diag_vllm_process_start_time_seconds")
-# processes that this exporter saw before have ended; it may never see those of another container
-ALIVE = (
-    f"(({processes.promql} > bool 0) or 0 * count by ($by) (count_over_time(diag_vllm_process_start_time_seconds[1d]))"
-    f" or {SCRAPED} + 1)"
-)
+# No process is left only where the collector has seen some: it goes on counting the roles that it saw, and may never
+# see the processes of another container.
+NO_PROCESS = "(sum by ($by) (last_over_time(diag_vllm_processes[$window])) <= 0)"
+SEEN_TODAY = "count by ($by) (count_over_time(diag_vllm_process_start_time_seconds[1d]))"
+ALIVE = f"(({processes.promql} > bool 0) or {NO_PROCESS} or 0 * {SEEN_TODAY} or {SCRAPED} + 1)"
 STARTS_BY_LOG = f"({starting.promql}) * {ALIVE} * (time() - ({LAST_PROGRESS}) < bool {LONGEST_SILENCE})"
 # neither the log nor the page has shown this process yet
 STARTS_BY_PROCESS = (
@@ -156,9 +157,8 @@ in_graph_capture = Signal(
 processes_still_running = Signal(
     "vLLM processes still running",
     "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))"
-    ' or 0 * max by ($by) (last_over_time(diag_scrape_success{collector="process"}[$window]))'
-    f" or 0 * {LAST_PROGRESS} + 1",
-    "running processes of this vLLM (1 where the process table is not observed): {value}",
+    f" or {NO_PROCESS} or 0 * {SEEN_TODAY} or 0 * {LAST_PROGRESS} + 1",
+    "running processes of this vLLM (1 where none has been seen yet): {value}",
     "processes",
 )
 startup_seconds = Signal(
@@ -270,13 +270,32 @@ WORKERS = 'diag_vllm_process_cpu_seconds_total{role="worker"}'
 WORKER_CPU = f"rate({WORKERS}[$window])"
 STILL, SPINS = 0.05, 0.8
 """CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
+SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
+"""Shares of power below which a busy GPU busy-waits."""
+TP, PP = configured("tensor_parallel_size"), configured("pipeline_parallel_size")
+ENGINES = f"count by ($by) (count by ($by, engine) (last_over_time({RUNNING}[$window])))"
+WORLD = f"(({TP}) * (({PP}) or 1 + 0 * ({TP})) * ({ENGINES} or 1 + 0 * ({TP})))"
+"""The ranks of all engines of a server. None is missing only where as many of them are seen."""
 SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
 BUSY = f"(max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window])) {SERVING})"
-POWER_SHARE = (
-    "(max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window])) / on (instance, gpu)"
-    " (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0))"
+POWER = "max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window]))"
+AT_WORK = (
+    "(max by (instance, gpu) (max_over_time(diag_gpu_power_watts[1h])) > 0 and on (instance)"
+    " sum by (instance) (increase(vllm:generation_tokens_total[1h])) > 0)"
 )
-SPINNING = f"(({BUSY} > 0.9) and on (instance, gpu) ({POWER_SHARE} < 0.4))"
+OF_WORK = f"({POWER} / on (instance, gpu) {AT_WORK})"
+OF_LIMIT = (
+    f"({POWER} / on (instance, gpu) (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0))"
+)
+"""Power as a share of the most that this GPU drew within an hour in which tokens were generated, and of its limit.
+
+A small card draws half of its limit while it spins, and some parts (GB10, Jetson) have none: the limit decides nothing
+where it is known what the card draws at work, and proves no more than that a rank spins where it is not.
+"""
+LITTLE_POWER = f"({OF_WORK} < {SPIN_OF_WORK} or on (instance, gpu) (({OF_LIMIT} < {SPIN_OF_LIMIT}) unless {OF_WORK}))"
+SPINNING = f"(({BUSY} > 0.9) and on (instance, gpu) {LITTLE_POWER})"
+KNOWN_GPUS = f"(({BUSY} <= 0.9) or ({BUSY} and on (instance, gpu) {OF_WORK}))"
+"""The GPUs of which it is known whether they spin."""
 RANK_OF_GPU = (
     "max by (instance, gpu, rank) (last_over_time("
     'diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)'
@@ -284,10 +303,10 @@ RANK_OF_GPU = (
 STILL_GPUS = f"(({BUSY} and on (instance) {SPINNING}) unless on (instance, gpu) {SPINNING})"
 """The GPUs that do not busy-wait while another one does."""
 STILL_WORKERS = (
-    f"(count by ($by) ({WORKER_CPU} < {STILL}) or 0 * count by ($by) ({WORKER_CPU}))"
-    f" * (max by ($by) ({WORKER_CPU}) > bool {SPINS})"
+    f"((count by ($by) ({WORKER_CPU} < {STILL}) and max by ($by) ({WORKER_CPU}) > {SPINS})"
+    f" or 0 * (count by ($by) ({WORKER_CPU}) >= {WORLD}))"
 )
-SPINNING_GPUS = f"(count by ($by) {SPINNING} or 0 * count by ($by) {BUSY})"
+SPINNING_GPUS = f"(count by ($by) ({SPINNING}) or 0 * (count by ($by) ({KNOWN_GPUS}) >= {WORLD}))"
 WAITED = event_time(SHM_BROADCAST_WAIT)
 LOG_WAITS = f"({WAITED} > bool 0) * (time() - {WAITED} < bool 120)"
 """vLLM repeats the line every 60 s."""
@@ -319,11 +338,11 @@ ranks_missing_from_collective = Signal(
 ranks = Signal(
     "tensor-parallel ranks",
     f"({configured('tensor_parallel_size')}) or count by ($by) (last_over_time({WORKERS}[$window]))"
-    " or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window])) + 1",
+    # an engine without workers computes by itself
+    ' or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])) + 1',
     "tensor-parallel ranks: {value}",
     "ranks",
 )
-TP, PP = configured("tensor_parallel_size"), configured("pipeline_parallel_size")
 half_of_the_ranks = Signal(
     "half of the tensor-parallel ranks", f"{TP} / 2", "half of the tensor-parallel ranks: {value}", "ranks"
 )

@@ -14,7 +14,7 @@ from diag.knowledge.signals.expressions import (
     gauge,
     renamed,
 )
-from diag.knowledge.signals.load import requests_in_flight_peak
+from diag.knowledge.signals.load import ENOUGH, requests_in_flight_peak
 
 kv_cache_usage_peak = Signal(
     "KV cache usage (peak)",
@@ -31,10 +31,12 @@ kv_cache_usage_median = Signal(
 )
 preemptions_per_request = Signal(
     "preemptions / finished request",
-    # fewer than three preemptions are no rate
-    f"{PREEMPTIONS} * ({PREEMPTIONS} >= bool 3) / clamp_min({FINISHED}, 1)",
+    # fewer than three preemptions are no rate: among ten requests they are chance, among a few they may be a habit
+    f"{PREEMPTIONS} * ({PREEMPTIONS} >= bool 3) / clamp_min({FINISHED}, 1)"
+    f" and ({PREEMPTIONS} <= 0 or {PREEMPTIONS} >= 3 or {FINISHED} >= {ENOUGH})",
     "{value} preemptions per finished request",
     "ratio",
+    needs=f"3 preemptions or {ENOUGH} finished requests",
 )
 PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 PREEMPTION_RATES = reported("0.08 in a healthy run, 2.4 in a cascade, 0.42 once it was fixed", PR_44594)
@@ -107,16 +109,19 @@ PREFIX_HITS, PREFIX_QUERIES = (
 )
 prefix_cache_hit_rate = Signal(
     "prefix cache hit rate",
-    f"({PREFIX_HITS} / ({PREFIX_QUERIES} > 0))"
-    ' or (min by ($by) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window])) - 1)',
+    f"(({PREFIX_HITS} / ({PREFIX_QUERIES} > 0))"
+    ' or (min by ($by) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window])) - 1))'
+    f" and {FINISHED} >= {ENOUGH}",
     "prefix cache hit rate: {value}",
     "share",
+    needs=f"{ENOUGH} finished requests",
 )
 blocks_per_prompt = Signal(
     "KV blocks / prompt",
     f"({PROMPT_TOKENS} / ({FINISHED} >= 3)) / on (instance) group_left () {configured('block_size')}",
     "a prompt spans {value} KV blocks on average; only whole blocks can be shared",
     "blocks",
+    needs="3 finished requests",
 )
 replicas_that_hold_all = Signal(
     "replicas whose KV caches hold the load",

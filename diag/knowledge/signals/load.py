@@ -3,6 +3,9 @@
 from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import FINISHED, RUNNING, WAITING, configured, counted, gauge, least_of
 
+ENOUGH = 10
+"""Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
+
 requests_running = Signal(
     "requests running (mean)",
     gauge("avg_over_time(", RUNNING),
@@ -50,14 +53,6 @@ waiting_share = Signal(
     "{value} of the requests in the server are waiting rather than running",
     "share",
 )
-deferred_share = Signal(
-    "deferred share of waiting requests",
-    # without reasons (before vLLM 0.20) no request counts as deferred
-    f"sum by ($by) (avg_over_time({WAITING}_by_reason{{reason='deferred'}}[$window]))"
-    f" / ({gauge('avg_over_time(', WAITING)} > 0) or 0 * {gauge('avg_over_time(', WAITING)}",
-    "{value} of the waiting requests are deferred for a reason other than capacity",
-    "share",
-)
 # vLLM books queue time when a request finishes. Until then Little's law says it by the gauges, where the engine moves:
 # all the time that was waited in the window is shared by the requests that have got their first token and those that
 # still wait, and of the time in the server it is the share that the waiting requests have of all.
@@ -82,7 +77,12 @@ queue_time = Signal(
     "seconds",
 )
 requests_finished = Signal(
-    "requests finished", FINISHED, "finished requests: {value}", "requests", window_scaling="peak"
+    "requests finished",
+    f"{FINISHED} >= {ENOUGH}",
+    "finished requests: {value}",
+    "requests",
+    window_scaling="peak",
+    needs=f"{ENOUGH} of them",
 )
 
 # HTTP counts an answer when it ends, also where the client has hung up, and vLLM counts what it finished. Several

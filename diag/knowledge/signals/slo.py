@@ -14,18 +14,23 @@ LATENCIES = {
     "inter-token latency": (itl("count"), itl("bucket", edge("$itl_seconds"))),
     "end-to-end latency": slo_counts("vllm:e2e_request_latency_seconds", "$e2e_seconds"),
 }
-# The burn rate of each error budget: 1 uses it up in exactly a month; 0 where fewer than ten were observed.
+# The burn rate of each error budget: 1 uses it up in exactly a month. A late one of fewer than ten may be chance: it
+# counts as 0, and then the highest rate says that a budget burns, but not that none does.
 BURN_RATES = " or ".join(
     f"label_replace(({count} - {in_time}) / clamp_min({count}, 1) * ({count} >= bool 10) / (1 - $objective),"
     f' "latency", "{latency}", "", "")'
     for latency, (count, in_time) in LATENCIES.items()
 )
+HIGHEST = f"max by ($by) ({BURN_RATES})"
+LATE_OF_FEW = " or ".join(f"({count} < 10 and {count} - {in_time} > 0)" for count, in_time in LATENCIES.values())
 error_budget_burn_rate = Signal(
     "error budget burn rate",
     # the highest of them, where each can be judged: a bucket edge that a server lacks makes it unknown
-    f"max by ($by) ({BURN_RATES}) and {' and '.join(in_time for _, in_time in LATENCIES.values())}",
+    f"({HIGHEST} > 1 or ({HIGHEST} unless ({LATE_OF_FEW})))"
+    f" and {' and '.join(in_time for _, in_time in LATENCIES.values())}",
     "the error budget burns at {value} times the sustainable rate",
     "ratio",
+    needs="10 responses, of which some are late",
     culprit_promql=f"({BURN_RATES}) > 1",
     culprit_label="{latency} burn rate {value}",
 )
