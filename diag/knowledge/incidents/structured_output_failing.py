@@ -1,7 +1,7 @@
 """Grammars of structured outputs cannot be compiled, or refuse the tokens that the model generates."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import draft_tokens, grammar_errors_per_request
+from diag.signals import grammar_errors_per_request, speculates
 
 STRUCTURED = "https://docs.vllm.ai/en/latest/features/structured_outputs.html"
 LIVELOCK = "https://github.com/vllm-project/vllm/issues/49210"
@@ -54,7 +54,7 @@ incident = Incident(
             change="Turn speculative decoding off until the release is upgraded: drafts and grammars are out of step "
             "in some releases (repaired bit by bit from 0.27.0 on).",
             effect="no line about a grammar any more",
-            only_if=(draft_tokens.at_least(1, documented("only drafts can run ahead of the grammar", STRUCTURED)),),
+            only_if=(speculates.at_least(1, documented("only drafts can run ahead of the grammar", STRUCTURED)),),
             risk="fewer tokens per step: outputs take longer",
             rollback="set --speculative-config again and restart",
             why=reported("the engine went in circles with MTP drafts and xgrammar", LIVELOCK),
