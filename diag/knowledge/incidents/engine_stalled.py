@@ -4,9 +4,10 @@ from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, STACK_TRACES
 from diag.signals import (
     asleep,
+    progress,
     requests_not_admitted,
-    requests_stuck_or_stopped,
     requests_without_progress,
+    stalled,
     standstill_was_prefill,
 )
 
@@ -27,11 +28,11 @@ incident = Incident(
     """,
     impact="every stream hangs and no new request gets a token",
     symptoms=(
-        requests_stuck_or_stopped.at_least(
+        stalled.at_least(
             1,
             measured(
-                "no progress for 30 s with two or more requests in flight (a prefill caused no pause above 10 s), or "
-                "the kernel says throughout the window that the engine or a worker is stopped",
+                "no progress for 30 s with two or more requests in flight, or pauses of over 40 s that no prefill or "
+                "preemption explains, or the kernel says throughout the window that the engine or a worker is stopped",
                 "engine_stalled",
             ),
         ),
@@ -81,7 +82,7 @@ incident = Incident(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",
             effect="tokens are generated again; requests in flight are lost",
-            only_if=NOT_HALTED,
+            only_if=(*NOT_HALTED, progress.at_most(0, judged("an engine that goes on needs no restart"))),
             while_it_lasts=True,
             why=judged("no setting of a running server ends a stall"),
         ),

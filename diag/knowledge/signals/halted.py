@@ -5,7 +5,9 @@ uninterruptible sleep for a moment too, and a debugger that takes a stack trace 
 """
 
 from diag.core.incident import Signal
+from diag.knowledge.signals.expressions import PREEMPTIONS, RUNNING
 from diag.knowledge.signals.forward_progress import NOT_ADMITTED, requests_stuck
+from diag.knowledge.signals.prefill import stream_pauses_unexplained
 
 OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
 """Halted in any state: all that an exporter says that has no diag_vllm_process_state yet."""
@@ -80,4 +82,17 @@ requests_not_admitted = Signal(
     "requests that wait while none runs and nothing moves: {value}",
     "requests",
     throughout=True,
+)
+
+# Scraped more rarely than every 10 s, no 30 s show a standstill. The pauses that it leaves do, once it is over.
+TOO_RARE = f"(max by ($by) (count_over_time({RUNNING}[30s])) < bool 3)"
+LEFT_PAUSES = f"(({stream_pauses_unexplained.promql}) >= 2) * {TOO_RARE} * ({PREEMPTIONS} == bool 0)"
+stalled = Signal(
+    requests_stuck_or_stopped.name,
+    f"({requests_stuck_or_stopped.promql} > 0) or ({LEFT_PAUSES} > 0) or ({requests_stuck_or_stopped.promql})",
+    "requests in flight without any progress (or with a pause of over 40 s), or stopped processes: {value}",
+    "requests",
+    throughout=True,
+    culprit_promql=which(ANY),
+    culprit_label=WHICH,
 )
