@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support import rewriting
-from support.scenarios import GIB, Beside, cpu, fixes, found, gpu, judge, log, memory, present, started, workers
+from support.scenarios import GIB, Beside, cpu, found, gpu, judge, log, memory, present, started, workers
 
 from diag.core.metric_families import Sample
 from diag.diagnosis.report import Report
@@ -110,7 +110,8 @@ def test_a_fault_of_the_device_is_the_cause_of_the_death(tmp_path: Path, event: 
     assert found(report, "engine_device_fault").diagnosis.culprits == (event,)
     assert found(report, "engine_dead").diagnosis.explained_by == "engine_device_fault"
     variables = {"cuda_error": "CUDA_LAUNCH_BLOCKING", "nccl_timeout": "NCCL_DEBUG"}
-    assert set(variables.values()) & set(fixes(report, "engine_device_fault")) == {variables[event]}
+    changes = "\n".join(each.fix.change for each in found(report, "engine_device_fault").proposals)
+    assert {name for name in variables.values() if name in changes} == {variables[event]}
 
 
 def test_an_error_of_the_program_that_the_driver_reports_is_the_cause_of_the_death(tmp_path: Path) -> None:

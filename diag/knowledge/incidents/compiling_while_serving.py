@@ -1,9 +1,8 @@
 """Kernels or graphs are compiled while requests are served, and every stream waits for the compiler."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
+from diag.incident import Fix, Incident, LookAlike, judged, reported
 from diag.signals import compiled_recently, stream_pauses
 
-MONITOR = "https://docs.vllm.ai/en/latest/configuration/engine_args/"
 CASE = "https://github.com/vllm-project/vllm/issues/48752"
 
 PAUSES = stream_pauses.at_least(1, judged("a compilation that no stream feels is none of anybody's business"))
@@ -45,17 +44,11 @@ incident = Incident(
             restart=False,
             why=judged("what was compiled once is not compiled again"),
         ),
-        Fix(
-            flag="--jit-monitor-verbose",
-            value="",
-            change="Log the shape of each kernel that is compiled, to extend the warm-up by it.",
-            effect="the log names shapes and constants",
-            risk="more lines in the log; some overhead at each compilation",
-            rollback="remove the flag and restart",
-            why=documented("it logs every compilation with its details", MONITOR),
-        ),
     ),
     mitigate=("Wait: each shape is compiled once. A restart begins anew.",),
-    hand_over=("the lines of the log with `during inference`, the vLLM version, the GPU, and the launch command",),
+    hand_over=(
+        "the lines of the log with `during inference`, the vLLM version, the GPU, and the launch command; started with "
+        "--jit-monitor-verbose, vLLM also names the shapes",
+    ),
     do_not=("Do not restart the server: it compiles all of it again.",),
 )

@@ -45,23 +45,18 @@ incident = Incident(
             why=judged("a device that failed so works again for a new process"),
         ),
         Fix(
-            environment="CUDA_LAUNCH_BLOCKING",
-            value="1",
-            change="If it happens again, run once with synchronous kernel launches, with --enforce-eager.",
+            change="If it happens again, start a spare server with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager, and send "
+            "it the same requests.",
             effect="the traceback names the operation that fails, not a later one",
             only_if=CUDA,
-            risk="slow: for the search only",
-            rollback="unset the variable and restart",
+            restart=False,
             why=documented("it makes every kernel launch wait", TROUBLESHOOTING),
         ),
         Fix(
-            environment="NCCL_DEBUG",
-            value="TRACE",
-            change="If it happens again, let NCCL log what each rank does.",
+            change="If it happens again, start a spare server with NCCL_DEBUG=TRACE, and send it the same load.",
             effect="the log names the rank that did not arrive, and its link",
             only_if=COLLECTIVE,
-            risk="a long log",
-            rollback="unset the variable and restart",
+            restart=False,
             why=documented("the vendor's and vLLM's guide ask for it", TROUBLESHOOTING),
         ),
         Fix(

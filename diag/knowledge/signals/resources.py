@@ -48,7 +48,7 @@ FILLS = (
 GROUP_KILLS = 'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))'
 KILLED = f"((abs({OOM_KILL} - {LAST_UP}) < bool {SOON}) * (1 - {SERVES}))"
 host_memory_ends = Signal(
-    "host memory about to be used up, or used up",
+    "host memory running out",
     any_of(fills=FILLS, group=f"({GROUP_KILLS} > bool 0)", host=KILLED),
     "memory is used up within a quarter of an hour at its present growth, or the kernel has killed for lack of it:"
     " {value}",
