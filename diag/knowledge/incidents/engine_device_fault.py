@@ -45,8 +45,8 @@ incident = Incident(
             why=judged("a device that failed so works again for a new process"),
         ),
         Fix(
-            change="If it happens again, start a spare server with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager, and send "
-            "it the same requests.",
+            change="If it happens again, start a spare server with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager, and "
+            "send it the same requests.",
             effect="the traceback names the operation that fails, not a later one",
             only_if=CUDA,
             restart=False,
