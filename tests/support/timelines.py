@@ -33,6 +33,7 @@ Series = dict[Key, Floats]
 STRETCHES = {
     "engine_stalled": (24.0, 24.0, 60.0),  # SIGSTOP at 20 s, SIGCONT at 62 s
     "tp2_long_stall": (16.0, 76.0, 88.0),  # SIGSTOP at 14.5 s, a line in the log from 75 s on, SIGCONT at 88.9 s
+    "compiling_while_serving": (20.0, 30.0, 58.0),  # from 22 s to 26 s
     "engine_dead": (27.0, 27.0, 63.0),  # killed at 24 s
 }
 """The seconds of a recording in which its fault lasts, where that is not all of it: played once, repeated from, to."""
