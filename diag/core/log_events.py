@@ -133,6 +133,12 @@ LOG_EVENTS = (
         unread="It explains slow tensor parallelism to a reader; tp_interconnect_bound decides by measured traffic.",
     ),
     LogEvent(
+        "eplb_balance",
+        "The load of the expert-parallel ranks, mean / highest, as EPLB logs it where log_balancedness is on.",
+        ("balancedness", "avg_tokens", "max_tokens"),
+        unread="It tells a reader how much of the expert-parallel ranks' time is waiting for the busiest one.",
+    ),
+    LogEvent(
         "preemption_v0",
         "The engine of vLLM before 0.11 preempted a request.",
         unread="vLLM's page counts preemptions; the line is for a log without a page.",

@@ -124,8 +124,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_startup_phase": _gauge("1 for the start-up phase that vLLM is in, 0 for the others.", "phase"),
     "diag_vllm_startup_phase_seconds": _gauge("Seconds spent in this start-up phase so far.", "phase"),
     "diag_vllm_startup_progress_ratio": _gauge(
-        "Progress within the current start-up phase (0 to 1), where the log has a progress bar.",
-        unread="It shows how far a start is; a start that stands still is read off the time of its last progress.",
+        "Progress within the current start-up phase (0 to 1), where the log has a progress bar."
     ),
     "diag_vllm_startup_last_progress_timestamp_seconds": _gauge("Unix time of the last progress of the start."),
     "diag_vllm_log_consecutive_crashes": _gauge(
@@ -161,6 +160,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_process_cpu_wait_seconds_total": _counter(
         "Seconds for which the main thread of a vLLM process was ready to run and got no CPU.", *PROCESS
     ),
+    "diag_vllm_process_read_bytes_total": _counter("Bytes read from storage for a vLLM process.", *PROCESS),
     "diag_vllm_process_resident_memory_bytes": _gauge("Host memory in bytes of a vLLM process (RSS).", *PROCESS),
     "diag_vllm_process_stopped": _gauge(
         "1 when the kernel calls this process stopped, traced, zombie or uninterruptible, 0 when not.",

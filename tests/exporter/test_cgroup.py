@@ -141,7 +141,11 @@ def test_this_hosts_own_files_are_read_for_a_real_server(tmp_path: Path) -> None
         samples = {(name, *labels): value for name, labels, value in processes.collect().samples}
     used, limit = samples["diag_host_memory_used_bytes",], samples["diag_host_memory_limit_bytes",]
     assert 0 < used < limit <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for family, most in (("resident_memory_bytes", used), ("cpu_wait_seconds_total", 3600)):
+    for family, most in (
+        ("resident_memory_bytes", used),
+        ("cpu_wait_seconds_total", 3600),
+        ("read_bytes_total", 2**40),
+    ):
         values = [value for (name, *_), value in samples.items() if name == f"diag_vllm_process_{family}"]
         assert len(values) == len(processes.owners())
         assert all(0 <= value < most for value in values)

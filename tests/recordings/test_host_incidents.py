@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from support import rewriting, scenarios
-from support.scenarios import config, fixes, found, gpu, judge, log, present, said, workers
+from support.scenarios import Beside, config, fixes, found, gpu, judge, log, present, said, workers
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import Sample
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
+from diag.report import terminal
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
@@ -312,6 +313,26 @@ def test_a_slow_start_comes_with_a_probe_that_outlasts_it(tmp_path: Path) -> Non
     assert names["startupProbe: {periodSeconds: 10, failureThreshold: 195}"] == 195
     assert names["VLLM_ENGINE_READY_TIMEOUT_S"] == 2598
     assert "load_weights 21.3 min" in found(report, "startup_slow").diagnosis.culprits
+
+
+def reading(rate: float) -> Beside:
+    """A worker that reads the weights at that rate, a quarter of which are loaded."""
+
+    def beside(t: float) -> Iterable[Sample]:
+        yield "diag_vllm_process_read_bytes_total", ("100", "worker", "0"), rate * t
+        yield "diag_vllm_startup_progress_ratio", (), 0.25
+
+    return beside
+
+
+@pytest.mark.parametrize(("rate", "slow"), [(60e6, True), (2e9, False)])
+def test_weights_that_come_slowly_are_to_be_read_in_another_way(tmp_path: Path, rate: float, slow: bool) -> None:
+    start = log("load_weights", {"process_start": 20, "load_weights": 1220})
+    report = judge(tmp_path, "", start, workers(1.0), reading(rate))
+    assert ("--safetensors-load-strategy" in fixes(report, "startup_slow")) == slow
+    text = terminal.render(report)
+    assert "time until the weights are loaded" in text
+    assert "57.2 MiB" in text or not slow
 
 
 def test_a_start_of_usual_length_is_healthy(tmp_path: Path) -> None:

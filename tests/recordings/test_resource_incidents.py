@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from support import rewriting
-from support.scenarios import GIB, Beside, cpu, found, gpu, judge, log, memory, present, started, workers
+from support.scenarios import GIB, Beside, cpu, found, gpu, judge, log, memory, present, started, text, workers
 
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import Sample
 from diag.diagnosis.report import Report
 
@@ -98,6 +100,18 @@ BUSY: dict[str, Beside] = {
 @pytest.mark.parametrize("name", BUSY)
 def test_a_busy_host_starves_nobody(tmp_path: Path, name: str) -> None:
     assert judge(tmp_path, "healthy", BUSY[name]).verdict == "healthy"
+
+
+@pytest.mark.parametrize(("pressure", "starved"), [(0.9, True), (0.1, False)])
+def test_where_no_process_says_how_long_it_waits_pressure_counts_if_steps_take_long(
+    tmp_path: Path, pressure: float, starved: bool
+) -> None:
+    """A real server whose clock is set to run 120 times as fast: its steps take two seconds each."""
+    scrapes = list(rewriting.scrapes("queue_saturation"))
+    pages = ((120 * (t - scrapes[0][0]), host, page) for t, host, page in scrapes)
+    slow = ((1.7e9 + t, host, page + text(t, page, [cpu(pressure=pressure)])) for t, host, page in pages)
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "slow", slow))]))
+    assert ("host_cpu_starved" in present(report)) == starved
 
 
 # -- a fault of the device --------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ _TRIED_OLD = (
     rf"Tried to allocate (?P<wanted_gibibytes>{_SIZE}) \(GPU \d+; (?P<total_gibibytes>{_SIZE}) total capacity;"
     rf"(?:.*? (?P<free_gibibytes>{_SIZE}) free)?"
 )
+_BALANCE = r"avg_tokens=(?P<avg_tokens>[\d.]+), max_tokens=(?P<max_tokens>\d+), balancedness=(?P<balancedness>[\d.]+)"
 _CUDA = (
     r"(?:CUDA initialization: )?"
     r"(?:Unexpected error from cudaGetDeviceCount\(\).{0,200}?Error \d+: |CUDA (?:driver )?error(?: \d+)?: )?"
@@ -295,6 +296,15 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("event", "custom_all_reduce_disabled", r"Custom allreduce is disabled ", WARNED, logger=_COLLECTIVE),
     Pattern(
         "event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0", logger=_COLLECTIVE
+    ),
+    Pattern(
+        "event",
+        "eplb_balance",
+        r"EPLB step: \d+",
+        SAID,
+        "0.9.2",
+        numbers=_BALANCE,
+        logger="eplb_state.py",
     ),
     Pattern(
         "event", "preemption_v0", r"Sequence group \S+ is preempted by ", WARNED, last="0.10.2", logger="scheduler.py"

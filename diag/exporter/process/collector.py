@@ -170,6 +170,8 @@ def _samples(pid: int, entry: ProcessEntry, owner: Owner) -> Iterator[Sample]:
         yield "diag_vllm_process_cpu_seconds_total", labels, usage.cpu
         if usage.waited is not None:
             yield "diag_vllm_process_cpu_wait_seconds_total", labels, usage.waited
+        if usage.read is not None:
+            yield "diag_vllm_process_read_bytes_total", labels, usage.read
         if usage.halted != "zombie":
             yield "diag_vllm_process_resident_memory_bytes", labels, usage.resident
         yield STOPPED, labels, float(bool(usage.halted))

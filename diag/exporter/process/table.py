@@ -93,15 +93,24 @@ class ProcessEntry:
                 resident = self.process.memory_info().rss
         except psutil.Error:
             return None
-        return ProcessUsage(times.user + times.system, HALTED.get(status, ""), resident, self._waited())
+        return ProcessUsage(times.user + times.system, HALTED.get(status, ""), resident, self._waited(), self._read())
+
+    def _read(self) -> int | None:
+        """Bytes that were read from storage for it; None where that must not be known."""
+        words = self._words("io")
+        return int(words[words.index(b"read_bytes:") + 1]) if b"read_bytes:" in words else None
 
     def _waited(self) -> float | None:
         """Seconds for which its main thread was ready to run and got no CPU; None where the kernel does not count."""
-        try:
-            words = (proc() / str(self.process.pid) / "schedstat").read_bytes().split()
-        except OSError:
-            return None
+        words = self._words("schedstat")
         return int(words[1]) / 1e9 if len(words) > 1 else None
+
+    def _words(self, file: str) -> list[bytes]:
+        """Those of one of its files in /proc; none where it must not be read."""
+        try:
+            return (proc() / str(self.process.pid) / file).read_bytes().split()
+        except OSError:
+            return []
 
     def environment(self) -> Mapping[str, str]:
         """Its environment, empty where it must not be read."""
@@ -113,12 +122,15 @@ class ProcessEntry:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """CPU seconds, the state in which the kernel has halted it or "", bytes in memory, seconds without a CPU."""
+    """CPU seconds, the state in which the kernel has halted it or "", bytes in memory, seconds without a CPU, bytes
+    read.
+    """
 
     cpu: float
     halted: str
     resident: int
     waited: float | None
+    read: int | None
 
 
 ProcessTable = Mapping[int, ProcessEntry]

@@ -7,9 +7,15 @@ from diag.signals import (
     startup_overdue,
     startup_seconds,
     twice_the_startup,
+    weights_read_rate,
+    weights_time_left,
 )
 
 PROBES = "https://kubernetes.io/docs/tasks/configure-pod-container/configure-liveness-readiness-startup-probes/"
+LOADING = "https://docs.vllm.ai/en/latest/api/vllm/config/load/"
+SLOW_STORAGE = weights_read_rate.below(
+    500e6, judged("a local SSD delivers more; a network file system that is read page by page does not")
+)
 ENVIRONMENT = "https://docs.vllm.ai/en/latest/configuration/env_vars.html"
 
 incident = Incident(
@@ -32,7 +38,11 @@ incident = Incident(
             ),
         ),
     ),
-    supports=(startup_seconds.above(600, documented("VLLM_ENGINE_READY_TIMEOUT_S is 600 s by default", ENVIRONMENT)),),
+    supports=(
+        startup_seconds.above(600, documented("VLLM_ENGINE_READY_TIMEOUT_S is 600 s by default", ENVIRONMENT)),
+        SLOW_STORAGE,
+        weights_time_left.above(60, judged("more than a minute of loading is worth a look at the storage")),
+    ),
     looks_like=(
         LookAlike(
             "cuda_graph_capture_hang",
@@ -58,6 +68,17 @@ incident = Incident(
             effect="the API server does not give up on an engine that is still loading",
             versions=("0.14.0", ""),
             why=documented("the default is 600 s", ENVIRONMENT),
+        ),
+        Fix(
+            flag="--safetensors-load-strategy",
+            value="eager",
+            change="Read each file of the weights in one go instead of page by page, which is slow over a network. "
+            "With the package runai-model-streamer, --load-format runai_streamer reads several files at once.",
+            effect="the phase load_weights takes the size of the weights divided by what the storage delivers",
+            only_if=(SLOW_STORAGE,),
+            risk="a file of the weights at a time is held in host memory",
+            rollback="remove the flag and restart",
+            why=documented("recommended for models on network filesystems", LOADING),
         ),
         Fix(
             change="Keep the compile cache (~/.cache/vllm) and the weights on a persistent volume.",

@@ -173,6 +173,20 @@ twice_the_startup = Signal(
     "twice the start-up time so far is {value}",
     "seconds",
 )
+LOADING = 'phase="load_weights"'
+LOADS = last(PHASE, LOADING)
+weights_read_rate = Signal(
+    "weights read from storage / s",
+    f"sum by ($by) (rate(diag_vllm_process_read_bytes_total[$window])) * ({LOADS} == 1)",
+    "vLLM reads its weights at {value} per second",
+    "bytes",
+)
+weights_time_left = Signal(
+    "time until the weights are loaded",
+    f"(1 / ({last('diag_vllm_startup_progress_ratio')} > 0) - 1) * ({last(SPENT, LOADING)}) * ({LOADS} == 1)",
+    "at this rate the rest of the weights takes {value}",
+    "seconds",
+)
 probe_failures_allowed = Signal(
     "startupProbe failureThreshold (10 s period)",
     f"ceil(1.5 * sum by ($by) (last_over_time({SPENT}[$window])) / 10)",

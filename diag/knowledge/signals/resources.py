@@ -2,7 +2,7 @@
 
 from diag.core.incident import Signal
 from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
-from diag.knowledge.signals.expressions import edge, itl
+from diag.knowledge.signals.expressions import RUNNING, edge, itl
 from diag.knowledge.signals.forward_progress import (
     ENGINE_PROCESSES,
     LAST_UP,
@@ -98,10 +98,14 @@ cpu_throttled = Signal(
 # whose server had all that it needed, so the cgroup's numbers count only where tokens are late as well.
 LATE = 0.25
 """Seconds between two tokens: slower than people read."""
+STEPS = "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))"
+TOKENS_LATE = any_of(
+    tokens=f"({MEDIAN_ITL} > bool {LATE})",
+    steps=f"(({STEPS} < bool 1) * (sum by ($by) (min_over_time({RUNNING}[$window])) >= bool 1))",
+)
 cpu_starvation = Signal(
     "time without a CPU",
-    f"max by ($by) ({WAITED}) or clamp_max(({THROTTLED} > {PRESSURE}) or {PRESSURE} or {THROTTLED}, 1)"
-    f" * ({MEDIAN_ITL} > bool {LATE})",
+    f"max by ($by) ({WAITED}) or clamp_max(({THROTTLED} > {PRESSURE}) or {PRESSURE} or {THROTTLED}, 1) * {TOKENS_LATE}",
     "for {value} of the time the server is ready to run and has no CPU",
     "share",
     culprit_promql=f"{WAITED} > 0.3",
