@@ -10,7 +10,6 @@ incident = Incident(
     title="Clients give up before their requests finish",
     severity="warning",
     per=("instance",),
-    live_window="1m",
     hold="2m",
     cause="""
         A client, or a gateway on its behalf, closes the connection when its time-out is over, and vLLM aborts the

@@ -13,7 +13,6 @@ incident = Incident(
     severity="warning",
     per=("instance",),
     window="2m",
-    live_window="1m",
     hold="0s",
     cause="""
         A grammar says at each step which tokens may come next. Where it refuses a token that was generated, vLLM ends
