@@ -20,7 +20,14 @@ from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
 
 START = 1_700_000_000_000
-BUSY = ("kv_cascade", "everything", "speculation_ineffective", "lora_thrash")
+BUSY = (
+    "kv_cascade",
+    "everything",
+    "speculation_ineffective",
+    "lora_thrash",
+    "kv_offload_effective",
+    "output_corrupted",
+)
 STRETCH = 7.5
 """Turns a scrape every 2 s into one every 15 s."""
 

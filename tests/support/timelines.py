@@ -287,6 +287,10 @@ RECORDED = {
     "speculation_ineffective": "speculation_ineffective",
     "lora_thrash": "lora_thrash",
     "api_server_bound": "api_server_bound",
+    "kv_offload_ineffective": "kv_offload_ineffective",
+    "kv_transfer_failing": "kv_transfer_failing",
+    "multimodal_cache_desync": "multimodal_cache_desync",
+    "output_corrupted": "output_corrupted",
 }
 """The recording that shows an incident from vLLM's page alone."""
 PEERS = {"replicas_unbalanced": ("healthy", "healthy")}

@@ -2,12 +2,13 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
-from diag.signals import engines, engines_stuck, progress, requests_running
+from diag.signals import engines, requests_running, requests_stuck_on_all_engines
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 DRIFT = "https://github.com/vllm-project/vllm/issues/43547"
 
+RECORDING = "data_parallel_lockstep"
 incident = Incident(
     id="data_parallel_lockstep",
     title="Data-parallel engines out of step",
@@ -23,11 +24,10 @@ incident = Incident(
     """,
     impact="every stream hangs and no new request gets a token, on all engines of this server",
     symptoms=(
-        engines_stuck.at_least(
-            1, measured("one engine holds requests for 30 s, its peer none", "data_parallel_lockstep")
+        requests_stuck_on_all_engines.at_least(
+            1, measured("one engine holds requests for 30 s, its peer none, and no token is processed", RECORDING)
         ),
         engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
-        progress.at_most(0, measured("none of the engines processed a token", "data_parallel_lockstep")),
         requests_running.above(0, judged("what the scheduler has not admitted waits for memory, not for a peer")),
     ),
     looks_like=(

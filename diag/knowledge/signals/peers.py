@@ -60,15 +60,18 @@ tokens_of_peers = Signal(
 
 # -- the data-parallel engines of one server --------------------------------------------------------------------------
 
-ENGINES = f"count by ($by) (count by (instance, engine) (count_over_time({RUNNING}[$window])))"
-STUCK = f"(({requests_stuck.promql.replace('$by', 'instance, engine')}) > 0)"
-engines = Signal("engines of the server", ENGINES, "engines of this server: {value}", "engines")
-engines_stuck = Signal(
-    "engines with requests and without progress",
-    f"count by ($by) {STUCK} or 0 * {ENGINES}",
-    "engines that hold requests and make no progress: {value}",
+engines = Signal(
+    "engines of the server",
+    f"count by ($by) (count by (instance, engine) (count_over_time({RUNNING}[$window])))",
+    "engines of this server: {value}",
     "engines",
+)
+requests_stuck_on_all_engines = Signal(
+    "requests in flight while no engine makes progress",
+    requests_stuck.promql,
+    "requests in flight while none of the engines makes progress: {value}",
+    "requests",
     throughout=True,
-    culprit_promql=STUCK,
+    culprit_promql=f"sum by (instance, engine) (min_over_time({RUNNING}[$window])) > 0",
     culprit_label="engine {engine}",
 )
