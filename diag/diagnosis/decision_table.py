@@ -15,6 +15,8 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals.expressions import FINISHED
 
 COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
+LOOK = 30.0
+"""Seconds that a look lasts unless somebody asks for more."""
 MANY_FINISHED = 30
 """Where none of so many requests shows a symptom, it has less than one in ten of them (95 %, the rule of three)."""
 HINDSIGHT = 120_000
@@ -101,15 +103,19 @@ def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
     return DecisionTable(early, watched, apart, conditions, limits, subjects, instants, *shown, unanswered, brief)
 
 
-def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:
-    """Whether an incident that is not seen on a subject is absent: after its live window, or a third of that where many
-    requests have finished meanwhile; never after three scrapes.
+def shortest_look(incident: Incident) -> float:
+    """Seconds for which to look before an incident that is not seen is absent.
 
-    What harms nobody is judged over all that was watched: its signals have no value before they have seen enough.
+    What is chronic is judged over all that was watched, up to a longer window; its signals say what they need.
     """
-    watched, wanted = queries.span + queries.source.interval, seconds(incident.live_window)
-    lasted = watched >= wanted or incident.severity == "info"
-    enough = np.full(len(subjects), lasted and not queries.has_few_scrapes)
+    return min(seconds(incident.live_window), LOOK)
+
+
+def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:
+    """Whether an incident that is not seen on a subject is absent: after a long enough look, or a third of that where
+    many requests have finished meanwhile; never after three scrapes."""
+    watched, wanted = queries.span + queries.source.interval, shortest_look(incident)
+    enough = np.full(len(subjects), watched >= wanted and not queries.has_few_scrapes)
     if enough.all() or 3 * watched < wanted or queries.has_few_scrapes:
         return enough
     finished = queries.ask(FINISHED, ("instance",), queries.whole)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from diag.core.formatting import listed, plural, quantity
-from diag.core.incident import RANK, Incident, seconds
+from diag.core.incident import RANK, Incident
+from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.onset import dated
 from diag.diagnosis.progress import Progress, judge
@@ -154,7 +155,7 @@ def _refused(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
 def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
     """That too little was seen to call anything absent."""
     brief = (finding.diagnosis.incident for finding in findings if finding.diagnosis.brief)
-    windows = {incident.id: seconds(incident.live_window) for incident in brief}
+    windows = {incident.id: shortest_look(incident) for incident in brief}
     if windows:
         longest = max(*windows.values(), FEWEST_INTERVALS * queries.source.interval)
         seen, wanted = quantity(round(queries.span), "seconds"), quantity(longest, "seconds")

@@ -97,7 +97,7 @@ def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str,
     ("late", "edges", "burn"),
     [
         (20, ("40", "2.5", "1920"), 100),
-        (9, ("40", "2.5", "1920"), 0),
+        (9, ("40", "2.5", "1920"), None),
         (20, ("40", "2.5"), None),
         (0, ("40", "2.5", "1920"), 0),
     ],
@@ -120,6 +120,21 @@ def test_a_budget_burns_by_what_is_late(late: int, edges: tuple[str, ...], burn:
     held = promql.Samples([promql.Block(tuple(series), times, np.array(rows))])
     answer = promql.evaluate(text, held, times[-1:])
     assert [round(float(each), 6) for each in answer.values[:, 0]] == ([] if burn is None else [burn])
+
+
+@pytest.mark.parametrize(
+    ("preempted", "finished", "rate"),
+    [(0, 3, 0), (2, 3, None), (2, 20, 0), (3, 3, 1)],
+    ids=["none", "few of few", "few of many", "three"],
+)
+def test_a_few_preemptions_among_a_few_requests_are_no_rate(preempted: int, finished: int, rate: float | None) -> None:
+    times = START + np.arange(31) * 10_000
+    counters = {"vllm:num_preemptions_total": preempted, "vllm:request_success_total": finished}
+    series = tuple({"__name__": name, "instance": "h:1", "engine": "0"} for name in counters)
+    rows = np.array([np.linspace(0, most, 31) for most in counters.values()])
+    text = fill(signals.preemptions_per_request.promql, ENGINE, "5m", Contract().values())
+    answer = promql.evaluate(text, promql.Samples([promql.Block(series, times, rows)]), times[-1:])
+    assert [round(float(each), 6) for each in answer.values[:, 0]] == ([] if rate is None else [rate])
 
 
 def test_a_server_under_two_jobs_makes_no_query_fail(tmp_path: Path) -> None:

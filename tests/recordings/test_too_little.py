@@ -1,0 +1,95 @@
+"""Too little is not "no": few events, a watch that ends unseen, and gauges that are not exported leave it unknown."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.rewriting import Scrape
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.report import Report
+from diag.report import terminal
+
+PREFIXES = "prefix_cache_ineffective"
+TOKENS = re.compile(r"^(vllm:generation_tokens_total\S*) (\S+)$", re.MULTILINE)
+
+
+def judged(folder: Path, scrapes: list[Scrape]) -> Report:
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", scrapes))]))
+
+
+def of(report: Report, incident: str) -> Diagnosis:
+    (found,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
+    return found
+
+
+def with_tokens(page: str, more: int) -> str:
+    """The page after so many more tokens."""
+    return TOKENS.sub(lambda found: f"{found[1]} {float(found[2]) + more}", page)
+
+
+def slow(name: str, seconds: float) -> Iterator[Scrape]:
+    """The first seconds of a server whose requests take thirty times as long, scraped every 2 s."""
+    pages = list(rewriting.scrapes(name))
+    start = pages[0][0]
+    for at in range(round(seconds / 2)):
+        _, instance, page = pages[at // 15]
+        yield start + 2 * at, instance, with_tokens(page, at % 15)
+
+
+def test_a_reasoning_model_is_judged_by_all_that_was_watched(tmp_path: Path) -> None:
+    """It finishes some three requests a minute."""
+    report = judged(tmp_path, list(slow("prefix_unique", 320)))
+    assert (report.verdict, of(report, PREFIXES).state) == ("healthy", "present")
+
+
+def test_a_look_of_half_a_minute_at_a_reasoning_model_cannot_tell_and_says_why(tmp_path: Path) -> None:
+    report = judged(tmp_path, list(slow("prefix_unique", 60)))
+    assert (report.verdict, of(report, PREFIXES).state) == ("healthy", "unknown")
+    assert "prefix cache hit rate not measured, it needs at least 10 finished requests" in of(report, PREFIXES).lacking
+    shown = " ".join(terminal.render(report, verbose=True).split())
+    assert "prefix cache hit rate not measured, it needs at least 10 finished requests" in shown
+
+
+@pytest.mark.parametrize("incident", [PREFIXES, "engine_underfed"])
+def test_a_server_without_traffic_is_healthy_and_says_nothing_about_its_clients(incident: str) -> None:
+    report = doctor.run(ObserveOptions(["tests/recordings/idle"]))
+    assert (report.verdict, of(report, incident).state) == ("healthy", "unknown")
+
+
+def test_what_a_dead_server_had_last_is_unknown_at_the_end() -> None:
+    """It answers for 24 s, and then no more: nobody knows whether it still preempts."""
+    states = {each.diagnosis.incident.id: each.diagnosis.state for each in dead().findings}
+    assert states["engine_dead"] == "present"
+    assert states["kv_eviction_cascade"] == states["queue_saturation"] == "unknown"
+
+
+def dead() -> Report:
+    return doctor.run(ObserveOptions(["tests/recordings/engine_dead"]))
+
+
+def test_a_page_without_cache_usage_does_not_show_whether_a_prefill_goes_on(tmp_path: Path) -> None:
+    """The first 40 s of a stall: without the gauge a prefill in chunks has the same page."""
+
+    def without(page: str) -> str:
+        return "\n".join(line for line in page.split("\n") if "kv_cache_usage_perc" not in line)
+
+    report = judged(tmp_path, list(rewriting.changed(list(rewriting.scrapes("engine_stalled"))[:31], without)))
+    assert of(report, "engine_stalled").state == "unknown"
+    assert report.verdict == "unknown"
+    assert "/metrics has no KV cache usage" in report.blind[0]
+
+
+def test_an_old_release_does_not_say_why_requests_wait_beside_adapters(tmp_path: Path) -> None:
+    """Before vLLM 0.20 a request that waits for an adapter slot looks like one that waits for capacity."""
+
+    def without(page: str) -> str:
+        return "\n".join(line for line in page.split("\n") if "waiting_by_reason" not in line)
+
+    report = judged(tmp_path, list(rewriting.changed(rewriting.scrapes("lora_thrash"), without)))
+    assert of(report, "queue_saturation").state == "unknown"
+    assert any("deferred share" in lack for lack in of(report, "queue_saturation").lacking)
