@@ -449,7 +449,7 @@ def _came_again(processes: ProcessCollector, ended: int, stranger: int) -> None:
     worker._ident = (stranger, 1.0)  # by which psutil tells them apart
     gone = replace(view.members[ended], process=worker)
     members, owners = {**view.members, stranger: gone}, {**view.owners, stranger: view.owners[ended]}
-    processes._view = view._replace(members=members, owners=owners, table={**view.table, stranger: gone})
+    processes._view = replace(view, members=members, owners=owners, table={**view.table, stranger: gone})
 
 
 def test_processes_that_end_during_a_look_do_no_harm(tmp_path: Path) -> None:
