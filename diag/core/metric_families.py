@@ -137,6 +137,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_log_event_last_timestamp_seconds": _gauge(
         "Unix time of the last log line that shows this event, 0 when there was none.", "event"
     ),
+    "diag_vllm_log_hearsay_timestamp_seconds": _gauge(
+        "Unix time of the last log line that reads like this event, without proof that vLLM wrote it: it may explain"
+        " what else is seen, and is no event by itself.",
+        "event",
+    ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
         "Unix time of the log line that says why the latest start failed or the server died; the labels quote it.",

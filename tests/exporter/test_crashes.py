@@ -17,7 +17,8 @@ def crashes(log: str, after: float = 0.0) -> float:
         at = float(second)
         level, _, said = text.partition(" ")
         clock = (BEGIN + timedelta(seconds=at)).strftime("%m-%d %H:%M:%S")
-        state.feed(f"(APIServer pid=1) {level} {clock} [api_server.py:1] {said}", BEGIN.timestamp() + at, False)
+        file = "core_client.py" if "died" in said else "launcher.py" if "FastAPI" in said else "api_server.py"
+        state.feed(f"(APIServer pid=1) {level} {clock} [{file}:1] {said}", BEGIN.timestamp() + at, False)
     samples = {name: value for name, _, value in state.samples(BEGIN.timestamp() + at + after)}
     return samples["diag_vllm_log_consecutive_crashes"]
 
@@ -26,7 +27,7 @@ START = "INFO vLLM API server version 0.32.0"
 READY = "INFO Application startup complete"
 FAILED = "ERROR EngineCore failed to start."
 DEAD = "ERROR Engine core proc EngineCore_0 died unexpectedly, shutting down client."
-STOPPED = "INFO Shutting down"
+STOPPED = "INFO Shutting down FastAPI HTTP server."
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def at(clock: str, day: str = "11-21") -> float:
     return datetime.strptime(f"2026-{day} {clock} +0000", "%Y-%m-%d %H:%M:%S %z").timestamp()
 
 
-def head(clock: str, level: str = "INFO", process: str = "EngineCore") -> str:
-    return f"({process} pid=1) {level} 11-21 {clock} [core.py:1] "
+def head(clock: str, level: str = "INFO", process: str = "EngineCore", file: str = "core.py") -> str:
+    return f"({process} pid=1) {level} 11-21 {clock} [{file}:1] "
 
 
 class Told:
@@ -100,7 +100,7 @@ def replayed(path: Path) -> tuple[ServerLog, Told]:
     return state, Told(state, known[-1][0])
 
 
-BANNER = head("02:00:00", process="APIServer") + "vLLM API server version 0.24.0"
+BANNER = head("02:00:00", process="APIServer", file="api_server.py") + "vLLM API server version 0.24.0"
 LOADS = head("02:00:10") + "Starting to load model /models/x..."
 LOADED = head("02:00:30") + "Model loading took 14.99 GiB memory and 3.5 seconds"
 PROFILED = head("02:01:00") + "torch.compile took 20.00 s in total"
@@ -233,7 +233,7 @@ def test_a_log_that_was_never_written_to_has_no_last_line() -> None:
 
 
 def test_a_record_in_parts_is_put_together() -> None:
-    parts = ["P (EngineCore pid=1) ERROR 11-21 02:00:00 [a.py:1] EngineCore failed", "F  to start."]
+    parts = ["P (EngineCore pid=1) ERROR 11-21 02:00:00 [core.py:1] EngineCore failed", "F  to start."]
     assert told(*(f"2026-11-21T02:00:00Z stderr {part}" for part in parts)).events == {"engine_start_failed": 1}
     docker = ["ValueError: No available memory", " for the cache blocks.\n"]
     records = (json.dumps({"log": part, "time": "2026-11-21T02:00:00Z"}) for part in docker)
@@ -303,9 +303,14 @@ def test_a_rank_that_is_late_does_not_move_the_start_back_but_shows_that_it_move
 def test_graphs_are_captured_after_kernels_were_warmed_up() -> None:
     kernels = bar(12, 120, "JIT kernel warmup (120 compile keys)")
     stamped = [f"2026-11-21T02:01:{second}Z {text}" for second, text in (("20", kernels), ("30", bar(1, 67)))]
-    lines = [BANNER, LOADS, LOADED, PROFILED, POOL, *stamped]
+    begun = [f"2026-11-21T{line.split()[4]}Z {line}" for line in (BANNER, LOADS, LOADED, PROFILED, POOL)]
+    lines = [*begun, *stamped]
     assert told(*lines[:-1]).phase == "warm_up"
-    seen = told(*lines, head("02:01:40") + "Graph capturing finished in 10 secs, took 0.5 GiB", now=at("02:01:45"))
+    seen = told(
+        *lines,
+        f"2026-11-21T02:01:40Z {head('02:01:40')}Graph capturing finished in 10 secs, took 0.5 GiB",
+        now=at("02:01:45"),
+    )
     assert seen.phase == "warm_up"
     assert (seen.spent["warm_up"], seen.spent["cuda_graph_capture"]) == (10 + 5, 10)
 
@@ -371,7 +376,7 @@ def test_a_server_is_ready_when_it_says_so_and_its_progress_ends_there() -> None
         "(APIServer pid=1) " + SERVED,
         "2026-11-21T02:03:00.000000000Z stdout F " + SERVED,
         "2026-11-21T02:03:00.000000000Z " + SERVED,
-        head("02:03:00", process="APIServer") + "Engine 000: Avg prompt throughput: 1.0 tokens/s",
+        head("02:03:00", process="APIServer", file="loggers.py") + "Engine 000: Avg prompt throughput: 1.0 tokens/s",
     ],
 )
 def test_a_server_that_serves_is_ready(line: str) -> None:
@@ -391,29 +396,40 @@ def test_a_log_that_begins_in_the_middle_of_a_start_shows_the_rest_of_it() -> No
     assert (seen.phase, seen.spent) == ("cuda_graph_capture", {"allocate_kv_cache": 0, "cuda_graph_capture": 60})
 
 
-SHUTDOWN = head("02:10:00", process="APIServer") + "[shutdown] API server: shutdown triggered"
+SHUTDOWN = head("02:10:00", process="APIServer", file="launcher.py") + "[shutdown] API server: shutdown triggered"
 
 
-@pytest.mark.parametrize("line", [SHUTDOWN, "INFO:     Shutting down", "INFO:     Finished server process [17]"])
-def test_a_server_that_is_shut_down_is_in_no_phase(line: str) -> None:
-    seen = told(BANNER, LOADS, READY, line, SERVED)
+UVICORN_ENDS = ("INFO:     Shutting down", "INFO:     Finished server process [17]")
+
+
+@pytest.mark.parametrize("lines", [(SHUTDOWN,), UVICORN_ENDS])
+def test_a_server_that_is_shut_down_is_in_no_phase(lines: tuple[str, ...]) -> None:
+    seen = told(BANNER, LOADS, READY, *lines, SERVED)
     assert (seen.phase, seen.spent) == ("", {"process_start": 10, "load_weights": 0})
 
 
+@pytest.mark.parametrize("line", UVICORN_ENDS)
+def test_one_line_of_the_web_server_alone_ends_no_server_at_work(line: str) -> None:
+    assert (told(BANNER, READY, line).phase, told(BANNER, READY, line).events) == ("ready", {})
+    assert told(BANNER, line).phase == ""
+
+
 def test_an_engine_that_dies_because_its_server_was_told_to_stop_is_not_dead() -> None:
-    dies = head("02:10:01", "ERROR", "APIServer") + "AsyncLLM output_handler failed."
+    dies = head("02:10:01", "ERROR", "APIServer", "async_llm.py") + "AsyncLLM output_handler failed."
     assert told(BANNER, READY, dies).events == {"engine_dead": 1}
     assert told(BANNER, READY, SHUTDOWN, dies).events == {"shut_down": 1}
 
 
 def test_the_end_of_a_server_whose_engine_died_is_no_orderly_shutdown() -> None:
-    dies = head("02:10:01", "ERROR", "APIServer") + "AsyncLLM output_handler failed."
+    dies = head("02:10:01", "ERROR", "APIServer", "async_llm.py") + "AsyncLLM output_handler failed."
     assert told(BANNER, READY, dies, "INFO:     Shutting down", SHUTDOWN).events == {"engine_dead": 1}
     again = told(BANNER, READY, dies, "INFO:     Shutting down", BANNER, READY, SHUTDOWN)
     assert again.events == {"engine_dead": 1, "shut_down": 1}
 
 
-@pytest.mark.parametrize("end", [head("02:10:01", "ERROR", "APIServer") + "AsyncLLM output_handler failed.", SHUTDOWN])
+@pytest.mark.parametrize(
+    "end", [head("02:10:01", "ERROR", "APIServer", "async_llm.py") + "AsyncLLM output_handler failed.", SHUTDOWN]
+)
 def test_what_ends_in_a_log_whose_beginning_is_lost_was_at_work(end: str) -> None:
     """A condition compares the time of the death with that of the last start."""
     assert told(end).moved == at(end[end.index("02:1") :][:8])
@@ -447,9 +463,10 @@ def test_a_compilation_counts_once_the_server_serves(line: str) -> None:
     "before", [(READY,), (READY, SHUTDOWN), (head("02:01:00", "ERROR") + "EngineCore failed to start.",), ()]
 )
 def test_a_new_banner_begins_a_new_start_and_events_stay(again: str, before: tuple[str, ...]) -> None:
-    waits = head("02:00:20") + WAITS
-    seen = told(BANNER, LOADS, waits, *before, again, now=at("02:20:05"))
-    assert (seen.phase, seen.spent, seen.moved) == ("process_start", {"process_start": 5}, at("02:20:00"))
+    waits = head("02:00:20", file="shm_broadcast.py") + WAITS
+    follows = head("02:20:02", process="APIServer", file="model.py") + "Using max model len 2048"
+    seen = told(BANNER, LOADS, waits, *before, again, follows, now=at("02:20:05"))
+    assert (seen.phase, seen.spent, seen.moved) == ("process_start", {"process_start": 5}, at("02:20:02"))
     assert seen.events["shm_broadcast_wait"] == 1
     assert seen.all("diag_vllm_log_value") == {"seconds": 60}
 
@@ -545,6 +562,7 @@ def test_every_event_is_there_from_the_start() -> None:
 
 def test_an_event_is_counted_for_each_line_with_the_time_and_the_numbers_of_the_last() -> None:
     seen = told(
+        BANNER,
         head("02:00:00", "ERROR") + OOM,
         head("02:00:01", "ERROR") + OOM.replace("2.00 GiB", "512.00 MiB"),
         "[rank1]: " + OOM,
@@ -559,7 +577,7 @@ def test_a_line_without_numbers_leaves_those_of_the_line_before() -> None:
         head("02:00:02", "ERROR")
         + "RuntimeError: CUDA out of memory occurred when warming up sampler with 8 dummy requests."
     )
-    seen = told(head("02:00:00", "ERROR") + OOM, warm)
+    seen = told(BANNER, head("02:00:00", "ERROR") + OOM, warm)
     assert seen.events == {"cuda_out_of_memory": 2}
     assert seen.one("diag_vllm_log_value", "cuda_out_of_memory", "wanted_gibibytes") == 2
 
@@ -595,7 +613,11 @@ def test_what_a_client_sent_into_an_exception_of_the_web_server_is_no_event() ->
     sent = [OOM, "vllm.v1.engine.exceptions.EngineDeadError: x", "vllm serve: error: x"]
     seen = told(BANNER, READY, *failed, *sent)
     assert (seen.phase, seen.events) == ("ready", {})
-    assert told(BANNER, READY, *failed, SERVED, head("02:00:00") + "x", OOM).events == {"cuda_out_of_memory": 1}
+    dies = [head("02:00:09", "ERROR") + text for text in ("EngineCore encountered a fatal error.", OOM)]
+    died = {"engine_dead": 1, "cuda_out_of_memory": 1}
+    begun = [BANNER, head("02:00:01") + "x", READY]
+    assert told(*begun, *failed, head("02:00:08") + "x", *dies).events == died
+    assert told(*begun, *failed, *dies).events == {}
 
 
 def test_a_client_cannot_begin_a_start_or_end_one() -> None:
@@ -685,7 +707,7 @@ ENDED = {
     "cure_max_num_seqs_mean": ("ready", {}),
     "cure_max_num_seqs_p90": ("ready", {}),
     "cure_watermark": ("ready", {}),
-    "engine_dead": ("", {"engine_dead": 7}),
+    "engine_dead": ("", {"engine_dead": 3}),
     "engine_stalled": ("ready", {}),
     "fail_max_model_len": ("", {LENGTH: 2, "engine_start_failed": 2, "worker_died": 1}),
     "healthy": ("", {"shut_down": 1}),

@@ -15,6 +15,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 NAMES = ("event", "process", "file", "line", "text", "cause")
 CORE = "(EngineCore_DP0 pid=68) ERROR 11-21 02:00:00 [core.py:936] "
 API = "(APIServer pid=1) ERROR 11-21 02:00:01 [serving.py:500] "
+DIES = "(APIServer pid=1) ERROR 11-21 02:00:01 [async_llm.py:906] "
 BANNER = "(APIServer pid=1) INFO 11-21 01:59:00 [api_server.py:1] vLLM API server version 0.12.0"
 READY = "INFO:     Application startup complete."
 FAILED = [
@@ -23,7 +24,7 @@ FAILED = [
     CORE + '  File "a.py", line 1',
 ]
 FATAL = [CORE + "EngineCore encountered a fatal error.", *FAILED[1:]]
-DEAD = API + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
+DEAD = DIES + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
 ENTRY = '  File "/usr/bin/vllm", line 8, in <module>'
 LAST_WORDS = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 
@@ -213,7 +214,7 @@ def test_an_exception_that_the_server_survived_is_not_what_it_died_of() -> None:
     worker = "(Worker pid=9) ERROR 11-21 01:00:00 [multiproc_executor.py:700] "
     lora = [worker + "WorkerProc hit an exception.", worker + TRACE, worker + '  File "a.py", line 1']
     assert quoted(READY, *lora, worker + "ValueError: no such LoRA") is None
-    assert text(READY, *lora, worker + "ValueError: no such LoRA", DEAD) == DEAD.removeprefix(API)
+    assert text(READY, *lora, worker + "ValueError: no such LoRA", DEAD) == DEAD.removeprefix(DIES)
 
 
 def test_a_new_start_forgets_the_last_one() -> None:
@@ -223,7 +224,12 @@ def test_a_new_start_forgets_the_last_one() -> None:
 
 
 def test_a_server_that_was_told_to_stop_is_not_quoted() -> None:
-    stopped = ["INFO:     Shutting down", *FATAL, CORE + "RuntimeError: cancelled"]
+    stopped = [
+        "INFO:     Shutting down",
+        "INFO:     Finished server process [1]",
+        *FATAL,
+        CORE + "RuntimeError: cancelled",
+    ]
     assert quoted(BANNER, READY, *stopped) is None
     assert quoted(BANNER, READY, TRACE, ENTRY, "KeyboardInterrupt: terminated") is None
 

@@ -1,26 +1,34 @@
 """The anatomy of a log's line: what stands before its text, and its time.
 
 A log has history and a present. A line's own time wins: the outermost one, for `kubectl logs --timestamps`, CRI, Docker
-and journald know more than vLLM, which writes neither year nor zone.
+and journald know more than vLLM, which writes neither year nor zone. Only a line feed ends a line: a carriage return,
+which bars are redrawn with, may be part of a prompt, as may a head. So what stands around the first line with a head of
+vLLM's stands around all of them, and what is not at the beginning of a line is marked.
 """
 
 import json
 import re
-from collections.abc import Iterable
 from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from diag.exporter.log.pattern import RAW
 
 MOST_CHARACTERS = 64 * 2**10
 """Of one line; the rest of it is not looked at."""
 DAY = 86_400.0
+JOURNAL_SPLITS = 48 * 2**10
+"""Bytes after which journald begins a new line (LineMax=)."""
+Form = Literal["line", "inside", "json", "foreign"]
+"""How a text stood there: as a line; behind the beginning of one; as a record of vLLM's JSON format; as one of a JSON
+format that names no logger of vLLM.
+"""
 
 _ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _OUTER = re.compile(
-    r"(?:\[pod/\S{1,300}\] )?(?:[\w.-]{1,100} +\| )?"  # kubectl logs --prefix, docker compose logs
-    rf"(?:(?P<iso>{_ISO}) (?:std(?:out|err) (?P<part>[FP])(?::\S*)? |\S{{1,100}} \S{{1,100}}\[\d+\]: )?"
+    r"(?P<pod>\[pod/\S{1,300}\] )?(?P<service>[\w.-]{1,100} +\| )?"  # kubectl logs --prefix, docker compose logs
+    rf"(?:(?P<iso>{_ISO}) "
+    r"(?:(?P<stream>stdout|stderr) (?P<part>[FP])(?::\S*)? |(?P<host>\S{1,100}) \S{1,100}\[\d+\]: )?"
     r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} \S{1,100}\[\d+\]: )?"
 )
 _HEAD = re.compile(
@@ -28,15 +36,14 @@ _HEAD = re.compile(
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)"
     r" \[?(?P<source>[^\]\s]{1,200}:\d+)\] ?"
     r"|(?P<uvicorn>DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+"
-    r"|\[?(?P<torch>[IWEF])(?P<day>\d{4}) (?P<clock>\d\d:\d\d:\d\d)\.\d+ [^\]]{1,300}\] ?"  # glog: 1121 02:32:18.123456
-    r"|\[(?P<old>[IWEF]) [\w.]{1,80}:\d+\] ?)?"
+    r"|\[?(?P<torch>[IWEF])(?P<day>\d{4}) (?P<clock>\d\d:\d\d:\d\d)\.\d+ (?P<glog>[^\]]{1,300})\] ?"  # 1121 02:32:18.12
+    r"|\[(?P<old>[IWEF]) (?P<cpp>[\w.]{1,80}:\d+)\] ?)?"
 )
 ACCESS = re.compile(
     rf"(?:(?P<iso>{_ISO}) (?:std(?:out|err) F )?)?(?:\(\w{{1,40}} pid=\d+\) )?"
     r'INFO: +[^\s"]{1,80} - "[A-Z]{3,7} /'
 )
 """A request in uvicorn's log: most lines, so they are not taken apart."""
-_END = re.compile(r"[\r\n]+")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 BAR = re.compile(r"(?P<what>.{3,120}?): +(?P<percent>\d{1,3})%(?:.{0,200}?\| *(?P<done>\d+)/(?P<total>\d+) \[)?")
 _GLUED = re.compile(
@@ -45,15 +52,16 @@ _GLUED = re.compile(
 )
 """A bar that has not ended, and what another process wrote behind it."""
 _GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_LAYOUT = ("pod", "service", "iso", "stream", "host", "short")
 _PLAIN = ("(", "INFO", " ", "Traceback", "ERROR", "WARNING", "DEBUG")
 """Most lines begin so, and with nothing around them."""
 
 
 class Line(NamedTuple):
-    """A line without what stands before its text; `level` is RAW where it has none, `at` its own time.
+    """A line without what stands before its text, its `head`; `level` is RAW where it has none, `at` its own time.
 
     `source` is the file of vLLM that logs it and the line there, core.py:1510; `number` that of the line in the log's
-    file, 0 where it is not known.
+    file, 0 where it is not known; `stamped` says that the time is not vLLM's, but of who keeps its log.
     """
 
     text: str
@@ -63,6 +71,9 @@ class Line(NamedTuple):
     at: float | None = None
     source: str = ""
     number: int = 0
+    head: str = ""
+    form: Form = "line"
+    stamped: bool = False
 
 
 class LineReader:
@@ -70,41 +81,100 @@ class LineReader:
 
     def __init__(self, zone: tzinfo | None = None) -> None:
         self._zone = zone
-        self._part = ""
+        self._parts: dict[str, str] = {}
+        self._stream: str | None = None
+        self._layout: tuple[str, ...] | None = None
+        self._cut = False
         self._last: tuple[str, float] = ("", 0.0)
 
     def read(self, line: str, read_at: float) -> list[Line]:
         """The lines in it: none while it is the first part of one, several where a bar was redrawn in one record.
 
-        A time without a year is in the latest year in which it is no more than a day after `read_at`.
+        What stood behind a carriage return begins with that. A time without a year is in the latest year in which it
+        is no more than a day after `read_at`.
         """
-        text, at, whole = line, None, True
-        if line.startswith('{"'):
-            text, at, whole = self._json(line, read_at)
+        if line[:1] == "\r":
+            return self._redrawn(line, read_at)
+        text, at, layout, whole, self._stream = line, None, (), True, None
+        if line.startswith('{"log"'):
+            text, at, layout, whole = self._docker(line, read_at)
         elif not line.startswith(_PLAIN):
             match = _OUTER.match(line)
             if match and match.end():
                 text, at = line[match.end() :], self._outer(match, read_at)
-                whole = match["part"] != "P"
-        self._part = (self._part + text)[:MOST_CHARACTERS]
-        if not whole:
+                layout = tuple(name for name in _LAYOUT if match[name])
+                whole, self._stream = match["part"] != "P", match["stream"]
+        if self._layout not in (None, layout):
+            return [Line(line)]
+        if ("host" in layout or "short" in layout) and self._was_cut(text):
             return []
-        text, self._part = self._part, ""
-        return [self._head(part, at, read_at) for part in _parts(text)]
+        return self._joined(text, at, layout, whole, read_at)
 
-    def _json(self, line: str, read_at: float) -> tuple[str, float | None, bool]:
-        """A record of Docker's json-file driver, or of vLLM's own JSON format; any other is passed on as it is."""
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return line, None, True
-        if isinstance(record.get("log"), str):
-            return record["log"], self.moment(record.get("time"), read_at), record["log"].endswith("\n")
-        if not isinstance(record.get("message"), str):
-            return line, None, True
+    def _redrawn(self, line: str, read_at: float) -> list[Line]:
+        """What stood behind a carriage return of the line before."""
+        if self._stream in self._parts:
+            self._parts[self._stream] = (self._parts[self._stream] + line)[:MOST_CHARACTERS]
+            return []
+        return [self._head(part, None, read_at)._replace(form="inside") for part in _parts(line[1:])]
+
+    def _was_cut(self, text: str) -> bool:
+        """Whether the line before was as long as journald lets one be: this is the rest of it."""
+        is_cut = len(text) * 4 >= JOURNAL_SPLITS and len(text.encode("utf-8", "replace")) >= JOURNAL_SPLITS
+        was_cut, self._cut = self._cut, is_cut
+        return was_cut
+
+    def _joined(self, text: str, at: float | None, layout: tuple[str, ...], whole: bool, read_at: float) -> list[Line]:
+        """The lines of a record, once its last part is there; the two streams come in parts of their own."""
+        stream = self._stream or ""
+        if stream in self._parts or not whole:
+            text = (self._parts.pop(stream, "") + text)[:MOST_CHARACTERS]
+        if not whole:
+            self._parts[stream] = text
+            return []
+        lines = self._record(text, at, read_at) if text.startswith('{"') else self._lines(text, at, read_at)
+        if self._layout is None and lines and lines[0].source:
+            self._layout = layout
+        return lines
+
+    def _lines(self, text: str, at: float | None, read_at: float) -> list[Line]:
+        first, *others = _parts(text) or ("",)
+        lines = [self._head(first, at, read_at)]
+        return lines + [self._head(part, at, read_at)._replace(form="inside") for part in others]
+
+    def _docker(self, line: str, read_at: float) -> tuple[str, float | None, tuple[str, ...], bool]:
+        """A record of Docker's json-file driver; any other is passed on as it is."""
+        record = _object(line)
+        text = record.get("log")
+        if not isinstance(text, str):
+            return line, None, (), True
+        self._stream = str(record.get("stream"))
+        return text.removesuffix("\n"), self.moment(record.get("time"), read_at), ("log",), text.endswith("\n")
+
+    def _record(self, text: str, at: float | None, read_at: float) -> list[Line]:
+        """A record of vLLM's own JSON format, with its traceback; of any other, the message alone."""
+        record = _object(text)
+        message, name = record.get("message"), str(record.get("name", ""))
+        if not isinstance(message, str):
+            return [Line(text, at=at)]
         level = record.get("levelname")
-        head = f"{level}:     " if level in _GLOG.values() else ""
-        return head + record["message"], self.moment(record.get("asctime"), read_at), True
+        time = at if at is not None else self.moment(record.get("asctime"), read_at)
+        known = Line(
+            message, level if level in _GLOG.values() else RAW, at=time, form="foreign", stamped=at is not None
+        )
+        known = known._replace(process=str(record.get("processName", "")), pid=str(record.get("process", "")))
+        if name == "vllm" or name.startswith("vllm."):
+            file = record.get("filename") or f"{name.rpartition('.')[2]}.py"
+            head = f"{known.pid} {level} {record.get('asctime')} {file}:{record.get('lineno', 0)} "
+            known = known._replace(source=f"{file}:{record.get('lineno', 0)}", head=head, form="json")
+        elif name.startswith("uvicorn."):
+            known = known._replace(form="json")
+        first, *others = message.split("\n")
+        trace = str(record.get("exc_info", "")).split("\n") if record.get("exc_info") else []
+        return [
+            known._replace(text=first),
+            *(known._replace(text=part, form="inside") for part in others),
+            *(known._replace(text=part) for part in trace),
+        ]
 
     def _outer(self, match: re.Match[str], read_at: float) -> float | None:
         if match["iso"]:
@@ -123,16 +193,19 @@ class LineReader:
 
     def _head(self, text: str, at: float | None, read_at: float) -> Line:
         text = _ANSI.sub("", text) if "\x1b" in text else text
-        head = _HEAD.match(text)
+        head, stamped = _HEAD.match(text), at is not None
         if head is None or not head.end():
-            return Line(text, at=at)
+            return Line(text, at=at, stamped=stamped)
         level = head["level"] or head["uvicorn"] or _GLOG.get(head["torch"] or head["old"], RAW)
         if at is None and head["time"]:
             at = self._dated(head["time"], "%m-%d %H:%M:%S", read_at)
         if at is None and head["day"]:
             at = self._dated(f"{head['day']} {head['clock']}", "%m%d %H:%M:%S", read_at)
-        source = (head["source"] or "").rpartition("/")[2]
-        return Line(text[head.end() :], level, head["process"] or "", head["pid"] or "", at, source)
+        source = (head["source"] or (head["glog"] or "").rpartition(" ")[2] or head["cpp"] or "").rpartition("/")[2]
+        end = head.end()
+        return Line(
+            text[end:], level, head["process"] or "", head["pid"] or "", at, source, 0, text[:end], "line", stamped
+        )
 
     def _dated(self, text: str, form: str, read_at: float) -> float | None:
         """Unix time of a text without a year; lines of the same second are looked up."""
@@ -150,11 +223,27 @@ class LineReader:
         return None
 
 
-def _parts(text: str) -> Iterable[str]:
+def _object(text: str) -> dict[str, object]:
+    """A JSON object; empty for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _parts(text: str) -> list[str]:
+    """A text, the redrawings of a bar behind it, and what another process wrote behind a bar."""
     if "\r" in text or "\n" in text:
-        return (line for part in _END.split(text) if part for line in _parts(part))
+        return [line for part in re.split(r"[\r\n]+", text) if part for line in _parts(part)]
     glued = _GLUED.match(text) if "%" in text else None
-    return glued.groups() if glued else (text,)
+    return list(glued.groups()) if glued else [text]
+
+
+def cut(line: str) -> list[str]:
+    """A line of a file, and what stands behind its carriage returns and bars, with a carriage return before it."""
+    first, *others = (part for behind in line.split("\r") for part in _parts(behind))
+    return [part for part in (first, *(f"\r{part}" for part in others if part)) if part]
 
 
 class LogLine(NamedTuple):
@@ -173,7 +262,7 @@ def entries(path: Path, zone: tzinfo | None, year_hint: float) -> list[LogLine]:
     """
     reader, found = LineReader(zone), []
     for number, whole in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n"), 1):
-        for line in _parts(whole) if whole else ():
+        for line in cut(whole):
             own = next(
                 (part.at for part in reader.read(line[:MOST_CHARACTERS], year_hint) if part.at is not None), None
             )

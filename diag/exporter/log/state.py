@@ -27,11 +27,14 @@ from diag.exporter.log.facts import LogFacts
 from diag.exporter.log.line import ACCESS, BAR, MOST_CHARACTERS, Line, LineReader
 from diag.exporter.log.pattern import EVENTS, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import amount, recognise, values
+from diag.exporter.log.records import Belief, Phase, Records
 from diag.exporter.log.startup import Startup
 from diag.exporter.log.traceback import Raised, Tracebacks
 from diag.vllm.server.config import ServerFacts
 
 DEATHS = (ENGINE_DEAD, WORKER_DIED)
+LISTENS = "Starting vLLM "
+"""With which the line begins after which clients may be heard."""
 _READY = STAGES.index(READY)
 _COMPILES = lazy(r"(?:\[\w+\] )?Compiling a graph for ")
 """What torch.compile says of a graph that no cache has."""
@@ -60,7 +63,11 @@ class ServerLog:
         self._counts = dict.fromkeys(EVENTS, 0)
         self._times = dict.fromkeys(EVENTS, 0.0)
         self._values: dict[str, dict[str, float]] = {}
-        self._of_a_request = False
+        self._hearsay: dict[str, float] = {}
+        self._records = Records()
+        self._listens = False
+        self._ending: set[str] = set()
+        self._next_start: list[tuple[Pattern, Line, float]] = []
         self._tracebacks = Tracebacks()
         self._error = LogError(file)
         self._dead = False
@@ -96,9 +103,13 @@ class ServerLog:
         if request:
             own = self._reader.moment(request["iso"], read_at)
             self._reach(_READY, self._at(own, read_at, live))
+            self._next_start.clear()
             return
         for part in self._reader.read(line[:MOST_CHARACTERS], read_at):
-            self._take(part._replace(number=number), self._at(part.at, read_at, live))
+            pattern, latest = recognise(part.text, part.level), self._own
+            at = self._at(part.at, read_at, live)
+            belief = self._records.belief(part, pattern, self._phase, read_at if live else None, latest)
+            self._take(part._replace(number=number), pattern, belief, at)
 
     def _at(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:
@@ -109,16 +120,26 @@ class ServerLog:
         self.latest = max(at, self.latest or at)
         return at
 
-    def _take(self, line: Line, at: float) -> None:
-        pattern = recognise(line.text, line.level)
-        if line.level != RAW:
-            self._of_a_request = line.text.startswith("Exception in ASGI application")
-        if not self._of_a_request and not self._was_stopped:
+    @property
+    def _phase(self) -> Phase:
+        """Whether clients may be heard; what a log whose beginning is lost begins with is not known."""
+        if self._startup.stage is None:
+            return "unknown"
+        return "serving" if not self._startup.over and (self._startup.ready or self._listens) else "starting"
+
+    def _take(self, line: Line, pattern: Pattern | None, belief: Belief, at: float) -> None:
+        if belief is Belief.TEXT:
+            return
+        if not self._was_stopped:
             self._take_traceback(pattern, line, at)
             if line.text.startswith(SIGNALLED) and line.source.startswith("core.py:"):
                 self._error.add(Raised(line.text, line.number, at, line.process))
-        if pattern:
+        if pattern is None:
+            return
+        if belief is Belief.OWN:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
+        elif pattern.kind == "event" and not self._was_stopped:
+            self._hearsay[pattern.name] = max(at, self._hearsay.get(pattern.name, 0.0))
 
     def _take_traceback(self, pattern: Pattern | None, line: Line, at: float) -> None:
         """One that ended the server's own process ended its start, too."""
@@ -141,6 +162,9 @@ class ServerLog:
         return self._startup.ready and not self._startup.over
 
     def _on_banner(self, pattern: Pattern, line: Line, at: float) -> None:
+        if self._serves_on:
+            self._next_start = [*self._next_start[-9:], (pattern, line, at)]
+            return
         again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
         if not self._startup.seen or self._startup.stage or again:
             self._begin(at)
@@ -149,11 +173,28 @@ class ServerLog:
         self._on_setting(pattern, line, at)
 
     def _on_hint(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._start_again(line)
         if not self._startup.seen:
             self._begin(at)
         self._on_setting(pattern, line, at)
 
+    @property
+    def _serves_on(self) -> bool:
+        """A banner alone does not show that a server at work has begun anew: it may have been made up."""
+        return self._serves and not self._dead
+
+    def _start_again(self, line: Line) -> None:
+        """A banner, and now a line of a start from another file of vLLM's: the server has begun anew."""
+        begun = self._next_start
+        if not begun or not line.source or line.source.partition(":")[0] == begun[0][1].source.partition(":")[0]:
+            return
+        self._next_start = []
+        self._begin(begun[0][2])
+        for banner in begun:
+            self._on_banner(*banner)
+
     def _begin(self, at: float) -> None:
+        self._listens, self._ending = False, set()
         self._startup, self._facts, self._banners, self._dead = Startup(at), LogFacts(), set(), False
         self._error.begin()
         self._crashes.began(at)
@@ -164,9 +205,13 @@ class ServerLog:
             self._crashes.ready(at)
 
     def _on_stage(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._start_again(line)
+        if self._serves:
+            if line.source.startswith("backends.py:") and _COMPILES.match(line.text):
+                self._count(COMPILED_WHILE_SERVING, at)
+            return
+        self._listens = self._listens or line.text.startswith(LISTENS)
         name = pattern.name
-        if self._serves and line.source.startswith("backends.py:") and _COMPILES.match(line.text):
-            self._count(COMPILED_WHILE_SERVING, at)
         if name == "compile" and not self._facts.compiles:
             name = "profile_memory"
         stage, bar = STAGES.index(name), BAR.match(line.text) if line.level == RAW else None
@@ -178,17 +223,25 @@ class ServerLog:
         self._facts.read(pattern, line.text)
 
     def _on_setting(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._start_again(line)
+        if self._serves_on:
+            return
         self._facts.read(pattern, line.text)
         self._startup.move(at)
 
     def _on_progress(self, pattern: Pattern, line: Line, at: float) -> None:
+        self._start_again(line)
         self._startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: Line, at: float) -> None:
         self._reach(_READY, at)
+        self._next_start.clear()
 
     def _on_ends(self, pattern: Pattern, line: Line, at: float) -> None:
-        """The API server of an engine that died ends as if it had been told to."""
+        """The API server of an engine that died ends as if it had been told to; uvicorn, by more than one line."""
+        self._ending.add(line.text)
+        if self._serves_on and not line.source and len(self._ending) < 2:
+            return
         self._was_at_work(at)
         if not self._startup.over and not self._dead:
             self._count(SHUT_DOWN, at)
@@ -196,8 +249,6 @@ class ServerLog:
         self._crashes.stopped()
 
     def _on_fatal(self, pattern: Pattern, line: Line, at: float) -> None:
-        if self._of_a_request:
-            return
         if self._startup.stage or not self._startup.seen:
             self._begin(at)
         self._quote(pattern, line, at)
@@ -221,16 +272,14 @@ class ServerLog:
             self._values[pattern.name] = found
 
     def _doubtful(self, pattern: Pattern, line: Line) -> bool:
-        """Text that a client may have sent; the death of an engine whose server was told to stop; a compilation of a
+        """What an API server says of a device; the death of an engine whose server was told to stop; a compilation of a
         start.
         """
         if pattern.name == COMPILED_WHILE_SERVING and not self._serves:
             return True
         if self._was_stopped and pattern.name in DEATHS:
             return True
-        if line.level == RAW:
-            return self._of_a_request
-        return line.process.lower().startswith("apiserver") and pattern.name in ON_DEVICE
+        return line.level != RAW and line.process.lower().startswith("apiserver") and pattern.name in ON_DEVICE
 
     def _quote(self, pattern: Pattern, line: Line, at: float) -> None:
         self._error.add(Raised(line.text, line.number, at, line.process, event=pattern.name))
@@ -262,6 +311,7 @@ class ServerLog:
         for event, count in self._counts.items():
             found.append(("diag_vllm_log_events_total", (event,), count))
             found.append(("diag_vllm_log_event_last_timestamp_seconds", (event,), self._times[event]))
+        found += [("diag_vllm_log_hearsay_timestamp_seconds", (event,), at) for event, at in self._hearsay.items()]
         for event, fields in self._values.items():
             found += [("diag_vllm_log_value", (event, field), value) for field, value in fields.items()]
         found += self._error.samples()

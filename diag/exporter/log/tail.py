@@ -49,11 +49,13 @@ class Numbered(NamedTuple):
 class Lines:
     """Cuts bytes into lines, and a progress bar into its redrawings; the same ones however the bytes come.
 
-    `number` is that of the first line, 0 where it is not known; `inside` says that its beginning was skipped.
+    What does not begin a line, but stands behind a carriage return or behind what `rest` gave, begins with a carriage
+    return. `number` is that of the first line, 0 where it is not known; `inside` says that its beginning was skipped.
     """
 
     def __init__(self, number: int = 1, inside: bool = False) -> None:
         self._rest = b""
+        self._given = False
         self._number = number
         self._inside = inside
 
@@ -62,20 +64,26 @@ class Lines:
         parts = list(self._parts(data.replace(b"\0", b"")))
         if self._inside:  # of a line whose beginning was skipped
             self._inside, parts[0] = len(parts) == 1, (parts[0][0], b"")
+        if self._given and parts[0][1]:
+            self._rest = b"\r"
+        self._given = self._given and len(parts) == 1 and not parts[0][1]
         parts[0] = parts[0][0], self._rest + parts[0][1]
         self._number, rest = parts.pop()
         self._rest = rest[:MOST_LINE]
-        return [Numbered(number, _text(part)) for number, part in parts if part]
+        return [Numbered(number, _text(part)) for number, part in parts if part not in (b"", b"\r")]
 
     def _parts(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(data.split(b"\n"), self._number):
-            for part in line.split(b"\r"):
-                yield number if self._number else 0, part
+            first, *others = line.split(b"\r")
+            yield number if self._number else 0, first
+            for part in others:
+                yield number if self._number else 0, b"\r" + part
 
     def rest(self) -> list[Numbered]:
         """What has come of a line that has not ended: a bar that stands still never does."""
         rest, self._rest = self._rest, b""
-        return [Numbered(self._number, _text(rest))] if rest else []
+        self._given = self._given or bool(rest)
+        return [Numbered(self._number, _text(rest))] if rest not in (b"", b"\r") else []
 
 
 def _text(line: bytes) -> str:

@@ -128,14 +128,14 @@ class Tracebacks:
         if line.level not in FAILED:
             return None
         key = (line.process, line.pid, line.source, line.level)
-        announces = _announces(line)
-        if line.text.startswith(_BEGINS) or (announces and line.text.endswith(_BEGINS)):
-            self._begin(key, announces or key in self._announced)
+        is_told_of = announces(line)
+        if line.text.startswith(_BEGINS) or (is_told_of and line.text.endswith(_BEGINS)):
+            self._begin(key, is_told_of or key in self._announced)
             return None
         trace = self._open.get(key)
         if trace is None or not trace.read(Raised(line.text, line.number, at, line.process)):
             self._open.pop(key, None)
-            self._announce(key, announces)
+            self._announce(key, is_told_of)
             return None
         return trace.told()
 
@@ -155,7 +155,8 @@ class Tracebacks:
         (self._announced.add if announces else self._announced.discard)(key)
 
 
-def _announces(line: Line) -> bool:
+def announces(line: Line) -> bool:
+    """Whether a line says that an engine or a worker, or the process that prints it, ends with an exception."""
     if line.level == RAW:
         return bool(_CHILD.match(line.text))
     return bool(_OPENS.match(f"{line.source}: {line.text}"))

@@ -1,0 +1,247 @@
+"""What clients write into a server's log, in every way that is known, is no event, no configuration and no start."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import pytest
+from support.paths import LOGS
+
+from diag.exporter.log.line import cut
+from diag.exporter.log.patterns import PATTERNS
+from diag.exporter.log.recognise import recognise
+from diag.exporter.log.state import ServerLog
+
+NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
+TIME = "2026-11-21T19:50:00.000000000Z"
+NOT_BELIEVED = ("diag_vllm_log_hearsay_timestamp_seconds", "diag_vllm_log_last_line_timestamp_seconds")
+
+
+class Server(NamedTuple):
+    """The log of a start, and the heads of its processes."""
+
+    start: str
+    api: str
+    engine: str
+
+
+NEW = Server(
+    (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8"),
+    "(APIServer pid=24326) INFO 11-21 19:50:00 [request_logger.py:62] ",
+    "(EngineCore pid=24343) {level} 11-21 19:50:00 [{file}] ",
+)
+OLD = Server(
+    "INFO 11-21 19:40:00 [api_server.py:1043] vLLM API server version 0.8.5\n"
+    "INFO 11-21 19:40:00 [api_server.py:1044] args: Namespace(max_num_seqs=16, served_model_name=['tiny'])\n"
+    "INFO 11-21 19:40:10 [gpu_model_runner.py:1329] Starting to load model /models/tiny...\n"
+    "INFO:     Application startup complete.\n",
+    "INFO 11-21 19:50:00 [logger.py:39] ",
+    "{level} 11-21 19:50:00 [{file}] ",
+)
+
+
+def imitations(server: Server) -> Iterator[str]:
+    """Every text that the doctor knows: alone, behind uvicorn's head, and behind the head of who writes it."""
+    for case in (LOGS / "texts.tsv").read_text(encoding="utf-8").splitlines():
+        _, level, _, text = case.split("\t")
+        pattern = recognise(text, level)
+        assert pattern
+        yield text
+        yield f"{level or 'ERROR'}:     {text}"
+        for file in pattern.logger.split() or ("core.py",):
+            yield server.engine.format(level=level or "ERROR", file=f"{file}:1512") + text
+
+
+def line_feed(server: Server, sent: str) -> list[str]:
+    """As vLLM's formatter writes one: with the record's head again."""
+    return [f"{server.api}Received request x\r", f"{server.api}{sent}"]
+
+
+def line_feed_to_the_engine(server: Server, sent: str) -> list[str]:
+    head = server.engine.format(level="ERROR", file="core.py:2057")
+    return [f"{head}Unexpected error pre-processing request x\r", f"{head}{sent}\r"]
+
+
+def carriage_return(server: Server, sent: str) -> list[str]:
+    return [f"{server.api}Received request x\r{sent}"]
+
+
+def other_separators(server: Server, sent: str) -> list[str]:
+    return [f"{server.api}Received request x{each}{sent}" for each in "\x85\u2028\u2029\v\f\x1c\x1e"]
+
+
+def behind_a_bar(server: Server, sent: str) -> list[str]:
+    bar = "Capturing CUDA graphs: 3%|▏  | 3/67 [01:00<00:44,  1.48it/s]"
+    return [f"{server.api}Received request {bar}{sent}", f"{bar}{sent}", f"{bar}\r{sent}"]
+
+
+def exception_text(server: Server, sent: str) -> list[str]:
+    trace = ["ERROR:    Exception in ASGI application", "Traceback (most recent call last):", '  File "a.py", line 1']
+    return [*trace, "ValueError: x", sent, "Process EngineCore:", "Traceback (most recent call last):", sent]
+
+
+def exception_nobody_took(server: Server, sent: str) -> list[str]:
+    return ["Task exception was never retrieved", "future: <Task finished>", "ValueError: x", sent]
+
+
+def other_frames(server: Server, sent: str) -> list[str]:
+    docker = json.dumps({"log": sent + "\n", "stream": "stderr", "time": TIME})
+    return [f"{TIME} stderr F {sent}", f"Nov 21 19:50:00 host vllm[1]: {sent}", f"vllm-1  | {sent}", docker]
+
+
+def json_records(server: Server, sent: str) -> list[str]:
+    known = {"asctime": "2026-11-21 19:50:00,000", "levelname": "ERROR", "process": 24326, "processName": "APIServer"}
+    own = {**known, "name": "vllm.entrypoints.serve.utils.request_logger", "message": f"Received request x\n{sent}"}
+    web = {**known, "name": "uvicorn.error", "message": f"Exception in ASGI application\n{sent}", "exc_info": sent}
+    foreign = [{"message": sent}, {"message": f"x\n{sent}"}, {**known, "name": "app", "message": sent}]
+    return [json.dumps(each) for each in (own, web, *foreign)]
+
+
+WAYS = (
+    line_feed,
+    line_feed_to_the_engine,
+    carriage_return,
+    other_separators,
+    behind_a_bar,
+    exception_text,
+    exception_nobody_took,
+    other_frames,
+    json_records,
+)
+
+
+def feed(state: ServerLog, *lines: str) -> None:
+    for line in lines:
+        for part in cut(line):
+            state.feed(part, NOW, live=False)
+
+
+def known(state: ServerLog) -> tuple[object, ...]:
+    samples = [sample for sample in state.samples(NOW) if sample[0] not in NOT_BELIEVED]
+    return samples, dict(state.config), state.version, state.model
+
+
+def serving(server: Server, frame: Callable[[str], str] = str) -> ServerLog:
+    state = ServerLog(UTC, "server.log")
+    feed(state, *(frame(line) for line in server.start.split("\n") if line.strip()))
+    feed(state, frame(f"{server.api}Received request cmpl-1"))
+    return state
+
+
+@pytest.mark.parametrize("server", [NEW, OLD], ids=["0.32", "0.8.5"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_what_a_client_writes_changes_nothing(way: Callable[[Server, str], list[str]], server: Server) -> None:
+    state = serving(server)
+    before = known(state)
+    for sent in imitations(server):
+        feed(state, *way(server, sent))
+        assert known(state) == before, sent
+
+
+def in_cri(line: str) -> str:
+    return f"{TIME} stderr F {line}"
+
+
+def in_docker(line: str) -> str:
+    return json.dumps({"log": line + "\n", "stream": "stderr", "time": TIME})
+
+
+def in_journal(line: str) -> str:
+    return f"Nov 21 19:50:00 host vllm[123]: {line}"
+
+
+def cri_parts(server: Server, sent: str) -> list[str]:
+    """Another stream's line between two parts of one."""
+    begun = f"{TIME} stderr P {server.api}Received request x"
+    return [begun, f'{TIME} stdout F INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK', in_cri(sent)]
+
+
+def docker_parts(server: Server, sent: str) -> list[str]:
+    begun = json.dumps({"log": f"{server.api}Received request x", "stream": "stderr", "time": TIME})
+    other = json.dumps({"log": "INFO:     127.0.0.1:1\n", "stream": "stdout", "time": TIME})
+    return [begun, other, in_docker(sent), in_docker(f"{server.api}x\n{sent}"), in_docker(f"{server.api}x\r{sent}")]
+
+
+def journal_parts(server: Server, sent: str) -> list[str]:
+    return [in_journal(f"{server.api}Received request ".ljust(48 * 2**10, "x")), in_journal(sent)]
+
+
+@pytest.mark.parametrize(
+    ("frame", "way"),
+    [(in_cri, cri_parts), (in_docker, docker_parts), (in_journal, journal_parts)],
+    ids=["CRI", "Docker", "journald"],
+)
+def test_a_line_that_was_split_is_no_line_of_its_own(
+    frame: Callable[[str], str], way: Callable[[Server, str], list[str]]
+) -> None:
+    state = serving(NEW, frame)
+    before = known(state)
+    for sent in imitations(NEW):
+        feed(state, *way(NEW, sent))
+        assert known(state) == before, sent
+
+
+# -- what is true stays true ------------------------------------------------------------------------------------------
+
+DIED = "EngineCore encountered a fatal error."
+FATAL = NEW.engine.format(level="ERROR", file="core.py:1512").replace("19:50:00", "19:50:09")
+
+
+def events(state: ServerLog) -> dict[str, float]:
+    return {
+        labels[0]: value for name, labels, value in state.samples(NOW) if name == "diag_vllm_log_events_total" and value
+    }
+
+
+def test_the_death_of_an_engine_is_believed_whatever_was_written_before() -> None:
+    for way in WAYS:
+        state = serving(NEW)
+        feed(state, *way(NEW, DIED), f"{NEW.api.replace('19:50:00', '19:50:08')}Received request cmpl-2")
+        feed(state, FATAL + DIED, f"{FATAL}Traceback (most recent call last):", f'{FATAL}  File "a.py", line 1')
+        feed(state, f"{FATAL}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+        assert events(state) == {"engine_dead": 1, "cuda_out_of_memory": 1}, way
+
+
+def test_read_as_it_is_written_a_line_counts_two_seconds_behind_an_exception_of_the_web_server() -> None:
+    for later, expected in ((1.9, {}), (2.0, {"engine_dead": 1})):
+        state = serving(NEW)
+        state.feed("ERROR:    Exception in ASGI application", NOW, live=True)
+        state.feed(FATAL + DIED, NOW + later, live=True)
+        assert events(state) == expected
+
+
+@pytest.mark.parametrize("pattern", [each for each in PATTERNS if each.logger and each.kind == "event"])
+def test_an_event_counts_from_the_files_that_log_it_only(pattern: object) -> None:
+    texts = [case.split("\t") for case in (LOGS / "texts.tsv").read_text(encoding="utf-8").splitlines()]
+    level, text = next((level, text) for _, level, _, text in texts if recognise(text, level) is pattern)
+    for file in pattern.logger.split():  # type: ignore[attr-defined]
+        believed, not_believed = serving(NEW), serving(NEW)
+        feed(believed, NEW.engine.format(level=level or "ERROR", file=f"{file}:7") + text)
+        feed(not_believed, NEW.engine.format(level=level or "ERROR", file="serving.py:7") + text)
+        assert (events(believed), events(not_believed)) == ({pattern.name: 1}, {})  # type: ignore[attr-defined]
+
+
+def test_a_process_that_the_start_did_not_show_is_hearsay() -> None:
+    state = serving(NEW)
+    feed(state, (FATAL + DIED).replace("24343", "4711"))
+    assert events(state) == {}
+    assert [labels for name, labels, _ in state.samples(NOW) if name == NOT_BELIEVED[0]] == [("engine_dead",)]
+
+
+def test_the_records_of_vllms_json_format_are_believed() -> None:
+    record = {"asctime": "2026-11-21 19:50:09,000", "levelname": "ERROR", "processName": "EngineCore", "process": 24343}
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1\ntorch.OutOfMemoryError: CUDA out of memory.'
+    state = serving(NEW)
+    feed(state, json.dumps({**record, "name": "vllm.v1.engine.core", "message": DIED, "exc_info": trace}))
+    assert events(state) == {"engine_dead": 1, "cuda_out_of_memory": 1}
+
+
+def test_a_server_that_begins_anew_is_believed_when_another_file_of_it_goes_on() -> None:
+    state = serving(NEW)
+    again = NEW.start.replace("0.32.0", "0.33.0").replace("19:4", "19:5")
+    banner, _, rest = again.partition("[model.py:733]")
+    feed(state, *banner.split("\n")[:-1])
+    assert state.version == "0.32.0"
+    feed(state, f"(APIServer pid=24326) INFO 11-21 19:57:13 [model.py:733]{rest}".split("\n")[0])
+    assert state.version == "0.33.0"
