@@ -160,7 +160,7 @@ def in_journal(line: str) -> str:
 def cri_parts(server: Server, sent: str) -> list[str]:
     """Another stream's line between two parts of one."""
     begun = f"{TIME} stderr P {server.api}Received request x"
-    return [begun, f'{TIME} stdout F INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK', in_cri(sent)]
+    return [begun, f"{TIME} stdout F what a library prints", in_cri(sent)]
 
 
 def docker_parts(server: Server, sent: str) -> list[str]:

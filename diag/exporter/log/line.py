@@ -95,7 +95,8 @@ class LineReader:
         """
         if line[:1] == "\r":
             return self._redrawn(line, read_at)
-        text, at, layout, whole, self._stream = line, None, (), True, None
+        layout: tuple[str, ...] = ()
+        text, at, whole, self._stream = line, None, True, None
         if line.startswith('{"log"'):
             text, at, layout, whole = self._docker(line, read_at)
         elif not line.startswith(_PLAIN):
@@ -156,7 +157,7 @@ class LineReader:
         message, name = record.get("message"), str(record.get("name", ""))
         if not isinstance(message, str):
             return [Line(text, at=at)]
-        level = record.get("levelname")
+        level = str(record.get("levelname"))
         time = at if at is not None else self.moment(record.get("asctime"), read_at)
         known = Line(
             message, level if level in _GLOG.values() else RAW, at=time, form="foreign", stamped=at is not None
@@ -208,9 +209,10 @@ class LineReader:
         )
 
     def _dated(self, text: str, form: str, read_at: float) -> float | None:
-        """Unix time of a text without a year; lines of the same second are looked up."""
-        if text == self._last[0] and self._last[1] <= read_at + DAY:
-            return self._last[1]
+        """Unix time of a text without a year that ends in its seconds; lines of the same minute are looked up."""
+        minute, seconds = text[:-2], text[-2:]
+        if minute == self._last[0] and seconds < "60" and self._last[1] + int(seconds) <= read_at + DAY:
+            return self._last[1] + int(seconds)
         latest = datetime.fromtimestamp(read_at + DAY, self._zone).year
         for year in range(latest, latest - 9, -1):  # a 29 February is at most eight years away
             try:
@@ -218,7 +220,7 @@ class LineReader:
             except (ValueError, OverflowError, OSError):
                 continue
             if moment <= read_at + DAY:
-                self._last = text, moment
+                self._last = minute, moment - int(seconds)
                 return moment
         return None
 

@@ -93,7 +93,7 @@ class Records:
     def _begin(self, line: Line, pattern: Pattern | None, phase: Phase) -> None:
         if len(self._open) >= MOST_RECORDS:
             del self._open[next(iter(self._open))]
-        self._open[line.head] = _Record(pattern, _says_that_it_ends(line), not line.text.strip())
+        self._open[line.head] = _Record(pattern, _says_that_it_ends(line), not line.text or line.text.isspace())
         if phase == "starting" and len(self._pids) < MOST_PIDS:
             self._pids.add(line.pid)
 
