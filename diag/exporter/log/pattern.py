@@ -33,7 +33,8 @@ class Pattern:
     `begins` is a regular expression without groups. `numbers` is searched in the whole text; its groups are fields of
     the event, or flags of the configuration. `logger` names the files, one space between them, that have logged it in
     any release, as they stand in a line's head: once clients are served, the line counts from them only. "" is for what
-    has no head of vLLM's: the text of an exception, a bar, uvicorn's lines, what a library or a shell prints.
+    has no head of vLLM's: the text of an exception, a bar, uvicorn's lines, what a library or a shell prints. An
+    exception counts in a record that says that an engine or a worker ends, or in one that shows the event `of`.
     """
 
     kind: Kind
@@ -44,3 +45,4 @@ class Pattern:
     last: str = "0.33.0"
     numbers: str = ""
     logger: str = ""
+    of: str = ""

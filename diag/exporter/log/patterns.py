@@ -39,7 +39,6 @@ _DRIVER = (
 
 _UTILS = "api_utils.py utils.py"
 _ASYNC = "async_llm.py async_llm_engine.py client.py core_client.py"
-_COLLECTIVE = "custom_all_reduce.py"
 _GRAMMAR = "backend_xgrammar.py grammar.py scheduler.py __init__.py"
 _NCCL = "ProcessGroupNCCL.cpp ProcessGroupNCCL.hpp"
 """Files that log, by any release; torch's own have its head, not vLLM's."""
@@ -293,10 +292,6 @@ PATTERNS: tuple[Pattern, ...] = (
         "0.21.0",
         logger="jit_monitor.py",
     ),
-    Pattern("event", "custom_all_reduce_disabled", r"Custom allreduce is disabled ", WARNED, logger=_COLLECTIVE),
-    Pattern(
-        "event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0", logger=_COLLECTIVE
-    ),
     Pattern(
         "event",
         "eplb_balance",
@@ -305,9 +300,6 @@ PATTERNS: tuple[Pattern, ...] = (
         "0.9.2",
         numbers=_BALANCE,
         logger="eplb_state.py",
-    ),
-    Pattern(
-        "event", "preemption_v0", r"Sequence group \S+ is preempted by ", WARNED, last="0.10.2", logger="scheduler.py"
     ),
     *SERVING_PATTERNS,
 )

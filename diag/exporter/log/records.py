@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from diag.exporter.log.line import Line
 from diag.exporter.log.pattern import FAILED, RAW, Pattern
-from diag.exporter.log.traceback import announces
+from diag.exporter.log.traceback import TRACEBACK, announces
 
 Phase = Literal["unknown", "starting", "serving"]
 MOST_RECORDS, MOST_PIDS = 32, 4096
@@ -21,6 +21,7 @@ QUIET = 2.0
 _UNENDING = ("Task exception was never retrieved", "Exception in ", "Exception ignored ", "Unhandled exception")
 """How Python begins to print an exception that ended nothing."""
 _OF_A_START = frozenset({"banner", "hint", "stage", "progress", "setting"})
+_LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 _OUTPUT = "AsyncLLM output_handler failed"
 
 
@@ -33,11 +34,14 @@ class Belief(Enum):
 
 
 class _Record(NamedTuple):
-    """What its first line tells, and whether that says that an engine or a worker ends, or nothing at all."""
+    """What its first line tells; whether that says that an engine or a worker ends, or nothing at all; and whether a
+    traceback follows.
+    """
 
     pattern: Pattern | None
     ends: bool
     is_blank: bool
+    is_traced: bool = False
 
 
 class Records:
@@ -55,13 +59,19 @@ class Records:
         if phase == "serving":
             clock = line.at if line.stamped else read_at
             is_part = line.form == "inside" or self._is_part(line, clock)
-            if line.form == "line" and _is_unending(line):
+            if line.form == "line" and _is_unending(line, pattern):
                 self._unending = clock, latest or 0.0
             if is_part:
                 return Belief.TEXT
         if line.source and line.form != "foreign":
             return self._headed(line, pattern, phase)
-        return Belief.OWN if phase != "serving" else _headless(line, pattern)
+        is_engines = (
+            line.form == "line"
+            and line.pid
+            and line.pid in self._pids
+            and not line.process.lower().startswith("apiserver")
+        )
+        return Belief.OWN if phase != "serving" or is_engines else _headless(line, pattern)
 
     def _is_part(self, line: Line, clock: float | None) -> bool:
         """Whether a line may be a part of a text without an end; its own time may be, too, so it ends that at most."""
@@ -82,20 +92,27 @@ class Records:
         if phase == "starting":
             return Belief.OWN
         if record is not None:
+            if line.text.startswith(TRACEBACK):
+                self._open[line.head] = record._replace(is_traced=True)
             return Belief.OWN if _continues(record, line, pattern) else Belief.TEXT
         if pattern is None or (phase == "unknown" and pattern.kind in _OF_A_START):
             return Belief.OWN
         if not (_is_logged_by(pattern, line) if pattern.logger else _needs_no_file(pattern, line)):
             return Belief.TEXT
-        is_known = not self._pids or line.pid in self._pids or pattern.kind != "event"
+        is_known = not self._pids or line.pid in self._pids or pattern.kind != "event" or not _has_vllms_head(line)
         return Belief.OWN if is_known else Belief.HEARSAY
 
     def _begin(self, line: Line, pattern: Pattern | None, phase: Phase) -> None:
         if len(self._open) >= MOST_RECORDS:
             del self._open[next(iter(self._open))]
         self._open[line.head] = _Record(pattern, _says_that_it_ends(line), not line.text or line.text.isspace())
-        if phase == "starting" and len(self._pids) < MOST_PIDS:
+        if phase == "starting" and _has_vllms_head(line) and len(self._pids) < MOST_PIDS:
             self._pids.add(line.pid)
+
+
+def _has_vllms_head(line: Line) -> bool:
+    """Not that of torch or NCCL, which name no process."""
+    return bool(line.pid) or line.head.startswith(_LEVELS)
 
 
 def _headless(line: Line, pattern: Pattern | None) -> Belief:
@@ -114,7 +131,9 @@ def _continues(record: _Record, line: Line, pattern: Pattern | None) -> bool:
         return pattern is None or not pattern.logger or _is_logged_by(pattern, line)
     if record.is_blank:  # of the logo
         return pattern is None or pattern.name in ("logo", "model")
-    return pattern is not None and pattern is record.pattern
+    if pattern is None or record.pattern is None:
+        return False
+    return pattern is record.pattern or (record.is_traced and pattern.of == record.pattern.name != "")
 
 
 def _is_logged_by(pattern: Pattern, line: Line) -> bool:
@@ -130,6 +149,8 @@ def _says_that_it_ends(line: Line) -> bool:
     return line.level in FAILED and (announces(line) or line.text.startswith(_OUTPUT))
 
 
-def _is_unending(line: Line) -> bool:
+def _is_unending(line: Line, pattern: Pattern | None) -> bool:
     """What uvicorn or Python prints of an exception: its text follows, without a head."""
-    return not line.source and (line.level in ("ERROR", "CRITICAL") or line.text.startswith(_UNENDING))
+    if line.source or line.level not in (RAW, "ERROR", "CRITICAL"):
+        return False
+    return line.level != RAW or (pattern is None and line.text.startswith(_UNENDING))

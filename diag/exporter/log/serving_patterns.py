@@ -1,16 +1,25 @@
-"""The part of the table about requests that fail, or are answered wrongly, while a server goes on serving."""
+"""The part of the table about a server that goes on serving: what makes it slow, and requests that fail."""
 
-from diag.exporter.log.pattern import BAR, FAILED, SAID, Pattern
+from diag.exporter.log.pattern import BAR, FAILED, SAID, WARNED, Pattern
 
 WARNING, ERROR = frozenset({"WARNING"}), frozenset({"ERROR"})
 _NIXL = "nixl_connector.py worker.py base_worker.py pull_worker.py push_worker.py"
 """A failure is logged in the name of its caller, and NIXL's connector has been one file, then several."""
+_COLLECTIVE = "custom_all_reduce.py"
 _MOONCAKE = "mooncake_connector.py"
 _SCHEDULER = "scheduler.py"
+UNPROCESSED = "request_preprocessing_failed"
 STATS = r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: "
 CORRUPTED = r".{0,400}, Corrupted: [1-9]"
 
 SERVING_PATTERNS = (
+    Pattern("event", "custom_all_reduce_disabled", r"Custom allreduce is disabled ", WARNED, logger=_COLLECTIVE),
+    Pattern(
+        "event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0", logger=_COLLECTIVE
+    ),
+    Pattern(
+        "event", "preemption_v0", r"Sequence group \S+ is preempted by ", WARNED, last="0.10.2", logger="scheduler.py"
+    ),
     Pattern("event", "output_corrupted", STATS + CORRUPTED, SAID, "0.11.1", logger="loggers.py"),
     Pattern("event", "output_corrupted", r"NaNs detected in logits: ", FAILED, "0.32.0"),
     Pattern("event", "kv_transfer_failed", r"NIXL transfer failure: ", ERROR, "0.13.0", logger=_NIXL),
@@ -44,11 +53,11 @@ SERVING_PATTERNS = (
         logger=_SCHEDULER,
     ),
     Pattern("event", "kv_load_failed", r"Recovered from KV load failure: ", WARNING, "0.11.1", logger=_SCHEDULER),
-    Pattern("event", "multimodal_cache_miss", r"Expected a cached item for mm_hash=", FAILED, "0.10.1"),
+    Pattern("event", "multimodal_cache_miss", r"Expected a cached item for mm_hash=", FAILED, "0.10.1", of=UNPROCESSED),
     Pattern("event", "multimodal_cache_miss", r"Encoder cache miss for ", FAILED, "0.8.0"),
     Pattern(
         "event",
-        "request_preprocessing_failed",
+        UNPROCESSED,
         r"Unexpected error pre-processing request ",
         ERROR,
         "0.11.1",

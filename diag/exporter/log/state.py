@@ -23,10 +23,11 @@ from diag.core.metric_families import Sample
 from diag.core.startup_phases import READY
 from diag.exporter.log.crashes import CrashStreak
 from diag.exporter.log.error import SIGNALLED, LogError
+from diag.exporter.log.events import LogEvents
 from diag.exporter.log.facts import LogFacts
 from diag.exporter.log.line import ACCESS, BAR, MOST_CHARACTERS, Line, LineReader
-from diag.exporter.log.pattern import EVENTS, RAW, STAGES, Pattern
-from diag.exporter.log.recognise import amount, recognise, values
+from diag.exporter.log.pattern import RAW, STAGES, Pattern
+from diag.exporter.log.recognise import recognise
 from diag.exporter.log.records import Belief, Phase, Records
 from diag.exporter.log.startup import Startup
 from diag.exporter.log.traceback import Raised, Tracebacks
@@ -60,10 +61,7 @@ class ServerLog:
         self._banners: set[str] = set()
         self._pid = ""
         self._own: float | None = None
-        self._counts = dict.fromkeys(EVENTS, 0)
-        self._times = dict.fromkeys(EVENTS, 0.0)
-        self._values: dict[str, dict[str, float]] = {}
-        self._hearsay: dict[str, float] = {}
+        self._events = LogEvents()
         self._records = Records()
         self._listens = False
         self._ending: set[str] = set()
@@ -137,9 +135,11 @@ class ServerLog:
         if pattern is None:
             return
         if belief is Belief.OWN:
+            if self._next_start and pattern.kind in ("hint", "stage", "setting", "progress"):
+                self._start_again(line)
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
         elif pattern.kind == "event" and not self._was_stopped:
-            self._hearsay[pattern.name] = max(at, self._hearsay.get(pattern.name, 0.0))
+            self._events.hear(pattern.name, at)
 
     def _take_traceback(self, pattern: Pattern | None, line: Line, at: float) -> None:
         """One that ended the server's own process ended its start, too."""
@@ -173,7 +173,6 @@ class ServerLog:
         self._on_setting(pattern, line, at)
 
     def _on_hint(self, pattern: Pattern, line: Line, at: float) -> None:
-        self._start_again(line)
         if not self._startup.seen:
             self._begin(at)
         self._on_setting(pattern, line, at)
@@ -186,7 +185,7 @@ class ServerLog:
     def _start_again(self, line: Line) -> None:
         """A banner, and now a line of a start from another file of vLLM's: the server has begun anew."""
         begun = self._next_start
-        if not begun or not line.source or line.source.partition(":")[0] == begun[0][1].source.partition(":")[0]:
+        if not line.source or line.source.partition(":")[0] == begun[0][1].source.partition(":")[0]:
             return
         self._next_start = []
         self._begin(begun[0][2])
@@ -205,10 +204,9 @@ class ServerLog:
             self._crashes.ready(at)
 
     def _on_stage(self, pattern: Pattern, line: Line, at: float) -> None:
-        self._start_again(line)
         if self._serves:
             if line.source.startswith("backends.py:") and _COMPILES.match(line.text):
-                self._count(COMPILED_WHILE_SERVING, at)
+                self._events.count(COMPILED_WHILE_SERVING, at)
             return
         self._listens = self._listens or line.text.startswith(LISTENS)
         name = pattern.name
@@ -223,14 +221,12 @@ class ServerLog:
         self._facts.read(pattern, line.text)
 
     def _on_setting(self, pattern: Pattern, line: Line, at: float) -> None:
-        self._start_again(line)
         if self._serves_on:
             return
         self._facts.read(pattern, line.text)
         self._startup.move(at)
 
     def _on_progress(self, pattern: Pattern, line: Line, at: float) -> None:
-        self._start_again(line)
         self._startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: Line, at: float) -> None:
@@ -244,7 +240,7 @@ class ServerLog:
             return
         self._was_at_work(at)
         if not self._startup.over and not self._dead:
-            self._count(SHUT_DOWN, at)
+            self._events.count(SHUT_DOWN, at)
         self._startup.end(at)
         self._crashes.stopped()
 
@@ -266,10 +262,7 @@ class ServerLog:
             self._was_at_work(at)
             self._crashes.crashed(at)
         self._dead = self._dead or pattern.name in DEATHS
-        self._count(pattern.name, at)
-        found = {name: amount(value) for name, value in values(pattern, line.text).items()}
-        if found:
-            self._values[pattern.name] = found
+        self._events.read(pattern, line.text, at)
 
     def _doubtful(self, pattern: Pattern, line: Line) -> bool:
         """What an API server says of a device; the death of an engine whose server was told to stop; a compilation of a
@@ -290,15 +283,11 @@ class ServerLog:
         if self._startup.stage is None:
             self._reach(_READY, at)
 
-    def _count(self, event: str, at: float) -> None:
-        self._counts[event] += 1
-        self._times[event] = max(at, self._times[event])
-
     def _fail(self, at: float) -> None:
         """What breaks after the start ended is no failure of it."""
         if self._startup.ready:
             return
-        self._count(ENGINE_START_FAILED, at)
+        self._events.count(ENGINE_START_FAILED, at)
         if self._startup.stage is None:
             self._startup = Startup(at)
             self._crashes.began(at)
@@ -308,12 +297,7 @@ class ServerLog:
     def samples(self, now: float) -> list[Sample]:
         """Everything that is known, at that time."""
         found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
-        for event, count in self._counts.items():
-            found.append(("diag_vllm_log_events_total", (event,), count))
-            found.append(("diag_vllm_log_event_last_timestamp_seconds", (event,), self._times[event]))
-        found += [("diag_vllm_log_hearsay_timestamp_seconds", (event,), at) for event, at in self._hearsay.items()]
-        for event, fields in self._values.items():
-            found += [("diag_vllm_log_value", (event, field), value) for field, value in fields.items()]
+        found += self._events.samples()
         found += self._error.samples()
         if self.latest is not None:
             found.append(("diag_vllm_log_last_line_timestamp_seconds", (), self.latest))

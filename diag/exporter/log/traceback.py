@@ -9,7 +9,7 @@ from diag.exporter.log.pattern import FAILED, RAW
 
 MOST_OPEN = 64
 """Tracebacks of different processes that are followed at a time."""
-_BEGINS = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
 _OPENS = lazy(
     r"core\.py:\d+: EngineCore (?:failed to start|encountered a fatal error|hit an exception)"
     r"|(?:multiproc_executor|ray_executor\w*)\.py:\d+: (?:Ray)?WorkerProc (?:failed to start|hit an exception)"
@@ -129,7 +129,7 @@ class Tracebacks:
             return None
         key = (line.process, line.pid, line.source, line.level)
         is_told_of = announces(line)
-        if line.text.startswith(_BEGINS) or (is_told_of and line.text.endswith(_BEGINS)):
+        if line.text.startswith(TRACEBACK) or (is_told_of and line.text.endswith(TRACEBACK)):
             self._begin(key, is_told_of or key in self._announced)
             return None
         trace = self._open.get(key)

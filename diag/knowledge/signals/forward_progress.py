@@ -6,6 +6,7 @@ from diag.core.startup_phases import READY
 from diag.knowledge.signals.expressions import KV_USAGE, RUNNING, WAITING
 from diag.knowledge.signals.host import (
     EVENT_TIME,
+    HEARSAY_TIME,
     LAST_PROGRESS_OF_INSTANCE,
     PHASE,
     SERVES,
@@ -166,6 +167,12 @@ SOON = 120
 """Seconds between the last answer and a process that the kernel killed, of which one is seen at a scrape."""
 WORKER_EXIT = last("diag_vllm_log_value", f'event="{WORKER_DIED}",field="exit_code"', by="instance")
 """Below 0, it is the number of the signal that ended the worker."""
+# what a library or the shell prints has no head of vLLM's: a client may have sent it, so it explains a death at most
+HEARSAY_OF_DEATH = (
+    f'label_replace((last_over_time({HEARSAY_TIME}{{event=~"{"|".join(FATAL)}"}}[$window])'
+    f" > on (instance) group_left () ({LAST_UP} - {SOON})),"
+    ' "event", "$$1 (without proof that vLLM logged it)", "event", "(.*)")'
+)
 
 
 def any_of(**signs: str) -> str:
@@ -187,7 +194,8 @@ evidence_of_death = Signal(
     f" >= on (instance) group_left () ({LAST_PROGRESS_OF_INSTANCE})"
     f" or label_replace({WORKER_EXIT} < 0 and on (instance) ({since_start(WORKER_DIED)}) > 0,"
     ' "event", "killed_by_signal", "", "")'
-    f' or label_replace(abs({OOM_KILL} - {LAST_UP}) < {SOON}, "event", "kernel_oom_kill", "", "")',
+    f' or label_replace(abs({OOM_KILL} - {LAST_UP}) < {SOON}, "event", "kernel_oom_kill", "", "")'
+    f" or {HEARSAY_OF_DEATH}",
     culprit_label="{event}",
 )
 # a shared log, or processes that are seen wrongly, do not stand against tokens

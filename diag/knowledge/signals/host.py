@@ -17,6 +17,7 @@ from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTING, STARTUP_PHASE
 from diag.knowledge.signals.expressions import RUNNING, configured
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
+HEARSAY_TIME = "diag_vllm_log_hearsay_timestamp_seconds"
 PHASE = "diag_vllm_startup_phase"
 SPENT = "diag_vllm_startup_phase_seconds"
 IS_STARTING = f'phase=~"{"|".join(STARTING)}"'

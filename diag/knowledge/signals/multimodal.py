@@ -8,12 +8,13 @@ from diag.core.incident import Signal
 from diag.core.log_events import INPUT_THREAD_DIED, MULTIMODAL_CACHE_MISS, REQUEST_PREPROCESSING_FAILED
 from diag.knowledge.signals.expressions import counted
 from diag.knowledge.signals.forward_progress import any_of, moved
-from diag.knowledge.signals.host import LAST_PROGRESS, event_time
+from diag.knowledge.signals.host import HEARSAY_TIME, LAST_PROGRESS, event_time, last
 from diag.knowledge.signals.load import in_flight
 
 RECENTLY = 300
 """Seconds for which a lost item counts: the caches disagree about it until the engine starts again."""
 FULL_CORE = 0.9
+SAID = last(HEARSAY_TIME, f'event="{MULTIMODAL_CACHE_MISS}"')
 MISSED, DIED = event_time(MULTIMODAL_CACHE_MISS), event_time(INPUT_THREAD_DIED)
 THREAD_DIED = f"(({DIED} > bool 0) * ({DIED} >= bool {LAST_PROGRESS}) or ({DIED} > bool 0))"
 """A thread that has died stays dead until the next start."""
@@ -39,6 +40,7 @@ multimodal_cache_lost = Signal(
         log=f"(({MISSED} > bool 0) * (time() - {MISSED} < bool {RECENTLY}))",
         thread=f"({THREAD_DIED} * ({MISSED} > bool 0))",
         spin=f"({INPUT_SPINS})",
+        hearsay=f"(({SAID} > bool 0) * (time() - {SAID} < bool {RECENTLY}) * ({UNREACHED}))",
     )
     + f" or 0 * ({USED} == 0)",
     "the log names an item that the engine's multimodal cache lacks, or its input thread spins: {value}",
