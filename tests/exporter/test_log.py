@@ -701,6 +701,7 @@ def test_nothing_but_known_numbers_the_version_the_models_name_and_an_error_leav
 LENGTH = "max_model_len_exceeds_kv_cache"
 ENDED = {
     "benign_preemptions": ("", {"shut_down": 1}),
+    "compiling_while_serving": ("", {"shut_down": 1, "compiled_while_serving": 3}),
     "contention_bigbatch": ("", {"shut_down": 1}),
     "contention_cure_threshold": ("ready", {}),
     "contention_smallbatch": ("", {"shut_down": 1}),
@@ -708,10 +709,12 @@ ENDED = {
     "cure_max_num_seqs_p90": ("ready", {}),
     "cure_watermark": ("ready", {}),
     "engine_dead": ("", {"engine_dead": 3}),
+    "engine_device_fault": ("", {"engine_dead": 4, "cuda_error": 1}),
     "engine_stalled": ("ready", {}),
     "fail_max_model_len": ("", {LENGTH: 2, "engine_start_failed": 2, "worker_died": 1}),
     "healthy": ("", {"shut_down": 1}),
     "healthy_after_cascade": ("ready", {}),
+    "host_memory_killed": ("", {"engine_dead": 3}),
     "idle": ("ready", {}),
     "kv_cascade": ("", {"shut_down": 1}),
     "kv_cascade_base": ("ready", {}),

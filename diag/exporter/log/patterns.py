@@ -27,7 +27,6 @@ _TRIED_OLD = (
     rf"Tried to allocate (?P<wanted_gibibytes>{_SIZE}) \(GPU \d+; (?P<total_gibibytes>{_SIZE}) total capacity;"
     rf"(?:.*? (?P<free_gibibytes>{_SIZE}) free)?"
 )
-_BALANCE = r"avg_tokens=(?P<avg_tokens>[\d.]+), max_tokens=(?P<max_tokens>\d+), balancedness=(?P<balancedness>[\d.]+)"
 _CUDA = (
     r"(?:CUDA initialization: )?"
     r"(?:Unexpected error from cudaGetDeviceCount\(\).{0,200}?Error \d+: |CUDA (?:driver )?error(?: \d+)?: )?"
@@ -291,15 +290,6 @@ PATTERNS: tuple[Pattern, ...] = (
         frozenset({"WARNING"}),
         "0.21.0",
         logger="jit_monitor.py",
-    ),
-    Pattern(
-        "event",
-        "eplb_balance",
-        r"EPLB step: \d+",
-        SAID,
-        "0.9.2",
-        numbers=_BALANCE,
-        logger="eplb_state.py",
     ),
     *SERVING_PATTERNS,
 )

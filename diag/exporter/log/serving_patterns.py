@@ -12,7 +12,18 @@ UNPROCESSED = "request_preprocessing_failed"
 STATS = r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: "
 CORRUPTED = r".{0,400}, Corrupted: [1-9]"
 
+_BALANCE = r"avg_tokens=(?P<avg_tokens>[\d.]+), max_tokens=(?P<max_tokens>\d+), balancedness=(?P<balancedness>[\d.]+)"
+
 SERVING_PATTERNS = (
+    Pattern(
+        "event",
+        "eplb_balance",
+        r"EPLB step: \d+",
+        SAID,
+        "0.9.2",
+        numbers=_BALANCE,
+        logger="eplb_state.py",
+    ),
     Pattern("event", "custom_all_reduce_disabled", r"Custom allreduce is disabled ", WARNED, logger=_COLLECTIVE),
     Pattern(
         "event", "custom_all_reduce_disabled", r"Custom collectives are disabled ", WARNED, "0.27.0", logger=_COLLECTIVE
