@@ -60,7 +60,7 @@ class ProcessCollector:
         self._port = port
         self._view: ProcessView | None = None
         self._group_of = 0
-        self._group = ControlGroup()
+        self._group: ControlGroup | None = None
         self._oom_kills: int | None = None
         self._last_oom_kill = 0.0
         if proc != "/proc":
@@ -77,7 +77,8 @@ class ProcessCollector:
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
             self._remember_group(view.server.pid)
-        return Collected([*samples, *self._group.samples(), *self._kills()], problem)
+        group = self._group.samples() if self._group else ()
+        return Collected([*samples, *group, *self._kills()], problem)
 
     def _remember_group(self, pid: int) -> None:
         """What the kernel does to it is worth a look after its server has ended, too."""
