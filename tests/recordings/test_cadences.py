@@ -54,3 +54,19 @@ def test_three_scrapes_prove_no_health() -> None:
 @pytest.mark.parametrize("name", ["kv_cascade", "kv_cascade_base", "cure_watermark"])
 def test_a_cascade_is_found_whenever_the_scrapes_begin(name: str, every: float) -> None:
     assert all("kv_eviction_cascade" in present(report) for report in judged(name, every, ALL))
+
+
+@pytest.mark.parametrize("every", [5, 15, 30])
+@pytest.mark.parametrize(
+    ("name", "incident"),
+    [
+        ("contention_bigbatch", "prefill_decode_contention"),
+        ("contention_long_prefill", "prefill_decode_contention"),
+        ("contention_long_steps", "prefill_decode_contention"),
+        ("engine_stalled", "engine_stalled"),
+    ],
+)
+def test_long_pauses_are_found_at_every_cadence(name: str, incident: str, every: float) -> None:
+    """From 15 s on, no two scrapes show a stall of 42 s; the pauses that it leaves do."""
+    reports = [report for report in judged(name, every, FEW) if report.observed.scrapes > 3]
+    assert all(incident in present(report) for report in reports)
