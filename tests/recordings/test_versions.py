@@ -136,8 +136,8 @@ def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) 
 
 
 def test_where_steps_have_been_long_the_next_one_is_no_stall_while_it_lasts(tmp_path: Path) -> None:
-    """A step of 110 s with a long prompt, and 30 s of the next one."""
-    report = judged(re.write(tmp_path, list(re.scrapes("contention_long_steps"))[:43]))
+    """A step of 110 s with a long prompt, and 45 s of the next one."""
+    report = judged(re.write(tmp_path, list(re.scrapes("contention_long_steps"))[:40]))
     assert "engine_stalled" not in {each.diagnosis.incident.id for each in report.present}
     assert [each.state for each in report.progress] == ["slow"]
 
