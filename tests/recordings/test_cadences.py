@@ -13,7 +13,7 @@ from diag.diagnosis.report import Report
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
 
-FEW, ALL = 3, 15
+FEW, ALL = 2, 15
 """How many offsets of a cadence are tried: of every recording, and where a cascade must be found at each of them."""
 
 
@@ -35,7 +35,8 @@ def present(report: Report) -> set[str]:
 @pytest.mark.parametrize("name", sorted(path.name for path in ALL_RECORDINGS))
 def test_no_cadence_claims_what_did_not_happen(name: str) -> None:
     truth = recording(name).truth
-    reports = [(every, report) for every in CADENCES for report in judged(name, every, FEW)]
+    slower = [every for every in CADENCES if every > recording(name).interval * 1.5]
+    reports = [(every, report) for every in slower for report in judged(name, every, FEW)]
     assert [(every, claimed) for every, report in reports if (claimed := present(report) & set(truth["absent"]))] == []
     if truth["verdict"] == "healthy":
         assert {report.verdict for _, report in reports} <= {"healthy", "unknown"}
