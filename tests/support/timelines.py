@@ -35,6 +35,7 @@ STRETCHES = {
     "tp2_long_stall": (16.0, 76.0, 88.0),  # SIGSTOP at 14.5 s, a line in the log from 75 s on, SIGCONT at 88.9 s
     "compiling_while_serving": (20.0, 30.0, 58.0),  # from 22 s to 26 s
     "engine_dead": (27.0, 27.0, 63.0),  # killed at 24 s
+    "data_parallel_lockstep": (12.0, 12.0, 58.0),  # one page from 10 s on
 }
 """The seconds of a recording in which its fault lasts, where that is not all of it: played once, repeated from, to."""
 
@@ -287,6 +288,7 @@ RECORDED = {
     "speculation_ineffective": "speculation_ineffective",
     "lora_thrash": "lora_thrash",
     "api_server_bound": "api_server_bound",
+    "data_parallel_lockstep": "data_parallel_lockstep",
     "kv_offload_ineffective": "kv_offload_ineffective",
     "kv_transfer_failing": "kv_transfer_failing",
     "multimodal_cache_desync": "multimodal_cache_desync",

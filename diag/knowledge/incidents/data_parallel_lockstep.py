@@ -1,6 +1,6 @@
 """The data-parallel engines of a server wait for each other: some hold requests, and none makes progress."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
+from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
 from diag.signals import engines, requests_running, requests_stuck_on_all_engines
 
@@ -8,7 +8,6 @@ DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 DRIFT = "https://github.com/vllm-project/vllm/issues/43547"
 
-RECORDING = "data_parallel_lockstep"
 incident = Incident(
     id="data_parallel_lockstep",
     title="Data-parallel engines out of step",
@@ -25,7 +24,7 @@ incident = Incident(
     impact="every stream hangs and no new request gets a token, on all engines of this server",
     symptoms=(
         requests_stuck_on_all_engines.at_least(
-            1, measured("one engine holds requests for 30 s, its peer none, and no token is processed", RECORDING)
+            1, reported("one rank holds requests, its peers none, and no token is processed until a restart", DRIFT)
         ),
         engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
         requests_running.above(0, judged("what the scheduler has not admitted waits for memory, not for a peer")),
