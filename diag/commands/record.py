@@ -13,7 +13,8 @@ def run(options: ObserveOptions, folder: Path) -> str:
 
     with bar(f"recording {without_credentials(options.targets)}") as tick:
         recorded = record(options.targets, folder, scrape_plan(options, tick))
+    silent = f", {recorded.silent_scrapes} without vLLM's metrics" if recorded.silent_scrapes else ""
     return (
-        f"{folder}: {plural(recorded.scrapes, 'scrape')}, {recorded.failed_scrapes} failed;"
+        f"{folder}: {plural(recorded.scrapes, 'scrape')}, {recorded.failed_scrapes} failed{silent};"
         f" diagnose it with: diag doctor {folder}"
     )

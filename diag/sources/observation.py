@@ -19,9 +19,10 @@ class Observation(NamedTuple):
     """The scrapes of one or more targets.
 
     target: a path or URLs, without credentials. instants: unix ms, one for each round over all targets, ascending.
-    interval: the usual seconds between two scrapes of one target. instances: the label `instance` of each target, which
-    `versions` (of vLLM), `models` and `launch` (without secrets) are keyed by, where they are known; `settled`
-    has all of them. truth: what a recording says really happened.
+    interval: the usual seconds between two scrapes of one target. silent_scrapes: those that were answered, by an
+    exporter for one, but without metrics of vLLM. instances: the label `instance` of each target, which `versions` (of
+    vLLM), `models` and `launch` (without secrets) are keyed by, where they are known; `settled` has all of them.
+    truth: what a recording says really happened.
     """
 
     source: Literal["recording", "scrape"]
@@ -31,6 +32,7 @@ class Observation(NamedTuple):
     interval: float
     scrapes: int
     failed_scrapes: int
+    silent_scrapes: int
     notes: tuple[str, ...]
     instances: tuple[str, ...]
     versions: Mapping[str, str]
@@ -65,6 +67,7 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         interval=interval,
         scrapes=sum(len(table.scrapes) for table in tables),
         failed_scrapes=sum(len(table.failed) for table in tables),
+        silent_scrapes=sum(not page.layout.vllm for table in tables for page in table.pages),
         notes=tuple(dict.fromkeys([*origin.notes, *remarks])),
         instances=tuple(table.instance for table in tables),
         versions=_known({table.instance: _version(table, facts[table.instance]) for table in tables}),

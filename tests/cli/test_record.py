@@ -19,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.bad_servers import PAGE, Reply, Request, Server, closed_port, cut_off, on_metrics, pages, serving, talking
 
+from diag.commands.observe import ObserveOptions
+from diag.commands.record import run
 from diag.core.errors import BadRecording, BadUsage, Unreachable
 from diag.exposition.scrapes import Target
 from diag.http.credentials import Credentials
@@ -105,6 +107,18 @@ def test_what_stands_beside_a_server_that_no_longer_answers_is_recorded(tmp_path
         live = keep(server, tmp_path / "r", beside=lambda each: LocalPages(each, "", None))
     assert same(live, read(tmp_path / "r"))
     assert "\ndiag_vllm_up 0.0\n" in text(tmp_path / "r").partition("# scrape-failed")[2]
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        pytest.param(PAGE, "0 failed;", id="vLLM's page"),
+        pytest.param(b"diag_vllm_up 0\n", "0 failed, 1 without vLLM's metrics;", id="an exporter's"),
+    ],
+)
+def test_pages_without_metrics_of_vllm_are_counted(tmp_path: Path, page: bytes, said: str) -> None:
+    with serving(pages(page)) as server:
+        assert f"1 scrape, {said}" in run(ObserveOptions([server.url], watch=0.0), tmp_path / "r")
 
 
 def test_the_probe_is_recorded(tmp_path: Path) -> None:

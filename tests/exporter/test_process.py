@@ -417,6 +417,19 @@ def test_processes_are_counted_by_role_also_once_none_is_left(tmp_path: Path) ->
             until(lambda: counted() == {"api_server": 1, "worker": 2})
 
 
+@pytest.mark.usefixtures("_searching")
+def test_a_server_that_ended_before_its_engine_was_seen_has_none(tmp_path: Path) -> None:
+    def counted() -> dict[str, float]:
+        samples = processes.collect().samples
+        return {labels[0]: value for name, labels, value in samples if name == "diag_vllm_processes"}
+
+    with serving(tmp_path) as fake:
+        processes = ProcessCollector(fake.port)
+        until(lambda: counted() == {"api_server": 1})
+        fake.process.kill()  # nobody buries it
+        until(lambda: counted() == {"api_server": 0, "engine": 0})
+
+
 def test_a_worker_that_ended_vanishes_and_the_others_keep_their_ranks(tmp_path: Path) -> None:
     workers = [f"VLLM::Worker_PP{pp}_TP{tp}" for pp in (0, 1) for tp in (0, 1)]
     with serving(tmp_path, {**engine(*workers), "reap": True}) as fake:

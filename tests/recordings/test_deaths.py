@@ -67,6 +67,18 @@ def test_what_only_looks_like_a_death_is_none(tmp_path: Path, name: str) -> None
     assert "engine_dead" not in present(judge(tmp_path, page, *beside))
 
 
+@pytest.mark.parametrize(("state", "expected"), [("zombie", set()), ("stopped", {"starting"})])
+def test_a_zombie_is_no_process_that_starts(tmp_path: Path, state: str, expected: set[str]) -> None:
+    server = ("7", "api_server", "0")
+    left = [
+        ("diag_vllm_process_cpu_seconds_total", server, 19.0),
+        ("diag_vllm_process_state", (*server, "h", state), 1),
+    ]
+    report = judge(tmp_path, "", lambda _: left)
+    assert {progress.state for progress in report.progress} == expected
+    assert report.verdict == "unknown"
+
+
 def test_a_server_that_was_shut_down_in_order_is_said_to_be(tmp_path: Path) -> None:
     report = judge(tmp_path, "", log("", {}, 600, shut_down=60))
     assert report.verdict == "unknown"

@@ -72,7 +72,8 @@ class ProcessCollector:
         samples = [sample for pid, owner in view.owners.items() for sample in _samples(pid, view.members[pid], owner)]
         problem = "" if samples else view.problem
         running = _running(samples, view.members)
-        self._view = replace(view, roles=view.roles | running.keys())
+        ended = {"engine"} if "api_server" in view.roles and not running["api_server"] else set()
+        self._view = replace(view, roles=view.roles | running.keys() | ended)  # no engine outlives its API server
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))

@@ -84,9 +84,14 @@ starting = Signal(
     culprit_label="{phase} for {value}",
     culprit_unit="seconds",
 )
+# a zombie has ended: it keeps its CPU time until its parent asks for it
+RUNNING_PROCESSES = (
+    "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]) unless on (instance, pid)"
+    ' (last_over_time(diag_vllm_process_state{state="zombie"}[$window]) == 1))'
+)
 processes = Signal(
     "vLLM processes",
-    "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))",
+    RUNNING_PROCESSES,
     "running processes of this vLLM: {value}",
     "processes",
 )
@@ -157,8 +162,7 @@ in_graph_capture = Signal(
 )
 processes_still_running = Signal(
     "vLLM processes still running",
-    "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]))"
-    f" or {NO_PROCESS} or 0 * {SEEN_TODAY} or 0 * {LAST_PROGRESS} + 1",
+    f"{RUNNING_PROCESSES} or {NO_PROCESS} or 0 * {SEEN_TODAY} or 0 * {LAST_PROGRESS} + 1",
     "running processes of this vLLM (1 where none has been seen yet): {value}",
     "processes",
 )
