@@ -86,10 +86,10 @@ requests_not_admitted = Signal(
 
 # Scraped more rarely than every 10 s, no 30 s show a standstill. The pauses that it leaves do, once it is over.
 TOO_RARE = f"(max by ($by) (count_over_time({RUNNING}[30s])) < bool 3)"
-LEFT_PAUSES = f"(({stream_pauses_unexplained.promql}) >= 2) * {TOO_RARE} * ({PREEMPTIONS} == bool 0)"
+LEFT_PAUSES = f"((({stream_pauses_unexplained.promql}) >= 2) * {TOO_RARE} * ({PREEMPTIONS} == bool 0))"
 stalled = Signal(
     requests_stuck_or_stopped.name,
-    f"({requests_stuck_or_stopped.promql} > 0) or ({LEFT_PAUSES} > 0) or ({requests_stuck_or_stopped.promql})",
+    f"({LEFT_PAUSES} > 0) or ({requests_stuck_or_stopped.promql})",
     "requests in flight without any progress (or with a pause of over 40 s), or stopped processes: {value}",
     "requests",
     throughout=True,
