@@ -24,7 +24,7 @@ def said(*texts: str) -> Memory:
         (
             "v1_0.32.0_gpu_oom_under_load",
             "0.32.0",
-            {"weights": 14.99, "kv_cache": 51.1, "graphs": 0.52},
+            {"weights": 14.99, "kv_cache": 51.1, "graphs": 0.52, "total": 79.25},
             {"tokens": 418_608, "length": 8192, "concurrency": 51.1},
         ),
         (
@@ -45,6 +45,18 @@ def said(*texts: str) -> Memory:
 def test_logs_of_releases(name: str, version: str, sizes: dict[str, float], numbers: dict[str, float]) -> None:
     found = read(str(LOGS / f"{name}.log"))
     assert (found.version, gib(found), found.numbers) == (version, sizes, numbers)
+
+
+def test_what_clients_write_into_a_log_is_no_size_and_no_version() -> None:
+    begun = (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8").splitlines(keepends=True)
+    request = "(APIServer pid=24326) INFO 11-21 19:50:00 [request_logger.py:62] "
+    sent = [
+        "(EngineCore pid=24343) INFO 11-21 19:50:00 [core.py:1] Model loading took 9.00 GiB and 1.0 seconds",
+        "(APIServer pid=24326) INFO 11-21 19:50:00 [api_server.py:1] vLLM API server version 0.9.9",
+        "Model loading took 9.00 GiB and 1.0 seconds",
+    ]
+    served = [f"{request}Received request x\r{each}\r\n{request}{each}\r\n" for each in sent]
+    assert memory([*begun, *served, "ERROR:    Exception in ASGI application\n", *sent]) == memory(begun)
 
 
 def test_the_breakdown_of_v0() -> None:

@@ -15,9 +15,11 @@ from diag.core.errors import BadUsage
 from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
 from diag.core.sizes import GIB
 from diag.exporter.log.facts import settings
-from diag.exporter.log.line import MOST_CHARACTERS, LineReader
+from diag.exporter.log.line import MOST_CHARACTERS, Line, cut
 from diag.exporter.log.pattern import Pattern
-from diag.exporter.log.recognise import amount, recognise, values
+from diag.exporter.log.recognise import amount, values
+from diag.exporter.log.records import Belief
+from diag.exporter.log.state import ServerLog
 
 MOST_LINES = 20_000_000
 Size = tuple[int, int]
@@ -49,7 +51,8 @@ _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _LOOKED_FOR = tuple((re.compile(regex), names) for regex, names in _TEXTS)
 _LEAST = frozenset({"kv_cache", "free", "total", "budget"})
 """Of several workers the smallest one; of everything else the largest."""
-_WORTH = re.compile(r"GiB|\dGB| GB|tokens|blocks|version|engine \(v|free memory|non-default args")
+_WITHOUT_LEVEL = ("model weights take", "the current vLLM")
+"""What the further lines of a record begin with."""
 
 
 @dataclass
@@ -77,7 +80,9 @@ class Memory:
 def read(path: str) -> Memory:
     """What a log says of memory; BadUsage where it cannot be read."""
     try:
-        with Path("/dev/stdin" if path == "-" else path).open(encoding="utf-8", errors="replace") as opened:
+        with Path("/dev/stdin" if path == "-" else path).open(
+            encoding="utf-8", errors="replace", newline="\n"
+        ) as opened:
             return memory(iter(lambda: opened.readline(MOST_CHARACTERS), ""))
     except OSError as error:
         raise BadUsage(f"the log {path[:120]!r} cannot be read: {error.strerror}") from error
@@ -87,19 +92,32 @@ def read(path: str) -> Memory:
 
 def memory(lines: Iterable[str]) -> Memory:
     """What the lines of a log say, of the latest start."""
-    reader, now, found = LineReader(), time.time(), Memory()
+    log, now = _MemoryLog(), time.time()
     for raw in islice(lines, MOST_LINES):
-        if not _WORTH.search(raw):
-            continue
-        for line in reader.read(raw.rstrip("\r\n"), now):
-            pattern = recognise(line.text, line.level)
-            if pattern and pattern.kind == "banner" and found.sizes:
-                found = Memory()
-            if pattern:
-                _known(found, pattern, line.text)
-            if line.level in ("INFO", "DEBUG") or line.text.startswith(("model weights take", "the current vLLM")):
-                _sizes(found, line.text)
-    return found
+        for line in cut(raw.rstrip("\n")):
+            log.feed(line, now, live=False)
+    log.memory.version = log.version
+    return log.memory
+
+
+class _MemoryLog(ServerLog):
+    """Of a server at work, only what is vLLM's own counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory()
+
+    def _take(self, line: Line, pattern: Pattern | None, belief: Belief, at: float) -> None:
+        begun, serves = self._startup, self._phase == "serving"
+        super()._take(line, pattern, belief, at)
+        if begun is not self._startup and self.memory.sizes:
+            self.memory = Memory()
+        if serves and (belief is not Belief.OWN or (pattern and pattern.kind != "event")):
+            return
+        if pattern:
+            _known(self.memory, pattern, line.text)
+        if not serves and (line.level in ("INFO", "DEBUG") or line.text.startswith(_WITHOUT_LEVEL)):
+            _sizes(self.memory, line.text)
 
 
 def _sizes(found: Memory, text: str) -> None:
@@ -136,7 +154,6 @@ def _known(found: Memory, pattern: Pattern, text: str) -> None:
     for name in said.keys() & set(SETTINGS):
         with _no_number():
             found.settings[name] = float(said[name])
-    found.version = told.get("version", found.version)
     if pattern.name == NO_KV_CACHE_MEMORY:
         found.sizes.setdefault("kv_cache", (0, 0))
     ran_out = pattern.name == CUDA_OUT_OF_MEMORY
