@@ -31,6 +31,7 @@ Series = dict[Key, Floats]
 """Labels (without `instance`) and a value for each time; a hole is NaN."""
 
 STRETCHES = {
+    "admission_deadlock": (10.0, 18.0, 54.0),  # the long prompt came at 8 s, and was given up at 58 s
     "engine_stalled": (24.0, 24.0, 60.0),  # SIGSTOP at 20 s, SIGCONT at 62 s
     "tp2_long_stall": (16.0, 76.0, 88.0),  # SIGSTOP at 14.5 s, a line in the log from 75 s on, SIGCONT at 88.9 s
     "compiling_while_serving": (20.0, 30.0, 58.0),  # from 22 s to 26 s
@@ -276,6 +277,7 @@ def _peers(incident: str) -> Series:
 
 
 RECORDED = {
+    "admission_deadlock": "admission_deadlock",
     "engine_dead": "engine_dead",
     "engine_stalled": "engine_stalled",
     "kv_eviction_cascade": "kv_cascade",

@@ -15,7 +15,7 @@ SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#sched
 SLEEP_MODE = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
 HEAD_OF_THE_QUEUE = "https://github.com/vllm-project/vllm/issues/39734"
 NOT_ADMITTED = requests_not_admitted.at_least(
-    1, measured("up to 7 requests waited and none ran until the long prompt was given up", "admission_deadlock")
+    1, measured("8 requests waited and none ran until the long prompt was given up", "admission_deadlock")
 )
 
 incident = Incident(
@@ -84,7 +84,7 @@ incident = Incident(
             effect="all other requests are admitted at once",
             restart=False,
             while_it_lasts=True,
-            why=measured("its client gave up after 60 s, and the queue moved within a second", "admission_deadlock"),
+            why=measured("its client gave up after 50 s, and the queue moved within a second", "admission_deadlock"),
         ),
         Fix(
             flag="--max-model-len",
