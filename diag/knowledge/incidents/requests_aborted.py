@@ -19,7 +19,7 @@ incident = Incident(
     impact="users get an error or half an answer, and the server computes tokens that nobody reads",
     symptoms=(
         share_given_up.above(
-            0.2, measured("60 % behind a time-out of 3 s; 3 % where a few users stop", "requests_aborted")
+            0.2, measured("25 % behind a time-out of 4 s, 5 % where a few users stop", "requests_aborted")
         ),
     ),
     supports=(queue_time_share.above(0.25, judged("much of the time-out is spent in the queue")),),
