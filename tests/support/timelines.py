@@ -295,8 +295,10 @@ RECORDED = {
     "kv_transfer_failing": "kv_transfer_failing",
     "multimodal_cache_desync": "multimodal_cache_desync",
     "output_corrupted": "output_corrupted",
+    "requests_aborted": "requests_aborted",
+    "structured_output_failing": "structured_output_failing",
 }
-"""The recording that shows an incident from vLLM's page alone."""
+"""The recording whose pages show an incident."""
 PEERS = {"replicas_unbalanced": ("healthy", "healthy")}
 """What other servers of the same model do meanwhile, where an incident is about one of them."""
 CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))

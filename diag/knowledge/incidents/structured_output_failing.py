@@ -6,6 +6,9 @@ from diag.signals import grammar_errors_per_request, speculates
 STRUCTURED = "https://docs.vllm.ai/en/latest/features/structured_outputs.html"
 LIVELOCK = "https://github.com/vllm-project/vllm/issues/49210"
 NO_BACKEND = "https://github.com/vllm-project/vllm/issues/51660"
+FAILS = grammar_errors_per_request.above(
+    0.02, judged("one request in fifty; a single line in hours is a draft token or one client's schema")
+)
 
 incident = Incident(
     id="structured_output_failing",
@@ -22,18 +25,17 @@ incident = Incident(
         compile ends its request, and in older releases the engine.
     """,
     impact="requests with a schema, a tool or a choice end with HTTP 500 or with output that breaks the schema",
-    symptoms=(
-        grammar_errors_per_request.above(
-            0.02, judged("one request in fifty; a single line in hours is a draft token or one client's schema")
-        ),
-    ),
+    symptoms=(FAILS,),
     looks_like=(
         LookAlike(
             "structured output that works",
             distinguish="The log has none of these lines, however many schemas there are.",
+            refuted_by=FAILS,
         ),
         LookAlike(
-            "schemas that are refused", distinguish="The client gets HTTP 400 at once; no request reaches the engine."
+            "schemas that are refused",
+            distinguish="The client gets HTTP 400 at once, and no request reaches the engine.",
+            refuted_by=FAILS,
         ),
         LookAlike("engine_stalled", distinguish="No token moves, and the log has none of these lines."),
     ),
