@@ -42,13 +42,13 @@ incident = Incident(
     explains=("engine_dead", "engine_stalled"),
     fixes=(
         Fix(
-            change="Look at the parameters of the requests that the log names: min_tokens, allowed_token_ids, "
-            "logit_bias and bad_words must leave a token that the schema allows at every place.",
+            change="Look at the parameters of the requests that the log names: allowed_token_ids and bad_words must "
+            "leave a token that the schema allows at every place.",
             command="grep -E 'Failed to (advance FSM|compile grammar) for request' {log}",
             effect="requests with a schema end with its output",
             restart=False,
             why=measured(
-                "min_tokens above the length of every choice: each such request failed", "structured_output_failing"
+                "allowed_token_ids without a token of any choice: each request failed", "structured_output_failing"
             ),
         ),
         Fix(
