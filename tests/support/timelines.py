@@ -37,6 +37,8 @@ STRETCHES = {
     "compiling_while_serving": (20.0, 30.0, 58.0),  # from 22 s to 26 s
     "engine_dead": (27.0, 27.0, 63.0),  # killed at 24 s
     "data_parallel_lockstep": (12.0, 12.0, 58.0),  # one page from 10 s on
+    "engine_device_fault": (20.0, 27.0, 63.0),  # the same, from before that
+    "host_memory_killed": (20.0, 27.0, 63.0),
 }
 """The seconds of a recording in which its fault lasts, where that is not all of it: played once, repeated from, to."""
 
