@@ -1191,3 +1191,25 @@ def test_a_named_pipe_is_followed(path: Path, follow: Callable[[Path], LogTail])
 
 def test_a_log_is_known_by_its_name_in_the_contract() -> None:
     assert LogTail("x").name == "log"
+
+
+def test_an_input_thread_that_dies_over_a_multimodal_item_is_told_in_the_engines_own_name() -> None:
+    """An engine of vLLM 0.11 names itself before each line of a traceback; without that, a client may have sent it."""
+    dies = (
+        "Exception in thread Thread-4 (process_input_sockets):",
+        "AssertionError: Expected a cached item for mm_hash='ad'",
+    )
+    serving = (
+        head("11:00:00", process="APIServer", file="api_server.py") + "vLLM API server version 0.11.0",
+        head("11:00:01") + "Initializing a V1 LLM engine (v0.11.0) with config: model='m'",
+        "INFO:     Application startup complete.",
+    )
+    own, foreign = fed(*serving, *(f"(EngineCore pid=1) {line}" for line in dies)), fed(*serving, *dies)
+    names = ("input_thread_died", "multimodal_cache_miss")
+    assert [times(own, name) for name in names] == [1, 1]
+    assert [times(foreign, name) for name in names] == [0, 0]
+
+
+def times(state: ServerLog, event: str) -> float:
+    found = {(name, labels): value for name, labels, value in state.samples(NOW)}
+    return found["diag_vllm_log_events_total", (event,)]

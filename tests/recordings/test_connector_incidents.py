@@ -98,16 +98,31 @@ def test_a_standstill_in_which_all_wait_for_kv_blocks_is_no_hung_engine(tmp_path
     assert found(report, "engine_stalled").diagnosis.explained_by == FAILING
 
 
+def sizeless(page: str) -> str:
+    """The page of a release that does not say how much the KV cache holds."""
+    return re.sub(r"^vllm:cache_config_info.*\n", "", page, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (lambda page: kv.offload(page, 0.0), "present"),
         (lambda page: kv.offload(page, 0.3), "absent"),
         (lambda page: kv.offload(page, 0.0, before=100_000), "unknown"),
+        (lambda page: sizeless(kv.offload(page, 0.0)), "unknown"),
+        (lambda page: sizeless(kv.offload(page, 0.0, before=3e6)), "present"),
         (lambda page: kv.prefill(page, 0.0), "unknown"),
         (lambda page: page, "absent"),
     ],
-    ids=["never found", "found", "a cold store", "a prefill instance", "no connector"],
+    ids=[
+        "never found",
+        "found",
+        "a cold store",
+        "a cold store beside a GPU of unknown size",
+        "never found beside a GPU of unknown size",
+        "a prefill instance",
+        "no connector",
+    ],
 )
 def test_offloaded_blocks(tmp_path: Path, change: Change, expected: str) -> None:
     assert state(judged(tmp_path, change), OFFLOAD) == expected

@@ -88,7 +88,9 @@ kv_blocks_stored = Signal(
     "bool",
 )
 ASKED, FOUND = (f"sum by ($by) (last_over_time({counter}[$window]))" for counter in (QUERIES, HITS))
-TURNOVER = f"(2 * {configured('kv_cache_size_tokens')})"
+BY_SERVER = f"sum by (instance) (last_over_time({QUERIES}[$window]))"
+TURNOVER = f"(2 * {configured('kv_cache_size_tokens')} or 2000000 + 0 * {BY_SERVER})"
+"""Tokens that fill the GPU's own cache twice; where its size is not known, what fills a large one."""
 external_hit_rate = Signal(
     "hit rate of the offloaded KV cache",
     # a prefix is looked for outside only once the GPU's own cache has evicted it, so that has to be filled twice first
