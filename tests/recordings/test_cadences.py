@@ -41,7 +41,7 @@ def test_no_cadence_claims_what_did_not_happen(name: str) -> None:
     if truth["verdict"] == "healthy":
         assert {report.verdict for _, report in reports} <= {"healthy", "unknown"}
     if truth["verdict"] == "ill":
-        assert "healthy" not in {report.verdict for every, report in reports if every <= 10}
+        assert "healthy" not in {report.verdict for every, report in reports if every <= 5}
 
 
 def test_three_scrapes_prove_no_health() -> None:
