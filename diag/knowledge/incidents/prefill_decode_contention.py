@@ -68,7 +68,7 @@ incident = Incident(
             value=tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=256,
-            effect="stream pauses per finished request fall to 0 on this server",
+            effect="decode time in stream pauses falls to 0 on this server",
             restart=False,
             expects=(HARDLY_PAUSES,),
             only_if=(
@@ -89,8 +89,7 @@ incident = Incident(
             expects=(HARDLY_PAUSES,),
             change="Cap how many tokens of one long prompt a step may take: its part of what this server prefills in "
             "60 % of freeze_seconds.",
-            effect="stream pauses per finished request fall to 0 (p99 of inter-token latency rises: judge by the "
-            "maximum)",
+            effect="decode time in stream pauses falls to 0 (p99 of inter-token latency rises: judge by the maximum)",
             risk="the long prompt itself takes about 10 % longer",
             rollback="--long-prefill-token-threshold 0 and restart",
             why=measured(
@@ -107,7 +106,7 @@ incident = Incident(
             only_if=(CHUNKED,),
             expects=(HARDLY_PAUSES,),
             change="Cap the whole step instead. Use this only where several long prompts still share a step.",
-            effect="stream pauses per finished request fall to 0",
+            effect="decode time in stream pauses falls to 0",
             risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s",
             rollback="set the old value again and restart",
             why=measured("the same inter-token latency as with the threshold", "contention_smallbatch"),
