@@ -188,6 +188,10 @@ def test_a_line_that_was_split_is_no_line_of_its_own(
     unchanged(serving(NEW, frame), lambda sent: way(NEW, sent), NEW)
 
 
+def at_of(head: str) -> float:
+    return datetime.strptime(f"2026-{head.split()[3]} {head.split()[4]} +0000", "%Y-%m-%d %H:%M:%S %z").timestamp()
+
+
 # -- what is true stays true ------------------------------------------------------------------------------------------
 
 DIED = "EngineCore encountered a fatal error."
@@ -243,6 +247,13 @@ def test_what_an_engine_prints_without_a_head_is_known_by_its_process() -> None:
         state = serving(NEW)
         feed(state, f"({process}) {died}", f"({process}) AssertionError: x")
         assert events(state) == expected
+
+
+def test_an_imitated_time_is_none_of_the_log() -> None:
+    state = serving(NEW)
+    state.feed(f"{NEW.api}Received request x", NOW, live=True)
+    state.feed("\rINFO 11-22 19:00:00 [core.py:1] x", NOW, live=True)
+    assert state.ahead == at_of(NEW.api) - NOW
 
 
 def test_a_process_that_the_start_did_not_show_is_hearsay() -> None:

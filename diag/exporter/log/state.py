@@ -104,10 +104,10 @@ class ServerLog:
             self._next_start.clear()
             return
         for part in self._reader.read(line[:MOST_CHARACTERS], read_at):
-            pattern, latest = recognise(part.text, part.level), self._own
-            at = self._at(part.at, read_at, live)
-            belief = self._records.belief(part, pattern, self._phase, read_at if live else None, latest)
-            self._take(part._replace(number=number), pattern, belief, at)
+            pattern = recognise(part.text, part.level)
+            belief = self._records.belief(part, pattern, self._phase, read_at if live else None, self._own)
+            own = part.at if part.stamped or belief is not Belief.TEXT else None
+            self._take(part._replace(number=number), pattern, belief, self._at(own, read_at, live))
 
     def _at(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:
@@ -162,7 +162,7 @@ class ServerLog:
         return self._startup.ready and not self._startup.over
 
     def _on_banner(self, pattern: Pattern, line: Line, at: float) -> None:
-        if self._serves_on:
+        if self._serves and not self._dead:  # a banner alone may have been made up
             self._next_start = [*self._next_start[-9:], (pattern, line, at)]
             return
         again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
@@ -176,11 +176,6 @@ class ServerLog:
         if not self._startup.seen:
             self._begin(at)
         self._on_setting(pattern, line, at)
-
-    @property
-    def _serves_on(self) -> bool:
-        """A banner alone does not show that a server at work has begun anew: it may have been made up."""
-        return self._serves and not self._dead
 
     def _start_again(self, line: Line) -> None:
         """A banner, and now a line of a start from another file of vLLM's: the server has begun anew."""
@@ -221,7 +216,7 @@ class ServerLog:
         self._facts.read(pattern, line.text)
 
     def _on_setting(self, pattern: Pattern, line: Line, at: float) -> None:
-        if self._serves_on:
+        if self._serves:
             return
         self._facts.read(pattern, line.text)
         self._startup.move(at)
@@ -236,7 +231,7 @@ class ServerLog:
     def _on_ends(self, pattern: Pattern, line: Line, at: float) -> None:
         """The API server of an engine that died ends as if it had been told to; uvicorn, by more than one line."""
         self._ending.add(line.text)
-        if self._serves_on and not line.source and len(self._ending) < 2:
+        if self._serves and not self._dead and not line.source and len(self._ending) < 2:
             return
         self._was_at_work(at)
         if not self._startup.over and not self._dead:
