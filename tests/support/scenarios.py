@@ -217,6 +217,11 @@ def crashed(times: int) -> Beside:
     return lambda _: [("diag_vllm_log_consecutive_crashes", (), times)]
 
 
+def logged(event: str, rate: float) -> Beside:
+    """So many lines a second that show an event."""
+    return lambda t: [("diag_vllm_log_events_total", (event,), float(int(rate * t)))]
+
+
 def said(event: str, **numbers: float) -> Beside:
     """The numbers in the last line of that kind."""
     return lambda _: [("diag_vllm_log_value", (event, field), value) for field, value in numbers.items()]
