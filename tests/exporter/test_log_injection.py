@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from support.paths import LOGS
 
-from diag.exporter.log.line import cut
+from diag.exporter.log.line import cut, entries
 from diag.exporter.log.patterns import PATTERNS
 from diag.exporter.log.recognise import recognise
 from diag.exporter.log.state import ServerLog
@@ -147,6 +147,16 @@ def unchanged(begun: ServerLog, written: Callable[[str], list[str]], server: Ser
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_what_a_client_writes_changes_nothing(way: Callable[[Server, str], list[str]], server: Server) -> None:
     unchanged(serving(server), lambda sent: way(server, sent), server)
+
+
+def test_what_clients_wrote_into_the_log_of_a_real_server_changed_nothing() -> None:
+    """Request ids, prompts and names of models with every text that the doctor knows, and refused grammars."""
+    state, ready = ServerLog(UTC, "server.log"), None
+    for entry in entries(LOGS / "v1_0.32.0_clients_imitate.log", UTC, NOW + 7 * 86_400):
+        state.feed(entry.text, entry.at, live=False)
+        ready = known(state) if entry.text == "INFO:     Application startup complete." else ready
+    assert state.version == "0.32.0"
+    assert known(state) == ready
 
 
 def in_cri(line: str) -> str:
