@@ -20,6 +20,8 @@ from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
 
 EXIT_STATUS = {"warning": 1, "critical": 2}
+LONGEST_QUERY = 40
+"""Lines of PromQL."""
 
 
 def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract) -> str:
@@ -38,7 +40,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
         "Escalate and hand over": _escalate(incident),
         "Do NOT": [f"- {warning}" for warning in incident.do_not],
         "Threshold rationale": _rationale(incident, contract),
-        "Complete PromQL expression": _promql(incident.query(incident.window, contract.values()), contract),
+        "Complete PromQL expression": _complete(incident, contract),
     }
     subject = " and ".join(subject_labels(incident, contract.site))
     head = (
@@ -144,9 +146,7 @@ def _symptom(condition: Condition, incident: Incident, contract: Contract) -> li
         f"**{claim(condition, contract)}**: {reading}. The symptom holds when this query returns {condition.op}"
         f" {contract.limit(condition.limit):g}; {other_side} rules the incident out.",
         "",
-        "```promql",
-        pretty(promql),
-        "```",
+        *_promql(promql, "The dashboard plots it."),
         "",
     ]
 
@@ -289,5 +289,14 @@ def _reference(source: Source) -> str:
     return f"{source.kind}: <{source.reference}>" if source.reference else source.kind
 
 
-def _promql(text: str, contract: Contract) -> list[str]:
-    return ["```promql", pretty(regroup(text, contract.site.labels)), "```"]
+def _complete(incident: Incident, contract: Contract) -> list[str]:
+    text = regroup(incident.query(incident.window, contract.values()), contract.site.labels)
+    return _promql(text, f"It is the alert {alert_name(incident.id)} in `alerts/diag.rules.yaml`.")
+
+
+def _promql(text: str, elsewhere: str) -> list[str]:
+    """A query, or where to find one that is too long for a page that is read at 3 a.m."""
+    lines = pretty(text).splitlines()
+    if len(lines) > LONGEST_QUERY:
+        return [f"This query has {len(lines)} lines. {elsewhere}"]
+    return ["```promql", *lines, "```"]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import promql_parser as ast
 
 from diag.core.errors import Unsupported
-from diag.promql import nodes, regex
+from diag.promql import nodes, parts, regex
 from diag.promql.aggregate import AGGREGATIONS
 from diag.promql.binary import ARITHMETIC, COMPARISONS, SET_OPERATIONS
 from diag.promql.functions import CALLS
@@ -35,19 +36,31 @@ class _Refused(Exception):
 @lru_cache(maxsize=1024)
 def parse(promql: str) -> nodes.Expression:
     """Parse an expression and check that all of it is supported."""
+    with suppress(ValueError, _Refused):  # what is wrong is said of the text as it is written
+        return _expression(promql, parts.shortened(promql, _vector))
     try:
-        tree = ast.parse(promql)
+        return _expression(promql, promql)
     except ValueError as error:
         raise Unsupported(f"`{promql}` is not PromQL: {error}") from error
-    try:
-        if _BYTE_ESCAPE.search(promql):
-            raise _Refused("an escaped byte")
-        node = _node(tree)
-        if isinstance(node, nodes.Range | nodes.Subquery | nodes.String):
-            raise _Refused("a range vector or a string as the result")
     except _Refused as refused:
         raise Unsupported(f"`{promql}` uses {refused}, which is not supported.") from None
+
+
+def _expression(promql: str, shortened: str) -> nodes.Expression:
+    tree = ast.parse(shortened)
+    if _BYTE_ESCAPE.search(promql):
+        raise _Refused("an escaped byte")
+    node = _node(tree)
+    if isinstance(node, nodes.Range | nodes.Subquery | nodes.String):
+        raise _Refused("a range vector or a string as the result")
     return nodes.Expression(promql, node)
+
+
+def _vector(promql: str) -> nodes.Node | None:
+    """The node of a part, None where it yields no instant vector."""
+    node = _node(ast.parse(parts.shortened(promql, _vector)))
+    others = nodes.Range | nodes.Subquery | nodes.String
+    return None if isinstance(node, others) or nodes.is_scalar(node) else node
 
 
 def pretty(promql: str) -> str:
@@ -184,5 +197,5 @@ _CONVERTERS: dict[type[ast.Expr], Callable[[Any], nodes.Node]] = {
     ast.StringLiteral: lambda tree: _only(nodes.String, tree.val),
     ast.SubqueryExpr: _subquery,
     ast.UnaryExpr: lambda tree: _only(nodes.Negate, _node(tree.expr)),
-    ast.VectorSelector: _selector,
+    ast.VectorSelector: lambda tree: parts.named(tree.name) or _selector(tree),
 }

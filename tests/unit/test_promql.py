@@ -1,3 +1,6 @@
+import importlib
+import re
+
 import numpy as np
 import pytest
 
@@ -19,6 +22,8 @@ from diag.promql import (
 )
 from diag.promql.regex import compiled, fully_matches
 
+parsing = importlib.import_module("diag.promql.parse")
+"""The module, whose name the package gives to its function."""
 MINUTE = 60_000
 
 
@@ -350,3 +355,29 @@ def test_metric_names_are_all_that_are_selected() -> None:
 )
 def test_output_labels_are_what_every_result_is_limited_to(promql: str, labels: str | None) -> None:
     assert output_labels(parse(promql)) == (None if labels is None else frozenset(labels.split()))
+
+
+LONG = 'sum by (instance) (rate(vllm:generation_tokens_total{model=~"a(b|c),d"}[5m])) + on (instance) group_left () up'
+PARTS = [
+    f"({LONG}) or ({LONG})",
+    f"clamp_max(({LONG}) / 2, 7)",
+    f"sum({LONG}) * scalar(vector(time() - 86400 * 365 * 10 + {'1 + ' * 40} 0))",
+    f"1 - (time() - ({'1 + ' * 40} 0)) * ({LONG})",
+    f"max_over_time(({LONG})[5m:1m]) unless absent({LONG})",
+    f"({LONG}) # (\n + ({LONG})",
+    f"label_replace(({LONG}), 'a', \"(\", 'b', `(x) {'y' * 120}`)",
+]
+
+
+@pytest.mark.parametrize("text", PARTS)
+def test_an_expression_in_parts_is_the_same_expression(text: str) -> None:
+    """A comma between its parentheses makes no part; each node is made once."""
+    assert parsing.parse(text).node is parsing._node(parsing.ast.parse(text))
+
+
+@pytest.mark.parametrize("part", ["rate(up)", "up @ 5", "a +"])
+def test_what_is_wrong_in_a_part_is_said_of_the_whole(part: str) -> None:
+    text = f"({LONG}) + ({'up + ' * 40} {part})"
+    with pytest.raises(Unsupported, match=re.escape(f"`{text}`")) as raised:
+        parse(text)
+    assert "diag::part" not in str(raised.value)
