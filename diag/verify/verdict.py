@@ -16,6 +16,9 @@ from diag.diagnosis.diagnose import Diagnosis, Reading
 from diag.verify.comparison import ServerComparison, Verdict
 from diag.verify.signal_deltas import CLEAR, SignalDelta
 
+SHORTEST = 5.0
+"""Seconds of an observation of which numbers can be compared: in fewer, single requests decide."""
+
 
 def judge(
     before: Diagnosis, after: Diagnosis | None, signals: Sequence[SignalDelta], server: ServerComparison
@@ -42,6 +45,8 @@ def _judge_comparable(
     if worst and RANK[worst.severity] > RANK[before.severity]:
         return "worse", f"{worst.incident.id} ({worst.severity}) appeared"
     if not (after.state == "absent" or after.brief) or any(_all_hold(_own_symptoms(after))):
+        if server.loads[1].seconds < SHORTEST:
+            return "not comparable", _covers_only(server.loads[1].seconds, seconds(before.incident.live_window))
         return _judge_persisting(after, signals)
     if worst and worst.severity == before.severity:
         return "no effect", f"{worst.incident.id} ({worst.severity}) replaced it"
@@ -92,8 +97,11 @@ def _too_short(before: Diagnosis, lasted: float) -> str:
     if lasted >= max(least, apart):
         return ""
     rhythm = f"it recurred after up to {quantity(apart, 'seconds')}; " if apart > least else ""
-    needed = quantity(max(1.2 * apart, least / 0.9), "seconds")
-    return f"{rhythm}AFTER covers only {quantity(lasted, 'seconds')}: observe the server for {needed}"
+    return rhythm + _covers_only(lasted, max(1.2 * apart, least / 0.9))
+
+
+def _covers_only(lasted: float, needed: float) -> str:
+    return f"AFTER covers only {quantity(lasted, 'seconds')}: observe the server for {quantity(needed, 'seconds')}"
 
 
 def _had_ended(before: Diagnosis) -> bool:
