@@ -32,6 +32,7 @@ class DecisionTable(NamedTuple):
 
     early: seconds by which the incident began before it shows, where a symptom has to hold throughout a window.
     watched: seconds before the first instant that are judged as well: what is chronic is judged over all of its window.
+    lasting: the places of its symptoms and supporting conditions that have to hold throughout a window.
     apart: seconds of health from which on two episodes are two: what is shorter lies within one window and one scrape.
     decided: whether the incident was present at some instant, else absent at the last one: what cannot be denied at
     the end is unknown. first, last: the places of the first and last instants that show what was decided.
@@ -41,6 +42,7 @@ class DecisionTable(NamedTuple):
 
     early: float
     watched: float
+    lasting: list[int]
     apart: float
     conditions: tuple[Condition, ...]
     limits: tuple[float, ...]
@@ -70,8 +72,9 @@ class DecisionTable(NamedTuple):
 
         What has to last for a while before it counts began with the first window throughout which it was so.
         """
-        lasting = [at for at, condition in enumerate(self.conditions) if condition.signal.throughout]
-        broken = np.flatnonzero((self.held[lasting, place, :shows] != 1).all(axis=0)) if self.early else [shows - 1]
+        broken = (
+            np.flatnonzero((self.held[self.lasting, place, :shows] != 1).all(axis=0)) if self.early else [shows - 1]
+        )
         at = int(broken[-1]) + 1 if len(broken) else 0
         return float(self.instants[at]) / 1000 - self.early if at else None
 
@@ -97,10 +100,14 @@ def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
     brief = (decided == 0) & ~_seen_enough(incident, subjects, queries)
     decided = np.where(brief, -1, decided).astype(np.int8)
     early = window.seconds if any(symptom.signal.throughout for symptom in incident.symptoms) else 0.0
+    own = (*incident.symptoms, *incident.supports)
+    lasting = [at for at, condition in enumerate(conditions) if condition.signal.throughout and condition in own]
     apart = window.seconds + queries.source.interval
     shown = (values, held, states, decided, first, last, ongoing)
     watched = window.seconds if incident.severity == "info" else early
-    return DecisionTable(early, watched, apart, conditions, limits, subjects, instants, *shown, unanswered, brief)
+    return DecisionTable(
+        early, watched, lasting, apart, conditions, limits, subjects, instants, *shown, unanswered, brief
+    )
 
 
 def shortest_look(incident: Incident) -> float:
