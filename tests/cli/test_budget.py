@@ -22,16 +22,16 @@ DIAG = Path(sys.executable).parent / "diag"
 SCHEMA = json.loads((Path(report.__file__).parent / "diag.budget.schema.json").read_text(encoding="utf-8"))
 
 WITH_A_LOG = """\
-FITS: llama-3.1-8b on 1 x h100 (79.10 GiB), vLLM 0.32.0, context 8,192 tokens
+FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
 
   GiB on one GPU        computed    log  difference  source
-  budget                   72.77                     92 % of 79.10 GiB
+  budget                   72.91                     92 % of 79.25 GiB
   weights                  14.99  14.99        none  the shape in config.json
   activations       0.78 to 5.48                     a step of 8,192 tokens, logits of 1,024
                                                      requests (estimated)
   CUDA graphs       0.10 to 2.00   0.52        none  counted since vLLM 0.20.0 (estimated)
   non-torch         0.05 to 0.40                     buffers of CUDA libraries (estimated)
-  KV cache        49.91 to 56.85  51.10        none  the budget minus all of the above (estimated)
+  KV cache        50.04 to 56.99  51.10        none  the budget minus all of the above (estimated)
 
   KV cache per token  131,072 bytes
   for 8,192 tokens    1.00 GiB, 512 blocks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import rewriting, scenarios
-from support.scenarios import Beside, config, fixes, found, gpu, judge, log, present, said, workers
+from support.scenarios import config, fixes, found, gpu, judge, log, present, reading, said, workers
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -313,16 +313,6 @@ def test_a_slow_start_comes_with_a_probe_that_outlasts_it(tmp_path: Path) -> Non
     assert names["startupProbe: {periodSeconds: 10, failureThreshold: 195}"] == 195
     assert names["VLLM_ENGINE_READY_TIMEOUT_S"] == 2598
     assert "load_weights 21.3 min" in found(report, "startup_slow").diagnosis.culprits
-
-
-def reading(rate: float) -> Beside:
-    """A worker that reads the weights at that rate, a quarter of which are loaded."""
-
-    def beside(t: float) -> Iterable[Sample]:
-        yield "diag_vllm_process_read_bytes_total", ("100", "worker", "0"), rate * t
-        yield "diag_vllm_startup_progress_ratio", (), 0.25
-
-    return beside
 
 
 @pytest.mark.parametrize(("rate", "slow"), [(60e6, True), (2e9, False)])

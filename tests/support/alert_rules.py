@@ -1,15 +1,17 @@
 """The generated alerting rules, evaluated by a real promtool over a timeline."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 import yaml
 from support import timelines
-from support.paths import ROOT
+from support.paths import ALL_RECORDINGS, ROOT
+from support.rewriting import OLD_NAMES
 from support.timelines import Fired, all_fired, fired
 
 from diag import promql
+from diag.core.metric_families import FAMILIES
 from diag.knowledge.catalog import load
 
 INCIDENTS = {incident.id: incident for incident in load()}
@@ -30,6 +32,16 @@ PROMPT = (
 )
 
 
+CONNECTORS = (
+    "vllm:mooncake_",
+    "vllm:kv_offload_",
+    "vllm:simple_kv_offload_",
+    "lmcache:",
+    "vllm:num_requests_kv_fetch_",
+)
+"""KV connectors that need RDMA or a GPU: the names are those of their sources."""
+
+
 @cache
 def rules(file: Path = RULES) -> list[dict[str, str]]:
     return [rule for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
@@ -39,6 +51,15 @@ def rules(file: Path = RULES) -> list[dict[str, str]]:
 def metrics_read() -> set[str]:
     """Every metric that a rule selects."""
     return {name for rule in rules() for name in promql.metric_names(promql.parse(rule["expr"]))}
+
+
+def in_no_recording(metrics: Iterable[str]) -> set[str]:
+    """Those that neither a recording, the exporter, an older release nor a connector has; no selector of any prefix."""
+    recorded = {
+        dict(key)["__name__"] for recording in ALL_RECORDINGS for key in timelines.recording(recording.name).series
+    }
+    unknown = {*metrics} - recorded - set(FAMILIES) - {"ALERTS"}
+    return {name for name in unknown if not name.startswith((*OLD_NAMES.values(), *CONNECTORS, "{"))}
 
 
 def evaluated(folder: Path, series: timelines.Series) -> Fired:

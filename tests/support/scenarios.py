@@ -207,6 +207,16 @@ def log(
     return beside
 
 
+def reading(rate: float) -> Beside:
+    """A worker that reads the weights at that rate in bytes per second, a quarter of which are loaded."""
+
+    def beside(t: float) -> Iterable[Sample]:
+        yield "diag_vllm_process_read_bytes_total", ("100", "worker", "0"), rate * t
+        yield "diag_vllm_startup_progress_ratio", (), 0.25
+
+    return beside
+
+
 def started(at: float) -> Beside:
     """A server process that was started at that time."""
     return lambda _: [("diag_vllm_process_start_time_seconds", (), at)]

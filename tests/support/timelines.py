@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from support.paths import RECORDINGS
-from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, logged, memory, workers
+from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, logged, memory, reading, workers
 
 from diag.core.metric_families import FAMILIES
 from diag.promql import STALE, Block, is_stale
@@ -313,7 +313,7 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "gpu_thermal_throttling": ("healthy", (hot(1800e6),), CALM),
     "host_memory_exhausted": ("healthy", (memory(lambda t: 0.95 + 0.0005 * t),), (memory(lambda _: 0.95),)),
     "startup_failed": ("", (log("load_weights", {}, silent=10, start=LEAD, engine_start_failed=-1),), ()),
-    "startup_slow": ("", (log("load_weights", {"load_weights": 900}, start=LEAD), workers(1.0)), ()),
+    "startup_slow": ("", (log("load_weights", {"load_weights": 900}, start=LEAD), workers(1.0), reading(60e6)), ()),
     "structured_output_failing": ("healthy", (logged("grammar_rejected", 0.5),), (logged("grammar_rejected", 0),)),
     "tp_communication_stall": ("tp2_long_stall", (TWO, workers(1.0, 0.0, stopped=[1])), CALM),
     "tp_interconnect_bound": ("healthy", linked(FULL), CALM),

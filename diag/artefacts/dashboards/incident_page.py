@@ -67,8 +67,10 @@ def _supporting(incident: Incident, scope: DashboardScope) -> list[Any]:
         text = f"{meaning} when {threshold(condition, scope.contract)}."
         return alarm_panel(condition, incident, text, scope)
 
-    found = [panel(condition, "Supports the diagnosis") for condition in incident.supports]
-    return [*found, panel(incident.escalates, "The alert is critical")] if incident.escalates else found
+    meanings = dict.fromkeys(incident.supports, "Supports the diagnosis")
+    if incident.escalates:
+        meanings[incident.escalates] = "The alert is critical"
+    return [panel(condition, meaning) for condition, meaning in meanings.items()]
 
 
 def _look_alikes(incident: Incident, known: Mapping[str, Incident], scope: DashboardScope) -> list[Any]:
