@@ -43,6 +43,10 @@ STRETCHES = {
 """The seconds of a recording in which its fault lasts, where that is not all of it: played once, repeated from, to."""
 
 
+RAY = ("Component", "NodeAddress", "ReplicaId", "SessionName", "Version", "WorkerId")
+"""Labels that a server in Ray adds."""
+MOMENTS = ("contention_long_prefill",)
+"""Recordings of what does not repeat: the KV cache that one prompt takes cannot grow for a quarter of an hour."""
 STAMPS = ("timestamp_seconds", "lora_requests_info")
 """How metrics end whose values are unix times."""
 START_TIME = "process_start_time_seconds"
@@ -80,7 +84,8 @@ class Recording:
         now, begin, from_, to = (self.at(each) for each in (played, *map(np.atleast_1d, stretch)))
         for key in now:
             if is_counter(key):
-                now[key] = now[key] - begin[key] + rounds * (to[key] - from_[key])
+                # one that did not count yet when the stretch began is not on its first pages
+                now[key] = now[key] - np.nan_to_num(begin[key]) + rounds * (to[key] - np.nan_to_num(from_[key]))
             elif dict(key)["__name__"].endswith(STAMPS):
                 now[key] = np.where(now[key] > 0, now[key] - (self.start + played) + seconds + LEAD, now[key])
             elif dict(key)["__name__"].endswith(START_TIME):
@@ -127,8 +132,8 @@ def _served(name: str, lead: str) -> Series:
 
 
 def _alike(key: Key) -> Key:
-    """A series of any server under the same key: without what is called differently there."""
-    return frozenset(each for each in key if each[0] not in ("model_name", "engine"))
+    """A series of any server under the same key: without what is called differently there, or is Ray's own."""
+    return frozenset(each for each in key if each[0] not in ("model_name", "engine", *RAY))
 
 
 def _joined(key: Key, before: Floats | None, after: Floats) -> Floats:

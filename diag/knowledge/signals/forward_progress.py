@@ -176,7 +176,7 @@ HEARSAY_OF_DEATH = (
 
 
 def any_of(**signs: str) -> str:
-    """1 where one of several signs shows, 0 where those that can be seen do not."""
+    """The largest of several signs: of yes or no, 1 where one shows, 0 where those that can be seen do not."""
     named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
     return f"max by ($by) ({' or '.join(named)})"
 

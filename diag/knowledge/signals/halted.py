@@ -6,7 +6,7 @@ uninterruptible sleep for a moment too, and a debugger that takes a stack trace 
 
 from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import PREEMPTIONS, RUNNING
-from diag.knowledge.signals.forward_progress import NOT_ADMITTED, requests_stuck
+from diag.knowledge.signals.forward_progress import NOT_ADMITTED, any_of, requests_stuck
 from diag.knowledge.signals.prefill import stream_pauses_unexplained
 
 OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
@@ -69,7 +69,7 @@ processes_uninterruptible = _halted_in(
 STOPPED = f"sum by ($by) ({halted(in_state('stopped|traced', 'engine|worker'))})"
 requests_stuck_or_stopped = Signal(
     "requests without progress, or stopped processes",
-    f"(({requests_stuck.promql}) > 0) or ({STOPPED} > 0) or ({requests_stuck.promql})",
+    any_of(stuck=f"({requests_stuck.promql})", stopped=f"({STOPPED} > 0)"),
     "requests in flight without any progress, or stopped processes of the engine: {value}",
     "requests",
     throughout=True,
