@@ -169,7 +169,8 @@ def test_every_command_of_the_guide_exists() -> None:
 def test_a_site_of_its_own_is_in_all_of_it(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(
         '[contract]\nttft_seconds = 2.5\n[site]\nlabels = ["pod"]\nrunbook_base_url = "https://wiki.example/v"\n'
-        'grafana_url = "https://grafana.example"\n[limits.kv_eviction_cascade]\n"KV cache usage (peak)" = 0.95\n'
+        'grafana_url = "https://grafana.example"\n[limits.kv_eviction_cascade]\n'
+        '"KV cache usage with one more request (peak)" = 0.95\n'
     )
     assert diag("generate", tmp_path, "--contract", tmp_path / "diag.toml").returncode == 0
     alerts = (tmp_path / "alerts/diag.rules.yaml").read_text()
@@ -177,7 +178,7 @@ def test_a_site_of_its_own_is_in_all_of_it(tmp_path: Path) -> None:
     assert "https://grafana.example/d/diag-kv_eviction_cascade" in alerts
     assert 'le=~"2.5|2.5[.]0"' in alerts and "by (instance" not in alerts
     page = json.loads((tmp_path / "dashboards/kv_eviction_cascade.json").read_text())
-    assert "KV cache usage (peak) > 95 %" in [panel.get("title") for panel in page["panels"]]
+    assert "KV cache usage with one more request (peak) > 95 %" in [panel.get("title") for panel in page["panels"]]
     assert "https://wiki.example/v/kv_eviction_cascade.md" in [link["url"] for link in page["links"]]
     assert "set in" in (tmp_path / "runbooks/kv_eviction_cascade.md").read_text()
 

@@ -95,7 +95,11 @@ def test_the_threshold_that_escalates_has_a_key_of_its_own(tmp_path: Path) -> No
         ("[site]\nrunbok = 'x'\n", ":2", "[site] has no key 'runbok'"),
         ("site = 3\n", ":1", "[site] must be a table"),
         (f"[limits]\n{CASCADE} = 3\n", ":2", f"[limits.{CASCADE}] must be a table"),
-        (f"[limits.{CASCADE}]\n'KV cache usage (peak)' = 'high'\n", ":2", "must be a number, not 'high'"),
+        (
+            f"[limits.{CASCADE}]\n'KV cache usage with one more request (peak)' = 'high'\n",
+            ":2",
+            "must be a number, not 'high'",
+        ),
     ],
 )
 def test_a_mistake_is_refused_with_its_line(tmp_path: Path, text: str, place: str, sentence: str) -> None:

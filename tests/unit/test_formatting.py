@@ -11,7 +11,7 @@ from diag.core.incident import Signal
 FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool"}
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
-    *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines"),
+    *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "transfers"),
 }
 SIGNALS = {name: value for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
 
@@ -60,5 +60,5 @@ def test_a_threshold_is_written_like_its_value(comparison: str, limit: float, un
 
 @pytest.mark.parametrize("name", sorted(SIGNALS))
 def test_every_signal_has_a_known_unit(name: str) -> None:
-    assert SIGNALS[name].unit in FORMATTED | COUNTED | {"ratio", "1/s"}
+    assert SIGNALS[name].unit in FORMATTED | COUNTED | {"ratio", "1/s", "level"}
     assert not re.search(r"{value} (s|W|C|bytes)\b", SIGNALS[name].sentence)
