@@ -95,9 +95,16 @@ def test_the_timeline_begins_with_the_first_mover() -> None:
         "prefix_cache_ineffective",
         "engine_stalled",
         "tp_communication_stall",
-        "prefix_cache_ineffective",
         "contract_breached",
-    ], "what ended with the stall and came back is told twice"
+    ]
+
+
+def test_what_ended_and_came_back_is_told_twice_in_the_timeline() -> None:
+    report = judged("tp2_long_stall")
+    stall, begin = report.present[0].diagnosis, report.observed.start
+    came_back = rewritten(report, stall._replace(episodes=((begin - 60, begin - 30), *stall.episodes)))
+    (table,) = with_class(page(came_back), "table", "timeline")
+    assert [text(row[0]) for row in table].count(stall.incident.id) == 2
 
 
 def test_a_healthy_page_says_by_which_numbers() -> None:

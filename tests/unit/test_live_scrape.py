@@ -336,7 +336,7 @@ def test_a_server_of_this_host_that_fails_later_is_no_longer_up() -> None:
 
 def test_a_closed_port_of_a_server_whose_log_is_named_is_data(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
-    log.write_text("(APIServer pid=1) ERROR 11-21 02:10:01 [core.py:1] AsyncLLM output_handler failed.\n")
+    log.write_text("(APIServer pid=1) ERROR 11-21 02:10:01 [async_llm.py:1] AsyncLLM output_handler failed.\n")
     observed = look(f"127.0.0.1:{bad.closed_port()}", beside=beside(str(log)), duration=1.0)
     deaths = values(observed, 'diag_vllm_log_event_last_timestamp_seconds{event="engine_dead"}')[0]
     assert deaths[-1] > 0

@@ -53,11 +53,15 @@ def test_a_real_recording_is_read() -> None:
     assert observed.launch["127.0.0.1:8201"].endswith("--max-num-seqs 32 --enforce-eager")
 
 
+LENGTHS = {1024, 2048, 4096, 8192, 65_536, 131_072}
+"""Of the contexts that the recorded servers were started with."""
+
+
 @pytest.mark.parametrize("folder", ALL_RECORDINGS, ids=lambda folder: folder.name)
 def test_every_recording_publishes_its_configuration(folder: Path) -> None:
     observed = read(folder)
     query = 'max(last_over_time(diag_vllm_config{flag="max_model_len"}[1h]))'
-    assert evaluate(query, observed.samples, observed.instants[-1:]).values[0, 0] in (1024, 2048, 4096, 8192, 131072)
+    assert evaluate(query, observed.samples, observed.instants[-1:]).values[0, 0] in LENGTHS
 
 
 @pytest.mark.parametrize("name", ["kv_cascade", "healthy", "tp2_long_stall"])
