@@ -28,6 +28,7 @@ STILL = b"".join(
     for name, value in (
         (b"num_requests_running", 1),
         (b"num_requests_waiting", 0),
+        (b"kv_cache_usage_perc", 0),
         (b"generation_tokens_total", 7),
         (b"prompt_tokens_total", 7),
         (b"request_success_total", 1),
