@@ -161,9 +161,8 @@ def test_explain_lays_a_page_out_on_a_terminal() -> None:
     assert plain != page
     assert re.search(r"(?m)^Symptoms \(all must hold\)$", plain)
     assert "```" not in plain and "|---" not in plain
-    assert (
-        "  max_over_time(vllm:kv_cache_usage_perc[5m]) and count_over_time(vllm:kv_cache_usage_perc[5m]) >= 3" in plain
-    )
+    assert "\n      quantile_over_time(0.5, vllm:num_requests_waiting[5m])\n    and\n" in plain
+    assert re.search(r"(?m)^  \$ curl .{150,}'$", plain), "what is copied is not broken into lines"
 
 
 def test_explain_uses_the_pager_and_leaves_out_colour_where_it_is_not_wanted() -> None:
