@@ -32,7 +32,6 @@ STILL = b"".join(
         (b"generation_tokens_total", 7),
         (b"prompt_tokens_total", 7),
         (b"request_success_total", 1),
-        (b"kv_cache_usage_perc", 1),
     )
 )
 
