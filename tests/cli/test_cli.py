@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer
 from support import rewriting
-from support.bad_servers import Answer, Reply, hang, on_metrics, serving, talking
+from support.bad_servers import Answer, Reply, Server, hang, on_metrics, serving, talking
 from support.cli import CASCADE, DIAG, diag
 from support.paths import ROOT
 
@@ -285,9 +285,20 @@ def test_a_live_server_is_judged_as_its_recording_is() -> None:
     assert primaries(report) == ["kv_eviction_cascade"]
 
 
+def stopped_by_ctrl_c(server: Server, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command on that server, interrupted once it has scraped it 40 times: however busy this machine is."""
+    arguments = [DIAG, command, server.url, *words, "--every", "0.1", "--for", "60"]
+    with subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while len(server.asked("/metrics")) < 40 and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=20)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, error)
+
+
 def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
     with serving(replayed("queue_saturation")) as server:
-        kept = diag("record", server.url, str(tmp_path / "kept"), "--every", "0.1", "--for", "2.5")
+        kept = stopped_by_ctrl_c(server, "record", str(tmp_path / "kept"))
     assert kept.returncode == 0
     assert "scrapes, 0 failed; diagnose it with: diag doctor " in kept.stdout
     report = json.loads(diag("doctor", str(tmp_path / "kept"), "--json").stdout)
@@ -296,17 +307,10 @@ def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
 
 def test_ctrl_c_in_the_middle_judges_what_is_there_and_says_so() -> None:
     with serving(replayed("kv_cascade")) as server:
-        process = subprocess.Popen(
-            [DIAG, "doctor", server.url, "--every", "0.1", "--for", "60"], text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        while len(server.asked("/metrics")) < 40:
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=20)
-    assert (process.returncode, error) == (2, "")
-    assert out.startswith("CRITICAL  kv_eviction_cascade")
-    assert "interrupted: only the scrapes until then were used" in out
+        done = stopped_by_ctrl_c(server, "doctor")
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.startswith("CRITICAL  kv_eviction_cascade")
+    assert "interrupted: only the scrapes until then were used" in done.stdout
 
 
 def test_a_server_that_hangs_is_unreachable_in_one_sentence() -> None:
