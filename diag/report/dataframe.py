@@ -61,7 +61,7 @@ def _part(signal: Signal, window: Window, times: "pd.DatetimeIndex", rows: Rows)
             **{label: column.repeat(len(times)) for label, column in columns.items()},
             "signal": signal.name,
             "unit": signal.unit,
-            "window": f"{window.seconds:g}s",
+            "window": window.text,
             "value": np.concatenate(list(rows.values())),
         }
     )
