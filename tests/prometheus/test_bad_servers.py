@@ -976,4 +976,4 @@ def test_a_cascade_whose_queries_are_refused_is_not_healthy(doctor: Diag, refuse
     ):
         said = doctor(server.url, *span)
     assert said.status == status
-    assert ("queries refused: 2 incidents unknown" in " ".join(said.out.split())) is (status == 3)
+    assert ("queries refused: 3 incidents unknown" in " ".join(said.out.split())) is (status == 3)

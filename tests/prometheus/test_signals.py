@@ -27,6 +27,7 @@ BUSY = (
     "lora_thrash",
     "kv_offload_effective",
     "output_corrupted",
+    "host_cpu_busy",
 )
 STRETCH = 7.5
 """Turns a scrape every 2 s into one every 15 s."""
@@ -51,9 +52,10 @@ def blocks(stretch: float) -> Iterator[promql.Block]:
 def instants(stretch: float) -> list[int]:
     """While all of them run, when the short ones have ended, and after some died; off the grid of the scrapes.
 
-    No window begins before the samples do: there, Prometheus 2 extrapolates a counter to its zero point in another way.
+    No window begins before the samples do, or in a hole of them: there, Prometheus 2 extrapolates a counter to its zero
+    point in another way.
     """
-    return [START + round(seconds * 1000 * stretch) for seconds in (41.3, 45.7, 58.3, 70.7, 95.3)]
+    return [START + round(seconds * 1000 * stretch) for seconds in (45.7, 58.3, 70.7, 103.3)]
 
 
 @pytest.mark.prometheus
@@ -85,7 +87,7 @@ def test_every_fix_says_where_it_comes_from(incident: Incident) -> None:
 def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str, stretch: float) -> None:
     """And all signals that limit something have a value on a server that is busy."""
     held = [each for each in blocks(stretch) if each.labels[0]["instance"] in BUSY]
-    samples, at = promql.Samples(held), np.array(instants(stretch)[:3])
+    samples, at = promql.Samples(held), np.array(instants(stretch)[:2])
     for condition in incident.conditions:
         text = fill(condition.signal.promql, incident.per, window, Contract().values())
         vector = promql.evaluate(text, samples, at)

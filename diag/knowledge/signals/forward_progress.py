@@ -181,10 +181,15 @@ def any_of(**signs: str) -> str:
     return f"max by ($by) ({' or '.join(named)})"
 
 
+# a long step can keep the page from answering for tens of seconds: while the engine runs, a minute of silence decides
+BUSY_NOT_DEAD = (
+    f"({ENGINE_PROCESSES}) > 0 and on (instance)"
+    " max by (instance) (max_over_time(diag_vllm_up[1m]) or max_over_time(up[1m])) > 0"
+)
 evidence_of_death = Signal(
     "server or engine dead",
     any_of(
-        page=f"(({successful_scrapes.promql}) == bool 0)",
+        page=f"((({successful_scrapes.promql}) == bool 0) unless on (instance) ({BUSY_NOT_DEAD}))",
         log=f"({engine_death_logged.promql})",
         process=f"(({ENGINE_PROCESSES}) == bool 0)",
     ),

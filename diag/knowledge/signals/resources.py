@@ -34,12 +34,14 @@ host_memory_time_left = Signal(
     "seconds",
 )
 # Use that goes up and down is no growth, whatever the slope of a line through it, and neither is one large allocation.
-# The limit is the same throughout: another one would look like growth.
+# The limit is the same throughout: another one would look like growth. (VictoriaMetrics counts the first sample as a
+# change, so changes() cannot say that there was none.)
 STEADILY = (
     f"(max by ($by) (resets({MEMORY}[5m])) <= bool 0.25 * max by ($by) (changes({MEMORY}[5m])))"
     f" * (max by ($by) (changes({MEMORY}[5m])) >= bool 4)"
     f" * ({USED} - min by ($by) (min_over_time({MEMORY}[5m])) > bool 0.05 * ({LIMIT} - {USED}))"
-    " * (max by ($by) (changes(diag_host_memory_limit_bytes[5m])) == bool 0)"
+    " * (max by ($by) (max_over_time(diag_host_memory_limit_bytes[5m]))"
+    " == bool min by ($by) (min_over_time(diag_host_memory_limit_bytes[5m])))"
 )
 FILLS = (
     f"((({USED} / ({LIMIT} > 0)) > bool 0.9) * (({LIMIT} - {USED}) / clamp_min({GROWTH}, 1) < bool 900)"
