@@ -93,8 +93,8 @@ cpu_pressure = Signal(
 cpu_throttled = Signal(
     "CPU throttling",
     THROTTLED,
-    "the CPU quota stops the server's cgroup for {value} of each second",
-    "seconds",
+    "the CPU quota stops the server's cgroup for {value} of the time",
+    "share",
 )
 # What the processes themselves waited decides. Where no exporter says it: pressure of 95 % was measured on a host
 # whose server had all that it needed, so the cgroup's numbers count only where tokens are late as well.
