@@ -30,7 +30,7 @@ from diag.sources.recording.reader import read  # noqa: E402
 
 RECORDED = 0
 """The cadence of a recording itself."""
-MOST_OFFSETS = 5
+MOST_OFFSETS = 3
 HEAD = """# Accuracy
 
 `python bench/accuracy.py` judges every recording of `tests/recordings` by its pages and its log, and compares what it
