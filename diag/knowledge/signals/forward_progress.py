@@ -181,10 +181,10 @@ def any_of(**signs: str) -> str:
     return f"max by ($by) ({' or '.join(named)})"
 
 
-# a long step can keep the page from answering for tens of seconds: while the engine runs, a minute of silence decides
+# a long step can keep the page from answering for tens of seconds: while the engine runs, 30 s of silence decide
 BUSY_NOT_DEAD = (
     f"({ENGINE_PROCESSES}) > 0 and on (instance)"
-    " max by (instance) (max_over_time(diag_vllm_up[1m]) or max_over_time(up[1m])) > 0"
+    " max by (instance) (max_over_time(diag_vllm_up[30s]) or max_over_time(up[30s])) > 0"
 )
 evidence_of_death = Signal(
     "server or engine dead",
