@@ -5,7 +5,7 @@ from diag.signals import compiled_recently, stream_pauses
 
 CASE = "https://github.com/vllm-project/vllm/issues/48752"
 
-PAUSES = stream_pauses.at_least(1, judged("a compilation that no stream feels is none of anybody's business"))
+PAUSES = stream_pauses.at_least(1, judged("a compilation that pauses no stream harms no user"))
 incident = Incident(
     id="compiling_while_serving",
     title="Compilation while serving",
@@ -45,7 +45,7 @@ incident = Incident(
             why=judged("what was compiled once is not compiled again"),
         ),
     ),
-    mitigate=("Wait: each shape is compiled once. A restart begins anew.",),
+    mitigate=("Wait: each shape is compiled once; after a restart all of them are compiled again.",),
     hand_over=(
         "the lines of the log with `during inference`, the vLLM version, the GPU, and the launch command; started with "
         "--jit-monitor-verbose, vLLM also names the shapes",
