@@ -11,7 +11,7 @@ from diag.artefacts.grafana.panels import PanelHeader, PanelQuery
 from diag.artefacts.names import GENERATED_MARK, dashboard_uid
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident
-from diag.knowledge.signals.host import RANK_OF_GPU
+from diag.knowledge.signals.ranks import RANK_OF_GPU
 
 MARGIN = "min by ($by) (diag_gpu_temperature_margin_celsius)"
 THROTTLED = "max by ($by, reason) (rate(diag_gpu_throttle_seconds_total[$window]))"

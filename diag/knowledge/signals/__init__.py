@@ -12,6 +12,8 @@ from diag.knowledge.signals.load import *  # noqa: F403
 from diag.knowledge.signals.multimodal import *  # noqa: F403
 from diag.knowledge.signals.peers import *  # noqa: F403
 from diag.knowledge.signals.prefill import *  # noqa: F403
+from diag.knowledge.signals.ranks import *  # noqa: F403
 from diag.knowledge.signals.resources import *  # noqa: F403
 from diag.knowledge.signals.settings import *  # noqa: F403
 from diag.knowledge.signals.slo import *  # noqa: F403
+from diag.knowledge.signals.startup import *  # noqa: F403

@@ -8,13 +8,13 @@ from diag.knowledge.signals.host import (
     EVENT_TIME,
     HEARSAY_TIME,
     LAST_PROGRESS_OF_INSTANCE,
-    PHASE,
     SERVES,
     last,
     since_start,
 )
 from diag.knowledge.signals.load import in_flight
 from diag.knowledge.signals.prefill import LONG_STEPS
+from diag.knowledge.signals.startup import PHASE
 
 
 def moved(window: str, unexported: str = "0 * ({grown})") -> str:
