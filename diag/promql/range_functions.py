@@ -1,30 +1,37 @@
 """Functions over windows of samples: rate, increase, *_over_time and the like."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from diag.promql import numeric
-from diag.promql.samples import Block, Floats, Millis
+from diag.promql.samples import Block, Bools, Floats, Millis
 from diag.promql.vector import Vector
-from diag.promql.windows import Spans, Windows, chunks
+from diag.promql.windows import Gathered, Spans, Windows, chunks, windows_of
 
 
 class RangeFunction(NamedTuple):
-    """compute: Windows and the scalar argument, if any, of shape (T,) -> values (S, T)."""
+    """compute: Windows (Gathered ones where it looks at every sample of each window) and the scalar argument, if any,
+    of shape (T,) -> values (S, T)."""
 
-    compute: Callable[[Windows, Floats], Floats]
+    compute: Callable[[Any, Floats], Floats]
     fewest: int = 1  # samples that a window must hold to have a value
+    gathers: bool = False
 
 
 def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: Floats) -> Vector:
     """Evaluate a function for the series of a block without holes."""
+    windows = windows_of(block, spans)
     shape = (len(block.labels), spans.asked.size)
-    values, present = np.zeros(shape), np.zeros(shape, dtype=bool)
-    for rows, instants, windows in chunks(block, spans):
-        values[rows, instants] = function.compute(windows, argument[instants])
-        present[rows, instants] = windows.count >= function.fewest
+    present = np.broadcast_to(windows.count >= function.fewest, shape)
+    values = np.zeros(shape)
+    if not present.any():
+        return Vector(block.labels, values, present)
+    if not function.gathers:
+        return Vector(block.labels, function.compute(windows, argument), present)
+    for rows, instants, gathered in chunks(windows):
+        values[rows, instants] = function.compute(gathered, argument[instants])
     return Vector(block.labels, values, present)
 
 
@@ -33,12 +40,12 @@ def _extrapolated(windows: Windows, is_counter: bool, per: float = 1.0) -> Float
 
     In the order in which Prometheus computes it, so that the last digit is the same: the rate of a rate depends on it.
     """
-    (last, last_time), (first, first_time) = windows.nth_last(1), (windows.values[..., 0], windows.times[:, 0])
+    (last, last_time), (first, first_time) = windows.nth_last(1), windows.earliest()
     increase = last - first
     if is_counter:
-        before, now, paired = windows.pairs()
-        lost = np.where(paired & (now < before), before, 0.0)
-        increase = np.cumsum(np.concatenate([increase[..., np.newaxis], lost], axis=-1), axis=-1)[..., -1]
+        before, fell = windows.values[:, :-1], windows.values[:, 1:] < windows.values[:, :-1]
+        for place in np.flatnonzero(fell.any(axis=0)).tolist():
+            increase[..., windows.with_both(place)] += np.where(fell[:, place], before[:, place], 0.0)[:, np.newaxis]
     sampled = (last_time - first_time) / 1000
     average_gap = sampled / (windows.count - 1)
     to_start = _reach((first_time - windows.spans.start) / 1000, average_gap)
@@ -67,7 +74,7 @@ def _irate(windows: Windows, _: Floats) -> Floats:
     return change / seconds
 
 
-def _regression(windows: Windows, origin: Millis) -> tuple[Floats, Floats]:
+def _regression(windows: Gathered, origin: Millis) -> tuple[Floats, Floats]:
     """Fit a line; return its slope per second and its value at `origin` (ms, shape (T,))."""
     x = (windows.times - origin[:, np.newaxis]) / 1000
     y, valid, n = windows.values, windows.valid, windows.count
@@ -81,32 +88,41 @@ def _regression(windows: Windows, origin: Millis) -> tuple[Floats, Floats]:
     return np.where(constant, flat, slope), np.where(constant, first + flat, at_origin)
 
 
-def _predict_linear(windows: Windows, seconds: Floats) -> Floats:
+def _predict_linear(windows: Gathered, seconds: Floats) -> Floats:
     slope, now = _regression(windows, windows.spans.asked)
     return slope * seconds + now
 
 
 def _resets(windows: Windows, _: Floats) -> Floats:
-    before, now, paired = windows.pairs()
-    resets: Floats = np.sum(paired & (now < before), axis=-1, dtype=np.float64)
-    return resets
+    return _pairs_that(windows.values[:, 1:] < windows.values[:, :-1], windows)
 
 
 def _changes(windows: Windows, _: Floats) -> Floats:
-    before, now, paired = windows.pairs()
-    differ = (now != before) & ~(np.isnan(now) & np.isnan(before))
-    changes: Floats = np.sum(paired & differ, axis=-1, dtype=np.float64)
-    return changes
+    before, now = windows.values[:, :-1], windows.values[:, 1:]
+    return _pairs_that((now != before) & ~(np.isnan(now) & np.isnan(before)), windows)
 
 
-def _extreme(windows: Windows, ufunc: np.ufunc) -> Floats:
+def _pairs_that(differ: Bools, windows: Windows) -> Floats:
+    """Count the neighbours in each window of which this holds, shape (S, N - 1)."""
+    counted = np.cumsum(np.pad(differ, ((0, 0), (1, 0))), axis=1, dtype=np.float64)
+    first, last = (np.clip(place, 0, windows.times.size - 1) for place in (windows.first, windows.after - 1))
+    result: Floats = counted[:, last] - counted[:, first]
+    return result
+
+
+def _extreme(windows: Gathered, ufunc: np.ufunc) -> Floats:
     """Reduce by fmin or fmax, which ignore NaN unless there is nothing else."""
     result: Floats = ufunc.reduce(np.where(windows.valid, windows.values, np.nan), axis=-1)
     return result
 
 
 def _counts(windows: Windows, _: Floats) -> Floats:
-    return np.broadcast_to(windows.count.astype(np.float64), windows.values.shape[:2])
+    return _everywhere(windows.count.astype(np.float64), windows)
+
+
+def _everywhere(values: Floats | float, windows: Windows) -> Floats:
+    """The same values (T,) for every series."""
+    return np.broadcast_to(values, (len(windows.values), windows.first.size))
 
 
 RANGE_FUNCTIONS: dict[str, RangeFunction] = {
@@ -115,19 +131,19 @@ RANGE_FUNCTIONS: dict[str, RangeFunction] = {
     "delta": RangeFunction(lambda w, _: _extrapolated(w, False), fewest=2),
     "irate": RangeFunction(_irate, fewest=2),
     "idelta": RangeFunction(lambda w, _: _instant_change(w, False)[0], fewest=2),
-    "deriv": RangeFunction(lambda w, _: _regression(w, w.times[:, 0])[0], fewest=2),
-    "predict_linear": RangeFunction(_predict_linear, fewest=2),
+    "deriv": RangeFunction(lambda w, _: _regression(w, w.times[:, 0])[0], fewest=2, gathers=True),
+    "predict_linear": RangeFunction(_predict_linear, fewest=2, gathers=True),
     "resets": RangeFunction(_resets),
     "changes": RangeFunction(_changes),
-    "sum_over_time": RangeFunction(lambda w, _: numeric.total(w.values, w.valid)),
-    "avg_over_time": RangeFunction(lambda w, _: numeric.mean(w.values, w.valid)),
-    "min_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmin)),
-    "max_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmax)),
+    "sum_over_time": RangeFunction(lambda w, _: numeric.total(w.values, w.valid), gathers=True),
+    "avg_over_time": RangeFunction(lambda w, _: numeric.mean(w.values, w.valid), gathers=True),
+    "min_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmin), gathers=True),
+    "max_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmax), gathers=True),
     "count_over_time": RangeFunction(_counts),
     "last_over_time": RangeFunction(lambda w, _: w.nth_last(1)[0]),
-    "present_over_time": RangeFunction(lambda w, _: np.ones(w.values.shape[:2])),
-    "absent_over_time": RangeFunction(lambda w, _: np.ones(w.values.shape[:2])),
-    "quantile_over_time": RangeFunction(lambda w, q: numeric.quantile(q, w.values, w.valid)),
-    "stdvar_over_time": RangeFunction(lambda w, _: numeric.variance(w.values, w.valid)),
-    "stddev_over_time": RangeFunction(lambda w, _: np.sqrt(numeric.variance(w.values, w.valid))),
+    "present_over_time": RangeFunction(lambda w, _: _everywhere(1.0, w)),
+    "absent_over_time": RangeFunction(lambda w, _: _everywhere(1.0, w)),
+    "quantile_over_time": RangeFunction(lambda w, q: numeric.quantile(q, w.values, w.valid), gathers=True),
+    "stdvar_over_time": RangeFunction(lambda w, _: numeric.variance(w.values, w.valid), gathers=True),
+    "stddev_over_time": RangeFunction(lambda w, _: np.sqrt(numeric.variance(w.values, w.valid)), gathers=True),
 }

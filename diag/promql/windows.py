@@ -35,10 +35,51 @@ class Spans(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
+    """The samples of a block in each window: those from `first` on and before `after`, both of shape (T,).
+
+    values: (S, N). times: ms, (N,). All series of a block share their times, so what depends on time alone is computed
+    once for all of them.
+    """
+
+    values: Floats
+    times: Millis
+    first: Millis
+    after: Millis
+    spans: Spans
+
+    @property
+    def count(self) -> Millis:
+        """Number of samples in each window, (T,)."""
+        return self.after - self.first
+
+    def earliest(self) -> tuple[Floats, Millis]:
+        """Return values (S, T) and times (T,) of the first sample of each window; garbage where there is none."""
+        return self._at(np.minimum(self.first, self.times.size - 1))
+
+    def nth_last(self, n: int) -> tuple[Floats, Millis]:
+        """Return values (S, T) and times (T,) of the n-th last sample of each window; garbage where there are fewer."""
+        return self._at(np.maximum(self.after - n, 0))
+
+    def _at(self, place: Millis) -> tuple[Floats, Millis]:
+        return self.values[:, place], self.times[place]
+
+    def with_both(self, place: int) -> slice:
+        """Return the instants whose windows hold the sample at this place and the next one; instants ascend."""
+        return slice(np.searchsorted(self.after, place + 2), np.searchsorted(self.first, place, side="right"))
+
+    def gathered(self) -> "Gathered":
+        """Return the samples of each window beside each other."""
+        place = self.first[:, np.newaxis] + np.arange(self.count.max(initial=1))
+        valid = place < self.after[:, np.newaxis]
+        place = np.minimum(place, self.times.size - 1)
+        return Gathered(self.values[:, place], self.times[place], valid, self.count, self.spans)
+
+
+@dataclass(frozen=True)
+class Gathered:
     """The samples in each window, left-aligned: a window has `count` of them, its further places hold garbage.
 
-    values: (S, T, W). times: ms, (T, W). valid: which places hold a sample, (T, W). count: (T,). All series of a block
-    share their times, so what depends on time alone is computed once for all of them.
+    values: (S, T, W). times: ms, (T, W). valid: which places hold a sample, (T, W). count: (T,).
     """
 
     values: Floats
@@ -47,35 +88,23 @@ class Windows:
     count: Millis
     spans: Spans
 
-    def nth_last(self, n: int) -> tuple[Floats, Millis]:
-        """Return values (S, T) and times (T,) of the n-th last sample of each window; garbage where there are fewer."""
-        place = np.maximum(self.count - n, 0)
-        instant = np.arange(place.size)
-        return self.values[:, instant, place], self.times[instant, place]
-
     def pairs(self) -> tuple[Floats, Floats, Bools]:
         """Return neighbouring values, before and after, and which places hold such a pair."""
         return self.values[..., :-1], self.values[..., 1:], self.valid[..., 1:]
 
 
-def chunks(block: Block, spans: Spans) -> Iterator[tuple[slice, slice, Windows]]:
-    """Gather the windows of a block without holes, by slices of series and instants that fit into memory."""
-    first, after = spans.bounds(block.times)
-    width = int((after - first).max(initial=0))
-    if not width:
-        return
-    instants_at_once = max(1, min(spans.asked.size, _MOST_CELLS // width))
+def windows_of(block: Block, spans: Spans) -> Windows:
+    """The windows of a block without holes."""
+    return Windows(block.values, block.times, *spans.bounds(block.times), spans)
+
+
+def chunks(whole: Windows) -> Iterator[tuple[slice, slice, Gathered]]:
+    """Gather windows, of which one holds a sample, by slices of series and instants that fit into memory."""
+    width, instants = int(whole.count.max()), whole.first.size
+    instants_at_once = max(1, min(instants, _MOST_CELLS // width))
     series_at_once = max(1, _MOST_CELLS // (width * instants_at_once))
-    for row in range(0, len(block.labels), series_at_once):
-        for instant in range(0, spans.asked.size, instants_at_once):
-            rows, instants = slice(row, row + series_at_once), slice(instant, instant + instants_at_once)
-            part = Spans(spans.asked[instants], spans.length, spans.offset)
-            yield rows, instants, _gather(block.times, block.values[rows], part)
-
-
-def _gather(times: Millis, values: Floats, spans: Spans) -> Windows:
-    first, after = spans.bounds(times)
-    place = first[:, np.newaxis] + np.arange((after - first).max(initial=1))
-    valid = place < after[:, np.newaxis]
-    place = np.minimum(place, times.size - 1)
-    return Windows(values[:, place], times[place], valid, after - first, spans)
+    for row in range(0, len(whole.values), series_at_once):
+        for instant in range(0, instants, instants_at_once):
+            rows, at = slice(row, row + series_at_once), slice(instant, instant + instants_at_once)
+            spans = whole.spans._replace(asked=whole.spans.asked[at])
+            yield rows, at, Windows(whole.values[rows], whole.times, whole.first[at], whole.after[at], spans).gathered()
