@@ -16,7 +16,7 @@ from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
 from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.registry import versions
-from diag.vllm.memory import gpus
+from diag.vllm.hardware import gpus
 from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.ledger import (
     ACTIVATIONS,

@@ -11,7 +11,8 @@ from support.paths import MODELS
 from diag.core.errors import BadUsage
 from diag.core.sizes import GIB
 from diag.vllm.command import parse as command
-from diag.vllm.memory import gpus, suggestions
+from diag.vllm.hardware import gpus
+from diag.vllm.memory import suggestions
 from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.cache import cache_layout
 from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger
@@ -683,5 +684,5 @@ def test_an_fp8_cache_is_proposed_only_where_vllm_starts_with_it(
 def test_gpus_have_names() -> None:
     assert gpus.memory("H100") == gpus.memory("NVIDIA H100") == round(79.1 * GIB)
     assert gpus.memory("NVIDIA GeForce RTX 4090") == gpus.memory("rtx4090")
-    with pytest.raises(BadUsage, match="did you mean l40s"):
+    with pytest.raises(BadUsage, match="did you mean l40"):
         gpus.memory("l40z")

@@ -11,7 +11,7 @@ from diag.vllm.command.command import Command
 from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.defaults import default
 from diag.vllm.flags.registry import release, versions
-from diag.vllm.memory.gpus import capability
+from diag.vllm.hardware.gpus import capability
 from diag.vllm.memory.model import Model
 
 MOST, MOST_TOKENS = 2**42, 2**26

@@ -1,0 +1,1 @@
+"""GPUs that vLLM servers run on: what they hold, and how fast they are."""
