@@ -49,6 +49,8 @@ OUTPUT_CORRUPTED = "output_corrupted"
 CUDA_ERROR = "cuda_error"
 NCCL_TIMEOUT = "nccl_timeout"
 COMPILED_WHILE_SERVING = "compiled_while_serving"
+SCHEDULER_PAUSED = "scheduler_paused"
+SCHEDULER_RESUMED = "scheduler_resumed"
 
 LOG_EVENTS = (
     LogEvent(
@@ -149,6 +151,8 @@ LOG_EVENTS = (
     LogEvent(MULTIMODAL_CACHE_MISS, "The engine lacks a multimodal item that the API server believes it has cached."),
     LogEvent(REQUEST_PREPROCESSING_FAILED, "The engine failed a request before its scheduler saw it."),
     LogEvent(INPUT_THREAD_DIED, "The engine's input thread ended: no request reaches the scheduler any more."),
+    LogEvent(SCHEDULER_PAUSED, "Somebody paused the scheduler (POST /pause): requests wait, and none is scheduled."),
+    LogEvent(SCHEDULER_RESUMED, "The scheduler goes on after a pause (POST /resume)."),
     LogEvent(OUTPUT_CORRUPTED, "Logits were NaN (counted with VLLM_COMPUTE_NANS_IN_LOGITS=1)."),
 )
 OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)

@@ -17,6 +17,7 @@ from diag.knowledge.signals import (
     endpoint_without_vllm,
     engine_death_logged,
     engine_processes,
+    engines_lost,
     kv_cache_usage_peak,
     progress,
     requests_in_flight,
@@ -24,6 +25,7 @@ from diag.knowledge.signals import (
     requests_not_admitted,
     requests_stuck,
     requests_stuck_or_stopped,
+    scheduler_paused,
     serves,
     shut_down,
     sleep_level,
@@ -60,7 +62,7 @@ def _blind(found: Progress | str) -> str:
     """Why the health of an engine is unknown, or ""; one that is still starting serves nobody yet."""
     if isinstance(found, str):
         return found
-    return found.reason if found.state == "starting" else ""
+    return found.reason if found.state == "starting" or found.reason == STILL else ""
 
 
 def owed_and_still(found: tuple[Progress, ...]) -> bool:
@@ -75,7 +77,10 @@ def scope(subject: Subject) -> str:
     return " ".join([labels.get("instance", ""), *rest]).strip()
 
 
-STILL = "requests are in flight and nothing has moved; one very long prefill looks the same for up to two minutes"
+STILL = (
+    "requests are in flight and nothing has moved; one very long prefill, or a step that compiles kernels, looks the "
+    "same for up to two minutes"
+)
 DIVERGED = "no progress while one rank uses no CPU and its peers busy-wait; the gauges froze at 0 requests in flight"
 HALTED = "the kernel says that a process of the engine is stopped"
 IDLE = "no request in flight; an engine that got stuck while idle looks the same here, --probe tells the two apart"
@@ -86,6 +91,7 @@ SLEEPS = {
 }
 """By the level of vllm:engine_sleep_state."""
 WAKES_UP = "it serves nobody until POST /wake_up"
+PAUSED = "scheduling is paused (POST /pause), with the weights in place; it serves nobody until POST /resume"
 REFUSED = "requests wait, none runs and nothing moves: the scheduler admits nobody"
 NEVER = (
     "/metrics never answered: the server is starting, failed to start, or the address is wrong; "
@@ -103,6 +109,7 @@ THERE = "its processes are running and /metrics does not answer yet; its log wou
 DEATHS = (
     (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
     (engine_processes, 0, "no engine process is left"),
+    (engines_lost, 1, "the process of one of its engines has ended"),
     (engine_death_logged, 1, "its log reports that the engine died, and nothing has started since"),
     (successful_scrapes, 0, "/metrics answered before and has stopped answering"),
 )
@@ -131,6 +138,8 @@ def _beyond_gauges(state: tuple[State, str], subject: Subject, queries: QueryCac
     """The state of an engine that is not busy, by what shows why."""
     if _last(asleep, ENGINE, subject, queries):
         return "asleep", f"{SLEEPS[int(_last(sleep_level, ENGINE, subject, queries) or 0)]}; {WAKES_UP}"
+    if _last(scheduler_paused, ENGINE, subject, queries):
+        return "asleep", PAUSED
     if _last(requests_not_admitted, ENGINE, subject, queries):
         return "stalled", REFUSED
     if state[0] == "idle" and _last(ranks_out_of_step, INSTANCE, subject, queries):

@@ -13,13 +13,19 @@ from diag.diagnosis.report import Report
 GAUGE = 'vllm:num_requests_{}{{engine="0",model_name="tiny"'
 
 
-def still(folder: Path, *, running: int = 0, waiting: int = 0, deferred: int = 0, beside: str = "") -> Report:
-    """An idle server's pages, on which nothing moves, with these requests in it."""
+STEPS = 'vllm:iteration_tokens_total_count{engine="0",model_name="tiny"}'
+
+
+def still(
+    folder: Path, *, running: int = 0, waiting: int = 0, deferred: int = 0, beside: str = "", steps: int = 1000
+) -> Report:
+    """An idle server's pages, on which nothing moves, with these requests in it, after so many steps."""
 
     def page(text: str) -> str:
         for name, value in {"running": running, "waiting": waiting}.items():
             text = rewriting.with_value(text, GAUGE.format(name), f"{value}.0")
         text = rewriting.with_value(text, GAUGE.format("waiting_by_reason") + ',reason="deferred"', f"{deferred}.0")
+        text = rewriting.with_value(text, STEPS, f"{steps}.0")
         return text + beside
 
     return doctor.run(
@@ -57,3 +63,46 @@ def test_nothing_that_is_advised_for_now_is_a_restart(tmp_path: Path) -> None:
     now = [proposal for proposal in proposals if not proposal.fix.restart]
     assert "Drop the request" in now[0].text
     assert [proposal.text for proposal in proposals if "restart it" in proposal.text.lower()] == []
+
+
+def asked(**calls: int) -> str:
+    """How often these paths were called, as vLLM's HTTP server counts them."""
+    line = 'http_requests_total{{handler="/{}",method="POST",status="2xx"}} {}\n'
+    return "".join(line.format(path, number) for path, number in calls.items())
+
+
+PAUSED = 'diag_vllm_log_event_last_timestamp_seconds{event="scheduler_paused"} 1100\n'
+RESUMED = 'diag_vllm_log_event_last_timestamp_seconds{event="scheduler_resumed"} '
+BY_LOG = f"{PAUSED}diag_vllm_startup_last_progress_timestamp_seconds 1000\ndiag_vllm_up 1\n"
+
+
+@pytest.mark.parametrize("shown", [asked(pause=1), asked(pause=3, resume=2), f"{BY_LOG}{RESUMED}0\n"])
+@pytest.mark.parametrize("requests", [{"running": 2}, {"waiting": 3}, {}])
+def test_a_paused_scheduler_is_said_to_be_paused(tmp_path: Path, shown: str, requests: dict[str, int]) -> None:
+    report = still(tmp_path, beside=shown, **requests)
+    assert present(report) == set()
+    assert [progress.state for progress in report.progress] == ["asleep"]
+    assert "POST /resume" in report.progress[0].reason
+
+
+@pytest.mark.parametrize("shown", [asked(pause=2, resume=2), f"{BY_LOG}{RESUMED}1200\n"])
+def test_a_scheduler_that_was_resumed_is_not_paused(tmp_path: Path, shown: str) -> None:
+    assert present(still(tmp_path, running=2, beside=shown)) == {"engine_stalled"}
+
+
+COMPILED = 'diag_vllm_log_event_last_timestamp_seconds{{event="compiled_while_serving"}} {}\n'
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_step_that_may_compile_is_no_stall_yet(tmp_path: Path, compiles: bool) -> None:
+    """One of an engine's first ones, or one of which the log says so."""
+    *_, (now, _, _) = rewriting.scrapes("idle")
+    shown = {"beside": COMPILED.format(now - 30)} if compiles else {"steps": 3}
+    report = still(tmp_path, running=2, **shown)
+    assert (report.verdict, present(report)) == ("unknown", set())
+    assert "compiles kernels" in report.blind[0]
+
+
+def test_an_engine_that_compiled_long_ago_is_stalled(tmp_path: Path) -> None:
+    (now, _, _), *_ = rewriting.scrapes("idle")
+    assert present(still(tmp_path, running=2, beside=COMPILED.format(now - 300))) == {"engine_stalled"}

@@ -1,6 +1,6 @@
 """Data-parallel engines that wait for each other, and engines of which one alone stands still."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -60,3 +60,35 @@ def test_what_looks_like_engines_out_of_step_and_is_none(
     told = present(judged(tmp_path, *engines))
     assert LOCKSTEP not in told
     assert instead is None or told == instead
+
+
+def with_processes(folder: Path, engines: list[list[Scrape]], seen: Callable[[int], int]) -> Report:
+    """The same, with so many engine processes at each scrape."""
+    line = 'diag_vllm_processes{{role="engine"}} {}\ndiag_vllm_up 1\n'
+    pages = re.as_ranks(*engines)
+    scrapes = [(time, host, page + line.format(seen(number))) for number, (time, host, page) in enumerate(pages)]
+    return doctor.run(ObserveOptions([str(re.write(folder / "recording", scrapes))]))
+
+
+def test_the_death_of_one_engine_is_the_death_of_the_server(tmp_path: Path) -> None:
+    """The API server fails all requests from then on, and its page may go on answering."""
+    both = [still("healthy", **WORK), still("healthy", **NONE)]
+    report = with_processes(tmp_path, both, lambda scrape: 2 if scrape < 20 else 1)
+    assert found(report, "engine_dead").diagnosis.primary
+    assert report.progress[0].reason == "the process of one of its engines has ended"
+
+
+@pytest.mark.parametrize(
+    ("engines", "seen"),
+    [(2, lambda _: 1), (2, lambda scrape: 3 if scrape == 7 else 2), (1, lambda scrape: 2 if scrape == 7 else 1)],
+    ids=["the other one is on another host", "a fork for a moment", "a fork of the only one"],
+)
+def test_an_engine_process_that_was_never_there_is_not_missing(
+    tmp_path: Path, engines: int, seen: Callable[[int], int]
+) -> None:
+    assert with_processes(tmp_path, [still("healthy", **NONE)] * engines, seen).verdict == "healthy"
+
+
+def test_engines_that_go_on_outlive_a_peer_that_was_removed(tmp_path: Path) -> None:
+    both = [list(re.scrapes("healthy"))] * 2
+    assert "engine_dead" not in present(with_processes(tmp_path, both, lambda scrape: 2 if scrape < 40 else 1))

@@ -74,5 +74,9 @@ SERVING_PATTERNS = (
         "0.11.1",
         logger="core.py",
     ),
+    Pattern(
+        "event", "scheduler_paused", r"setting pause state to PAUSED_(?:NEW|ALL)$", SAID, "0.21.0", logger=_SCHEDULER
+    ),
+    Pattern("event", "scheduler_resumed", r"setting pause state to UNPAUSED$", SAID, "0.21.0", logger=_SCHEDULER),
     Pattern("event", "input_thread_died", r"Exception in thread Thread-\d+ \(process_input_sockets\):", BAR, "0.8.0"),
 )

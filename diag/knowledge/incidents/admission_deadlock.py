@@ -8,11 +8,13 @@ from diag.signals import (
     longest_that_is_admitted,
     not_set,
     requests_not_admitted,
+    scheduler_paused,
     standstill_was_prefill,
 )
 
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
 SLEEP_MODE = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
+PAUSE = "https://docs.vllm.ai/en/stable/training/async_rl/"
 HEAD_OF_THE_QUEUE = "https://github.com/vllm-project/vllm/issues/39734"
 NOT_ADMITTED = requests_not_admitted.at_least(
     1, measured("8 requests waited and none ran until the long prompt was given up", "admission_deadlock")
@@ -67,7 +69,8 @@ incident = Incident(
         ),
         LookAlike(
             "a paused scheduler",
-            distinguish="GET /is_paused says so: somebody has sent POST /pause, and POST /resume ends it.",
+            distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
+            requires=scheduler_paused.at_most(0, documented("a paused scheduler schedules nothing", PAUSE)),
         ),
     ),
     explains=(

@@ -2,10 +2,11 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
-from diag.signals import engines, requests_running, requests_stuck_on_all_engines
+from diag.signals import engines, requests_running, requests_stuck_on_all_engines, scheduler_paused
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
+PAUSE = "https://docs.vllm.ai/en/stable/training/async_rl/"
 DRIFT = "https://github.com/vllm-project/vllm/issues/43547"
 
 incident = Incident(
@@ -38,6 +39,11 @@ incident = Incident(
         LookAlike(
             "tp_communication_stall",
             distinguish="A rank within one engine is missing; its peers are the ranks of the same engine.",
+        ),
+        LookAlike(
+            "a paused scheduler",
+            distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
+            requires=scheduler_paused.at_most(0, documented("a paused scheduler schedules nothing", PAUSE)),
         ),
         LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
         LookAlike("admission_deadlock", distinguish="Requests wait and none runs: the scheduler does not admit them."),

@@ -5,6 +5,7 @@ from diag.knowledge.shared_fixes import LET_GO_ON, READ_LOG
 from diag.signals import (
     engine_death_logged,
     engine_processes,
+    engines_lost,
     evidence_of_death,
     quoted_error,
     start_under_way,
@@ -32,6 +33,7 @@ incident = Incident(
     supports=(
         successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),
         engine_death_logged.at_least(1, measured("the API server logs EngineDeadError", "engine_dead")),
+        engines_lost.at_least(1, judged("the API server fails all requests once one of its engines is gone")),
         engine_processes.at_most(0, judged("without its engine process a server serves nobody")),
     ),
     looks_like=(
@@ -44,7 +46,7 @@ incident = Incident(
         LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state says so."),
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
-    explains=("engine_stalled", "contract_breached"),
+    explains=("data_parallel_lockstep", "engine_stalled", "contract_breached"),
     quotes=quoted_error,
     fixes=(
         *LET_GO_ON,

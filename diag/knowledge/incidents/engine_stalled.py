@@ -7,12 +7,14 @@ from diag.signals import (
     progress,
     requests_not_admitted,
     requests_without_progress,
+    scheduler_paused,
     stalled,
     standstill_was_prefill,
 )
 
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 SLEEP_MODE = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
+PAUSE = "https://docs.vllm.ai/en/stable/training/async_rl/"
 
 incident = Incident(
     id="engine_stalled",
@@ -50,6 +52,11 @@ incident = Incident(
             "a sleeping engine",
             distinguish="vllm:engine_sleep_state says so, and POST /wake_up ends it.",
             requires=asleep.at_most(0, documented("a sleeping engine schedules nothing", SLEEP_MODE)),
+        ),
+        LookAlike(
+            "a paused scheduler",
+            distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
+            requires=scheduler_paused.at_most(0, documented("a paused scheduler schedules nothing", PAUSE)),
         ),
         LookAlike(
             "tp_communication_stall",

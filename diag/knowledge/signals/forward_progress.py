@@ -1,7 +1,16 @@
 """Signals of forward progress: whether the engine processes tokens, and whether it answers."""
 
 from diag.core.incident import Signal
-from diag.core.log_events import ENGINE_DEAD, ENGINE_START_FAILED, FATAL, SHUT_DOWN, WORKER_DIED
+from diag.core.log_events import (
+    COMPILED_WHILE_SERVING,
+    ENGINE_DEAD,
+    ENGINE_START_FAILED,
+    FATAL,
+    SCHEDULER_PAUSED,
+    SCHEDULER_RESUMED,
+    SHUT_DOWN,
+    WORKER_DIED,
+)
 from diag.core.startup_phases import READY
 from diag.knowledge.signals.expressions import KV_USAGE, RUNNING, WAITING
 from diag.knowledge.signals.host import (
@@ -9,6 +18,7 @@ from diag.knowledge.signals.host import (
     HEARSAY_TIME,
     LAST_PROGRESS_OF_INSTANCE,
     SERVES,
+    event_time,
     last,
     since_start,
 )
@@ -44,6 +54,8 @@ def stuck(window: str, least: int) -> str:
     return f"{in_flight(window)} * ({in_flight(window)} >= bool {least}) * {stands_still(window)}"
 
 
+WARM_STEPS = 100
+"""Steps after which an engine has met the common shapes of batches; each of the first ones may compile a kernel."""
 progress = Signal(
     "tokens and requests processed",
     moved("$window"),
@@ -63,14 +75,23 @@ PROBE_FAILED = (
     "(1 - max by (instance) (last_over_time(diag_probe_success[$window])))"
 )
 # A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes. So does an
-# engine whose steps have just been that long.
+# engine whose steps have just been that long. One of an engine's first steps may compile a kernel that its warm-up did
+# not cover, and so may a later one, as the log says: nobody can tell that from a stall for as long.
+FIRST_STEPS = (
+    f"((sum by ($by) (last_over_time(vllm:iteration_tokens_total_count[$window]))"
+    f" or sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))) < {WARM_STEPS})"
+)
+COMPILED = event_time(COMPILED_WHILE_SERVING)
+COMPILES = f"(max by (instance) ({COMPILED.replace('$by', 'instance')}) > time() - 120)"
 STUCK_2M = f"(({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
 requests_stuck = Signal(
     "requests in flight without progress",
     f"0 * ({moved('30s')} > 0) or ({PROBE_FAILED} > 0) or {STUCK_2M}"
-    f" or ({stuck('$window', 2)} == 0) or (0 * ({LONG_STEPS} > 0)) or ({stuck('$window', 2)} * {seen_before('25s')})",
+    f" or ({stuck('$window', 2)} == 0) or (0 * ({LONG_STEPS} > 0))"
+    f" or ({stuck('$window', 2)} * {seen_before('25s')} unless {FIRST_STEPS} unless on (instance) {COMPILES})",
     "requests in flight without any progress: {value}",
     "requests",
+    needs=f"two minutes in the first {WARM_STEPS} steps of an engine, or where it compiles kernels",
 )
 # A request in a step, however long the step, was counted as running before: a prefill in one step is no refused
 # admission. Nor is a request that is deferred, until its KV transfer or its grammar is there.
@@ -110,6 +131,27 @@ sleep_level = Signal(
     f' + 2 * max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[$window]))',
     "the engine sleeps at level {value}",
     "level",
+)
+
+
+def _asked(path: str) -> str:
+    """How often this path of the API server was called with success since its start."""
+    return f'sum by (instance) (last_over_time(http_requests_total{{handler="{path}",status="2xx"}}[$window]))'
+
+
+# Its last line in the log, which vLLM 0.20 does not write yet; else more calls of /pause than of /resume on the page.
+PAUSED_BY_LOG = (
+    f"(({since_start(SCHEDULER_PAUSED)}) * ({event_time(SCHEDULER_PAUSED)} > bool {event_time(SCHEDULER_RESUMED)}))"
+).replace("$by", "instance")
+PAUSED_BY_PAGE = f"(({_asked('/pause')} > bool {_asked('/resume')}) or ({_asked('/pause')} > bool 0))"
+ENGINE_SEEN = f"0 * sum by ($by) (last_over_time({RUNNING}[$window]))"
+scheduler_paused = Signal(
+    "scheduler paused",
+    f"{ENGINE_SEEN} + on (instance) group_left () (({PAUSED_BY_LOG} > 0) or {PAUSED_BY_PAGE} or {PAUSED_BY_LOG})"
+    # without a log and without the metrics of vLLM's own HTTP server, nobody has been seen to pause it
+    f" or {ENGINE_SEEN}",
+    "somebody has paused the scheduler (POST /pause), and it has not been resumed: {value}",
+    "bool",
 )
 endpoint_without_vllm = Signal(
     "metrics endpoint without vLLM's metrics",
@@ -153,6 +195,16 @@ engine_death_logged = Signal(
 engine_processes = Signal(
     "engine processes", ENGINE_PROCESSES, "running engine processes of this server: {value}", "processes"
 )
+# The API server fails all requests once one data-parallel engine is gone. As many processes as engines were seen for
+# most of the time: where some run on other hosts, or a fork had an engine's name for a moment, none is missing.
+ENGINES = f"count by ($by) (count by ($by, engine) (last_over_time({RUNNING}[$window])))"
+USUAL_PROCESSES = 'max by ($by) (quantile_over_time(0.9, diag_vllm_processes{role="engine"}[1d]))'
+engines_lost = Signal(
+    "engine process lost",
+    f"({ENGINE_PROCESSES} < bool {ENGINES}) * ({USUAL_PROCESSES} >= bool {ENGINES})",
+    "a data-parallel engine's process has ended: {value}",
+    "bool",
+)
 shut_down = Signal(
     "shut down in order",
     f"({since_start(SHUT_DOWN)}) * (1 - {SERVES})",
@@ -186,12 +238,14 @@ BUSY_NOT_DEAD = (
     f"({ENGINE_PROCESSES}) > 0 and on (instance)"
     " max by (instance) (max_over_time(diag_vllm_up[30s]) or max_over_time(up[30s])) > 0"
 )
+SILENT_PAGE = f"((({successful_scrapes.promql}) == bool 0) unless on (instance) ({BUSY_NOT_DEAD}))"
 evidence_of_death = Signal(
     "server or engine dead",
     any_of(
-        page=f"((({successful_scrapes.promql}) == bool 0) unless on (instance) ({BUSY_NOT_DEAD}))",
+        page=SILENT_PAGE,
         log=f"({engine_death_logged.promql})",
         process=f"(({ENGINE_PROCESSES}) == bool 0)",
+        part=f"({engines_lost.promql})",
     ),
     "/metrics does not answer any more, the log reports the death of the engine, or its process has ended: {value}",
     "bool",
@@ -203,7 +257,8 @@ evidence_of_death = Signal(
     f" or {HEARSAY_OF_DEATH}",
     culprit_label="{event}",
 )
-# a shared log, or processes that are seen wrongly, do not stand against tokens
+# a shared log, or processes that are seen wrongly, do not stand against tokens; both together do, against those of the
+# data-parallel engines that are left
 GENERATES = (
     "((sum by ($by) (increase(vllm:generation_tokens_total[$window]))"
     f" + sum by ($by) (increase(vllm:prompt_tokens_total[$window]))) * {SERVES} > bool 0)"
@@ -211,7 +266,7 @@ GENERATES = (
 tokens_or_shutdown = Signal(
     "generating, or shut down in order",
     any_of(
-        tokens=GENERATES,
+        tokens=f"({GENERATES} unless on (instance) (({engine_death_logged.promql}) * ({engines_lost.promql}) > 0))",
         shutdown=f"({shut_down.promql})",
     )
     + " or 0 * max by ($by) (count_over_time(up[$window]))",

@@ -1,18 +1,19 @@
 """Signals of the host's memory and CPU time, as a server's processes and its cgroup have them."""
 
 from diag.core.incident import Signal
-from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
+from diag.core.log_events import CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
 from diag.knowledge.signals.expressions import RUNNING, edge, itl
 from diag.knowledge.signals.forward_progress import (
+    COMPILED,
     ENGINE_PROCESSES,
     LAST_UP,
     OOM_KILL,
+    SILENT_PAGE,
     SOON,
     any_of,
     engine_death_logged,
-    successful_scrapes,
 )
-from diag.knowledge.signals.host import EVENT_TIME, LAST_PROGRESS_OF_INSTANCE, SERVES, event_time, last, since_start
+from diag.knowledge.signals.host import EVENT_TIME, LAST_PROGRESS_OF_INSTANCE, SERVES, last, since_start
 from diag.knowledge.signals.prefill import MEDIAN_ITL
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -92,7 +93,8 @@ cpu_pressure = Signal(
 )
 cpu_throttled = Signal(
     "CPU throttling",
-    THROTTLED,
+    # the kernel adds up what each CPU of the group has lost
+    f"clamp_max({THROTTLED}, 1)",
     "the CPU quota stops the server's cgroup for {value} of the time",
     "share",
 )
@@ -119,7 +121,6 @@ cpu_starvation = Signal(
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 
-COMPILED = event_time(COMPILED_WHILE_SERVING)
 compiled_recently = Signal(
     "compilation while serving",
     f"({COMPILED} > bool 0) * (time() - {COMPILED} < bool 300)",
@@ -143,7 +144,7 @@ XID_AND_DEATH = (
     'max by (instance) (increase(diag_gpu_xid_errors_total{xid=~"13|31|43|45"}[5m]) > bool 0)'
     " * on (instance) "
     + any_of(
-        page=f"(({successful_scrapes.promql}) == bool 0)",
+        page=SILENT_PAGE,
         log=f"({engine_death_logged.promql})",
         process=f"(({ENGINE_PROCESSES}) == bool 0)",
     )
