@@ -160,6 +160,12 @@ def test_a_counter_is_extrapolated_to_where_a_sample_was_due_or_by_half_a_gap() 
     assert ask("increase(x[3100s])", block, at=4_000_000) == [({}, 20 * 2500 / 2000)]  # 1.1 gaps before the first
 
 
+def test_a_reset_counts_in_the_windows_that_hold_both_of_its_samples_and_in_no_other() -> None:
+    counter = Samples([series("x", [1.0, 2.0, 3.0, 0.0, 2.0, 3.0], start=10_000)])
+    vector = evaluate("resets(x[25s]) + increase(x[25s]) * 100", counter, np.arange(30_000, 61_000, 10_000))
+    assert vector.values.tolist() == [[250.0, 126.0, 251.0, 300.0]]
+
+
 def test_the_slope_of_a_constant_is_exactly_zero() -> None:
     times = np.array([991, 2458, 4514, 10515, 16185, 18467, 30664, 38211, 38964, 48795])  # the formula gives 7e-16
     block = Block(({"__name__": "x"},), times, np.full((1, 10), 81.59))
