@@ -58,7 +58,7 @@ def _expression(promql: str, shortened: str) -> nodes.Expression:
 
 def _vector(promql: str) -> nodes.Node | None:
     """The node of a part, None where it yields no instant vector."""
-    node = _node(ast.parse(parts.shortened(promql, _vector)))
+    node = _node(ast.parse(promql))
     others = nodes.Range | nodes.Subquery | nodes.String
     return None if isinstance(node, others) or nodes.is_scalar(node) else node
 

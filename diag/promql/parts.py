@@ -5,7 +5,7 @@ times. Between the parentheses of a text a part is replaced by a name, and the n
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from diag.promql.nodes import Node
 
@@ -22,42 +22,51 @@ def named(name: str | None) -> Node | None:
     return _named.get(name or "")
 
 
+class _Group:
+    """The text after an opening parenthesis, or from the start: what was read of it, its parts already replaced."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin = self.copied = begin
+        self.pieces: list[str] = []
+        self.has_comma = False
+
+    def until(self, end: int, text: str) -> str:
+        """The group as it is written up to `end`, with its parts replaced."""
+        return "".join([*self.pieces, text[self.copied : end]])
+
+    def add(self, begin: int, piece: str, end: int, text: str) -> None:
+        """Take up a piece for what stands between `begin` and `end`."""
+        self.pieces += (text[self.copied : begin], piece)
+        self.copied = end
+
+
 def shortened(text: str, parse_vector: Callable[[str], Node | None]) -> str:
     """The text with the parts between its parentheses replaced; `parse_vector` gives no node for what is no vector."""
     if len(text) < LEAST or _NAME in text or "#" in text:
         return text
-    pieces, end = [], 0
-    for begin, close, has_comma in _groups(text):
-        inside = text[begin:close]
-        name = "" if has_comma or len(inside) < LEAST else _name_of(inside, parse_vector)
-        pieces += [text[end:begin], name or shortened(inside, parse_vector)]
-        end = close
-    return "".join([*pieces, text[end:]])
+    groups = [_Group(0)]
+    for token in _TOKEN.finditer(text):
+        mark, at = token.group(), token.start()
+        if mark == "(":
+            groups.append(_Group(at + 1))
+        elif mark == ",":
+            groups[-1].has_comma = True
+        elif mark == ")" and len(groups) > 1:
+            group = groups.pop()
+            inside = text[group.begin : at]
+            name = (
+                "" if group.has_comma or len(inside) < LEAST else _name_of(inside, group.until(at, text), parse_vector)
+            )
+            groups[-1].add(group.begin, name or group.until(at, text), at, text)
+    return groups[0].until(len(text), text)
 
 
-def _name_of(inside: str, parse_vector: Callable[[str], Node | None]) -> str:
+def _name_of(inside: str, shortened: str, parse_vector: Callable[[str], Node | None]) -> str:
     """The name of a part, "" where it is no vector."""
     if inside not in _names:
-        node = parse_vector(inside)
+        node = parse_vector(shortened)
         name = f"{_NAME}{len(_names)}" if node else ""
         if node:
             _named[name] = node
         _names[inside] = name
     return _names[inside]
-
-
-def _groups(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Where the outermost parentheses begin and end inside, and whether a comma stands directly in them."""
-    depth, begin, has_comma = 0, 0, False
-    for token in _TOKEN.finditer(text):
-        mark = token.group()
-        if mark == "(":
-            depth += 1
-            if depth == 1:
-                begin, has_comma = token.end(), False
-        elif mark == ")":
-            depth -= 1
-            if depth == 0:
-                yield begin, token.start(), has_comma
-        elif mark == "," and depth == 1:
-            has_comma = True
