@@ -57,7 +57,8 @@ class Signal(NamedTuple):
     the window ("peak": maxima and counts of events). `throughout` is whether it holds only where it did so in the whole
     window, so that it began a window earlier than it shows. `hindsight` is whether a condition on it that does not hold
     did not hold two minutes before either, when it could not be known yet. `needs` says what has to happen before it
-    has a value ("10 finished requests"), where telemetry alone does not suffice: a few events prove nothing.
+    has a value ("10 finished requests"), where telemetry alone does not suffice: a few events prove nothing. `formerly`
+    are names by which a site's file may still call its threshold.
 
     Where the number does not say which rank or which event it is about, `culprit_promql` is PromQL with one series for
     each of them, and `culprit_label` is filled with its labels and its value (of `culprit_unit`): "rank {rank}",
@@ -75,6 +76,7 @@ class Signal(NamedTuple):
     culprit_promql: str = ""
     culprit_label: str = ""
     culprit_unit: str = ""
+    formerly: tuple[str, ...] = ()
 
     def above(self, limit: float | str, why: Source) -> "Condition":
         """`self > limit`; a limit given by name is an entry of the measurement contract."""

@@ -1,6 +1,6 @@
 """Thresholds of a site, in place of those that an incident declares."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from diag.core.contract import Contract
 from diag.core.errors import BadContract
@@ -22,6 +22,21 @@ def apply_overrides(incidents: Sequence[Incident], contract: Contract) -> tuple[
     return tuple(_overridden(incident, contract) for incident in incidents)
 
 
+def renamed(incidents: Sequence[Incident], contract: Contract) -> Iterator[str]:
+    """A sentence for each threshold that the site calls by a former name."""
+    for incident in incidents:
+        for old, new in _former_names(incident).items():
+            if old in contract.limits.get(incident.id, {}):
+                yield f"{contract.origin}: [limits.{incident.id}]: '{old}' is now called '{new}'; rename it"
+
+
+def _former_names(incident: Incident) -> dict[str, str]:
+    """The name of today for each former one."""
+    today = names(incident)
+    signals = [condition.signal for condition in (*incident.conditions, *incident.supports)]
+    return {old: signal.name for signal in signals for old in signal.formerly if old not in today}
+
+
 def names(incident: Incident) -> list[str]:
     """The signals of an incident whose threshold a site may set."""
     escalates = [ESCALATES] if incident.escalates else []
@@ -29,7 +44,8 @@ def names(incident: Incident) -> list[str]:
 
 
 def _overridden(incident: Incident, contract: Contract) -> Incident:
-    limits = contract.limits.get(incident.id, {})
+    former, given = _former_names(incident), contract.limits.get(incident.id, {})
+    limits = {former.get(name, name): limit for name, limit in given.items() if former.get(name) not in given}
     for name in limits:
         if name not in names(incident):
             known = ", ".join(f"'{signal}'" for signal in names(incident))

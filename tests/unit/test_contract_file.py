@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
+from diag.commands.site import site
 from diag.core.contract import Contract, Site
 from diag.core.contract_file import read
 from diag.core.errors import BadContract
@@ -131,3 +132,16 @@ def test_the_documented_file_is_accepted(tmp_path: Path) -> None:
     site = contract(tmp_path, documented[1])
     assert (site.ttft_seconds, site.site.labels) == (2.5, ("cluster", "namespace", "pod"))
     assert overridden(CASCADE, site).symptoms[0].limit == 0.3
+
+
+def test_a_threshold_under_its_former_name_counts_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract(tmp_path, f"[limits.{CASCADE}]\n'KV cache usage (peak)' = 0.5\n")
+    _, incidents = site(None, tmp_path / "diag.toml")
+    limits = {
+        each.signal.name: each.limit for incident in incidents if incident.id == CASCADE for each in incident.symptoms
+    }
+    assert limits["KV cache usage with one more request (peak)"] == 0.5
+    told = capsys.readouterr().err
+    assert "'KV cache usage (peak)' is now called 'KV cache usage with one more request (peak)'" in told

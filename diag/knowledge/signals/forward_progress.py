@@ -256,6 +256,7 @@ evidence_of_death = Signal(
     f' or label_replace(abs({OOM_KILL} - {LAST_UP}) < {SOON}, "event", "kernel_oom_kill", "", "")'
     f" or {HEARSAY_OF_DEATH}",
     culprit_label="{event}",
+    formerly=("evidence of death",),
 )
 # a shared log, or processes that are seen wrongly, do not stand against tokens; both together do, against those of the
 # data-parallel engines that are left
@@ -272,4 +273,5 @@ tokens_or_shutdown = Signal(
     + " or 0 * max by ($by) (count_over_time(up[$window]))",
     "tokens are processed, or the server was shut down in order: {value}",
     "bool",
+    formerly=("tokens or an orderly shutdown",),
 )

@@ -95,4 +95,5 @@ stalled = Signal(
     throughout=True,
     culprit_promql=which(ANY),
     culprit_label=WHICH,
+    formerly=("requests in flight without progress",),
 )

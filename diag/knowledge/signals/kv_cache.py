@@ -72,6 +72,7 @@ longest_requests_that_fit = Signal(
     f" or {requests_that_fit_kv_cache.promql}",
     "requests of the observed mean length (of --max-model-len where none is admitted) that fit the KV cache: {value}",
     "requests",
+    formerly=("requests that fit the KV cache",),
 )
 # At most --max-num-seqs requests ran at the peak, also where the flag is not known.
 HELD = f"round({requests_that_fit_kv_cache.promql})"
@@ -102,6 +103,7 @@ kv_cache_usage_peak_with_next = Signal(
     "with one more request of the observed mean length, KV cache usage would peak at {value}",
     "share",
     window_scaling="peak",
+    formerly=("KV cache usage (peak)",),
 )
 PREFIX_HITS, PREFIX_QUERIES = (
     f"({counted(f'vllm:prefix_cache_{kind}_total')} or {counted(f'vllm:gpu_prefix_cache_{kind}_total')})"

@@ -103,6 +103,7 @@ prefills_in_pauses = Signal(
     "prefills that took longer than freeze_seconds, or whose prompt still takes KV cache: {value}",
     "requests",
     window_scaling="peak",
+    formerly=("prefills over freeze_seconds",),
 )
 # Long prompts that take long as a rule, or one that takes KV cache now: a stall hits a prefill now and then only.
 AS_A_RULE = (
@@ -118,6 +119,7 @@ stream_pauses_unexplained = Signal(
     "inter-token latencies above 40 s for which no long prefill accounts: {value}",
     "pauses",
     window_scaling="peak",
+    formerly=("stream pauses over 40 s",),
 )
 prompt_lengths_spread = Signal(
     "prompt length p95 / p50",
