@@ -15,6 +15,8 @@ from diag import __version__
 from diag.commands.help import NOTES, HelpOfAll, HelpOfCommand
 from diag.commands.options import (
     HERE,
+    LONGEST_PAUSE,
+    LONGEST_WAIT,
     ConfigurationOptions,
     ContractFile,
     EvidenceOptions,
@@ -32,12 +34,15 @@ from diag.commands.options import (
     observe_options,
     output_option,
     scrape_option,
+    seconds_option,
     serve_option,
     vllm_option,
 )
 from diag.core.errors import BadUsage, DiagError
+from diag.core.internal_error import internal_error
 
 USAGE = 64
+INTERNAL = 70
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -246,12 +251,12 @@ def exporter(
     evidence: EvidenceOptions,
     timeout: Annotated[
         float,
-        scrape_option("--timeout", metavar="SECONDS", min=0.1, help="Leave out a part of the page that takes longer."),
+        seconds_option("--timeout", min=0.1, max=LONGEST_WAIT, help="Leave out a part of the page that takes longer."),
     ] = 8.0,
     probe: Annotated[
         float,
-        scrape_option(
-            "--probe", metavar="SECONDS", min=0.0, help="Send a request for one token this often; 0 sends none."
+        seconds_option(
+            "--probe", min=0.0, max=LONGEST_PAUSE, help="Send a request for one token this often; 0 sends none."
         ),
     ] = 0.0,
     listen: Annotated[
@@ -418,5 +423,8 @@ def main() -> None:
     except BrokenPipeError:  # the reader, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
+        typer.echo(f"diag: {internal_error(error)}", err=True)
+        status = INTERNAL
     gc.freeze()  # nor is what is left worth a last look
     sys.exit(status)

@@ -64,7 +64,7 @@ def estimate(options: BudgetOptions) -> Budget:
     budget = _estimate(options, logged)
     mismatch = next(_mismatches(options, logged, budget.ledger), "")
     if not mismatch:
-        return budget
+        return replace(budget, notes=(logged.skipped, *budget.notes)) if logged.skipped else budget
     again = _estimate(replace(options, log="", version=options.version or logged.version), Memory())
     note = f"the log is from a different server, so its sizes are ignored: {mismatch}"
     return replace(again, notes=(note, *again.notes))
@@ -117,7 +117,7 @@ def _is_file(name: str) -> bool:
     """Whether it may hold a command."""
     try:
         return Path(name).is_file()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -58,7 +58,7 @@ CREDENTIALS = {
 
 def notes(*examples: str, exits: Mapping[int, str], environment: Mapping[str, str] | None = None) -> str:
     """What stands below the options of a command's help."""
-    statuses = {**exits, 64: "invalid usage or configuration"}
+    statuses = {**exits, 64: "invalid usage or configuration", 70: "internal error: a defect of diag"}
     sections = {
         "Exit status": _table({f"{status}": meaning for status, meaning in sorted(statuses.items())}),
         "Environment": _table(environment or {}),

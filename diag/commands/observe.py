@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from diag.commands.site import site
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.core.files import exists
 from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.core.metric_prefix import OWN
@@ -80,7 +81,7 @@ def observe(options: ObserveOptions, contract: Contract) -> Observation:
         return _scrape(options, contract)
     if len(options.targets) > 1:
         raise BadUsage("a recording is diagnosed alone: name one recording, or only URLs")
-    if not paths[0].exists():
+    if not exists(paths[0]):
         raise BadUsage(f"{printable(options.targets[0])} does not exist: name the folder of a recording, or a URL")
     from diag.sources.recording.reader import read
 
@@ -89,7 +90,7 @@ def observe(options: ObserveOptions, contract: Contract) -> Observation:
 
 def _is_path(target: str) -> bool:
     """Whether a target is a path: one that exists, or that cannot be a URL."""
-    return Path(target).exists() or target.startswith((".", "/", "~"))
+    return exists(target) or target.startswith((".", "/", "~"))
 
 
 def observe_once(options: ObserveOptions) -> Observation:

@@ -5,6 +5,7 @@ option of it. The names of the fields are those of `ObserveOptions`, so that a c
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 HERE = "http://127.0.0.1:8000"
 WINDOW = "15m"
+LONGEST_WAIT, LONGEST_PAUSE, LONGEST_WATCH = 3600.0, 86_400.0, 7 * 86_400.0
+"""Seconds at most: for a response, between two scrapes, and for all of them."""
 
 vllm_option = partial(typer.Option, rich_help_panel="vLLM and GPU")
 scrape_option = partial(typer.Option, rich_help_panel="Scraping")
@@ -29,6 +32,16 @@ evidence_option = partial(typer.Option, rich_help_panel="Evidence")
 serve_option = partial(typer.Option, rich_help_panel="Serving")
 output_option = partial(typer.Option, rich_help_panel="Output")
 config_option = partial(typer.Option, rich_help_panel="Configuration")
+
+
+def _a_number(value: float | None) -> float | None:
+    """What a range lets through: nan is neither below nor above anything."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is not a number of seconds")
+    return value
+
+
+seconds_option = partial(scrape_option, metavar="SECONDS", callback=_a_number)
 
 Targets = Annotated[
     list[str] | None,
@@ -41,10 +54,10 @@ Targets = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    scrape_option(
+    seconds_option(
         "--timeout",
-        metavar="SECONDS",
         min=0.1,
+        max=LONGEST_WAIT,
         help="Time until a scrape (default: 5) or a Prometheus query (default: 30) fails.",
         show_default=False,
     ),
@@ -56,13 +69,13 @@ Json = Annotated[bool, output_option("--json", help="Print JSON (its schema: dia
 class ScrapeOptions:
     """How live servers are scraped."""
 
-    every: Annotated[float, scrape_option("--every", metavar="SECONDS", min=0.1, help="Time between two scrapes.")] = (
+    every: Annotated[float, seconds_option("--every", min=0.1, max=LONGEST_PAUSE, help="Time between two scrapes.")] = (
         2.0
     )
     watch: Annotated[
         float,
-        scrape_option(
-            "--for", metavar="SECONDS", min=0.0, help="How long to scrape; extended while a server looks stuck."
+        seconds_option(
+            "--for", min=0.0, max=LONGEST_WATCH, help="How long to scrape; extended while a server looks stuck."
         ),
     ] = 30.0
     timeout: Timeout = None
@@ -72,7 +85,7 @@ class ScrapeOptions:
 class RecordOptions(ScrapeOptions):
     """How live servers are recorded: for twice as long."""
 
-    watch: Annotated[float, scrape_option("--for", metavar="SECONDS", min=0.0, help="How long to record.")] = 60.0
+    watch: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to record.")] = 60.0
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from diag.commands.doctor import Format
 from diag.commands.observe import ObserveOptions, take_snapshot, without_credentials
 from diag.core.errors import BadUsage, Unreachable
+from diag.core.files import exists
 from diag.http.address import parse
 from diag.report import verify as text
 from diag.report import verify_json
@@ -23,7 +23,7 @@ def verify(before: str, options: ObserveOptions) -> Verification:
     Raises BadUsage where both are one and the same live server, Unreachable where one of them does not respond.
     """
     after = options.targets
-    if not Path(before).exists() and (not after or _identity(before) == _identity(after[0])):
+    if not exists(before) and (not after or _identity(before) == _identity(after[0])):
         raise BadUsage(
             f"BEFORE must be a recording: {without_credentials([before])} is a live server, which cannot show its past;"
             " run diag record URL DIR before the change, and give DIR"
@@ -42,7 +42,7 @@ def _now(earlier: Snapshot, options: ObserveOptions) -> Snapshot:
 
 def _identity(target: str) -> str:
     """What a target is, however it was written: a path that exists is itself, a URL its host and port."""
-    return target if Path(target).exists() else parse(target).instance
+    return target if exists(target) else parse(target).instance
 
 
 def print_report(verification: Verification, form: Format) -> int:

@@ -3,11 +3,11 @@
 import re
 import sys
 import time
-from pathlib import Path
 
 from diag.commands.doctor import run
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage, Unreachable
+from diag.core.files import exists
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
 from diag.report import watch as changes
@@ -34,7 +34,7 @@ def watch(options: ObserveOptions, until_resolved: bool) -> Report:
 
 
 def _refuse_the_past(options: ObserveOptions) -> None:
-    if not options.prometheus and any(Path(target).exists() for target in options.targets):
+    if not options.prometheus and any(map(exists, options.targets)):
         raise BadUsage("--watch needs live servers or a Prometheus: a recording does not change")
     if options.scope.span.at or options.scope.span.until:
         raise BadUsage("--watch diagnoses the present: leave out --at and --to")

@@ -8,7 +8,6 @@
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,13 +15,16 @@ from typing import Any
 
 from diag.core.contract import Contract, Site, names
 from diag.core.errors import BadContract
+from diag.core.files import exists
+from diag.core.formatting import printable
 from diag.core.metric_prefix import ANY
+from diag.core.toml import load
 
 
 def find(explicit: Path | None) -> Contract:
     """The file named on the command line, else ./diag.toml where there is one, else the defaults."""
     here = Path("diag.toml")
-    if explicit is None and not here.is_file():
+    if explicit is None and not exists(here):
         return Contract()
     return read(explicit or here)
 
@@ -30,11 +32,10 @@ def find(explicit: Path | None) -> Contract:
 def read(path: Path) -> Contract:
     """The SLOs, thresholds and names in a diag.toml; BadContract, with the line, where it is invalid."""
     try:
-        text = path.read_text(encoding="utf-8")
-        tables = tomllib.loads(text)
+        text, tables = load(path)
     except OSError as error:
-        raise BadContract(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadContract(f"{printable(str(path))} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise BadContract(f"{path} is not valid TOML: {error}") from error
     return _File(path, text, tables).contract()
 
@@ -94,12 +95,12 @@ class _File:
 
     def _number(self, table: str, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self.bad(table, key, f"{key} must be a number above 0, not {value!r}")
+            raise self.bad(table, key, f"{key} must be a number above 0, not {_shown(value)}")
         return float(value)
 
     def _buckets(self, value: object) -> list[float]:
         if not isinstance(value, list):
-            raise self.bad("contract", "buckets", f"buckets must be a list of numbers, not {value!r}")
+            raise self.bad("contract", "buckets", f"buckets must be a list of numbers, not {_shown(value)}")
         return [self._number("contract", "buckets", bucket) for bucket in value]
 
     def _entry(self, name: str, value: object, buckets: list[float]) -> float:
@@ -124,7 +125,7 @@ class _File:
 
     def _limit(self, table: str, signal: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
-            raise self.bad(table, signal, f"{signal} must be a number, not {value!r}")
+            raise self.bad(table, signal, f"{signal} must be a number, not {_shown(value)}")
         return float(value)
 
     def _ignored_rules(self) -> dict[str, str]:
@@ -133,7 +134,7 @@ class _File:
             self._known(name, ("ignore",), "lint")
         ignored = table.get("ignore", [])
         if not (isinstance(ignored, list) and all(isinstance(rule, str) for rule in ignored)):
-            raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {ignored!r}")
+            raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {_shown(ignored)}")
         return dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}")
 
     def _site(self) -> Site:
@@ -149,21 +150,27 @@ class _File:
 
     def _labels(self, name: str, value: object) -> tuple[str, ...]:
         if not (isinstance(value, list) and value and all(_is_label(label) for label in value)):
-            raise self.bad("site", name, f"{name} must be a list of label names, not {value!r}")
+            raise self.bad("site", name, f"{name} must be a list of label names, not {_shown(value)}")
         if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
             raise self.bad("site", name, f"{name} must list each label once, and none of engine, gpu and le")
         return tuple(value)
 
     def _prefix(self, name: str, value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(ANY, value):
-            raise self.bad("site", name, f'{name} must end in vllm: or vllm_, such as "kserve_vllm:", not {value!r}')
+            raise self.bad(
+                "site", name, f'{name} must end in vllm: or vllm_, such as "kserve_vllm:", not {_shown(value)}'
+            )
         return value
 
     def _url(self, name: str, value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", value):
-            raise self.bad("site", name, f"{name} must be a URL with http:// or https://, not {value!r}")
+            raise self.bad("site", name, f"{name} must be a URL with http:// or https://, not {_shown(value)}")
         return value.rstrip("/")
 
 
 def _is_label(value: object) -> bool:
     return isinstance(value, str) and bool(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value))
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), 60)

@@ -9,7 +9,7 @@ DiagError
 ├── BadContract     a diag.toml that is invalid
 └── BadRecording    a recording that cannot be read or written
 
-They are caught once, in cli.py.
+They are caught once, in cli.py; any other exception is a defect of diag, and has an exit status of its own there.
 """
 
 

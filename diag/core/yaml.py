@@ -1,12 +1,23 @@
 """YAML as people write it: long texts as blocks, keys in their order. The only file that speaks PyYAML,
 which is loaded where a file is read or written.
+
+A few hundred bytes with nested aliases stand for billions of values, and deep nesting takes quadratic time: the events
+of a text are counted before anything is built of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
+from diag.core.files import read_bytes
+from diag.core.formatting import printable
+
+MOST_BYTES = 2**20
+MOST_VALUES, MOST_DEPTH = 100_000, 64
+"""Keys and values with their aliases written out, and how deep they may be nested."""
+LONGEST_NUMBER = 64
 
 
 def dump(head: str, content: Mapping[str, Any]) -> str:
@@ -28,26 +39,74 @@ def dump(head: str, content: Mapping[str, Any]) -> str:
 
 
 def load(file: Path) -> Any:
-    """What a file holds; BadUsage where it is no YAML, OSError where it cannot be read."""
-    import yaml
-
-    return _read(file, yaml.safe_load)
+    """What a file holds; BadUsage where it is no YAML or goes beyond a bound, OSError where it cannot be read."""
+    found = documents(file)
+    if len(found) > 1:
+        raise BadUsage(f"{_shown(file)}: expected one YAML document, found {len(found):,}")
+    return found[0] if found else None
 
 
 def documents(file: Path) -> list[Any]:
     """The documents of a file, of which a Kubernetes manifest has several; raises as `load` does."""
     import yaml
 
-    found: list[Any] = _read(file, lambda content: list(yaml.safe_load_all(content)))
-    return found
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the one in C is optional
+        """Without numbers that Python itself refuses to print."""
+
+        def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+            if len(node.value) > LONGEST_NUMBER:
+                raise ValueError(f"a number has more than {LONGEST_NUMBER} digits")
+            return int(super().construct_yaml_int(node))
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    content = read_bytes(file, MOST_BYTES)
+    with _refused(file):
+        _count(yaml.parse(content, Loader=Loader))
+        return list(yaml.load_all(content, Loader=Loader))
 
 
-def _read(file: Path, parse: Callable[[bytes], Any]) -> Any:
+@contextmanager
+def _refused(file: Path) -> Iterator[None]:
+    """One sentence for whatever is wrong; PyYAML lets through what int() and datetime() raise."""
     import yaml
 
     try:
-        return parse(file.read_bytes())
-    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
+        yield
+    except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise BadUsage(f"{file}{line}: this is no YAML") from error
+        raise BadUsage(f"{_shown(file)}{line}: this is no YAML") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise BadUsage(f"{_shown(file)}: this YAML is not read: {printable(str(error))}") from error
+
+
+def _shown(file: Path) -> str:
+    return printable(str(file))
+
+
+def _count(events: Iterator[Any]) -> None:
+    """ValueError where the values are too many or too deep; each alias counts as all that it stands for."""
+    import yaml
+
+    anchors: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = []
+    values = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchors:
+                raise ValueError(f"the alias *{event.anchor} has no value yet")
+            values += anchors[event.anchor]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            anchors.pop(event.anchor or "", None)  # an alias inside would be part of itself
+            open_nodes.append((event.anchor, values))
+            values += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            anchors |= {anchor: values - before} if anchor else {}
+        elif isinstance(event, yaml.ScalarEvent):
+            values += 1
+            anchors |= {event.anchor: 1} if event.anchor else {}
+        if values > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        if len(open_nodes) > MOST_DEPTH:
+            raise ValueError(f"it is nested more than {MOST_DEPTH} deep")

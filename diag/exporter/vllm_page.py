@@ -2,8 +2,10 @@
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
 from diag.exporter.collector_thread import CollectorFailed
 from diag.exposition.lines import NotMetrics, is_cut, sample
@@ -47,6 +49,7 @@ class PageReader:
         self._earlier: set[bytes] = set()
         self._several_until = 0.0
         self._info: tuple[bytes, Config] = (b"", {})
+        self.unreadable: list[bytes] = []
 
     def read(self, page: bytes, facts: ServerFacts) -> Scraped:
         """Read a page; NotMetrics for what must not be passed on."""
@@ -75,9 +78,18 @@ class PageReader:
         """Read off `vllm:cache_config_info` whenever it changed."""
         lines = _lines(page, _INFO)
         if lines != self._info[0]:
-            infos = [sample(line)[1] for line in lines.splitlines()]
+            infos = list(self._infos(lines))
             self._info = lines, from_page(infos, len({info["engine"] for info in infos if "engine" in info}))
         return self._info[1]
+
+    def _infos(self, lines: bytes) -> Iterator[dict[str, str]]:
+        """The labels of each line; one that is no sample costs itself."""
+        self.unreadable = []
+        for line in lines.split(b"\n"):
+            try:
+                yield sample(line)[1]
+            except ValueError:
+                self.unreadable += [line] if line.startswith(_INFO) else []
 
 
 class PageScraper:
@@ -94,9 +106,19 @@ class PageScraper:
         """Scrape now; CollectorFailed with one sentence where there is no page of metrics."""
         try:
             scraped = self._reader.read(self.server.page(), self.server.facts)
-            return scraped if self._facts_of == self._reader.start else self._with_facts(scraped)
+            return self._readable(scraped if self._facts_of == self._reader.start else self._with_facts(scraped))
         except (Failure, NotMetrics) as error:
             raise CollectorFailed(f"{self.server.address.shown}: {error}") from error
+
+    def _readable(self, scraped: Scraped) -> Scraped:
+        """The page without the lines for which Prometheus would reject all of it, as far as they were read."""
+        if not self._reader.unreadable:
+            return scraped
+        page = scraped.page
+        for line in self._reader.unreadable:
+            page = page.replace(line + b"\n", b"")
+        shown = printable(self._reader.unreadable[0].decode("utf-8", "replace"), 60)
+        return replace(scraped, page=page, problem=scraped.problem or f"left out a line that is no metric: {shown}")
 
     def wait_until_sent(self) -> None:
         """Wait until the request is on its way: what the host computes meanwhile must not hold it up."""

@@ -45,6 +45,11 @@ class Target:
         """Add a failed scrape, with what stands beside the server (for example its log)."""
         self.scrapes.append(Scrape(at, self._parser.parse(beside) if beside else None, reason))
 
+    @property
+    def size(self) -> int:
+        """The number of values that its table has."""
+        return len(self.scrapes) * len(self._parser.labels)
+
     def table(self) -> "ScrapeTable":
         """Lay out what was gathered; a scrape that is not newer than another of this target sorts by its time."""
         ordered = sorted(self.scrapes, key=lambda scrape: scrape.at)

@@ -5,10 +5,12 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 from diag.core.errors import BadUsage
+from diag.core.files import read_text
 
+MOST_BYTES = 2**20
+"""Of a file with a token or with headers."""
 WAYS = "DIAG_BEARER_TOKEN, DIAG_BASIC_AUTH or DIAG_HEADERS_FILE"
 
 
@@ -90,7 +92,7 @@ def _headers(file: str) -> dict[str, str]:
 
 def _read(variable: str, file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return read_text(file, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise BadUsage(f"{variable} {file} cannot be read: {why}") from error

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from diag import promql
 from diag.core.contract import Contract
 from diag.core.errors import BadIncident, Unsupported
+from diag.core.files import exists
 from diag.core.incident import RANK, Condition, Fix, Incident, Signal, fill, seconds
 from diag.knowledge import incidents as ours
 from diag.vllm.flags.registry import understood
@@ -52,7 +53,7 @@ def built_in() -> Iterator[CatalogEntry]:
 
 
 def _users(folder: Path) -> Iterator[CatalogEntry]:
-    if not folder.is_dir():
+    if not exists(folder) or not folder.is_dir():
         raise BadIncident(f"{folder}: not a folder of incident files")
     for file in sorted(folder.glob("*.py")):
         if not file.name.startswith("_"):
@@ -60,6 +61,8 @@ def _users(folder: Path) -> Iterator[CatalogEntry]:
 
 
 def _run(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise BadIncident(f"{file}: is not a regular file")
     spec = importlib.util.spec_from_file_location(f"diag_user_incidents.{file.stem}", file)
     if spec is None or spec.loader is None:
         raise BadIncident(f"{file}: cannot be loaded as Python")
@@ -67,7 +70,9 @@ def _run(file: Path) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's file may raise anything, which is no crash of ours
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's file may raise anything, which is no crash of ours
         raise BadIncident(f"{file}: {type(error).__name__}: {error}") from error
     return module
 

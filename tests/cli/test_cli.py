@@ -19,7 +19,7 @@ from support.bad_servers import Answer, Reply, Server, hang, on_metrics, serving
 from support.cli import CASCADE, DIAG, diag
 from support.paths import ROOT
 
-from diag.cli import app
+from diag.cli import app, main
 from diag.commands import doctor, observe
 from diag.commands.observe import ObserveOptions
 
@@ -339,3 +339,28 @@ def test_ctrl_c_before_anything_was_seen_ends_quietly() -> None:
         _, error = process.communicate(timeout=10)
     assert process.returncode == 130
     assert "Traceback" not in error
+
+
+def test_a_defect_of_diag_is_one_sentence_without_values_and_has_an_exit_status_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> str:
+        raise ValueError("s3cret")
+
+    monkeypatch.setattr("diag.commands.incidents.run", broken)
+    monkeypatch.setattr("sys.argv", ["diag", "incidents"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    printed = capsys.readouterr()
+    assert stopped.value.code == 70
+    assert re.fullmatch(r"diag: internal error: ValueError at diag/cli\.py:\d+ of diag \S+; [^\n]*\n", printed.err)
+    assert "s3cret" not in printed.err
+    assert not printed.out
+
+
+@pytest.mark.parametrize("option", ["--every=nan", "--for=inf", "--timeout=nan", "--timeout=1e308"])
+def test_a_time_that_is_none_is_refused(option: str) -> None:
+    done = diag("doctor", CASCADE, option)
+    assert done.returncode == 64
+    assert option.partition("=")[0] in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -381,7 +381,7 @@ def test_what_is_no_command_is_refused_in_one_sentence(text: str, said: str) -> 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("c.yaml", b"a: [1", "line 1: this is no YAML"),
+        ("c.yaml", b"a: [1", ": this is no YAML"),
         ("c.yaml", b"- 1\n- 2\n", "holds no flags"),
         ("c.yaml", b"", "holds no flags"),
         ("c.yaml", b"\xff\xfe\x00", "is not a text file with a command"),

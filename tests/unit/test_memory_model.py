@@ -86,7 +86,7 @@ def test_a_file_that_is_no_config_is_refused_in_a_sentence(tmp_path: Path, conte
 
 def test_a_config_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(BadUsage, match="is no file"):
+    with pytest.raises(BadUsage, match="not a regular file"):
         read(tmp_path)
 
 

@@ -222,7 +222,10 @@ def test_a_page_that_is_too_big_is_never_held_as_a_whole(tmp_path: Path, monkeyp
 def test_too_many_scrapes_are_cut_off_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diag.sources.recording.reader.MOST_SCRAPES", 2)
     observed = read(written(tmp_path, scrapes(1, 3, 5)))
-    assert (observed.scrapes, observed.notes) == (2, ("only the first 2 scrapes were used",))
+    assert (observed.scrapes, observed.notes) == (
+        2,
+        ("the recording goes beyond 2 scrapes: its first 2 scrapes were used",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,7 +257,7 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("about", "reason"),
     [
-        ("verdict = ", "recording.toml cannot be read: Invalid value"),
+        ("verdict = ", "recording.toml is not valid TOML: Invalid value"),
         ("vllm = 32", "recording.toml: 32 should be a str"),
         ("truth = 1", "recording.toml: 1 should be a dict"),
         ("config = []", "recording.toml: [] should be a dict"),

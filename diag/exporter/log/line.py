@@ -8,14 +8,20 @@ vLLM's stands around all of them, and what is not at the beginning of a line is 
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from diag.core.files import read_ends
 from diag.exporter.log.pattern import RAW
 
 MOST_CHARACTERS = 64 * 2**10
 """Of one line; the rest of it is not looked at."""
+FIRST, LAST = 4 * 2**20, 16 * 2**20
+"""Bytes read of the beginning and of the end of a log that is read as a whole: 15 s at worst."""
+LONGEST = 2**20
+"""Bytes kept of one line with all redrawings of its bars."""
 DAY = 86_400.0
 JOURNAL_SPLITS = 48 * 2**10
 """Bytes after which journald begins a new line (LineMax=)."""
@@ -248,6 +254,24 @@ def cut(line: str) -> list[str]:
     return [part for part in (first, *(f"\r{part}" for part in others if part)) if part]
 
 
+def ends(path: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a log; of a large one those of its first and last bytes, the last with number 0.
+
+    OSError where it is no regular file or cannot be read.
+    """
+    first, last = read_ends(path, FIRST, LAST)
+    for number, line in enumerate(first.split(b"\n"), 1):
+        yield number, line[:LONGEST].decode("utf-8", "replace")
+    for line in last.split(b"\n")[1:]:  # the first one is the rest of a line
+        yield 0, line[:LONGEST].decode("utf-8", "replace")
+
+
+def skipped(path: Path) -> str:
+    """The sentence about what `ends` leaves out, or ""."""
+    too_large = path.stat().st_size > FIRST + LAST
+    return f"of {path.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read" if too_large else ""
+
+
 class LogLine(NamedTuple):
     """A line of a file with its time and its number there; a bar drawn several times in one line has one number."""
 
@@ -259,11 +283,12 @@ class LogLine(NamedTuple):
 def entries(path: Path, zone: tzinfo | None, year_hint: float) -> list[LogLine]:
     """Every line of a recorded log, to be fed to a `ServerLog` of the same zone up to any moment.
 
+    Of a log that is larger than FIRST and LAST bytes, what is between them is skipped.
     The times never go back; a line without one has that of the line before, or of the first line that has one.
     `year_hint` is a unix time at or after the end of the log, such as that of the recording's last scrape.
     """
     reader, found = LineReader(zone), []
-    for number, whole in enumerate(path.read_bytes().decode("utf-8", "replace").split("\n"), 1):
+    for number, whole in ends(path):
         for line in cut(whole):
             own = next(
                 (part.at for part in reader.read(line[:MOST_CHARACTERS], year_hint) if part.at is not None), None

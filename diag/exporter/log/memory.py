@@ -4,24 +4,23 @@ Sizes are rounded in the log, so each is a range. Of several workers the fullest
 """
 
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from diag.core.errors import BadUsage
 from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
 from diag.core.sizes import GIB
 from diag.exporter.log.facts import settings
-from diag.exporter.log.line import MOST_CHARACTERS, Line, cut
+from diag.exporter.log.line import FIRST, LAST, LONGEST, Line, cut, ends, skipped
 from diag.exporter.log.pattern import Pattern
 from diag.exporter.log.recognise import amount, values
 from diag.exporter.log.records import Belief
 from diag.exporter.log.state import ServerLog
 
-MOST_LINES = 20_000_000
 Size = tuple[int, int]
 """Bytes, at least and at most."""
 
@@ -61,9 +60,10 @@ class Memory:
 
     Sizes: weights, kv_cache, graphs, "estimated graphs", activations, other, free, total, budget, needed. Numbers:
     tokens, length and concurrency of the KV cache, and the longest context that vLLM itself estimated. Settings: those
-    of SETTINGS.
+    of SETTINGS. `skipped` is the sentence about what was not read of a large log.
     """
 
+    skipped: str = ""
     version: str = ""
     sizes: dict[str, Size] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
@@ -80,21 +80,27 @@ class Memory:
 def read(path: str) -> Memory:
     """What a log says of memory; BadUsage where it cannot be read."""
     try:
-        with Path("/dev/stdin" if path == "-" else path).open(
-            encoding="utf-8", errors="replace", newline="\n"
-        ) as opened:
-            return memory(iter(lambda: opened.readline(MOST_CHARACTERS), ""))
+        if path == "-":
+            return memory(_standard_input())
+        found = memory(line for _, line in ends(Path(path)))
+        found.skipped = skipped(Path(path))
+        return found
     except OSError as error:
         raise BadUsage(f"the log {path[:120]!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadUsage(f"the log {path[:120]!r} cannot be read: {error}") from error
+
+
+def _standard_input() -> Iterator[str]:
+    content = sys.stdin.buffer.read(FIRST + LAST + 1)
+    if len(content) > FIRST + LAST:
+        raise BadUsage(f"standard input has more than {(FIRST + LAST) >> 20} MiB: give the log as a file")
+    return iter(content.decode("utf-8", "replace").split("\n"))
 
 
 def memory(lines: Iterable[str]) -> Memory:
     """What the lines of a log say, of the latest start."""
     log, now = _MemoryLog(), time.time()
-    for raw in islice(lines, MOST_LINES):
-        for line in cut(raw.rstrip("\n")):
+    for raw in lines:
+        for line in cut(raw[:LONGEST]):
             log.feed(line, now, live=False)
     log.memory.version = log.version
     return log.memory

@@ -7,6 +7,7 @@ server that writes into it. A file that was truncated and has grown beyond its o
 cannot be told from one that has only grown.
 """
 
+import errno
 import logging
 import os
 import select
@@ -125,6 +126,8 @@ class LogFile:
     def _open(self) -> None:
         self._fd = 0 if self.path == STDIN else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._status, self.at = os.fstat(self._fd), 0
+        if self._fd and (stat.S_ISCHR(self._status.st_mode) or stat.S_ISBLK(self._status.st_mode)):
+            raise OSError(errno.EINVAL, "it is a device")
 
     def renewed(self) -> bool:
         """Whether, all having been read, there is another file of that name now, or this one begins anew.

@@ -5,7 +5,7 @@ from datetime import tzinfo
 from pathlib import Path
 
 from diag.core.metric_families import plain
-from diag.exporter.log.line import entries
+from diag.exporter.log.line import entries, skipped
 from diag.exporter.log.state import ServerLog
 
 
@@ -16,6 +16,7 @@ class RecordedLog:
         """`first` is the time of some scrape: the lines say no year."""
         self.state = ServerLog(zone, str(file))
         self._rest = deque(entries(file, zone, first))
+        self.skipped = skipped(file)
 
     def until(self, at: float) -> bytes:
         """Its families as they were then; scrapes come in the order of their times."""

@@ -6,9 +6,9 @@ its log, its processes, its GPUs. `recording.toml` may say more, and
 `server.log` is what the server wrote meanwhile.
 """
 
+import math
 import re
 import time
-import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from diag.core.errors import BadRecording
+from diag.core.files import exists, opened
 from diag.core.formatting import moment, plural, printable
+from diag.core.toml import load
 from diag.exposition.lines import MOST_BYTES
 from diag.exposition.scrapes import Target
 from diag.http.gunzip import STEP, Gunzip
@@ -31,7 +33,12 @@ if TYPE_CHECKING:
 PAGES = ("metrics.prom.gz", "metrics.prom")
 LOG = "server.log"
 ABOUT = "recording.toml"
-MOST_SCRAPES = 500_000
+MOST_SCRAPES, MOST_TARGETS = 500_000, 1_000
+MOST_VALUES = 100_000_000
+"""Scrapes times series, over all targets: each value takes 8 bytes."""
+MOST_PAGES = 4 * 2**30
+"""Bytes of all pages, decompressed."""
+LONGEST_INTERVAL = 86_400.0
 _MARK = re.compile(rb"\n# scrape(?:-failed)? ")
 _HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?: +(.*?))?[ \t\r]*(?:\n|$)")
 _DAY = 86_400_000
@@ -54,7 +61,7 @@ def read(path: Path, launch: str = "") -> Observation:
     origin = Origin(
         "recording",
         str(path),
-        every=_as(float, about.get("scrape_interval_seconds", 0.0), file),
+        every=min(LONGEST_INTERVAL, _as(float, about.get("scrape_interval_seconds", 0.0), file)),
         notes=(*_as(list, about.get("remarks", []), file), *gathered.notes()),
         truth=_as(dict, about.get("truth", {}), file),
     )
@@ -86,10 +93,10 @@ def _names_log(page: bytes) -> bool:
 
 
 def _pages_file(path: Path) -> Path:
+    if not exists(path):
+        raise BadRecording(f"there is no recording at {printable(str(path))}")
     if path.is_file():
         return path
-    if not path.exists():
-        raise BadRecording(f"there is no recording at {path}")
     file = next((path / name for name in PAGES if (path / name).is_file()), None)
     if file is None:
         raise BadRecording(f"{path} has no {PAGES[0]}: name a folder that `diag record` wrote")
@@ -103,6 +110,8 @@ class _Gathered:
     targets: dict[str, Target] = field(default_factory=dict)
     logs: "dict[str, RecordedLog]" = field(default_factory=dict)
     scrapes: int = 0
+    values: int = 0
+    limit: str = ""
     unreadable: list[str] = field(default_factory=list)
     damage: str = ""
     begun: bool = False
@@ -119,8 +128,9 @@ class _Gathered:
             yield f"the recording {self.damage}: the readable part was used"
         if self.unreadable:
             yield f"{plural(len(self.unreadable), 'scrape')} skipped (without a valid time): {self.unreadable[0]}"
-        if self.scrapes > MOST_SCRAPES:
-            yield f"only the first {MOST_SCRAPES:,} scrapes were used"
+        if self.limit:
+            yield f"the recording goes beyond {self.limit}: its first {plural(self.scrapes, 'scrape')} were used"
+        yield from (log.skipped for log in self.logs.values() if log.skipped)
         last = max(scrape.at for target in self.targets.values() for scrape in target.scrapes)
         if last > time.time() * 1000 + _DAY:
             yield f"the last scrape is dated in the future ({moment(last / 1000)}): a clock was wrong"
@@ -134,7 +144,19 @@ class _Gathered:
             return
         instance = header[3].decode("utf-8", "replace")
         target = self.targets.setdefault(instance, Target(instance))
-        page = section[header.end() :]
+        before = target.size
+        self._add(target, header, at, section[header.end() :], too_big)
+        self.values += target.size - before
+        self.scrapes += 1
+
+    def reached(self) -> str:
+        """The limit that leaves no room for one more scrape, or ""."""
+        counts = {"scrapes": self.scrapes, "servers": len(self.targets), "values": self.values}
+        most = {"scrapes": MOST_SCRAPES, "servers": MOST_TARGETS, "values": MOST_VALUES}
+        return next((f"{most[name]:,} {name}" for name, count in counts.items() if count >= most[name]), "")
+
+    def _add(self, target: Target, header: re.Match[bytes], at: int, page: bytes, too_big: bool) -> None:
+        instance = target.instance
         log = self._log(instance, at, page)
         if header[1]:
             target.fail(at, (header[4] or b"no reason was recorded").decode("utf-8", "replace"), page + log)
@@ -156,18 +178,30 @@ class _Gathered:
 
 def _gather(file: Path, log_zone: tzinfo) -> _Gathered:
     gathered = _Gathered(file.parent / LOG, log_zone)
-    for section, too_big in _sections(_decoded(file, gathered)):
+    for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
         if _MARK.match(section):
-            gathered.scrapes += 1
-            if gathered.scrapes > MOST_SCRAPES:
-                break
-            gathered.add(section, too_big)
+            gathered.limit = gathered.limit or gathered.reached()
+            if not gathered.limit:
+                gathered.add(section, too_big)
+        if gathered.limit:
+            break
     return gathered
+
+
+def _first(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[bytes]:
+    """Up to MOST_PAGES; what is cut off there is not a page that the server cut."""
+    room = MOST_PAGES
+    for chunk in chunks:
+        room -= len(chunk)
+        if room < 0:
+            gathered.limit = f"{MOST_PAGES >> 20:,} MiB"
+            return
+        yield chunk
 
 
 def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
     """The file's content in chunks, decompressed where it is gzip; damage ends it and is noted."""
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         first = stream.read(STEP)
         gathered.begun = bool(first)
         chunks = _chain(first, iter(lambda: stream.read(STEP), b""))
@@ -219,18 +253,20 @@ def _millis(text: bytes) -> int | None:
 
 
 def _about(file: Path) -> Mapping[str, Any]:
-    if not file.exists():
+    if not exists(file):
         return {}
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadRecording(f"{file} cannot be read: {error}") from error
+        return load(file)[1]
+    except OSError as error:
+        raise BadRecording(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadRecording(f"{file} is not valid TOML: {error}") from error
 
 
 def _as(kind: type[_T], value: object, file: Path) -> _T:
     if kind is float and isinstance(value, int):
         value = float(value)
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (isinstance(value, float) and not 0 <= value < math.inf):
         raise BadRecording(f"{file.parent / ABOUT}: {printable(repr(value), 60)} should be a {kind.__name__}")
     return value
 

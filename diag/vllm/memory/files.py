@@ -1,11 +1,13 @@
 """What a model's *.safetensors files weigh, by their heads: no tensor is read."""
 
 import json
+import os
 import re
 import struct
 from pathlib import Path
 from typing import Any
 
+from diag.core.files import opened, read_bytes
 from diag.vllm.memory.model import Model
 
 MOST_HEADER = 100 * 2**20
@@ -32,21 +34,19 @@ def _files(folder: Path) -> list[Path]:
     """The files of the index; without one all of them, but not a second copy in Mistral's own format."""
     listed = folder / "model.safetensors.index.json"
     try:
-        index = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else {}
+        index = json.loads(read_bytes(listed, MOST_HEADER)) if listed.is_file() else {}
         return sorted({folder / str(name) for name in index["weight_map"].values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         found = sorted(folder.glob("*.safetensors"))
     return [file for file in found if not file.name.startswith("consolidated")] or found
 
 
 def _header(file: Path) -> dict[str, Any] | None:
     try:
-        room = file.stat().st_size - 8  # 0 for a pipe, which would never end
-        if room <= 0:
-            return None
-        with file.open("rb") as opened:
-            length = struct.unpack("<Q", opened.read(8))[0]
-            found = json.loads(opened.read(length)) if length <= MOST_HEADER else None
+        with opened(file) as stream:
+            room = os.fstat(stream.fileno()).st_size - 8
+            length = struct.unpack("<Q", stream.read(8))[0]
+            found = json.loads(stream.read(length)) if length <= min(MOST_HEADER, room) else None
     except (OSError, ValueError, struct.error, RecursionError):
         return None
     if not isinstance(found, dict):

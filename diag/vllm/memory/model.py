@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
+from diag.core.files import read_bytes, read_text
 from diag.core.sizes import MIB
 from diag.vllm.command import secrets
 from diag.vllm.flags.registry import release
@@ -124,7 +125,7 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     kept = hub / f"models--{name.replace('/', '--')}"
     wanted = revision or "main"
     with suppress(OSError, ValueError):
-        wanted = (kept / "refs" / wanted).read_text(encoding="utf-8").strip()
+        wanted = read_text(kept / "refs" / wanted, MOST_BYTES).strip()
     snapshot = kept / "snapshots" / wanted
     if is_folder(str(snapshot)):
         return snapshot
@@ -156,16 +157,11 @@ def _architecture(outer: Config) -> str:
 
 def _object(file: Path, place: str) -> dict[str, Any]:
     try:
-        if file.exists() and not file.is_file():
-            raise BadUsage(f"{place} is no file: give a model's folder")
-        with file.open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1)
+        content = read_bytes(file, MOST_BYTES)
     except FileNotFoundError as error:
         raise BadUsage(f"{place} does not exist: give a model's folder, or its id in the local cache") from error
     except OSError as error:
         raise BadUsage(f"{place} cannot be read: {error.strerror}") from error
-    if len(content) > MOST_BYTES:
-        raise BadUsage(f"{place} is larger than {MOST_BYTES // MIB} MiB: it is not a model's config.json")
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -51,6 +51,8 @@ FLAGS: Mapping[str, Kind] = {
     "disable_custom_all_reduce": "switch",
 }
 """What may be published as `diag_vllm_config`; nothing else is read, recorded or printed of a configuration."""
+_SMALLEST, _LARGEST = 1e-9, 1e18
+"""Of a setting: what is beyond was not written by vLLM, and two such numbers have no quotient or product."""
 WORDS = (
     "attention_backend",
     "device",
@@ -153,7 +155,7 @@ def word(value: object) -> str | None:
 
 
 def number(text: object) -> float | None:
-    """A setting as a number: booleans are 0 and 1; None where it is not set or no (finite) number."""
+    """A setting as a number: booleans are 0 and 1; None where it is not set or no number that a setting can be."""
     switch = {"True": 1.0, "False": 0.0}.get(str(text))
     if switch is not None:
         return switch
@@ -161,4 +163,4 @@ def number(text: object) -> float | None:
         value = float(str(text))
     except ValueError:
         return None
-    return value if abs(value) < float("inf") else None
+    return value if value == 0 or _SMALLEST <= abs(value) <= _LARGEST else None

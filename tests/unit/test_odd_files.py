@@ -1,0 +1,141 @@
+"""Files that are none, that never end or that stand for more than they hold: one sentence, at once, by every reader."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from diag.core import toml, yaml
+from diag.core.contract_file import read as read_contract
+from diag.core.errors import BadContract, BadIncident, BadRecording, BadUsage
+from diag.core.files import opened, read_bytes
+from diag.exporter.log.memory import read as read_memory_log
+from diag.http.credentials import from_environment
+from diag.knowledge.catalog import load as load_incidents
+from diag.sources.recording.reader import read as read_recording
+from diag.vllm.command.config_file import read as read_config
+from diag.vllm.memory.model import read as read_model
+
+PAGES = "".join(f"# scrape {at} h:1\nvllm:num_requests_running 1\n" for at in (1, 3, 5))
+ODD: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+def _recording(file: Path) -> object:
+    (file.parent / "metrics.prom").write_text(PAGES)
+    return read_recording(file.parent)
+
+
+READERS: dict[str, tuple[str, type[Exception], Callable[[Path], object]]] = {
+    "diag.toml": ("diag.toml", BadContract, read_contract),
+    "recording.toml": ("recording.toml", BadRecording, _recording),
+    "--config": ("c.yaml", BadUsage, read_config),
+    "budget --log": ("vllm.log", BadUsage, lambda file: read_memory_log(str(file))),
+    "config.json": ("config.json", BadUsage, lambda file: read_model(file.parent)),
+    "token": ("token", BadUsage, lambda file: from_environment({"DIAG_BEARER_TOKEN_FILE": str(file)})),
+    "incident": ("x.py", BadIncident, lambda file: load_incidents(file.parent)),
+}
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_regular_file_is_refused_in_one_sentence(kind: str, reader: str, tmp_path: Path) -> None:
+    name, error, read = READERS[reader]
+    ODD[kind](tmp_path / name)
+    with pytest.raises(error, match=r"\A[^\n]*not a regular file\Z"):
+        read(tmp_path / name)
+
+
+@pytest.mark.timeout(10)
+def test_a_recorded_log_that_is_a_pipe_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "server.log")
+    assert len(_recording(tmp_path / "x").instances) == 1  # type: ignore[attr-defined]
+
+
+def test_a_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(OSError, match=r"it is larger than 0\.5 MiB"):
+        read_bytes(tmp_path / "big", 2**19)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("x" * 300, "File name too long"), ("a\0b", "a NUL in it")])
+def test_a_name_that_no_file_can_have_is_an_os_error(name: str, reason: str) -> None:
+    with pytest.raises(OSError, match=reason), opened(name):
+        pass
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (LAUGHS, "has more than 100,000 values"),
+        ("a: &a\n  b: *a\n", "the alias *a has no value yet"),
+        ("&a [*a]", "the alias *a has no value yet"),
+        ("[" * 100_000, "nested more than 64 deep"),
+        ("max-num-seqs: " + "9" * 5_000, "a number has more than 64 digits"),
+        ("max-num-seqs: 1" + ":59" * 5_000, "a number has more than 64 digits"),
+        ("a: 2026-13-45", "month must be in 1..12"),
+        ("? [a]\n: 1", "this is no YAML"),
+        ("!!python/object/apply:os.getcwd []", "this is no YAML"),
+        ("a: b\n" * 300_000, "it is larger than 1 MiB"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_yaml_that_goes_too_far_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(BadUsage, match=r"\A[^\n]*\Z") as error:
+        read_config(tmp_path / "c.yaml")
+    assert reason in str(error.value)
+
+
+def test_an_alias_that_is_used_as_people_do_is_read(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n")
+    assert yaml.load(tmp_path / "c.yaml") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a = " + "[" * 5_000, "nested more than 32 deep"),
+        ("a = " + "[" * 40 + "]" * 40, "nested more than 32 deep"),
+        ("a." * 200_000 + "a = 1", "a key has more than 32 parts"),
+        ("a = " + "9" * 5_000, "Exceeds the limit"),
+        ("a = " + "9" * 400, "a whole number of more than 64 bits"),
+        ("a = '" + "x" * 2**20 + "'", "larger than 1 MiB"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_toml_that_goes_too_far_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "diag.toml").write_text(text)
+    with pytest.raises((OSError, ValueError), match=reason):
+        toml.load(tmp_path / "diag.toml")
+
+
+@pytest.mark.parametrize("code", ["def (", "import nothing_of_that_name", "raise SystemExit(0)", "raise BaseException"])
+def test_an_incident_file_that_cannot_be_run_is_refused(code: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(code)
+    with pytest.raises(BadIncident, match=r"\A[^\n]*x\.py: "):
+        load_incidents(tmp_path)
+
+
+def test_a_log_on_standard_input_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diag.exporter.log.memory.FIRST", 2**10)
+    monkeypatch.setattr("diag.exporter.log.memory.LAST", 2**10)
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
+        monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": endless.stdout}))
+        with pytest.raises(BadUsage, match="standard input has more than"):
+            read_memory_log("-")
+        endless.terminate()
