@@ -51,8 +51,9 @@ def test_engines_that_all_hold_requests_and_none_moves(tmp_path: Path) -> None:
         ([still("healthy", running=0, waiting=3), still("healthy", **NONE)], None),
         ([still("healthy", **NONE), still("healthy", **NONE)], set()),
         ([list(re.scrapes("healthy")), still("healthy", **NONE)], set()),
+        ([list(re.scrapes("contention_long_steps"))] * 2, {"prefill_decode_contention"}),
     ],
-    ids=["a single engine", "its peer works", "not admitted", "nobody", "a peer without requests"],
+    ids=["a single engine", "its peer works", "not admitted", "nobody", "a peer without requests", "long steps"],
 )
 def test_what_looks_like_engines_out_of_step_and_is_none(
     tmp_path: Path, engines: list[list[Scrape]], instead: set[str] | None

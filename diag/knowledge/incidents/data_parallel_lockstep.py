@@ -2,7 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
-from diag.signals import engines, requests_running, requests_stuck_on_all_engines, scheduler_paused
+from diag.signals import engines, requests_running, requests_stuck_on_all_engines, scheduler_paused, standstill_was_prefill
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
@@ -46,6 +46,13 @@ incident = Incident(
             requires=scheduler_paused.at_most(0, documented("a paused scheduler schedules nothing", PAUSE)),
         ),
         LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
+        LookAlike(
+            "prefill_decode_contention",
+            distinguish="All engines wait for the one that is in a step with a very long prefill. It ends by itself.",
+            requires=standstill_was_prefill.below(
+                1, judged("where steps have been that long, a standstill counts after two minutes")
+            ),
+        ),
         LookAlike("admission_deadlock", distinguish="Requests wait and none runs: the scheduler does not admit them."),
     ),
     explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
