@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diag.core.incident import Comparison, Condition, Incident, seconds
 from diag.core.subjects import Floats, Instants, Subject
-from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.signals.expressions import FINISHED
 
 COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
@@ -79,9 +79,9 @@ class DecisionTable(NamedTuple):
         return float(self.instants[at]) / 1000 - self.early if at else None
 
 
-def decision_table(incident: Incident, queries: QueryCache) -> DecisionTable:
-    """Evaluate the conditions of the incident, and decide."""
-    conditions, window = tuple(dict.fromkeys(incident.every_condition)), queries.window(incident)
+def decision_table(incident: Incident, window: Window, queries: QueryCache) -> DecisionTable:
+    """Evaluate the conditions of the incident over the window, and decide."""
+    conditions = tuple(dict.fromkeys(incident.every_condition))
     limits = tuple(queries.contract.limit(condition.limit) for condition in conditions)
     subjects, instants = tuple(queries.subjects(incident.per)), queries.instants(window)
     values = np.full((len(conditions), len(subjects), len(instants)), np.nan)

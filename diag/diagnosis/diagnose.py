@@ -13,8 +13,9 @@ import numpy as np
 from diag.core.formatting import quantity, threshold
 from diag.core.incident import RANK, Condition, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex
+from diag.diagnosis.burn_rates import slow_burns
 from diag.diagnosis.decision_table import COMPARE, DecisionTable, Episode, decision_table
-from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.query_cache import QueryCache, Window
 
 State = Literal["present", "absent", "unknown"]
 
@@ -124,13 +125,21 @@ class Diagnosis(NamedTuple):
 
 def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
     """Judge every incident for every subject; present ones first, the primary first of all."""
-    diagnoses = [_name(found, queries) for incident in incidents for found in _decide(incident, queries)]
+    diagnoses = [_name(found, queries) for incident in incidents for found in _judge(incident, queries)]
     return _order(_explain(_rule_out(diagnoses)))
 
 
-def _decide(incident: Incident, queries: QueryCache) -> Iterator[Diagnosis]:
+def _judge(incident: Incident, queries: QueryCache) -> Iterator[Diagnosis]:
+    """One diagnosis per subject: by what was watched, else by the long windows in which an SLO burns slowly."""
+    slow = [found for burning in slow_burns(incident, queries) for found in _decide(*burning, queries)]
+    holds = {found.subject: found for found in slow if found.ongoing}
+    for found in _decide(incident, queries.window(incident), queries):
+        yield found if found.state == "present" else holds.get(found.subject, found)
+
+
+def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator[Diagnosis]:
     """One diagnosis per subject."""
-    table = decision_table(incident, queries)
+    table = decision_table(incident, window, queries)
     instants = tuple((table.instants / 1000).tolist())
     for place, readings in enumerate(_readings(table)):
         found = _decide_one(incident, table, place, readings, instants)

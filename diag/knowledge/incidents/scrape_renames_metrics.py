@@ -55,9 +55,7 @@ incident = Incident(
             why=judged("one prefix for all servers of a site is as good as another"),
         ),
     ),
-    mitigate=(
-        "Until the names are mended, watch these servers with `diag doctor --prometheus`, which finds them under any name.",
-    ),
+    mitigate=("Until the names are mended, watch these servers with `diag doctor --prometheus`: it finds any name.",),
     hand_over=("one line of the page as the server sends it, and the same series as Prometheus stores it",),
     do_not=("Do not restart vLLM: the names change between it and Prometheus.",),
 )

@@ -1,0 +1,37 @@
+"""An SLO that is violated slowly pages after hours: `diag doctor` says the same then, and a short look nothing."""
+
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.scenarios import present
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+
+EDGES = {"time_to_first_token": "40.0", "inter_token_latency": "2.5", "e2e_request_latency": "1920.0"}
+
+
+def page(minute: int, late: float) -> str:
+    """100 requests finish a minute, of which this share is late for its first token."""
+    in_time = {name: 100 * minute * (1 - late * name.startswith("time")) for name in EDGES}
+    lines = [
+        f'vllm:{name}_seconds_count{{engine="0"}} {100 * minute}\n'
+        f'vllm:{name}_seconds_bucket{{engine="0",le="{edge}"}} {in_time[name]:.0f}\n'
+        for name, edge in EDGES.items()
+    ]
+    gauges = 'vllm:num_requests_running{engine="0"} 4\nvllm:num_requests_waiting{engine="0"} 0\n'
+    return "".join(lines) + gauges + f'vllm:generation_tokens_total{{engine="0"}} {9000 * minute}\n'
+
+
+def watched(folder: Path, minutes: int, late: float) -> Report:
+    scrapes = [(1.7e9 + 60 * minute, "h:8000", page(minute, late)) for minute in range(minutes + 1)]
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", scrapes))]))
+
+
+@pytest.mark.parametrize(("minutes", "late", "pages"), [(90, 0.08, True), (90, 0.04, False), (25, 0.08, False)])
+def test_a_budget_that_burns_slowly_is_told_as_its_alert_does(
+    tmp_path: Path, minutes: int, late: float, pages: bool
+) -> None:
+    assert ("contract_breached" in present(watched(tmp_path, minutes, late))) == pages
