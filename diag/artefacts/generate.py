@@ -10,6 +10,7 @@ from diag.artefacts.metric_reference import metric_reference
 from diag.artefacts.names import GENERATED_MARK
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.core.writing import only_writer, written_whole
 from diag.core.incident import Incident
 from diag.core.metric_prefix import with_prefix
 from diag.core.yaml import dump
@@ -64,27 +65,34 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
 
 
 def write(root: Path, texts: dict[str, str]) -> list[str]:
-    """Write what differs and delete what is no longer generated; one line for each file.
+    """Write what differs, each file whole or not at all, and delete what is no longer generated; one line for each.
 
     A file that diag did not write is never overwritten: BadUsage names it before anything is written.
     """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with only_writer(root):
+            return _write(root, texts)
+    except OSError as error:
+        raise BadUsage(f"{root}: cannot be written: {error}") from error
+
+
+def _write(root: Path, texts: dict[str, str]) -> list[str]:
     changed = list(differences(root, texts))
     for name, _ in changed:
         if (root / name).exists() and GENERATED_MARK not in (_read(root / name) or ""):
             raise BadUsage(f"{root / name}: was not written by diag generate: move it, or name another folder")
-    try:
-        for name, _ in changed:
-            _change(root / name, texts.get(name))
-    except OSError as error:
-        raise BadUsage(f"{root}: cannot be written: {error}") from error
+    for name, _ in changed:
+        _change(root / name, texts.get(name))
     return [f"{name}: {difference}" for name, difference in changed]
 
 
 def _change(file: Path, text: str | None) -> None:
     if text is None:
-        return file.unlink()
+        return file.unlink(missing_ok=True)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    with written_whole(file) as out:
+        out.write(text)
     return None
 
 

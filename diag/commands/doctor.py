@@ -7,6 +7,7 @@ from typing import Literal
 from diag.commands.observe import ObserveOptions, prometheus_source, take_snapshot
 from diag.commands.site import site
 from diag.core.errors import BadUsage
+from diag.core.writing import written_whole
 from diag.diagnosis.report import Report
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
@@ -39,7 +40,8 @@ def write_html(report: Report, file: Path) -> None:
     from diag.report import html
 
     try:
-        file.write_text(html.render(report), encoding="utf-8")
+        with written_whole(file) as out:
+            out.write(html.render(report))
     except OSError as error:
         raise BadUsage(f"{file} cannot be written: {error.strerror}") from error
 

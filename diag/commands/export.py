@@ -8,6 +8,7 @@ from diag.commands.observe import ObserveOptions, observe, prometheus_source
 from diag.commands.site import site
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.core.writing import written_whole
 from diag.diagnosis.query_cache import QueryCache, TelemetrySource
 from diag.sources.samples import SampleSource
 
@@ -19,7 +20,7 @@ def run(options: ObserveOptions, file: Path | None) -> str:
     contract, incidents = site(options.incidents, options.contract)
     source = _source(options, contract)
     try:
-        with file.open("w", encoding="utf-8", newline="") if file else nullcontext(sys.stdout) as out:
+        with written_whole(file, newline="") if file else nullcontext(sys.stdout) as out:
             values = dataframe.write(incidents, QueryCache(source, contract), out)
     except BrokenPipeError:
         raise

@@ -1,9 +1,11 @@
 """Decompression in small steps: no input, however hostile, is held in memory as a whole."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 STEP = 256 * 1024
+FLUSHED = b"\x00\x00\xff\xff"
+"""zlib's mark of a flush: what stands before it can be decompressed whole."""
 _BITE = 4096
 _GZIP = 31  # zlib's wbits for a gzip header
 
@@ -35,3 +37,14 @@ class Gunzip:
     def complete(self) -> bool:
         """Whether the input so far ended where a member ends."""
         return self._member.eof or not self._begun
+
+
+def cut_at_flushes(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The compressed bytes; a piece ends behind every mark of a flush."""
+    rest = b""
+    for chunk in chunks:
+        *flushed, rest = (rest + chunk).split(FLUSHED)
+        yield from (piece + FLUSHED for piece in flushed)
+        yield rest[:-3]
+        rest = rest[-3:]  # a mark may begin here
+    yield rest

@@ -10,6 +10,10 @@ import pytest
 import yaml
 from support.paths import ROOT
 
+from diag.artefacts.generate import write
+from diag.core.errors import BadUsage
+from diag.core.writing import only_writer
+
 DIAG = Path(sys.executable).with_name("diag")
 OWN = """
 from diag.incident import Fix, Incident, LookAlike, judged
@@ -188,3 +192,23 @@ def test_a_place_that_cannot_be_written_is_said_in_a_sentence(folder: str) -> No
     done = diag("generate", folder)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert "cannot be written" in done.stderr
+
+
+def test_a_full_disk_leaves_every_file_whole(generated: Path) -> None:
+    before = {file: file.read_bytes() + b" " for file in generated.rglob("*.*")}
+    for file, text in before.items():
+        file.write_bytes(text)
+    command = ["sh", "-c", f"ulimit -f 20; exec {DIAG} generate {generated}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1), done.stderr
+    assert "cannot be written: " in done.stderr
+    assert {file for file, text in before.items() if file.read_bytes() not in (text, text[:-1])} == set()
+    assert set(generated.rglob("*.*")) == before.keys()
+    for file, text in before.items():
+        file.write_bytes(text[:-1])
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    with only_writer(tmp_path), pytest.raises(BadUsage, match=f"another diag is writing to {tmp_path}"):
+        write(tmp_path, {"alerts/a.yaml": "new"})
+    assert list(tmp_path.iterdir()) == []

@@ -1,12 +1,11 @@
 """Recording live servers: what is written is judged as the live watch was, and holds no secrets."""
 
 import gzip
-import os
+import random
 import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -18,7 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bad_servers import PAGE, Reply, Request, Server, closed_port, cut_off, on_metrics, pages, serving, talking
+from support.cli import DIAG, diag
 
+from diag.commands.doctor import run as doctor
 from diag.commands.observe import ObserveOptions
 from diag.commands.record import run
 from diag.core.errors import BadRecording, BadUsage, Unreachable
@@ -28,7 +29,7 @@ from diag.promql import evaluate
 from diag.sources.live.local import LocalPages
 from diag.sources.live.scrape import ScrapePlan, WatchProgress
 from diag.sources.observation import Observation, Origin, observation
-from diag.sources.recording.reader import read
+from diag.sources.recording.reader import PAGES, read
 from diag.sources.recording.writer import Recorder, record
 
 
@@ -151,10 +152,10 @@ def test_names_of_home_folders_are_not_recorded(tmp_path: Path) -> None:
 
 LINES = [b"x 1", b'x{a="b"} 2', b"", b"# TYPE", b"# scrape 5 h:2", b"# scrape-failed 5 h:2 x", b"no!", b"\r", b"# EOF"]
 ENDS = st.sampled_from([b"", b"\n"])
-PAGES = st.builds(lambda lines, end: b"\n".join(lines) + end, st.lists(st.sampled_from(LINES), max_size=5), ENDS)
+BODIES = st.builds(lambda lines, end: b"\n".join(lines) + end, st.lists(st.sampled_from(LINES), max_size=5), ENDS)
 
 
-@given(st.lists(PAGES | st.binary(max_size=20), min_size=1, max_size=3))
+@given(st.lists(BODIES | st.binary(max_size=20), min_size=1, max_size=3))
 def test_any_pages_are_read_as_they_were_written(bodies: list[bytes]) -> None:
     with TemporaryDirectory() as folder:
         target = Target("h:1")
@@ -257,23 +258,68 @@ def test_an_interrupted_recording_can_be_judged(tmp_path: Path) -> None:
     assert live.notes[0] == "interrupted: only the scrapes until then were used"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_recording_that_is_stopped_can_be_judged(tmp_path: Path, how: signal.Signals) -> None:
-    code = """
-import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from diag.sources.recording.writer import Recorder, record
-from diag.sources.live.scrape import ScrapePlan
-record(sys.argv[1:2], Path(sys.argv[2]), ScrapePlan(every=0.1, duration=60))
-"""
+def test_a_recording_that_is_stopped_at_any_moment_can_be_diagnosed(
+    tmp_path: Path, how: signal.Signals, seed: int
+) -> None:
+    """Ctrl-C comes twice or three times within 20 ms each, as an impatient user presses it."""
+    chance = random.Random(seed)
+    most, folder = chance.randint(2, 6), tmp_path / "r"
     with serving(answers) as server:
-        command = [sys.executable, "-c", code, server.url, str(tmp_path / "r")]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
-            while len(server.asked("/metrics")) < 5 and process.poll() is None:
-                time.sleep(0.02)
-            process.send_signal(how)
-            assert process.communicate(timeout=120)[1] == ""
-    observed = read(tmp_path / "r")
-    assert observed.scrapes >= 4
-    assert (tmp_path / "r" / "recording.toml").exists() == (how is signal.SIGINT)
+        command = [DIAG, "record", server.url, str(folder), "--every", "0.1", "--for", "60"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+            while len(server.asked("/metrics")) < most and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0, 0.1))
+            for _ in range(chance.choice([2, 3])):
+                process.send_signal(how)
+                time.sleep(chance.uniform(0, 0.02))
+            assert process.communicate(timeout=60)[1] == ""
+        asked = len(server.asked("/metrics"))
+    assert process.returncode in {0, 130, -how}
+    report = doctor(ObserveOptions([str(folder)]))
+    assert asked - 1 <= report.observed.scrapes <= asked
+    assert tomllib.loads((folder / "recording.toml").read_text())["scrape_interval_seconds"] == 0.1
+    assert sorted(file.name for file in folder.iterdir()) == ["metrics.prom.gz", "recording.toml"]
+
+
+def test_of_a_torn_end_every_whole_scrape_is_read_and_nothing_else(tmp_path: Path) -> None:
+    page, sizes, file = (
+        PAGE + b"".join(b"x%d %d\n" % (i, i * 7919 % 10007) for i in range(300)),
+        [],
+        tmp_path / PAGES[0],
+    )
+    with Recorder(tmp_path) as recorder:
+        for at in range(1, 5):
+            recorder.page(1000 * at, "h:1", page.replace(b" 1", b" %d" % at))
+            sizes.append(file.stat().st_size)
+    whole = file.read_bytes()
+    for cut in random.Random(1).sample(range(sizes[0], len(whole)), 60):
+        file.write_bytes(whole[:cut])
+        assert read(tmp_path).scrapes == sum(size <= cut for size in sizes), cut
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, Unreachable, BadRecording])
+def test_what_was_recorded_stays_whatever_happens(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), Recorder(tmp_path / "r") as recorder:
+        recorder.page(1000, "h:1", PAGE)
+        raise error
+    assert read(tmp_path / "r").scrapes == 1
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    with serving(answers) as server, Recorder(tmp_path / "r") as recorder:
+        recorder.page(1000, "h:1", PAGE)
+        done = diag("record", server.url, str(tmp_path / "r"))
+        assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+        assert f"another diag is writing to {tmp_path / 'r'}" in done.stderr
+    assert read(tmp_path / "r").scrapes == 1
+
+
+def test_what_others_put_into_the_folder_stays(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Recorder(tmp_path / "r"):
+        (tmp_path / "r" / "notes.txt").write_text("mine")
+        raise KeyboardInterrupt
+    assert [file.name for file in (tmp_path / "r").iterdir()] == ["notes.txt"]

@@ -76,6 +76,8 @@ class Watch:
         self._probes: list[asyncio.Task[None]] = []
         self._untried = len(self._addresses)
         self._notes: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
         self._start = 0.0
         self._scrapes = self._failed = 0
 
@@ -93,11 +95,17 @@ class Watch:
         """Watch to the end or until Ctrl-C and return what was seen; KeyboardInterrupt where that is nothing."""
         try:
             asyncio.run(self._run())
-        except (KeyboardInterrupt, _Interrupted) as error:
+        except (KeyboardInterrupt, asyncio.CancelledError, _Interrupted) as error:
             if not any(server.answered for server in self._servers):
                 raise KeyboardInterrupt from error
             self._notes.append("interrupted: only the scrapes until then were used")
         return self._observation()
+
+    def stop(self) -> None:
+        """End the watch as Ctrl-C does; may be called by a signal's handler, at any time."""
+        self._stopped = True
+        if self._task and not self._task.done():
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     def _observation(self) -> Observation:
         watched = [server for server in self._servers if server.target.scrapes]
@@ -106,6 +114,9 @@ class Watch:
         return observation(origin, [server.target for server in watched], self.facts)
 
     async def _run(self) -> None:
+        self._task = asyncio.current_task()
+        if self._stopped:
+            raise asyncio.CancelledError
         for instance, address in self._addresses.items():
             client = Client(address, self._credentials, Manner(self._plan.timeout))
             server = VllmServer(address, client, ServerFacts(launch=self._plan.launch))

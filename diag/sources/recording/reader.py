@@ -22,7 +22,7 @@ from diag.core.formatting import moment, plural, printable
 from diag.core.toml import load
 from diag.exposition.lines import MOST_BYTES
 from diag.exposition.scrapes import Target
-from diag.http.gunzip import STEP, Gunzip
+from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.server.config import ServerFacts, settings
 from diag.vllm.server.launch import FLAGS
@@ -114,6 +114,7 @@ class _Gathered:
     limit: str = ""
     unreadable: list[str] = field(default_factory=list)
     damage: str = ""
+    torn: int = 0
     begun: bool = False
 
     def why_nothing(self) -> str:
@@ -179,10 +180,11 @@ class _Gathered:
 def _gather(file: Path, log_zone: tzinfo) -> _Gathered:
     gathered = _Gathered(file.parent / LOG, log_zone)
     for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
-        if _MARK.match(section):
+        whole = section[: len(section) - gathered.torn] if gathered.torn < len(section) else b""
+        if _MARK.match(whole):
             gathered.limit = gathered.limit or gathered.reached()
             if not gathered.limit:
-                gathered.add(section, too_big)
+                gathered.add(whole, too_big)
         if gathered.limit:
             break
     return gathered
@@ -200,7 +202,10 @@ def _first(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[bytes]:
 
 
 def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
-    """The file's content in chunks, decompressed where it is gzip; damage ends it and is noted."""
+    """The file's content in chunks, decompressed where it is gzip; damage ends it and is noted.
+
+    `torn` is how many of its last bytes may be a part of a scrape.
+    """
     with opened(file) as stream:
         first = stream.read(STEP)
         gathered.begun = bool(first)
@@ -208,15 +213,18 @@ def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
         if not first.startswith(b"\x1f\x8b"):
             yield from chunks
             return
-        gunzip = Gunzip()
+        gunzip, since_flush = Gunzip(), 0
         try:
-            for chunk in chunks:
-                yield from gunzip.feed(chunk)
+            for piece in cut_at_flushes(chunks):
+                for text in gunzip.feed(piece):
+                    since_flush += len(text)
+                    yield text
+                since_flush = 0 if piece.endswith(FLUSHED) else since_flush
         except zlib.error as error:
-            gathered.damage = f"is damaged ({error})"
+            gathered.damage, gathered.torn = f"is damaged ({error})", since_flush
             return
         if not gunzip.complete:
-            gathered.damage = "ends in the middle (a truncated gzip file)"
+            gathered.damage, gathered.torn = "ends in the middle (a truncated gzip file)", since_flush
 
 
 def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:

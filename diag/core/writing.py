@@ -1,0 +1,54 @@
+"""Files that are written whole or not at all, and folders with one writer at a time."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from diag.core.errors import BadUsage
+
+
+@contextmanager
+def written_whole(file: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """A text file that takes the place of `file` once all of it is written; until then, and on an error, that stays.
+
+    A device, a pipe, or a file in a folder that takes no new ones, is written directly. OSError where it cannot be
+    written.
+    """
+    if file.exists() and not (file.is_file() and os.access(file.resolve().parent, os.W_OK)):
+        with file.open("w", encoding="utf-8", newline=newline) as out:
+            yield out
+        return
+    goal = file.resolve()  # a link stays a link
+    new = goal.with_name(f".{goal.name}.tmp")
+    try:
+        with new.open("w", encoding="utf-8", newline=newline) as out:
+            yield out
+        if goal.exists():
+            new.chmod(goal.stat().st_mode & 0o777)
+        new.replace(goal)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Nobody else who asks for this writes to the folder meanwhile; BadUsage where somebody does already.
+
+    The lock ends with the process. On a file system without locks there is none.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(held)
+        raise BadUsage(f"another diag is writing to {folder}: wait for it, or name another folder") from error
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(held)

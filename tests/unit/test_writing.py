@@ -1,0 +1,94 @@
+"""Files that are written whole or not at all."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from diag.core.errors import BadUsage
+from diag.core.writing import only_writer, written_whole
+
+
+def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_text("old")
+    file.chmod(0o640)
+    with written_whole(file) as out:
+        out.write("new")
+        out.flush()
+        assert file.read_text() == "old"
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("new", 0o640)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("old")
+    with pytest.raises(KeyboardInterrupt), written_whole(tmp_path / "f") as out:
+        out.write("new")
+        raise KeyboardInterrupt
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "goal").write_text("old")
+    (tmp_path / "link").symlink_to("goal")
+    with written_whole(tmp_path / "link") as out:
+        out.write("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "goal").read_text() == "new"
+
+
+def test_a_device_is_written_and_not_replaced() -> None:
+    with written_whole(Path(os.devnull)) as out:
+        out.write("new")
+    assert Path(os.devnull).is_char_device()
+
+
+def test_a_full_disk_is_an_error_and_not_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"), written_whole(tmp_path / "full") as out:
+        out.write("new")
+
+
+def test_one_writes_and_after_it_the_next(tmp_path: Path) -> None:
+    with only_writer(tmp_path), pytest.raises(BadUsage, match="another diag is writing to"), only_writer(tmp_path):
+        pass
+    with only_writer(tmp_path):
+        pass
+
+
+WRITER = """
+import sys
+from itertools import count
+from pathlib import Path
+from diag.core.writing import only_writer, written_whole
+with only_writer(Path(sys.argv[1])):
+    for turn in count():
+        with written_whole(Path(sys.argv[1], f"{turn % 3}")) as out:
+            for _ in range(20):
+                out.write(f"{turn}\\n" * 1000)
+                out.flush()
+        print(turn, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_writer_that_is_killed_at_any_moment_leaves_whole_files_and_no_lock(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    chance = random.Random(1)
+    for _ in range(6):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            while process.stdout and process.stdout.readline() != "2\n":
+                pass
+            time.sleep(chance.uniform(0, 0.02))
+            process.send_signal(how)
+        texts = [(tmp_path / name).read_text() for name in "012"]
+        assert [len(set(text.splitlines())) for text in texts] == [1, 1, 1]
+        assert [text.count("\n") for text in texts] == [20_000] * 3
