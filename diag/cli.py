@@ -36,6 +36,7 @@ from diag.commands.options import (
     scrape_option,
     seconds_option,
     serve_option,
+    sizing_option,
     vllm_option,
 )
 from diag.core.errors import BadUsage, DiagError
@@ -322,15 +323,34 @@ def budget(
     log: Annotated[
         str, evidence_option("--log", metavar="FILE", help="Log of a start of this server, for measured sizes.")
     ] = "",
+    all_gpus: Annotated[
+        bool, sizing_option("--all-gpus", help="Compare all GPUs that diag knows, with 1, 2, 4 and 8 of each.")
+    ] = False,
+    context: Annotated[str, sizing_option("--context", metavar="TOKENS", help="Tokens of each request: 32k.")] = "",
+    concurrency: Annotated[
+        int | None,
+        sizing_option(
+            "--concurrency", metavar="N", min=1, max=2**20, help="Requests at a time.  [default: what each holds]"
+        ),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        sizing_option("--price", metavar="GPU=DOLLARS", help="Of one GPU and hour: h100=2.5. Repeatable."),
+    ] = None,
+    utilisation: Annotated[
+        str, sizing_option("--utilisation", metavar="SHARE", help="Of the ceiling, for the cost too: 40%.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Estimate GPU memory, before or after launch: weights, KV cache, and the longest safe context.
+    """Estimate GPU memory, before or after launch, or compare GPUs: what fits, how fast at most, at what cost.
 
     Nothing is started or downloaded.
     """
     from diag.commands.budget import BudgetOptions, run
+    from diag.commands.sizing import SizingOptions
 
-    text, status = run(BudgetOptions(target, gpu, gpu_memory, log, vllm_version), as_json)
+    sizing = SizingOptions(all_gpus, gpu, context, concurrency, price or (), utilisation, vllm_version)
+    text, status = run(BudgetOptions(target, gpu, gpu_memory, log, vllm_version, sizing), as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

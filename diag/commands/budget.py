@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from diag.commands import sizing
+from diag.commands.sizing import SizingOptions, named
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, printable
 from diag.core.sizes import GIB
@@ -14,7 +16,6 @@ from diag.exporter.log.memory import read as read_log
 from diag.report.budget import Budget, render, render_json
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
-from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.registry import versions
 from diag.vllm.hardware import gpus
 from diag.vllm.memory.byte_range import ByteRange
@@ -50,12 +51,23 @@ class BudgetOptions:
     gpu_memory: str = ""
     log: str = ""
     version: str = ""
+    sizing: SizingOptions | None = None
 
 
 def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
     """What is printed, and the exit status."""
+    if options.sizing and options.sizing.wanted:
+        return _compare(options, options.sizing, as_json)
     budget = estimate(options)
     return (render_json if as_json else render)(budget), STATUS[budget.ledger.verdict]
+
+
+def _compare(options: BudgetOptions, compared: SizingOptions, as_json: bool) -> tuple[str, int]:
+    """Several GPUs beside each other."""
+    if options.log or options.gpu_memory:
+        raise BadUsage("--log and --gpu-memory are of one server: leave them out to compare GPUs")
+    started = _command(options.target, options.version)
+    return sizing.run(_model(started, options.version), started, compared, as_json)
 
 
 def estimate(options: BudgetOptions) -> Budget:
@@ -80,7 +92,7 @@ def _estimate(options: BudgetOptions, logged: Memory) -> Budget:
     found = ledger(model, planned, measured)
     changes = suggestions(found, measured) if found.verdict != "fits" and found.kv_cache else []
     return Budget(
-        model=printable(hidden(model.folder.resolve().name if is_folder(model.name) else model.name), 60),
+        model=named(model),
         gpu="a CPU" if planned.cpu else printable(gpu.name or "a GPU", 40),
         ledger=found,
         notes=tuple(_notes(options, logged, planned, gpu, version)),

@@ -30,6 +30,7 @@ scrape_option = partial(typer.Option, rich_help_panel="Scraping")
 prometheus_option = partial(typer.Option, rich_help_panel="Prometheus (instead of scraping)")
 evidence_option = partial(typer.Option, rich_help_panel="Evidence")
 serve_option = partial(typer.Option, rich_help_panel="Serving")
+sizing_option = partial(typer.Option, rich_help_panel="Comparing GPUs")
 output_option = partial(typer.Option, rich_help_panel="Output")
 config_option = partial(typer.Option, rich_help_panel="Configuration")
 

@@ -15,6 +15,7 @@ from support.models import changed
 from diag import report
 from diag.commands.budget import BudgetOptions, estimate, run
 from diag.core.errors import BadUsage
+from diag.vllm.hardware import gpus
 
 MODELS = Path("tests/data/models")
 LOGS = Path("tests/data/logs")
@@ -341,3 +342,61 @@ def test_an_id_of_the_local_cache_is_enough(tmp_path: Path) -> None:
 def test_a_command_in_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "start.sh").write_text(f"#!/bin/sh\nexec vllm serve {MODELS}/llama-3-8b --max-model-len 4096\n")
     assert estimate(BudgetOptions(str(tmp_path / "start.sh"), "h100")).ledger.setup.length == 4096
+
+
+# -- several GPUs -----------------------------------------------------------------------------------------------------
+
+SIZING = json.loads((Path(report.__file__).parent / "diag.sizing.schema.json").read_text(encoding="utf-8"))
+
+
+def test_all_gpus_are_one_table_of_100_columns() -> None:
+    """Every GPU, up to the first size that holds all requests, and what the numbers decide."""
+    prices = "--price", "h100=2.5", "--price", "l40s=1.2", "--utilisation", "40%"
+    ended = diag(f"{MODELS}/llama-3.1-8b", "--all-gpus", "--context", "32k", "--concurrency", "50", *prices)
+    lines = ended.stdout.splitlines()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert max(map(len, lines)) <= 100
+    assert " ".join(lines[2].split()) == "GPU TP fits KV tokens requests output/s prompt/s bound by $/M at 40 %"
+    assert {line.split()[0] for line in lines[3 : lines.index("", 3)]} == set(gpus.gpus())
+    h100 = [line.split() for line in lines if line.startswith("  h100 ")]
+    assert [(row[1], row[2]) for row in h100] == [("1", "yes"), ("2", "yes"), ("4", "yes")]  # 4 hold the 50
+    assert float(h100[-1][-1]) == pytest.approx(float(h100[-1][-2]) / 0.4, rel=0.02)
+    assert "Cheapest that holds 50 requests of 32,000 tokens: 4 x h100" in ended.stdout
+
+
+def test_sizing_json_follows_its_schema() -> None:
+    ended = diag(f"{MODELS}/llama-3-70b", "--gpu", "h100", "--concurrency", "8", "--price", "h100=2", "--json")
+    found = json.loads(ended.stdout)
+    jsonschema.validate(found, SIZING)
+    verdicts = [(one["tensor_parallel_size"], one["verdict"]) for one in found["configurations"]]
+    assert verdicts == [(1, "does not fit"), (2, "cannot tell"), (4, "fits"), (8, "fits")]
+    assert found["configurations"][0]["decode"] is None
+    assert found["configurations"][2]["decode"]["dollars_per_million_tokens"]["at_utilisation"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("{}/llama-3-8b", "--context", "4k"), "--context, --price and --utilisation need --all-gpus"),
+        (("{}/llama-3-8b", "--concurrency", "4"), "--concurrency needs --all-gpus, or --gpu NAME"),
+        (("{}/llama-3-8b", "--all-gpus", "--gpu", "h100"), "--gpu and --all-gpus contradict each other"),
+        (("{}/llama-3-8b", "--all-gpus", "--log", "x"), "--log and --gpu-memory are of one server"),
+        (("{}/llama-3-8b", "--gpu", "h101", "--concurrency", "4"), "unknown GPU 'h101' (did you mean h100?)"),
+        (("{}/llama-3-8b", "--all-gpus", "--price", "h100"), "(expected GPU=DOLLARS, h100=2.5)"),
+        (("{}/llama-3-8b", "--all-gpus", "--utilisation", "140%"), "(expected a share such as 40%)"),
+        (("{}/llama-3-8b", "--all-gpus", "--context", "1m"), "the model supports at most 8192 tokens"),
+        (("vllm serve {}/llama-3-8b -pp 2", "--all-gpus"), "leave --pipeline-parallel-size out"),
+        (("some/model", "--all-gpus"), "fetch it with `hf download some/model config.json`"),
+    ],
+)
+def test_gpus_that_cannot_be_compared_are_one_sentence(arguments: tuple[str, ...], says: str) -> None:
+    ended = diag(*(each.format(MODELS) for each in arguments))
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert says in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["WhisperForConditionalGeneration"], "d_model": 1280}')
+    ended = diag(str(tmp_path), "--all-gpus")
+    assert ended.returncode == 64
+    assert "the architecture 'WhisperForConditionalGeneration' is unknown: diag cannot compute its" in ended.stderr

@@ -69,20 +69,20 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     """The KV cache of a model on one GPU; NotCovered where it is not known."""
     if model.unknown:
         raise NotCovered(model.unknown)
-    layer_bytes = _layer_bytes(model, setup)
+    in_layer = layer_bytes(model, setup)
     windows = {window for window in model.windows if window}
     full_layers = model.windows.count(0)
     if not windows or (full_layers and not setup.hybrid) or (not full_layers and min(windows) >= setup.length):
-        return CacheLayout(setup.block, layer_bytes, model.layers, 1)
+        return CacheLayout(setup.block, in_layer, model.layers, 1)
     if not full_layers:
         window = f"a sliding window of {min(windows):,} tokens"
         raise NotCovered(f"all layers have {window}, which releases treat differently")
     if setup.pipeline > 1:
         raise NotCovered("sliding windows with pipeline parallelism are not covered")
-    return _hybrid_layout(setup, layer_bytes, full_layers, model.layers - full_layers, min(windows))
+    return _hybrid_layout(setup, in_layer, full_layers, model.layers - full_layers, min(windows))
 
 
-def _layer_bytes(model: Model, setup: Setup) -> float:
+def layer_bytes(model: Model, setup: Setup) -> float:
     """Bytes of a token in one layer on one GPU."""
     number = _number_bytes(model, setup)
     if model.latent:

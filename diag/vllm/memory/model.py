@@ -5,6 +5,7 @@ Nothing of Hugging Face is imported and nothing is downloaded: a model is a fold
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ MOST_BYTES = 4 * MIB
 MOST = 2**30
 MOST_LAYERS = 2048
 CACHE = "~/.cache/huggingface"
+_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions")
 """Where vLLM looks for the longest context of a model that has no `max_position_embeddings`."""
 _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
@@ -129,9 +131,10 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     snapshot = kept / "snapshots" / wanted
     if is_folder(str(snapshot)):
         return snapshot
+    fetch = f"fetch it with `hf download {name} config.json`, or " if _HUB_ID.fullmatch(name) else ""
     raise BadUsage(
         f"the model {_shown(name)} is neither a folder nor in the local cache {_shown(str(hub))}; diag downloads"
-        " nothing: give a folder with its config.json"
+        f" nothing: {fetch}give a folder with its config.json"
     )
 
 

@@ -102,11 +102,11 @@ def _most_hundredths(setup: Setup, total: int) -> int:
 
 def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:
     """Half the bytes for every token."""
-    if NUMBER_BYTES.get(start.setup.kv_dtype, 2) >= 2 and _supports_fp8_cache(model, start.setup):
+    if NUMBER_BYTES.get(start.setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, start.setup):
         yield Suggestion("--kv-cache-dtype", "fp8", replace(start.setup, kv_dtype="fp8"), start.measured)
 
 
-def _supports_fp8_cache(model: Model, setup: Setup) -> bool:
+def supports_fp8_cache(model: Model, setup: Setup) -> bool:
     """Whether vLLM finds kernels by itself for an fp8 cache on this GPU; no where that is not known.
 
     Read off platforms/cuda.py and v1/attention/backends of 0.8.5, 0.11 - 0.16 and 0.32. Since 0.11.1 it takes the first

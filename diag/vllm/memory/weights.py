@@ -258,7 +258,7 @@ def _bits(method: str, settings: Mapping[str, Any]) -> float | None:
     if method == "bitsandbytes":
         return 8.0 if settings.get("load_in_8bit") else 4 + 32 / 64
     if method == "compressed-tensors":
-        settings = _compressed(settings)
+        settings = compressed_weights(settings)
     width = settings.get("bits", settings.get("w_bit", settings.get("num_bits")))
     if method not in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors") or width not in (2, 3, 4, 8):
         return None
@@ -275,7 +275,7 @@ def group_size(settings: Mapping[str, Any]) -> int:
     """Inputs of a matrix that share a scale; 0 where a quantization_config says nothing of such."""
     method = str(settings.get("quant_method", "")).lower()
     if method == "compressed-tensors":
-        packed = _compressed(settings)
+        packed = compressed_weights(settings)
         group = 0 if packed.get("type") == "float" else packed.get("group_size")
     else:
         group = _group(settings) if method in ("awq", "awq_marlin", "gptq", "gptq_marlin") else 0
@@ -289,7 +289,7 @@ def block_size(settings: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) and size > 0 else 0
 
 
-def _compressed(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def compressed_weights(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """How the first group of layers keeps its weights."""
     groups = settings.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
