@@ -16,8 +16,8 @@ KINDS = {
     "cost": ("Dollars per million output tokens", ".2f"),
 }
 LEFT_OUT = """
-The figures are of vLLM and of TensorRT-LLM (`trtllm`), on the same GPUs. The batch of the figure for cost is not told: 64
-requests of 2,048 tokens are assumed.
+The figures are of vLLM and of TensorRT-LLM (`trtllm`), on the same GPUs. The batch of the figure for cost is not told:
+64 requests of 2,048 tokens are assumed.
 
 Left out, since no software can read memory that fast:
 
