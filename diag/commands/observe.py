@@ -1,7 +1,8 @@
 """What a command observes: one recording, live servers, or the servers in a Prometheus."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from diag.commands.site import site
 from diag.core.contract import Contract
-from diag.core.errors import BadUsage
+from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists
 from diag.core.formatting import printable
 from diag.core.incident import Incident
@@ -78,7 +79,8 @@ def observe(options: ObserveOptions, contract: Contract) -> Observation:
     """The samples of one recording, or of live servers that are scraped for it."""
     paths = [Path(target) for target in options.targets if _is_path(target)]
     if not paths:
-        return _scrape(options, contract)
+        with _nor_a_path(options.targets):
+            return _scrape(options, contract)
     if len(options.targets) > 1:
         raise BadUsage("a recording is diagnosed alone: name one recording, or only URLs")
     if not exists(paths[0]):
@@ -89,8 +91,25 @@ def observe(options: ObserveOptions, contract: Contract) -> Observation:
 
 
 def _is_path(target: str) -> bool:
-    """Whether a target is a path: one that exists, or that cannot be a URL."""
-    return exists(target) or target.startswith((".", "/", "~"))
+    """Whether a target is a path: one that exists, whose folder exists, or that cannot be a URL."""
+    folder, slash, _ = target.rpartition("/")
+    return (
+        exists(target) or target.startswith((".", "/", "~")) or bool(slash and "://" not in target and exists(folder))
+    )
+
+
+@contextmanager
+def _nor_a_path(targets: Sequence[str]) -> Iterator[None]:
+    """Where no such host is known, a target that looks like a path may be a recording whose name was mistyped."""
+    try:
+        yield
+    except (BadUsage, Unreachable) as error:
+        meant = next((target for target in targets if target and "://" not in target), "")
+        if not meant or "host name" not in str(error):
+            raise
+        from diag.http.address import without_user
+
+        raise type(error)(f"there is no file or recording {without_user(meant)}; {error}") from error
 
 
 def observe_once(options: ObserveOptions) -> Observation:
@@ -99,7 +118,8 @@ def observe_once(options: ObserveOptions) -> Observation:
         return observe(options, Contract())
     from diag.sources.live.scrape import watch
 
-    return watch(options.targets, scrape_plan(replace(options, watch=0.0), lambda share: None))
+    with _nor_a_path(options.targets):
+        return watch(options.targets, scrape_plan(replace(options, watch=0.0), lambda share: None))
 
 
 def prometheus_source(options: ObserveOptions, contract: Contract) -> "PrometheusSource":

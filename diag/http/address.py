@@ -1,6 +1,7 @@
 """Addresses of targets: what the user typed, as a URL for requests and as text that may be printed."""
 
 import ipaddress
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from diag.http.credentials import basic
 
 PORTS = {"http": 80, "https": 443}
 PAGE = "/metrics"
+_PARTS = re.compile(r"(?:([^/?#@]*)://)?([^/?#]*)([^?#]*)(.*)", re.DOTALL)
+"""Scheme, user and host and port, path, query and fragment of any text."""
+_HOST = re.compile(r"(?:.*@)?(?P<name>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>[^@]*))?", re.DOTALL)
 _LEVELS = 5
 """How many levels of a path are looked below, beside the server's root."""
 
@@ -73,17 +77,61 @@ def _metrics(path: str) -> str:
 
 def parse(text: str) -> Address:
     """Read a URL or host:port; BadUsage, without what may be a password in it, where it is not one."""
+    if not text.strip():
+        raise BadUsage("the address of a server is empty: write http://HOST:PORT")
+    why = _refused(text)
+    if why:
+        raise BadUsage(f"{without_user(text)} {why}")
+    url = urlsplit(text if "://" in text else f"http://{text}")
+    port = PORTS[url.scheme] if url.port is None else url.port
+    return Address(url.scheme, url.hostname or "", port, url.path, url.query, _authorization(url))
+
+
+def _refused(text: str) -> str:
+    """Why a text is not an address, or ""; without the text."""
+    if _is_ipv6(text):
+        return "is an IPv6 address: put it into brackets, http://[ADDRESS]:PORT"
+    scheme, authority, path, query = _parts(text)
+    if scheme and scheme.lower() not in PORTS:
+        return "is not a URL of a server: only http and https are supported (a recording is named by its path)"
+    host = _HOST.fullmatch(authority)
+    port = (host and host["port"]) or "1"
+    is_port = _is_number(port) and 0 < int(port[:6]) < 2**16
+    if "@" in path or ("@" in query and not is_port):
+        return "has an @ behind its host: in a password write %2F for /, %3F for ?, %23 for #, in a path %40 for @"
+    if host is None or not _is_host(host["name"]):
+        return "has no valid host name"
+    if not is_port:
+        return "has no valid port: a port is a number from 1 to 65535"
+    missing = host["name"].lower() in PORTS or (not scheme and text.lower().startswith(("http:", "https:")))
+    return "is not a URL: write http://HOST:PORT" if missing else ""
+
+
+def _parts(text: str) -> Sequence[str]:
+    found = _PARTS.fullmatch(text)
+    return found.groups("") if found else ("",) * 4
+
+
+def _is_host(name: str) -> bool:
+    if name.startswith("["):
+        return name.endswith("]") and _is_ipv6(name[1:-1])
     try:
-        url = urlsplit(text if "://" in text else f"http://{text}")
-        port = url.port or PORTS.get(url.scheme, 0)
-    except ValueError as error:
-        raise BadUsage(f"{_safe(text)} is not a URL: {error}") from error
-    if url.scheme not in PORTS:
-        raise BadUsage(f"{_safe(text)}: only http and https are supported")
-    host = url.hostname or ""
-    if not host or not host.isprintable() or set(host) & set(" \"'<>\\^`{|}*"):
-        raise BadUsage(f"{_safe(text)} has no valid host name")
-    return Address(url.scheme, host, port, url.path, url.query, _authorization(url))
+        urlsplit(f"//{name}")
+        name.encode("idna")
+    except ValueError:
+        return False
+    return bool(name.strip(".-")) and name.isprintable() and not set(name) & set(" \"'<>\\^`{|}*[]%")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return bool(ipaddress.IPv6Address(text))
+    except ValueError:
+        return False
 
 
 def _authorization(url: SplitResult) -> str:
@@ -92,9 +140,19 @@ def _authorization(url: SplitResult) -> str:
     return basic(f"{unquote(url.username)}:{unquote(url.password or '')}")
 
 
-def _safe(text: str) -> str:
-    scheme, separator, rest = text.rpartition("://")
-    return printable(scheme + separator + rest.rpartition("@")[2].partition("?")[0], 80)
+def without_user(text: str) -> str:
+    """A URL as it may be printed, valid or not: without what may be a user, a password or a query."""
+    scheme, separator, rest = text.partition("://")
+    if not scheme.isalnum():
+        scheme, separator, rest = "", "", text
+    _, authority, path, query = _parts(f"x://{rest}")
+    host = authority.rpartition("@")[2]
+    if "@" in path + query:  # the password has a slash, a question mark or a number sign, and goes on behind it
+        host, path = "…", ""
+    name, colon, port = host.partition(":")
+    if colon and not (_is_number(port) and len(port) < 6) and not _is_ipv6(host) and not name.startswith("["):
+        host = f"{name}:…"  # without its host, a URL has the password here
+    return printable(scheme + separator + host + path, 80)
 
 
 def parse_all(texts: Sequence[str]) -> dict[str, Address]:

@@ -18,7 +18,7 @@ from diag import __version__
 from diag.core.formatting import printable
 from diag.exposition.lines import MOST_BYTES
 from diag.http import failure
-from diag.http.address import PORTS, Address
+from diag.http.address import PORTS, Address, without_user
 from diag.http.background import start
 from diag.http.credentials import Credentials, tls
 from diag.http.deadline import Deadline, timed_response
@@ -197,7 +197,7 @@ class Client:
         except ValueError as error:
             raise Failure("redirects to an invalid URL") from error
         if (target.scheme, target.hostname, port) != (self._address.scheme, self._address.host, self._address.port):
-            where = printable(f"{target.scheme}://{target.netloc.rpartition('@')[2]}", 80)
+            where = without_user(f"{target.scheme}://{target.netloc}")
             raise Failure(f"redirects to another server ({where}), which is not followed", "use that address")
         return target.path + (f"?{target.query}" if target.query else "")
 

@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 from diag.core.errors import Unreachable
 from diag.core.formatting import printable
 from diag.http import failure
-from diag.http.address import Address
+from diag.http.address import Address, without_user
 from diag.http.client import Client, Manner, Request, Response
 from diag.http.credentials import Credentials
 from diag.http.failure import PROMETHEUS, Failure
@@ -30,8 +30,6 @@ _STARTING = "is it starting, or overloaded?"
 _TIMEOUT = re.compile(r"time-?out|timed out|deadline", re.IGNORECASE)
 _QUOTED = re.compile(r"error when executing query=.*? \((?:time|start)=[^()]*\): ", re.DOTALL)
 """VictoriaMetrics' sentences begin with the whole query."""
-_API = re.compile(r"[?#]|/api/v1/")
-_USER = re.compile(r"//[^/@]*@")
 _ADVICE = "PromQL info:"
 
 
@@ -135,7 +133,7 @@ def _decoded(response: Response) -> ApiReply:
     """The JSON object of a response, or what it was instead."""
     status = response.status
     if response.location:
-        target = printable(_USER.sub("//", _API.split(response.location)[0]), 100) or "/"
+        target = without_user(response.location).partition("/api/v1/")[0] or "/"
         return ApiReply(status, problem=f"redirects to {target}, which is not followed")
     try:
         document = json.loads(response.body)

@@ -364,3 +364,17 @@ def test_a_time_that_is_none_is_refused(option: str) -> None:
     assert done.returncode == 64
     assert option.partition("=")[0] in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["no.such.host.invalid", "no.such.host.invalid/monday", "my recording"])
+def test_a_mistyped_recording_is_missed_as_such(name: str) -> None:
+    done = diag("doctor", name, "--for", "0")
+    assert done.stderr.startswith(f"diag: there is no file or recording {name}; "), done.stderr
+
+
+def test_a_mistyped_recording_in_a_folder_is_no_host() -> None:
+    done = diag("doctor", "tests/recordings/kv_cascde")
+    assert (done.returncode, done.stderr) == (
+        64,
+        "diag: tests/recordings/kv_cascde does not exist: name the folder of a recording, or a URL\n",
+    )

@@ -143,10 +143,61 @@ def test_what_is_no_address_is_refused_in_a_printable_sentence(text: str) -> Non
     assert str(error.value).isprintable()
 
 
-def test_a_refused_address_does_not_show_its_password() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ftp://me:secret@host/?token=secret",
+        "http://u:sec/ret@h",
+        "http://u:80/secret@h",
+        "http://u:p/secret@h:8000/metrics",
+        "http://u:p#secret@h",
+        "http://u:secret?x@h",
+        "http://u:a://secret@h",
+        "u:secret/x@h",
+        "//u:secret/x@h",
+        "http:/u:secret@h",
+        "http:u:secret@h",
+        "https//u:secret@h",
+        "http://u:secret",
+        "http://u:99secret",
+        "http://u:secret@",
+        "http://u:secret@h:port",
+        "http://u:secret@[::1",
+        "http://u:secret@h/a@b",
+        "http://h:99999?token=secret",
+    ],
+)
+def test_a_refused_address_does_not_show_its_password(text: str) -> None:
     with pytest.raises(BadUsage) as error:
-        parse("ftp://me:secret@host/?token=secret")
-    assert "secret" not in str(error.value)
+        parse(text)
+    assert "sec" not in str(error.value)
+    assert "ret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (" ", "the address of a server is empty: write http://HOST:PORT"),
+        ("h:0", "h:0 has no valid port: a port is a number from 1 to 65535"),
+        ("h:８０", "h:… has no valid port: a port is a number from 1 to 65535"),
+        ("http://h:80:90", "http://h:… has no valid port: a port is a number from 1 to 65535"),
+        ("fe80::1", "fe80::1 is an IPv6 address: put it into brackets, http://[ADDRESS]:PORT"),
+        ("[::1]x:80", "[::1]x:80 has no valid host name"),
+        ("h\tx", "h\\tx has no valid host name"),
+        ("http://a..b", "http://a..b has no valid host name"),
+        ("http://ex℀mple", "http://ex℀mple has no valid host name"),
+        ("http//h", "http//h is not a URL: write http://HOST:PORT"),
+        ("http:/h:8000", "http:…/h:8000 is not a URL: write http://HOST:PORT"),
+        (
+            "h/a@b",
+            "… has an @ behind its host: in a password write %2F for /, %3F for ?, %23 for #, in a path %40 for @",
+        ),
+    ],
+)
+def test_a_refused_address_is_told_what_is_wrong(text: str, reason: str) -> None:
+    with pytest.raises(BadUsage) as error:
+        parse(text)
+    assert str(error.value) == reason
 
 
 @pytest.mark.parametrize(
