@@ -179,7 +179,8 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="The time at which it grew last names what killed a server; the number itself is for readers.",
     ),
     "diag_host_last_oom_kill_timestamp_seconds": _gauge(
-        "Unix time at which the exporter saw diag_host_oom_kills_total grow last, 0 when it has not."
+        "Unix time at which the exporter saw diag_host_oom_kills_total grow last; until it has, the time at which the "
+        "kernel's log says that a process of vLLM was killed for lack of memory, 0 when it does not."
     ),
     "diag_host_memory_limit_bytes": _gauge(
         "Host memory in bytes that the server may use: the limit of its cgroup, or the host's memory where that leaves "

@@ -714,7 +714,6 @@ ENDED = {
     "fail_max_model_len": ("", {LENGTH: 2, "engine_start_failed": 2, "worker_died": 1}),
     "healthy": ("", {"shut_down": 1}),
     "healthy_after_cascade": ("ready", {}),
-    "host_memory_killed": ("", {"engine_dead": 3}),
     "idle": ("ready", {}),
     "kv_cascade": ("", {"shut_down": 1}),
     "kv_cascade_base": ("ready", {}),

@@ -80,6 +80,18 @@ def test_a_kill_on_the_host_when_the_server_ended_is_the_cause_of_its_death(tmp_
     assert found(report, "engine_dead").diagnosis.explained_by == "host_memory_exhausted"
 
 
+def test_a_kill_before_anybody_watched_is_dated_by_the_server_s_log(tmp_path: Path) -> None:
+    """The kernel's log says when; the server had ended before it was first looked at."""
+
+    def killed(_: float) -> Iterable[Sample]:
+        yield "diag_host_last_oom_kill_timestamp_seconds", (), 1_700_000_000.0 - 30
+
+    gone = log("ready", {}, 600, engine_dead=29, worker_died=30)
+    report = judge(tmp_path, "", gone, killed)
+    assert primary(report) == {"host_memory_exhausted"}
+    assert "kernel_oom_kill" in found(report, "engine_dead").diagnosis.culprits
+
+
 def test_a_kill_elsewhere_on_the_host_is_no_incident_of_a_server_that_serves(tmp_path: Path) -> None:
     def killed(t: float) -> Iterable[Sample]:
         yield "diag_host_last_oom_kill_timestamp_seconds", (), HEALTHY + 20

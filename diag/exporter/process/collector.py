@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.process.cgroup import ControlGroup, control_group
+from diag.exporter.process.kernel_log import last_vllm_kill
 from diag.exporter.process.ownership import Owner, axis_sizes, owners_of
 from diag.exporter.process.server import ServerProcess, find_server
 from diag.exporter.process.table import (
@@ -62,7 +63,7 @@ class ProcessCollector:
         self._group_of = 0
         self._group: ControlGroup | None = None
         self._oom_kills: int | None = None
-        self._last_oom_kill = 0.0
+        self._last_oom_kill = last_vllm_kill() if proc == "/proc" else 0.0
         if proc != "/proc":
             read_from(proc)
 

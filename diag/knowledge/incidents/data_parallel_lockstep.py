@@ -2,7 +2,13 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
-from diag.signals import engines, requests_running, requests_stuck_on_all_engines, scheduler_paused, standstill_was_prefill
+from diag.signals import (
+    engines,
+    requests_running,
+    requests_stuck_on_all_engines,
+    scheduler_paused,
+    standstill_was_prefill,
+)
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"

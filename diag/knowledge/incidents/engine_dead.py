@@ -46,7 +46,7 @@ incident = Incident(
         LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state says so."),
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
-    explains=("data_parallel_lockstep", "engine_stalled", "contract_breached"),
+    explains=("data_parallel_lockstep", "engine_stalled", "requests_aborted", "contract_breached"),
     quotes=quoted_error,
     fixes=(
         *LET_GO_ON,

@@ -215,8 +215,11 @@ shut_down = Signal(
 
 LAST_UP = last("diag_vllm_last_up_timestamp_seconds", by="instance")
 OOM_KILL = last("diag_host_last_oom_kill_timestamp_seconds", by="instance")
+LAST_DEATH = f"max by (instance) (last_over_time({EVENT_TIME}{{event=~'{ENGINE_DEAD}|{WORKER_DIED}'}}[$window]))"
+ENDED = f"(({LAST_UP}) > 0 or ({LAST_DEATH}) > 0)"
+"""When the server ended: its last answer, or what its log says where nobody has seen it answer."""
 SOON = 120
-"""Seconds between the last answer and a process that the kernel killed, of which one is seen at a scrape."""
+"""Seconds between the end of a server and a process that the kernel killed, of which one is seen at a scrape."""
 WORKER_EXIT = last("diag_vllm_log_value", f'event="{WORKER_DIED}",field="exit_code"', by="instance")
 """Below 0, it is the number of the signal that ended the worker."""
 # what a library or the shell prints has no head of vLLM's: a client may have sent it, so it explains a death at most
@@ -253,7 +256,7 @@ evidence_of_death = Signal(
     f" >= on (instance) group_left () ({LAST_PROGRESS_OF_INSTANCE})"
     f" or label_replace({WORKER_EXIT} < 0 and on (instance) ({since_start(WORKER_DIED)}) > 0,"
     ' "event", "killed_by_signal", "", "")'
-    f' or label_replace(abs({OOM_KILL} - {LAST_UP}) < {SOON}, "event", "kernel_oom_kill", "", "")'
+    f' or label_replace(abs({OOM_KILL} - {ENDED}) < {SOON}, "event", "kernel_oom_kill", "", "")'
     f" or {HEARSAY_OF_DEATH}",
     culprit_label="{event}",
     formerly=("evidence of death",),

@@ -5,8 +5,8 @@ from diag.core.log_events import CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
 from diag.knowledge.signals.expressions import RUNNING, edge, itl
 from diag.knowledge.signals.forward_progress import (
     COMPILED,
+    ENDED,
     ENGINE_PROCESSES,
-    LAST_UP,
     OOM_KILL,
     SILENT_PAGE,
     SOON,
@@ -49,7 +49,7 @@ FILLS = (
     f" * {STEADILY} * {SERVES})"
 )
 GROUP_KILLS = 'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))'
-KILLED = f"((abs({OOM_KILL} - {LAST_UP}) < bool {SOON}) * (1 - {SERVES}))"
+KILLED = f"((abs({OOM_KILL} - {ENDED}) < bool {SOON}) * (1 - {SERVES}))"
 host_memory_ends = Signal(
     "host memory running out",
     any_of(fills=FILLS, group=f"({GROUP_KILLS} > bool 0)", host=KILLED),
