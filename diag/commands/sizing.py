@@ -9,6 +9,7 @@ from diag.core.formatting import printable
 from diag.report.sizing import Sizing, render, render_json
 from diag.vllm.capacity.choices import choices
 from diag.vllm.capacity.sizing import SizedReplica, configurations
+from diag.vllm.command import values
 from diag.vllm.command.command import Command
 from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.registry import versions
@@ -84,7 +85,7 @@ def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
 
 def named(model: Model) -> str:
     """What a model is called in print: its folder, or its id."""
-    return printable(hidden(model.folder.resolve().name if is_folder(model.name) else model.name), 60)
+    return printable(values.name(model.folder.resolve().name if is_folder(model.name) else model.name), 60)
 
 
 def _check(started: Command, model: Model) -> None:

@@ -13,6 +13,7 @@ from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.report import Observed, Report, build_report, not_measured, server
 from diag.sources.prometheus.servers import PrometheusSource
+from diag.vllm.command.shown import shown
 
 AT_ONCE = 4
 """Queries at a time; a Prometheus allows itself twenty."""
@@ -21,7 +22,7 @@ VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]
 
 def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Contract, launch: str = "") -> Report:
     """Judge all of the remote's servers; `launch` is the command of the one, where there is one."""
-    queries = QueryCache(remote, contract)
+    queries, launch = QueryCache(remote, contract), shown(launch)
     with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
         context = pool.submit(_context, remote, incidents, queries)
         for _ in pool.map(lambda query: queries.ask(*query), _queries(incidents, queries)):

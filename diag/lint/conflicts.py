@@ -10,6 +10,7 @@ from diag.lint.finding import Severity, removal
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget
 from diag.vllm.command.command import Command
+from diag.vllm.command.values import value
 from diag.vllm.flags.registry import known
 
 
@@ -58,8 +59,13 @@ def is_more(value: float | None, other: float | None) -> bool:
 def _filled(text: str, command: Command) -> str:
     for flag in known():
         if "{" + flag[2:] + "}" in text:
-            text = text.replace("{" + flag[2:] + "}", command.get(flag) or "1")
+            text = text.replace("{" + flag[2:] + "}", _value(command, flag))
     return text
+
+
+def _value(command: Command, flag: str) -> str:
+    given = command.all(flag)[-1:]
+    return " ".join(value(given[0], text) for text in given[0].values) if given else "1"
 
 
 def _general(text: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from diag.vllm.command import values
 from diag.vllm.command.options import Given
 
 Severity = Literal["error", "warning", "info"]
@@ -64,6 +65,11 @@ def removal(options: Sequence[Given]) -> tuple[Edit, ...]:
 
 
 def shown(given: Given) -> str:
-    """An option as the report calls it: by its own name, and where it stands."""
+    """An option as the report calls it: by its own name, and where it stands; by its place where it is none of vLLM's.
+
+    What is no flag may be a secret: the value of the one before it.
+    """
+    if not values.flag(given):
+        return f"Word {given.words.start + 1}" if given.words else "A key of the --config file"
     named = given.spelled if given.name.startswith(given.spelled) else f"{given.spelled} ({given.name})"
     return named if given.words else f"{named} (in the --config file)"

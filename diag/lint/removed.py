@@ -9,6 +9,7 @@ from diag.lint.replaced import BACKENDS_OF, INTO, KEYS_UNTIL, LARGEST_SIZE, POOL
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, at_least
 from diag.vllm.command.options import Given
+from diag.vllm.command.values import value
 from diag.vllm.flags.registry import Flag, known
 
 
@@ -34,9 +35,16 @@ def _replaced(given: Given, flag: Flag, version: str) -> Match:
     return Match(
         f"{shown(given)} was removed: {flag.last} is the last release with it",
         replacement.why or f"vLLM {version} exits with `unrecognized arguments`",
-        replacement.advice or (f"Use {' '.join(words)}" if words and able else "Remove it"),
+        replacement.advice or (f"Use {_said(replacement, given)}" if words and able else "Remove it"),
         (Edit(given.words, words if able else ()),) if edited else (),
     )
+
+
+def _said(replacement: ReplacedFlag, given: Given) -> str:
+    """The words in a sentence, with the value where it may be shown."""
+    of_flag = [value(given, text) for text in given.values]
+    values = of_flag if of_flag == [*given.values] else ["VALUE"]
+    return " ".join(word for part in replacement.flags for word in ([part] if part else values))
 
 
 def _replacement(given: Given, flag: Flag) -> ReplacedFlag:
@@ -62,14 +70,15 @@ def _merged(target: LintTarget, parts: Sequence[Given], name: str) -> Match:
     )
     if not content:
         return Match(message, f"vLLM {version} has nothing in its place", "Remove it", removal(parts))
-    requirement, given = _requirement(content), target.command.get(name) is not None
     text = json.dumps(content)
+    named = text if all(value(part, one) == one for part in parts for one in part.values) else "{...}"
+    requirement, given = _requirement(content), target.command.get(name) is not None
     able = known()[name].in_release(version) and not given and not requirement
     first, *others = [part for part in parts if part.words] or [parts[0]]
     return Match(
         message,
         INTO[parts[0].name][2],
-        f"{f'Add {text} to {name}' if given else f'Use {name} {chr(39)}{text}{chr(39)}'}{requirement}",
+        f"{f'Add {named} to {name}' if given else f'Use {name} {chr(39)}{named}{chr(39)}'}{requirement}",
         (Edit(first.words, (name, text)), *removal(others)) if first.words and able else (),
     )
 

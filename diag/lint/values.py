@@ -9,6 +9,7 @@ from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, at_least, is_open, number
 from diag.lint.value_limits import VALUE_RANGES
 from diag.vllm.command.options import Given
+from diag.vllm.command.values import said
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
 
 _PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
@@ -36,7 +37,7 @@ def _wrong_type(target: LintTarget) -> Iterator[Match]:
         if not _is_readable(given, target.version):
             expected = _TYPES[_flag(given).value]
             yield Match(
-                f"{shown(given)}: {_quoted(given)} is not {expected}",
+                f"{shown(given)}: {said(given)} is not {expected}",
                 f"vLLM {target.version} exits with `invalid value`",
                 f"Give {given.name} {expected}",
             )
@@ -79,7 +80,7 @@ def _out_of_range(target: LintTarget) -> Iterator[Match]:
         if _is_readable(given, target.version) and not _is_in_range(given):
             accepted = VALUE_RANGES[given.name]
             yield Match(
-                f"{shown(given)} is {_quoted(given)}, expected a value {accepted}",
+                f"{shown(given)} is {said(given)}, expected a value {accepted}",
                 f"vLLM {target.version} does not start with it",
                 f"Give {given.name} a value {accepted}",
             )
@@ -100,17 +101,11 @@ def _not_a_choice(target: LintTarget) -> Iterator[Match]:
             same = is_described(target.version)
             release = target.version if same else nearest(target.version)
             yield Match(
-                f"{shown(given)}: {_quoted(given)} is not a value that vLLM {release} accepts",
+                f"{shown(given)}: {said(given)} is not a value that vLLM {release} accepts",
                 f"It accepts {', '.join(choices[:12])}{' ...' if len(choices) > 12 else ''}",
                 f"Use one of them{'' if same else f', or make sure that vLLM {target.version} accepts this one'}",
                 severity=None if same else "info",
             )
-
-
-def _quoted(given: Given) -> str:
-    """The value; that of an object may hold a secret."""
-    is_object = bool(given.option) and _flag(given).value in ("json", "object")
-    return "its value" if is_object else repr(" ".join(given.values)[:60])
 
 
 def _level_with_settings(target: LintTarget) -> Iterator[Match]:

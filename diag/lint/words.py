@@ -61,9 +61,15 @@ def _in_one_word(target: LintTarget) -> Iterator[Match]:
     words, places = target.command.words, _joined(target)
     if places:
         yield Match(
-            f"{words[places[0]].split()[0]} and its value are one word",
+            f"{_first(words[places[0]], places[0])} and its value are one word",
             edits=tuple(Edit(range(at, at + 1), tuple(words[at].split())) for at in places),
         )
+
+
+def _first(word: str, at: int) -> str:
+    """The flag that a word begins with, or the place of the word."""
+    flag = word.split(maxsplit=1)[0].partition("=")[0]
+    return flag if flag in known() else f"Word {at + 1}: a flag"
 
 
 def _too_many(target: LintTarget) -> Iterator[Match]:
@@ -76,7 +82,7 @@ def _too_many(target: LintTarget) -> Iterator[Match]:
             edits=(Edit(first),),
         )
     if places and not _joined(target):
-        before = [given.spelled for given in command.given if given.words and given.words.stop <= places[0]]
+        before = [shown(given) for given in command.given if given.words and given.words.stop <= places[0]]
         count = "One word" if len(places) == 1 else f"{len(places)} words"
         yield Match(f"{count} too many, after {before[-1] if before else 'the model'}")
 

@@ -8,7 +8,7 @@ import numpy as np
 from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable, Target, median_interval, rounds
 from diag.promql import Block, Labels, Samples
 from diag.sources import scrape_notes as notes
-from diag.vllm.command.secrets import redact
+from diag.vllm.command.shown import shown
 from diag.vllm.server import config
 from diag.vllm.server.config import RunningConfig, ServerFacts
 
@@ -72,7 +72,7 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         instances=tuple(table.instance for table in tables),
         versions=_known({table.instance: _version(table, facts[table.instance]) for table in tables}),
         models=_known({table.instance: _models(table, facts[table.instance]) for table in tables}),
-        launch=_known({name: redact(known.launch or known.process) for name, known in facts.items()}),
+        launch=_known({name: shown(known.launch or known.process) for name, known in facts.items()}),
         truth=origin.truth or {},
         settled=settled,
     )

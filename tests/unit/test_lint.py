@@ -193,7 +193,7 @@ def test_what_a_config_gives_is_named_and_not_edited(tmp_path: Path) -> None:
     command = read("vllm serve --config c.yaml", tmp_path)
     said = lint(LintTarget(command, "0.32.0"))
     assert any("--swap-space (in the --config file)" in finding.message for finding in said)
-    assert any("--never-heard-of (in the --config file)" in finding.message for finding in said)
+    assert any(finding.message.startswith("A key of the --config file: no vLLM") for finding in said)
     assert corrected(command, said) == command.words
 
 
@@ -767,28 +767,28 @@ def test_a_correction_that_leaves_an_error_is_called_a_partial_one(
 
 
 def test_no_line_is_wider_than_a_hundred_columns_but_for_a_word_that_is() -> None:
-    long = "x" * 300
-    report = linting.judge(f"vllm serve {'m' * 60} --served-model-name {'y ' * 80} {long} --swap-space 4 --{long} 1")
+    long = "/models" * 30
+    report = linting.judge(f"vllm serve {'m' * 30} --download-dir {long} --swap-space 4 --{'x' * 300} 1")
     wide = [line for line in text(report).splitlines() if len(line) > 100]
     assert all(long[:99] in line for line in wide)
 
 
 def test_the_corrected_command_is_read_back_as_it_is_printed() -> None:
     words = """--swap-space 4 --speculative-model 'a b' --num-speculative-tokens 5 --served-model-name "$NAME" """
-    report = linting.judge(f"A='1 2' vllm serve m {words} --override-generation-config '{{\"t\": 0.5}}'", "0.32.0")
+    report = linting.judge(f"A='1 2' vllm serve m {words} --override-generation-config '{{\"top_p\": 0.5}}'", "0.32.0")
     printed = text(report)
     lines = printed[printed.index("  corrected") + 15 : printed.index("  not checked")]
     again = read(lines, version="0.32.0")
-    assert again.environment == {"A": "1 2"}
+    assert again.environment == {"A": "${A:?}"}
     assert json.loads(again.get("--speculative-config") or "") == {"model": "a b", "num_speculative_tokens": 5}
     assert again.get("--served-model-name") == "$NAME"
-    assert again.get("--override-generation-config") == '{"t": 0.5}'
+    assert again.get("--override-generation-config") == '{"top_p": 0.5}'
     assert 'served-model-name "$NAME"' in printed
 
 
 @pytest.mark.parametrize(
     "words",
-    ["--port $((8000 + i))", "${EXTRA:---enforce-eager --port 1}", '--port "$(nproc | wc -l)"', "$MORE", '"$@"'],
+    ["--port ${PORT:-8000}", '--download-dir "/models/$NAME"', "$MORE", '"$@"', '"${ARGS[@]}"'],
 )
 def test_what_a_shell_is_to_fill_in_stays_as_it_was_written(words: str) -> None:
     report = linting.judge(f"vllm serve m --max-model-len 8k {words} --swap-space 4", "0.32.0")
@@ -797,7 +797,7 @@ def test_what_a_shell_is_to_fill_in_stays_as_it_was_written(words: str) -> None:
 
 def test_the_correction_of_a_container_with_an_image_from_before_is_printed() -> None:
     report = linting.judge("IMAGE=vllm/vllm-openai:v0.20.0\ndocker run $IMAGE --model m --swap-space 4")
-    assert (report.version, report.corrected) == ("0.20.0", "docker run $IMAGE --model m")
+    assert (report.version, report.corrected) == ("0.20.0", "docker run vllm/vllm-openai:v0.20.0 --model m")
 
 
 def test_a_false_in_the_config_that_does_nothing_is_a_warning(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from diag.core.incident import Fix, judged
 from diag.diagnosis.proposals import FlagChange, Proposal
 from diag.diagnosis.relaunch import relaunch
 from diag.report.layout import continued
-from diag.vllm.command.secrets import redact
+from diag.vllm.command.shown import shown
 
 NOTE = """#!/bin/sh
 printf '%s\\n' "$@" "VLLM_API_KEY is $VLLM_API_KEY" "HF_TOKEN is $HF_TOKEN" > started
@@ -44,9 +44,16 @@ COMMANDS: list[tuple[str, Mapping[str, str], str]] = [
     ("docker run -e HF_TOKEN vllm/vllm-openai --model m", TOKEN, "-e\nHF_TOKEN=hf_abcdefghijkl\n"),
     ("docker run --env=VLLM_API_KEY vllm/vllm-openai --model m", KEY, "--env=VLLM_API_KEY=the key's $1\n"),
     ("vllm serve m --ssl-keyfile /etc/x.key", {"SSL_KEYFILE": "k"}, "--ssl-keyfile\nk\n"),
-    ('vllm serve m --hf-overrides \'{"a_token": "b c", "a": 1}\'', {"A_TOKEN": "t"}, '{"a_token": "t", "a": 1}\n'),
+    (
+        'vllm serve m --hf-overrides \'{"a_token": "b c"}\'',
+        {"HF_OVERRIDES": '{"a": "$1"}'},
+        '--hf-overrides\n{"a": "$1"}\n',
+    ),
+    ("K=sk-1; vllm serve m --api-key $K", KEY, "--api-key\nthe key's $1\n"),
+    ("vllm serve m -x -sk-1 --api-key -sk-2", {**KEY, "WORD_5": "-a b"}, "-x\n-a b\n--api-key\nthe key's $1\n"),
+    ("JWT=abc vllm serve m", {"JWT": "j"}, "serve\nm\n"),
+    ("sh -c 'ARGS=\"--api-key sk-1\"; vllm serve m $ARGS'", KEY, "--api-key\nthe key's $1\n"),
     (f"HF_TOKEN=b vllm serve m --api-key a {'--served-model-name name ' * 6}--port 1", {**KEY, **TOKEN}, "--port\n1\n"),
-    ("vllm serve s3://user:password@host/m", {"SECRET": "u:p"}, "serve\ns3://u:p@host/m\n"),
 ]
 
 
@@ -69,7 +76,7 @@ def ran(line: str, folder: Path, variables: Mapping[str, str]) -> str:
 def test_a_relaunch_starts_with_its_secrets_or_not_at_all(
     command: str, secrets: Mapping[str, str], noted: str, tmp_path: Path
 ) -> None:
-    line = relaunch(redact(command), [Proposal(FIX, None, None, (), False, "", changes=(CHANGE,))]) or ""
+    line = relaunch(shown(command), [Proposal(FIX, None, None, (), False, "", changes=(CHANGE,))]) or ""
     assert "REDACTED" not in line
     line = "\n".join(continued(line, " " * 14, " " * 4)) or line  # as a report prints it
     assert noted in ran(line, tmp_path, secrets)

@@ -14,6 +14,7 @@ from diag.core.metric_families import Sample
 from diag.exporter.log.traceback import Raised
 from diag.vllm.command.secrets import hidden
 from diag.vllm.command.shell import HIDDEN
+from diag.vllm.command.values import is_like_a_flag
 
 MOST_TEXT, MOST_CAUSE, MOST_NAME, MOST_READ = 300, 160, 200, 4_000
 """Characters of the quoted line, of its cause, of a file's name, and of what is searched for secrets."""
@@ -91,6 +92,6 @@ def _shown(text: str, most: int) -> str:
 def _argument(word: str) -> str:
     """Of an argument that vLLM does not know the name: its value may be a key with a misspelt name."""
     name, is_set, _ = word.partition("=")
-    if not word.startswith("-"):
+    if not (word.startswith("-") and is_like_a_flag(name)):
         return word if _NUMBER.fullmatch(word) else HIDDEN
     return f"{name}={HIDDEN}" if is_set else word

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from diag.exporter.process.table import ProcessTable, ancestry
-from diag.vllm.command.secrets import redact
-from diag.vllm.command.shell import HIDDEN
+from diag.vllm.command.harmless import VARIABLES
+from diag.vllm.command.shell import placeholder
+from diag.vllm.command.shown import shown
 
-_SHOWN = re.compile(
-    r"(?!.*(?:KEY|TOKEN|SECRET|PASS|AUTH|_SERVICE_|_PORT_\d))"  # the last two come from a Kubernetes service
-    r"(?:(?:VLLM|NCCL|TORCH_NCCL)_\w+|CUDA_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
-    r"|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|PYTORCH_(?:CUDA_)?ALLOC_CONF|GLOO_SOCKET_IFNAME)"
+_SETTINGS = re.compile(
+    r"(?:VLLM|NCCL|TORCH_NCCL)_\w+|CUDA_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
+    r"|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|PYTORCH_(?:CUDA_)?ALLOC_CONF|GLOO_SOCKET_IFNAME"
 )
+"""Of the harmless variables those that set something of a server, and not of its host."""
 _SECRETS = ("VLLM_API_KEY", "HF_TOKEN")
 """What a relaunch must not lose: without its key a server is open to everybody. Only that they are set is kept."""
 
@@ -74,7 +75,11 @@ def _server(table: ProcessTable, pid: int, listens: bool) -> ServerProcess:
     chain = ancestry(table, pid)
     top = table[[above for above in chain if table[above].serves or above == pid][-1]]
     environment = top.environment()
-    settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items() if _SHOWN.fullmatch(name)]
-    secrets = [f"{name}={HIDDEN}" for name in _SECRETS if environment.get(name)]
-    launch = "" if top.role else redact(" ".join([*secrets, *settings, shlex.join(top.argv)]))
+    settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items() if _is_setting(name)]
+    secrets = [f'{name}="{placeholder(name)}"' for name in _SECRETS if environment.get(name)]
+    launch = "" if top.role else shown(" ".join([*secrets, *settings, shlex.join(top.argv)]))
     return ServerProcess(pid, listens, table[pid].created, launch, environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _is_setting(name: str) -> bool:
+    return name in VARIABLES and bool(_SETTINGS.fullmatch(name))

@@ -20,7 +20,8 @@ from diag.exposition.lines import CUT, is_cut
 from diag.sources.live.scrape import ScrapePlan, Watch, WatchProgress
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import ABOUT, PAGES
-from diag.vllm.command.secrets import hidden, redact
+from diag.vllm.command.secrets import hidden
+from diag.vllm.command.shown import shown
 from diag.vllm.server.config import ServerFacts
 
 _HOME = re.compile(rb"(?:/home|/Users)/[^/\s'\"]+")
@@ -184,9 +185,9 @@ def _server(facts: ServerFacts) -> Iterator[str]:
     if facts.max_model_len is not None:
         yield f"max_model_len = {facts.max_model_len!r}"
     if facts.launch:
-        yield f"launch = {_string(redact(facts.launch))}"
+        yield f"launch = {_string(shown(facts.launch))}"
     if facts.process:
-        yield f"process = {_string(redact(facts.process))}"
+        yield f"process = {_string(shown(facts.process))}"
     if facts.server_info:
         flags = ", ".join(f"{name} = {value!r}" for name, value in facts.server_info.items())
         yield f"server_info = {{ {flags} }}"

@@ -15,7 +15,9 @@ class Command(NamedTuple):
     `strays` are the places of words that belong to nothing, `image` is the container's, and `entry` the place from
     which on words go to the image's own entry point (None: to a program that is named). `elsewhere` says where its
     folders are when they are not here. `dropped` are keys of the config file whose `false` vLLM passes over. `more`
-    counts the servers that the same text starts after this one; they are not read.
+    counts the servers that the same text starts after this one; they are not read. `around` are the commands in a
+    word of which this one stands (sh -c '...'), the outermost first, each with the place of that word; `exported` are
+    the assignments of the script before it.
     """
 
     words: tuple[str, ...]
@@ -30,6 +32,8 @@ class Command(NamedTuple):
     elsewhere: str = ""
     dropped: tuple[str, ...] = ()
     more: int = 0
+    around: tuple[tuple[tuple[str, ...], int], ...] = ()
+    exported: tuple[str, ...] = ()
 
     @property
     def by_module(self) -> bool:

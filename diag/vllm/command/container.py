@@ -9,9 +9,9 @@ from typing import NamedTuple
 from diag.core.lazy_regex import lazy
 
 _IMAGE = lazy(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_PROGRAM = lazy(r"docker|podman|nerdctl|apptainer|singularity|kubectl|oc")
-_HOSTS = {"ssh", "pdsh", "pssh"}
-_ALONE = lazy(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
+_PROGRAM = lazy(r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot")
+_HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
+IS_ALONE = lazy(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
 """Options of `docker run` that take no value: what follows any other one is not the image."""
 _DEFAULT = lazy(r"\$\{\w+:?-([^{}$]*)\}")
 
@@ -35,7 +35,7 @@ def image(words: Sequence[str]) -> Image:
     for at in range(start, len(words)):
         before, named = words[at - 1], words[at].removeprefix("--image=")
         is_option = before == "--image" or named != words[at]
-        is_value = before.startswith("-") and "=" not in before and not _ALONE.fullmatch(before)
+        is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
         if (is_option if by_option else not is_value) and _IMAGE.fullmatch(named):
             return _entered(words, _after_dashes(words) if by_option else at + 1, named)
     return Image()

@@ -48,13 +48,17 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
     """
     commands = [words for words in _commands(text) if not (words and _MENTIONS.fullmatch(words[0]))]
     environment: dict[str, str] = {}
+    exported: dict[str, str] = {}
     for at, words in enumerate(commands):
         filled = _split(words, environment)
         found = _started(filled, environment, folder, version)
         if found:
             later = sum(_arguments(statement) is not None for statement in commands[at + 1 :])
-            return found._replace(more=later)
+            is_far = found.around and found.elsewhere
+            passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
+            return found._replace(more=later, exported=(*passed_on, *found.exported))
         environment |= _assigned(filled)
+        exported |= _assigned(filled) if _exports(filled) else {}
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
@@ -81,16 +85,20 @@ def _split(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str) -> Command | None:
     """The server that one command of a script starts, itself or by a script in a word of its: sh -c '...'."""
     start = _explicit(words)
-    inner = _inner(words) if start is None else ""
+    inner, at = _inner(words) if start is None else ("", 0)
     contained = _contained(words, environment)
     if inner:
+        place = elsewhere(words)
         try:
-            found = parse(inner, version, folder)
+            found = parse(inner, version, None if place else folder)
         except BadUsage:
             return None
-        known = {**environment, **_assigned(words), **found.environment}
-        place = found.elsewhere or elsewhere(words)
-        return found._replace(environment=known, image=found.image or contained.name, elsewhere=place)
+        return found._replace(
+            environment={**environment, **_assigned(words), **found.environment},
+            image=found.image or contained.name,
+            elsewhere=found.elsewhere or place,
+            around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
+        )
     start = _plain(words) if start is None else start
     start = contained.arguments if start is None else start
     if start is None:
@@ -98,15 +106,23 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
     return _command(words, start, {**environment, **_assigned(words[:start])}, folder, version)
 
 
-def _inner(words: Sequence[str]) -> str:
-    """The script that another shell, perhaps on another host, is given to run; "" where none of it is about vLLM."""
+def _inner(words: Sequence[str]) -> tuple[str, int]:
+    """The script that another shell, perhaps on another host, is given to run, and the place of the word that it is.
+
+    The text is "" where no script is about vLLM.
+    """
     runs = any(Path(word).name in _RUNNERS for word in words)
-    for before, word in pairwise(["", *words]):
+    for at, (before, word) in enumerate(pairwise(["", *words])):
         substituted = _SUBSTITUTED.fullmatch(word)
         script = substituted[1] if substituted else word if runs or _SHELL.fullmatch(before) else ""
         if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
-            return script
-    return ""
+            return script, at
+    return "", 0
+
+
+def _exports(words: Sequence[str]) -> bool:
+    """Whether the variables of a statement reach the commands after it."""
+    return words[:1] in (["export"], ["declare"], ["typeset"]) or any(word.startswith("Environment=") for word in words)
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
@@ -156,7 +172,7 @@ def _plain(words: Sequence[str]) -> int | None:
 
 
 def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
-    return image(_filled_in(words, {name: default(value) for name, value in environment.items()}))
+    return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
 
 
 def _explicit(words: Sequence[str]) -> int | None:
@@ -173,7 +189,7 @@ def _explicit(words: Sequence[str]) -> int | None:
 def _command(
     words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
 ) -> Command:
-    filled = _filled_in(words, environment)
+    filled = filled_in(words, environment)
     given, loose = options(filled, start, version)
     contained, place = _contained(words, environment), elsewhere(words[:start])
     config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
@@ -196,7 +212,7 @@ def _command(
     return command._replace(model=named, strays=tuple(loose[takes_one:]))
 
 
-def _filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The words with what the text itself says of their variables."""
     return [_expanded(word, environment) for word in words]
 
@@ -204,4 +220,5 @@ def _filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str
 def _expanded(word: str, environment: Mapping[str, str]) -> str:
     """With the variables that the text itself sets to something plain; what comes from elsewhere stays $NAME."""
     plain = {name: value for name, value in environment.items() if "$" not in value and "`" not in value}
-    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
+    filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
+    return word if filled == word else filled

@@ -7,6 +7,7 @@ form groups of their own, of the same number of layers, which share all blocks.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from diag.vllm.command import values
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup
 
@@ -103,7 +104,9 @@ def _number_bytes(model: Model, setup: Setup) -> float:
     """Bytes of one number in the cache."""
     if setup.kv_dtype != "auto":
         if setup.kv_dtype not in NUMBER_BYTES:
-            raise NotCovered(f"how many bytes --kv-cache-dtype {setup.kv_dtype[:40]!r} takes is unknown to diag")
+            raise NotCovered(
+                f"how many bytes --kv-cache-dtype {values.name(setup.kv_dtype)[:40]!r} takes is unknown to diag"
+            )
         return NUMBER_BYTES[setup.kv_dtype]
     settings = model.quantization or {}
     if settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo"):

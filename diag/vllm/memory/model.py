@@ -15,7 +15,7 @@ from typing import Any
 from diag.core.errors import BadUsage
 from diag.core.files import read_bytes, read_text
 from diag.core.sizes import MIB
-from diag.vllm.command import secrets
+from diag.vllm.command import secrets, values
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.families import FAMILIES, Architecture
 from diag.vllm.memory.unquantized import Unquantized, unquantized
@@ -131,9 +131,10 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     snapshot = kept / "snapshots" / wanted
     if is_folder(str(snapshot)):
         return snapshot
-    fetch = f"fetch it with `hf download {name} config.json`, or " if _HUB_ID.fullmatch(name) else ""
+    shown = values.name(name)
+    fetch = f"fetch it with `hf download {shown} config.json`, or " if _HUB_ID.fullmatch(shown) else ""
     raise BadUsage(
-        f"the model {_shown(name)} is neither a folder nor in the local cache {_shown(str(hub))}; diag downloads"
+        f"the model {_shown(shown or '...')} is neither a folder nor in the local cache {_shown(str(hub))}; diag downloads"
         f" nothing: {fetch}give a folder with its config.json"
     )
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from diag.core import sizes
 from diag.core.errors import BadUsage
 from diag.core.sizes import GIB
+from diag.vllm.command import values
 from diag.vllm.command.command import Command
-from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.defaults import default
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.hardware.gpus import capability
@@ -101,7 +101,8 @@ class Setup:
 
 def invalid(what: str, text: str, expected: str) -> str:
     """The sentence on a value that cannot be used, without secrets."""
-    return f"invalid value for {what}: {hidden(text)[:40]!r} (expected {expected})"
+    given = values.number(text)
+    return f"invalid value for {what}{f': {given}' if given else ''} (expected {expected})"
 
 
 def size(text: str, what: str, least: int = 1, most: int = MOST) -> int:

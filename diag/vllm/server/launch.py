@@ -7,10 +7,13 @@ from typing import Literal
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.sizes import flag_integer
+from diag.vllm.command import values
 from diag.vllm.command.command import Command
+from diag.vllm.command.harmless import VARIABLES
 from diag.vllm.command.options import Given
 from diag.vllm.command.parse import parse
-from diag.vllm.command.secrets import hidden, is_secret
+from diag.vllm.command.secrets import is_secret
+from diag.vllm.command.shell import PLACEHOLDER
 
 Value = float | str
 Kind = Literal["size", "share", "switch"]
@@ -100,9 +103,14 @@ def read(text: str) -> Launch:
         incomplete = "the launch command is a wrapper around vLLM"
     if command.config:
         incomplete = "the launch command reads a --config file"
-    if any("$" in word for word in command.words[command.arguments :]):
+    if any(_is_open(word) for word in command.words[command.arguments :]):
         incomplete = incomplete or "the launch command contains shell variables"
     return Launch(_flags(command), _environment(command), incomplete)
+
+
+def _is_open(word: str) -> bool:
+    """Whether a shell may put flags in its place; a value that is hidden is no flag, a word that is hidden may be."""
+    return "$" in PLACEHOLDER.sub(lambda found: "$" if found[1].startswith("WORD_") else "", word)
 
 
 def _flags(command: Command) -> Mapping[str, Value]:
@@ -142,7 +150,7 @@ def _environment(command: Command) -> Mapping[str, str]:
 
 
 def _shown(name: str, value: str) -> str:
-    is_harmless = _VARIABLE_VALUE.fullmatch(value) and hidden(value) == value
+    is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and values.name(value) == value
     return SET if not is_harmless or _ADDRESSED.fullmatch(name) or _ADDRESS.search(value) else value
 
 
@@ -151,7 +159,7 @@ def word(value: object) -> str | None:
     name = str(value).removeprefix("torch.")
     if name in ("", "None"):
         return None
-    return name if _WORD_VALUE.fullmatch(name) and hidden(name) == name else SET
+    return name if _WORD_VALUE.fullmatch(name) and values.name(name) == name else SET
 
 
 def number(text: object) -> float | None:

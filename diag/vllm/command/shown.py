@@ -1,0 +1,156 @@
+"""What is shown of a launch command: an allow-list. All else becomes a variable that has to be set, "${NAME:?}".
+
+Shown are the flags of vLLM, the values that `values` knows to be harmless, variables of `harmless.VARIABLES`, and of
+the programs around vLLM those words that are listed here. Other commands of the same text are left out.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from diag.core.errors import BadUsage
+from diag.core.lazy_regex import lazy
+from diag.vllm.command import values
+from diag.vllm.command.command import Command, is_server
+from diag.vllm.command.container import IS_ALONE, default
+from diag.vllm.command.harmless import VARIABLES
+from diag.vllm.command.options import Given
+from diag.vllm.command.parse import filled_in, parse
+from diag.vllm.command.shell import PLACEHOLDER, line, placeholder, written
+
+_ASSIGNMENT = lazy(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
+_NAME = lazy(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
+_PROGRAMS = lazy(
+    r"python[\d.]*|vllm|env|exec|nohup|nice|ionice|numactl|taskset|setsid|stdbuf|timeout|time|sudo|docker|podman|nerdctl"
+    r"|docker-compose|apptainer|singularity|kubectl|oc|ssh|pdsh|pssh|srun|tmux|screen|eval|su|watch|(?:ba|z|k|da)?sh"
+    r"|uv|poetry|conda|torchrun|run|serve|new-session|--|-"
+)
+_OPTIONS = frozenset(
+    (
+        *("-m", "-c", "-lc", "-ec", "-xc", "-ex", "-p", "-n", "-e", "--env", "--image", "--entrypoint", "--port"),
+        *("--publish", "--gpus", "--ipc", "--shm-size", "--network", "--net", "--runtime", "--restart", "--pid"),
+        *("--cpus", "--cpuset-cpus", "--memory", "--ulimit", "--cpunodebind", "--membind", "--physcpubind"),
+    )
+)
+"""Options of those programs that are shown, each with a value that is a number or one of _WORDS."""
+_WORDS = frozenset(
+    (
+        *("all", "host", "none", "nvidia", "bridge", "private", "always", "never", "no", "on-failure"),
+        *("unless-stopped", "Always", "Never", "OnFailure", "python", "python3", "vllm", "sh", "bash"),
+        *("/bin/sh", "/bin/bash", "memlock=-1", "stack=67108864"),
+    )
+)
+_NUMBERS = lazy(r"\d[\d.,:-]{0,30}[kmgKMG]?[bB]?")
+
+
+def shown(text: str) -> str:
+    """The command in a text as one line to paste, in which nothing stands that may be a secret.
+
+    "" where the text cannot be read or has nothing of vLLM in it. What is shown already is shown as it is.
+    """
+    try:
+        return written(masked(parse(text)))
+    except BadUsage:
+        return _of_a_wrapper(text)
+
+
+def masked(command: Command) -> Command:
+    """The command without what may not be shown; as many words as before."""
+    words = filled_in(command.words, values.harmless(command.environment))
+    return command._replace(
+        words=(*_prefix(words[: command.arguments], None, command.image), *_arguments(command, words)),
+        exported=tuple(_prefix(command.exported)),
+        around=tuple((_prefix(outer, place, command.image), place) for outer, place in command.around),
+    )
+
+
+def _of_a_wrapper(text: str) -> str:
+    """A program of the site's own that passes vLLM's flags on: its name is not shown."""
+    try:
+        command = parse(f"vllm serve {text}")
+    except BadUsage:
+        return ""
+    if not any(given.option for given in command.given):
+        return ""
+    rest = masked(command).words[command.arguments + bool(command.model) :]
+    return line([*[placeholder("program")] * bool(command.model), *rest])
+
+
+def _arguments(command: Command, words: Sequence[str]) -> list[str]:
+    """The arguments of vLLM itself: flags, their values, and the model."""
+    found = {at: _stray(words[at], at) for at in range(command.arguments, len(words))}
+    loose = set(found).difference(command.strays, *(given.words for given in command.given))
+    found |= {at: values.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
+    before = None
+    for given in command.given:
+        if given.words:
+            found |= zip(given.words, _option(given, words, before), strict=True)
+            before = given
+    return [found[at] for at in sorted(found)]
+
+
+def _stray(word: str, at: int) -> str:
+    """A word that belongs to nothing; what a shell puts in its place is open."""
+    is_kept = word in ("--", "") or values.is_variable(word) or PLACEHOLDER.fullmatch(word)
+    return word if is_kept else placeholder(f"word_{at + 1}")
+
+
+def _option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
+    """The words of an option: its name where it is of vLLM, its values where they are harmless."""
+    first, *more = words[given.words.start : given.words.stop]
+    is_due = before and before.option and values.is_secret(before) and not before.values and not given.option
+    known = "" if is_due else values.flag(given)
+    if before and is_due:
+        yield values.value(before, "")
+    elif known and len(given.words) == 1 and given.values:
+        separator = "" if re.match(r"-O\w", first) else "="
+        yield f"{known}{separator}{values.value(given, given.values[0])}"
+    else:
+        yield known or placeholder(f"word_{given.words.start + 1}")
+    yield from (values.value(given, word, at) for at, word in enumerate(more, 1))
+
+
+def _prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:
+    """The words around vLLM's arguments; of a program that is not known no option is."""
+    done, is_known = list[str](), False
+    for at, (before, whole) in enumerate(pairwise(["", *words])):
+        word = whole.removeprefix("ExecStart=")
+        is_program = bool(_PROGRAMS.fullmatch(PurePosixPath(word).name) and values.name(word))
+        is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
+        shown = word if at == script else _word(word, before if is_known else "", is_program, image)
+        is_known = is_program or (is_known and (is_value or word.startswith("-") or bool(shown)))
+        done.append(shown or placeholder(f"word_{at + 1}"))
+    return tuple(done)
+
+
+def _word(word: str, before: str, is_program: bool, image: str) -> str:
+    """A word before vLLM's arguments; "" where it may not be shown."""
+    assigned = _ASSIGNMENT.fullmatch(word)
+    name, equals, value = word.partition("=")
+    if before in ("-e", "--env") and _NAME.fullmatch(word):  # of the shell's, under its own name
+        return word if word in VARIABLES else f"{word}={placeholder(word)}"
+    if name == "--env" and _NAME.fullmatch(value):
+        return word if value in VARIABLES else f"{word}={placeholder(value)}"
+    if assigned:
+        return _assigned(*assigned.groups())
+    if name in _OPTIONS and equals:
+        return f"{name}={_value(value, name, image) or placeholder(name)}"
+    if is_program:
+        return values.name(word)
+    is_open = values.is_variable(word) or PLACEHOLDER.fullmatch(word)
+    is_kept = is_open or is_server(word) or word in _OPTIONS or IS_ALONE.fullmatch(word)
+    return word if is_kept else _value(word, before, image)
+
+
+def _value(text: str, option: str, image: str) -> str:
+    """The value of another program's option; "" where it may not be shown."""
+    is_plain = option in _OPTIONS and (_NUMBERS.fullmatch(text) or text in _WORDS)
+    is_image = default(text) == image and values.image(text)
+    return text if is_plain or is_image or PLACEHOLDER.fullmatch(text) else ""
+
+
+def _assigned(option: str, name: str, value: str) -> str:
+    """A variable with its value where that may be shown."""
+    kept = value if PLACEHOLDER.fullmatch(value) else values.variable(name, value)
+    return f"{option}{name}={kept or placeholder(name)}"

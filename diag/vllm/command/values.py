@@ -1,0 +1,187 @@
+"""Which single words of a command may be shown: a flag's name, its value, the value of a variable."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from diag.core.lazy_regex import lazy
+from diag.vllm.command.container import default
+from diag.vllm.command.harmless import FLAGS, KEYS, NAMED_KEYS, VARIABLES
+from diag.vllm.command.options import Given
+from diag.vllm.command.secrets import hidden
+from diag.vllm.command.secrets import is_secret as sounds_secret
+from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, placeholder
+from diag.vllm.flags.registry import Flag, Option, known, understood
+
+_SECRETS = lazy(r"--(?:api-key|hf-token|ssl-.*)")
+_PLAIN = lazy(
+    r"[+-]?[\d_.]{1,24}(?:[eE][+-]?\d{1,3})?[kmgtKMGT]?(?:i?[bB])?|(?i:true|false|none|null|auto)|\*|"
+    r"(?:(?:image|video|audio)=\d{1,9},?){1,3}"
+)
+_LISTED = lazy(r"[\d.,:|-]{1,60}")
+_NAME = lazy(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|%[hi])*", re.ASCII)
+_MOST = 256
+_URL = lazy(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
+_VARIABLE = lazy(r"\$(?:[A-Za-z_]\w{0,60}|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])", re.ASCII)
+_DEFAULT = lazy(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
+_TOKEN = lazy(r"[0-9a-fA-F]{24,}|(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{18,}|[A-Za-z]{40,}|\d{17,}", re.ASCII)
+"""What a person does not write: long, and of letters and digits."""
+_COMMIT = lazy(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
+_REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
+_READ = {"--api-key": "vllm_api_key"}
+"""Flags that have a variable of vLLM's own under another name."""
+_LIKE = 0.8
+_LONGER = 2
+"""How close an unknown flag is to one of vLLM's that it may be shown, and by how many characters it may be longer."""
+
+
+def name(text: str, revision: bool = False) -> str:
+    """A name, a folder or a URL as it may be shown, "" where it may not: a URL without user, query and fragment."""
+    url = _URL.fullmatch(text)
+    text = f"{url[1]}{url[2]}{url[3]}" if url else text
+    known = _COMMIT.sub("", text) if revision or "snapshots/" in text else text
+    is_token = _TOKEN.search(known) or hidden(text) not in (text, re.sub(r"/(?:home|Users)/[^/]+", "~", text))
+    if not text or len(text) > _MOST or not _NAME.fullmatch(text) or is_token or HIDDEN in text:
+        return ""
+    return hidden(text)
+
+
+def image(text: str) -> str:
+    """The image of a container; "" where it may not be shown."""
+    tag, _, digest = text.partition("@sha256:")
+    default = _DEFAULT.fullmatch(text)
+    is_known = re.fullmatch(r"(?:[0-9a-f]{64})?", digest) and (name(tag) == tag or (default and name(default[1])))
+    return text if is_known else ""
+
+
+def is_variable(text: str) -> bool:
+    """Whether a shell puts something in its place, and no more than its name is written."""
+    return bool(_VARIABLE.fullmatch(text))
+
+
+def variable(key: str, text: str) -> str:
+    """The value of an environment variable; "" where it may not be shown."""
+    return name(text) if key in VARIABLES and "://" not in text else ""
+
+
+def harmless(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of a text whose values may stand in their place."""
+    return {key: default(text) for key, text in environment.items() if not sounds_secret(key)}
+
+
+def is_secret(given: Given) -> bool:
+    """Whether a flag's value is hidden whatever it is."""
+    return given.option is None or bool(_SECRETS.fullmatch(given.option.flag.name))
+
+
+def flag(given: Given) -> str:
+    """A flag as it was spelled; "" where it is none of vLLM's, nor close to one."""
+    if given.option is None:
+        return given.spelled if is_like_a_flag(given.spelled) else ""
+    if re.match(r"-O\w", given.spelled):
+        return "-O"
+    keys = given.spelled.split(".")[1:]
+    return given.spelled if all(key in KEYS for key in keys) else ""
+
+
+@lru_cache(maxsize=4096)
+def is_like_a_flag(spelled: str) -> bool:
+    """Whether a word is one of vLLM's flags, begins like one, or is close to one: a slip, and no secret."""
+    if re.fullmatch(r"--?[A-Za-z]{1,2}|--help", spelled):
+        return True
+    if understood(spelled.partition(".")[0]):
+        return "." not in spelled or KEYS.issuperset(spelled.split(".")[1:])
+    near = get_close_matches(spelled.replace("_", "-").lower(), known(), 1, _LIKE) if len(spelled) < 60 else []
+    begins = spelled.startswith("--") and any(name.startswith(spelled.replace("_", "-")) for name in known())
+    return begins or bool(near and len(spelled) <= len(near[0]) + _LONGER)
+
+
+def value(given: Given, text: str, place: int = 1) -> str:
+    """A flag's value as it may be shown, or the variable that stands for it."""
+    if PLACEHOLDER.fullmatch(text):
+        return text
+    shown = None if is_secret(given) or HIDDEN in text else _shown(given, text)
+    return _variable(given, place) if shown is None else shown
+
+
+def said(given: Given) -> str:
+    """A flag's values in a sentence; "its value" where one may not be shown."""
+    texts = [value(given, text) for text in given.values]
+    return "its value" if list(given.values) != texts else repr(" ".join(texts)[:60])
+
+
+def number(text: str) -> str:
+    """What was given for a number, quoted in a sentence; "" where it is none and may be anything."""
+    return repr(text[:40]) if _PLAIN.fullmatch(text) or _LISTED.fullmatch(text) else ""
+
+
+def _variable(given: Given, place: int) -> str:
+    if given.option is None and not is_like_a_flag(given.spelled):
+        return placeholder(f"word_{given.words.start + place + 1}")
+    flag = given.option.flag.name if given.option else given.spelled
+    number = f"_{place}" if place > 1 else ""
+    return placeholder(f"{_READ.get(flag, flag.lstrip('-'))}{number}")
+
+
+def _shown(given: Given, text: str) -> str | None:
+    """The value; None where it may not be shown."""
+    option, fallback = given.option, _DEFAULT.fullmatch(text)
+    if option is None:
+        return None
+    if is_variable(text) or (fallback and _shown(given, fallback[1]) == fallback[1]):
+        return text
+    if text[:1] in ("{", "["):
+        return _json(text)
+    if given.spelled.startswith("-O") and not option.key:
+        return text if text.isdigit() else None
+    return text if _is_plain(option, text) else _named(option, text) or None
+
+
+def _is_plain(option: Option, text: str) -> bool:
+    """Whether it is a number, a switch or a choice."""
+    flag = option.flag
+    if flag.takes == "none" and not option.key:
+        return text.lower() in ("true", "false", "0", "1")
+    is_number = flag.value != "text" or option.key or flag.name[2:] in FLAGS
+    return bool(is_number and (_PLAIN.fullmatch(text) or _LISTED.fullmatch(text))) or text in _choices(flag)
+
+
+def _named(option: Option, text: str) -> str:
+    """The name, the folder or the URL that the flag takes; "" where it takes none."""
+    flag, key = option.flag, option.key.rpartition(".")[2]
+    is_name = key in NAMED_KEYS if key else flag.name[2:] in FLAGS and flag.value not in ("json", "object")
+    return name(text, flag.name in _REVISIONS) if is_name else ""
+
+
+def _choices(flag: Flag) -> Sequence[str]:
+    return [choice for form in (flag, *(older for _, older in flag.until)) for choice in form.choices]
+
+
+def _json(text: str) -> str | None:
+    """JSON whose keys are known and whose values are numbers, switches or names; None where there is more in it."""
+    try:
+        content = json.loads(text, object_pairs_hook=lambda pairs: pairs)
+        shown = _part(content, "")
+    except (ValueError, RecursionError):
+        return None
+    return json.dumps(shown)
+
+
+def _part(content: Any, key: str) -> Any:
+    """ValueError where it may not be shown; an object is a list of pairs, that of nothing an empty one."""
+    if isinstance(content, list) and content and all(isinstance(part, tuple) for part in content):
+        keys = [name for name, _ in content]
+        if len({*keys}) < len(keys) or not KEYS.issuperset(keys):
+            raise ValueError
+        return {name: _part(part, name) for name, part in content}
+    if isinstance(content, list):
+        return [_part(part, key) for part in content]
+    if not isinstance(content, str):
+        return content
+    shown = content if _PLAIN.fullmatch(content) else name(content) if key in NAMED_KEYS else ""
+    if shown != content:
+        raise ValueError
+    return content
