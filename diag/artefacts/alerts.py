@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diag.artefacts.names import (
+    alert_label,
     alert_name,
     claim,
     dashboard_uid,
@@ -196,9 +197,9 @@ def _limit(case: AlertCase, contract: Contract) -> str:
 
 
 def subject(incident: Incident, site: Site) -> str:
-    """The subject in a template: "{{ $labels.instance }} engine {{ $labels.engine }}"."""
-    server = "/".join(f"{{{{ $labels.{label} }}}}" for label in site.labels)
-    parts = [f"{label} {{{{ $labels.{label} }}}}" for label in subject_labels(incident, site)[len(site.labels) :]]
+    """The subject in a template: its server, then "engine" or "gpu" and which."""
+    server = "/".join(map(alert_label, site.labels))
+    parts = [f"{label} {alert_label(label)}" for label in subject_labels(incident, site)[len(site.labels) :]]
     return " ".join((server, *parts))
 
 
@@ -215,7 +216,7 @@ def _time(promql: str) -> str:
 
 def doctor_command(site: Site) -> str:
     """The command that judges the server of the alert by the alert's own samples, from an hour before it until now."""
-    server = " ".join(f"--match '{label}=\"{{{{ $labels.{label} }}}}\"'" for label in site.labels)
+    server = " ".join(f"--match '{label}=\"{alert_label(label)}\"'" for label in site.labels)
     return f"diag doctor --prometheus {site.prometheus_url} {server} --from {_time('time() - 3600')}"
 
 

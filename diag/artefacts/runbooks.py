@@ -31,7 +31,7 @@ def _telemetry(contract: Contract) -> str:
 
 def _without_labels(template: str) -> str:
     """A template of an alert with names in the place of its labels."""
-    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`<\1>`", template.replace(SERVER, "`<server>`"))
+    return re.sub(r"\{\{ \$labels\.(\w+) .*?\}\}", r"`<\1>`", template.replace(SERVER, "`<server>`"))
 
 
 def _index(incidents: Sequence[Incident]) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from diag.artefacts.names import runbook_url
+from diag.artefacts.names import alert_label, runbook_url
 from diag.core.contract import Contract
 from diag.core.incident import fill, regroup
 from diag.knowledge.signals import edge
@@ -65,7 +65,7 @@ TELEMETRY_ALERTS = (
         promql='max by (instance, collector) (max_over_time(diag_scrape_success{collector!="vllm"}[10m])) == 0',
         hold="10m",
         severity="info",
-        summary=f"The exporter's collector {{{{ $labels.collector }}}} fails on {SERVER}",
+        summary=f"The exporter's collector {alert_label('collector')} fails on {SERVER}",
         impact="incidents that need this collector cannot be judged",
         action="Read the standard error of `diag exporter`. Usual reasons: the GPU driver does not answer, the log "
         "file is not readable, or the processes belong to another user.",
@@ -86,7 +86,7 @@ def expression_of(alert: TelemetryAlert, contract: Contract) -> str:
 
 def _rule(alert: TelemetryAlert, contract: Contract) -> dict[str, Any]:
     site = contract.site
-    server = "/".join(f"{{{{ $labels.{label} }}}}" for label in site.labels)
+    server = "/".join(map(alert_label, site.labels))
     return {
         "alert": alert.name,
         "expr": pretty(expression_of(alert, contract)),

@@ -5,14 +5,32 @@ from datetime import UTC, datetime
 from diag.core.sizes import GIB, MIB
 
 
-def escaped(text: str) -> str:
-    """The text with control characters, terminal escapes and line breaks made visible: a label may hold any of them."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+MOST_SHOWN = 4_000
+"""Characters of one text from elsewhere: a label may be megabytes long."""
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}
+"""What Unicode calls printable, and nobody sees."""
+
+
+def escaped(text: str, most: int = MOST_SHOWN) -> str:
+    """The text with control characters, terminal escapes, line breaks and what is invisible or turns the direction of
+    writing made visible, and with at most so many of its characters: a label may hold anything.
+    """
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() and char not in _BLANK else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def printable(text: str, most: int = 160) -> str:
-    """The same, shortened: for text from elsewhere within a sentence."""
-    return escaped(text if len(text) <= most else text[: most - 1] + "…")
+    """The same, shorter: for text from elsewhere within a sentence."""
+    return escaped(text, most)
+
+
+def pasted(text: str) -> str:
+    """A command to be pasted, in one line and whole: half of one is another one."""
+    return escaped(text, len(text))
 
 
 def clock(unix: float) -> str:

@@ -17,6 +17,7 @@ from diag.core.formatting import quantity
 from diag.core.incident import Condition, Fix, Signal
 from diag.core.lazy_regex import lazy
 from diag.core.subjects import Subject
+from diag.diagnosis.command_words import word
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, culprits
 from diag.diagnosis.query_cache import QueryCache
@@ -32,8 +33,8 @@ OLDEST = (0, 8, 0)
 """The first release that is judged: a flag that all since have is accepted, whatever runs."""
 _WORD = lazy(r"[\w.-]{0,40}")
 """What is shown of a launch command as it is: a plain word."""
-_LABEL = lazy(r"[\w.:/ -]{0,255}")
-"""What a label may be to stand in a command."""
+_PLACE = lazy(r"\{(\w+)\}")
+"""What a text of a fix leaves to be filled in."""
 _OF_SERVER = lazy(r"\{(log\w*|launch)\}")
 """What a fix's command needs to know of the server to be one."""
 _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
@@ -91,8 +92,8 @@ def propose(
     diagnosis: Diagnosis, queries: QueryCache, running: Running, quotes: Sequence[Quote] = ()
 ) -> tuple[Proposal, ...]:
     """The applicable fixes of a present incident, in their order: the safest first."""
-    names = (*(quotes[0].names if quotes else ()), *(_launch(running)))
-    signals = _Signals(diagnosis, queries, (*diagnosis.subject, *names))
+    names = (*(quotes[0].names if quotes else ()), *_launch(running))
+    signals = _Signals(diagnosis, queries, names)
     fixes = [fix for fix in diagnosis.incident.fixes if not (_is_for_gpus(fix, signals) and signals.value(runs_on_cpu))]
     proposals = (_propose_one(fix, signals, running) for fix in fixes)
     return tuple(proposal for proposal in proposals if proposal is not None)
@@ -115,7 +116,7 @@ class _Signals:
     """The values of signals for one subject at the instant that the diagnosis reports."""
 
     def __init__(self, diagnosis: Diagnosis, queries: QueryCache, names: Subject) -> None:
-        """`names` is what stands in a fix for labels of the subject, for the place in the log, and for the command."""
+        """`names` is what stands in a fix for the place in the log and for the launch command, as words of a shell."""
         self.diagnosis = diagnosis
         self.queries = queries
         self.names = names
@@ -127,12 +128,13 @@ class _Signals:
         return None if math.isnan(value) else value
 
     def labels(self, fix: Fix) -> dict[str, list[str]]:
-        """The names, and the labels of what the conditions of a fix name, as they may stand in a command."""
-        values = {name: [value] for name, value in self.names}
+        """The labels of the subject and of what the conditions of a fix name, as words of a shell, and the names."""
+        values = {name: [word(name, value)] for name, value in self.diagnosis.subject}
+        values |= {name: [value] for name, value in self.names}
         for condition in fix.only_if if "{" in fix.command else ():
             for labels, _ in culprits(condition.signal, self.diagnosis, self.queries):
                 for name, value in labels.items():
-                    values.setdefault(name, []).append(value if _LABEL.fullmatch(value) else "?")
+                    values.setdefault(name, []).append(word(name, value))
         return {name: list(dict.fromkeys(found)) for name, found in values.items()}
 
 
@@ -171,9 +173,8 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
 
 def _filled(text: str, value: str, labels: Mapping[str, Sequence[str]]) -> str:
     """A text with the labels and the value in the places that are left for them."""
-    for label, values in {**labels, "value": [value]}.items():
-        text = text.replace(f"{{{label}}}", " ".join(values))
-    return text
+    known = {**labels, "value": [value]}
+    return _PLACE.sub(lambda place: " ".join(known.get(place[1], [place[0]])), text)
 
 
 def _prose(fix: Fix, after: Value) -> str:

@@ -12,6 +12,7 @@ from diag.diagnosis.query_cache import QueryCache, Window
 
 SUBJECT = ("instance", "engine", "gpu")
 VALUES = ("signal", "unit", "window", "value")
+_BEGINS_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # noqa: RUF001
 COLUMNS = ("time", *SUBJECT, *VALUES)
 
 
@@ -54,7 +55,7 @@ def _part(signal: Signal, window: Window, times: "pd.DatetimeIndex", rows: Rows)
     """All rows of one signal below each other."""
     subjects = [dict(subject) for subject in rows]
     labels = sorted({label for subject in subjects for label in subject})
-    columns = {label: np.array([subject.get(label) for subject in subjects], object) for label in labels}
+    columns = {label: np.array([_cell(subject.get(label)) for subject in subjects], object) for label in labels}
     return pd.DataFrame(
         {
             "time": times.take(np.tile(np.arange(len(times)), len(rows))),
@@ -65,3 +66,8 @@ def _part(signal: Signal, window: Window, times: "pd.DatetimeIndex", rows: Rows)
             "value": np.concatenate(list(rows.values())),
         }
     )
+
+
+def _cell(label: str | None) -> str | None:
+    """A label that no spreadsheet takes for a formula: such a one has an apostrophe before it."""
+    return f"'{label}" if label and label.lstrip().startswith(_BEGINS_FORMULA) else label

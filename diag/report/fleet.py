@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from diag.core.formatting import escaped, plural
+from diag.core.formatting import plural, printable
 from diag.core.incident import RANK
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
@@ -54,7 +54,7 @@ def _server(
     without = "gone" if "gone" in states else "unknown" if refused or not states else "healthy"
     causes = [diagnosis for diagnosis in present if not diagnosis.explained_by]
     return FleetRow(
-        instance=escaped(name),
+        instance=printable(name),
         verdict=(without, "warning", "critical")[worst],
         states=", ".join(sorted(set(states))),
         incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes)),

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from diag import __version__
-from diag.core.formatting import escaped, moment
+from diag.core.formatting import escaped, moment, pasted
 from diag.core.incident import RANK
 from diag.diagnosis.diagnose import Diagnosis, Reading
 from diag.diagnosis.proposals import Proposal
@@ -56,7 +56,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"link_to": _link_to, "pairs": _pairs, "tuple": tuple}
+    environment.filters |= {"link_to": _link_to, "pairs": _pairs, "pasted": _pasted, "tuple": tuple}
     environment.globals |= {
         "anchor": anchor,
         "lasted": _lasted,
@@ -70,6 +70,11 @@ def _environment() -> Environment:
 
 def _visible(value: Any) -> Any:
     return value if isinstance(value, Markup) else escaped(str(value))
+
+
+def _pasted(text: str) -> Markup:
+    """A command, whole."""
+    return Markup("{}").format(pasted(text))
 
 
 def _link_to(text: str, reference: str) -> str:

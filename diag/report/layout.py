@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Collection, Sequence
 
-from diag.core.formatting import escaped
+from diag.core.formatting import escaped, pasted
 
 WIDTH = 100
 LABEL = 17
@@ -15,8 +15,8 @@ LABEL = 17
 _LEAST_ROOM = 30
 """A cell with less room than this continues at the left instead of below itself."""
 _LEAST_NAME = 8
-_WORD = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""
-"""A word of a shell command."""
+_WORD = r"""(?:[^\s'"\\]|\\.|'[^']*+'|"(?:[^"\\]|\\.)*+")++"""
+"""A word of a shell command; what was read is not read again, or an open quote would be searched for its end many times."""
 _FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 
 
@@ -35,7 +35,7 @@ def labelled(label: str, texts: Sequence[str], width: int = LABEL) -> list[str]:
 
 def verbatim(label: str, text: str, width: int = LABEL) -> list[str]:
     """Text to be pasted: in one line, however long, since a line break would break the command."""
-    return [f"{_label(label, width)}{escaped(text)}"] if text else []
+    return [f"{_label(label, width)}{pasted(text)}"] if text else []
 
 
 def table(
@@ -83,8 +83,9 @@ def continued(command: str, start: str, rest: str) -> list[str]:
 
     A flag keeps its first value on its line. Nothing where the command cannot be divided so.
     """
-    words = re.findall(_WORD, command)
-    if not re.fullmatch(rf"\s*(?:{_WORD}(?:\s+|$))*", command) or any(word.startswith("#") for word in words):
+    if not re.fullmatch(rf"\s*+(?:{_WORD}(?:\s++|$))*+", command):
+        return []
+    if any(word.startswith("#") for word in re.findall(_WORD, command)):
         return []
     lines = [start]
     for part in re.findall(_FLAG_OR_WORD, command):

@@ -1,15 +1,20 @@
 """The report for a ticket or a chat: GitHub-flavoured Markdown."""
 
+import re
 from collections.abc import Iterable, Sequence
 
-from diag.core.formatting import escaped
+from diag.core.formatting import escaped, pasted
+from diag.core.lazy_regex import lazy
 from diag.diagnosis.diagnose import Reading
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet
 from diag.report import sentences as words
 
-SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#"})
+SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#~&$!"})
+_LINK = lazy(r"(?<=[A-Za-z]):(?=//)|(?<=www)\.", re.IGNORECASE)
+_MENTION = lazy(r"@(?=\w)|#(?=\d)|(?<=\bGH-)(?=\d)", re.IGNORECASE)
+"""What GitHub makes a link of, or a message to somebody, though it is escaped."""
 
 
 def render(report: Report, verbose: bool = False) -> str:
@@ -22,8 +27,24 @@ def render(report: Report, verbose: bool = False) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown leaves alone and that breaks no table."""
-    return escaped(text).translate(SPECIAL)
+    """Text that Markdown leaves alone: it breaks no table, is no link, and mentions nobody."""
+    text = _LINK.sub(r"\\\g<0>", escaped(text).translate(SPECIAL))
+    return _MENTION.sub(r"\g<0><!-- -->", text)
+
+
+def code(text: str) -> str:
+    """A span of code around one line, whatever backticks are in it."""
+    mark, space = _fence(text, 1), " " if "`" in text else ""
+    return f"{mark}{space}{text}{space}{mark}"
+
+
+def _block(text: str) -> str:
+    return f"{_fence(text, 3)}\n{text}\n{_fence(text, 3)}"
+
+
+def _fence(text: str, least: int) -> str:
+    """More backticks than stand together in the text."""
+    return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), 0)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -57,7 +78,7 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
         _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
         _list("Fixes", [_fix(proposal) for proposal in finding.proposals], raw=True),
         _list("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
-        f"Relaunch:\n\n```\n{escaped(finding.relaunch)}\n```" if finding.relaunch else "",
+        f"Relaunch:\n\n{_block(pasted(finding.relaunch))}" if finding.relaunch else "",
     ]
     return [part for part in parts if part]
 
@@ -74,12 +95,12 @@ def _list(title: str, texts: Sequence[str], *, raw: bool = False) -> str:
 
 def _fix(proposal: Proposal) -> str:
     fix = proposal.fix
-    code = escaped(words.change(proposal))
+    change = pasted(words.change(proposal))
     facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
     sentences = [f"{name}: {text}." for name, text in facts.items() if text]
     parts = (proposal.text, *sentences, words.versions(proposal), words.needs(proposal))
     text = " ".join(escape(part) for part in parts if part)
-    return f"`{code}` {text}" if code else text
+    return f"{code(change)} {text}" if change else text
 
 
 def _footer(report: Report, verbose: bool) -> list[str]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from diag.core.formatting import clock, escaped, listed, moment, quantity
+from diag.core.formatting import clock, escaped, listed, moment, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
 from diag.diagnosis.diagnose import Diagnosis, Reading, onset
@@ -58,12 +58,12 @@ def _again(diagnosis: Diagnosis, start: str, written_as: TimeFormat) -> str:
 
 def place(subject: Subject) -> str:
     """A subject in words, harmless to a terminal."""
-    return escaped(scope(subject))
+    return escaped(scope(tuple((label, printable(value)) for label, value in subject)))
 
 
 def where(diagnosis: Diagnosis) -> str:
     """The subject, and the rank, GPU or event that its evidence names."""
-    named = f" ({', '.join(map(escaped, diagnosis.culprits))})" if diagnosis.culprits else ""
+    named = f" ({', '.join(map(printable, diagnosis.culprits))})" if diagnosis.culprits else ""
     return place(diagnosis.subject) + named
 
 
@@ -116,7 +116,7 @@ def _shared(group: list[Finding], total: int, written_as: TimeFormat) -> str:
     """The headline of an incident that several servers of a fleet have."""
     diagnoses = [finding.diagnosis for finding in group]
     first, ongoing = diagnoses[0], sum(diagnosis.ongoing for diagnosis in diagnoses)
-    names = list(dict.fromkeys(escaped(instance(diagnosis.subject)) for diagnosis in diagnoses))
+    names = list(dict.fromkeys(printable(instance(diagnosis.subject)) for diagnosis in diagnoses))
     now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
     scope = f"{len(names):,} of {total:,} servers ({listed(names)})"
     start = f"{now}, first seen {began(diagnoses, written_as)}"

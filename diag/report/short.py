@@ -7,7 +7,7 @@ action are shortened first. `--verbose` has everything.
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
-from diag.core.formatting import escaped, listed, plural, printable
+from diag.core.formatting import escaped, listed, pasted, plural, printable
 from diag.core.incident import RANK
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
@@ -233,7 +233,7 @@ def _relaunch(command: str | None) -> Forms:
     if not command:
         return [[]]
     start = f"  {'Relaunch':<{LABEL}}"
-    lines = continued(escaped(command), start, rest=" " * 4)
+    lines = continued(pasted(command), start, rest=" " * 4)
     elsewhere = labelled("Relaunch", ["the launch command with this change in it: --verbose"], LABEL)
     return [lines, elsewhere] if lines else [elsewhere]
 
@@ -250,7 +250,7 @@ def _also(report: Report, finding: Finding | None) -> Forms:
 
 def _within(report: Report, diagnosis: Diagnosis) -> str:
     """Where an incident is; the name of the only server is in line 1 already."""
-    where, instance = words.where(diagnosis), escaped(words.instance(diagnosis.subject))
+    where, instance = words.where(diagnosis), printable(words.instance(diagnosis.subject))
     return (where.removeprefix(instance).strip() or where) if len(words.instances(report)) == 1 else where
 
 

@@ -1,6 +1,6 @@
 """What a watch prints: the state at first, then a line for whatever begins or ends."""
 
-from diag.core.formatting import moment
+from diag.core.formatting import escaped, moment
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transition
 from diag.report import sentences as words
@@ -33,4 +33,4 @@ def found(report: Report) -> str:
 
 
 def _line(at: float, text: str) -> str:
-    return f"{moment(at)}  {text}\n"
+    return f"{moment(at)}  {escaped(text)}\n"

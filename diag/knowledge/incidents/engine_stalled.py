@@ -79,7 +79,7 @@ incident = Incident(
         *LET_GO_ON,
         Fix(
             change="Before any restart, save the stack traces of EngineCore and of every worker.",
-            command="py-spy dump --pid <pid>   # for each of: pgrep -f 'VLLM::'",
+            command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
             effect="the stack traces name the call that does not return",
             only_if=NOT_HALTED,
             restart=False,

@@ -1,0 +1,168 @@
+"""A hostile label is only text, wherever it lands: no escape, no markup, no link, no mention, no second command."""
+
+import csv
+import io
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support import rewriting, scenarios
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.core.contract import Contract
+from diag.core.formatting import MOST_SHOWN
+from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.report import Report
+from diag.diagnosis.transitions import Transitions
+from diag.knowledge.catalog import load
+from diag.report import dataframe, html, markdown, terminal, watch
+from diag.report import json as as_json
+from diag.report.layout import continued
+from diag.sources.recording.reader import read
+from diag.sources.samples import SampleSource
+
+EVIL = (
+    "=1+1|0;touch /tmp/owned|sh #`id`$(id)'\"\\ {value} {launch}<script>alert(1)</script>"
+    "[x](http://evil.example) ![y](//e) www.evil.example @someone #123 GH-7 $x$ ~~a~~ &lt;"
+    "\x1b]0;title\x07\x1b[31m\r\n\u202e\u200b\u2066\u3164 --end"
+)
+UNSEEN = set("\x1b\x07\r\x00\u202e\u200b\u2066\u3164")
+INSIDE = "the harm"
+LAUNCH = "vllm serve m --max-num-seqs 64"
+
+
+def sent(text: str) -> str:
+    """As it stands between the quotes of a page."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def recorded(folder: Path, evil: str) -> Path:
+    """A hot GPU and a stopped worker of a server, with the same harm in every label that diag reads."""
+    hot = scenarios.gpu(
+        throttle_seconds_total__sw_thermal=lambda t: 0.4 * t, clock_hertz__sm=1e9, temperature_margin_celsius=1
+    )
+    process = f'pid="4711",role="engine",rank="0"'
+    stopped = f"diag_vllm_process_stopped{{{process}}} 1\ndiag_vllm_process_cpu_seconds_total{{{process}}} 9\n"
+    stopped += f'diag_vllm_process_state{{{process},host="{INSIDE}",state="stopped"}} 1\n'
+
+    def pages() -> Iterator[rewriting.Scrape]:
+        scrapes = list(rewriting.scrapes("engine_stalled"))[12:28]  # while it is stalled
+        for time, _, page in scrapes:
+            said = scenarios.text(time - scrapes[0][0], page, (hot,)) + stopped
+            said = said.replace('gpu="0"', f'gpu="{INSIDE}"').replace('uuid="GPU-0"', f'uuid="{INSIDE}"')
+            page = re.sub(r'model_name="[^"]*"', f'model_name="{INSIDE}"', page)
+            other = "\n".join(line for line in page.splitlines() if 'engine="0"' in line)
+            both = page + other.replace('engine="0"', f'engine="{INSIDE}"') + "\n" + said
+            yield time, "h:1/=|`x`@someone", both.replace(INSIDE, sent(evil))
+
+    return rewriting.write(folder, pages())
+
+
+@cache
+def judged(folder: Path) -> Report:
+    return doctor.run(ObserveOptions([str(folder)], launch=LAUNCH))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded(tmp_path_factory.mktemp("evil"), EVIL)
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> Report:
+    found = judged(folder)
+    assert {"gpu_thermal_throttling", "engine_stalled"} <= scenarios.present(found)
+    return found
+
+
+def printed(report: Report) -> dict[str, str]:
+    return {
+        "short": terminal.render(report),
+        "verbose": terminal.render(report, verbose=True),
+        "quiet": terminal.render(report, quiet=True),
+        "markdown": markdown.render(report, verbose=True),
+        "html": html.render(report),
+        "watch": watch.first(report) + "".join(map(watch.line, Transitions().observe(report))),
+    }
+
+
+def test_no_output_speaks_to_a_terminal_or_hides_a_character(report: Report) -> None:
+    for name, text in printed(report).items():
+        assert not UNSEEN & set(text), name
+        assert text.isprintable() or set(filter(lambda char: not char.isprintable(), text)) == {"\n"}, name
+
+
+def test_json_gives_the_labels_as_they_are(report: Report) -> None:
+    subjects = [each["subject"] for each in json.loads(as_json.render(report))["diagnoses"]]
+    assert {each["engine"] for each in subjects if "engine" in each} >= {EVIL}
+
+
+def test_markdown_has_no_link_no_mention_and_no_markup_of_a_label(report: Report) -> None:
+    text = re.sub(r"(`+).*?\1", "", markdown.render(report, verbose=True), flags=re.DOTALL)
+    assert "someone" in text
+    for live in (
+        r"(?<!\\)\[x",
+        r"(?<!\\)<(?!!-- -->)",
+        r"[a-z]://",
+        r"www\.",
+        r"@\w",
+        r"#\d",
+        r"GH-\d",
+        r"(?<!\\)[`$~&]",
+    ):
+        assert not re.search(live, text), live
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
+
+
+def test_html_has_no_element_of_a_label(report: Report) -> None:
+    root = ElementTree.fromstring(html.render(report))
+    assert not list(root.iter("script"))
+    assert "<script>alert(1)</script>" in "".join(root.itertext())
+
+
+def commands(report: Report) -> Iterator[str]:
+    for finding in report.present:
+        yield from (proposal.name for proposal in finding.proposals if proposal.fix.command)
+        yield from [finding.relaunch] if finding.relaunch else []
+
+
+def test_in_a_command_a_label_is_one_word_that_a_shell_refuses_where_it_cannot_be_right(report: Report) -> None:
+    found = list(commands(report))
+    assert any(command.startswith('nvidia-smi -i "${GPU:?}" -pl ') for command in found)
+    assert 'kill -CONT 4711   # on "${HOST:?}"' in found
+    for command in found:
+        assert "touch" not in command and "script" not in command
+        assert subprocess.run(["bash", "-n", "-c", command], check=False).returncode == 0, command
+        assert shlex.split(command)
+
+
+def test_a_table_for_a_spreadsheet_has_no_formula(folder: Path) -> None:
+    observation = read(folder)
+    source = SampleSource(observation.samples, observation.instants, observation.interval)
+    out = io.StringIO(newline="")
+    dataframe.write(load(), QueryCache(source, Contract()), out)
+    out.seek(0)
+    rows = list(csv.DictReader(out))
+    assert {row["engine"] for row in rows} >= {f"'{EVIL}"}
+    assert not [
+        cell for row in rows for name, cell in row.items() if name in dataframe.SUBJECT and cell.startswith("=")
+    ]
+
+
+def test_a_long_label_is_cut(tmp_path: Path) -> None:
+    for name, text in printed(judged(recorded(tmp_path, "A" * 6_000))).items():
+        assert len(max(re.findall("A+", text), key=len)) <= MOST_SHOWN, name
+        assert len(text) < 300_000, name
+
+
+@pytest.mark.parametrize("open_quote", ['"', "'", '"\\'])
+def test_a_quote_that_is_never_closed_divides_no_command(open_quote: str) -> None:
+    assert continued(f"vllm serve m {open_quote * 20_000}x", "", "") == []
