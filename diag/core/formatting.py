@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 from diag.core.sizes import GIB, MIB
 
-
 MOST_SHOWN = 4_000
 """Characters of one text from elsewhere: a label may be megabytes long."""
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}

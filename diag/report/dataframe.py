@@ -12,7 +12,7 @@ from diag.diagnosis.query_cache import QueryCache, Window
 
 SUBJECT = ("instance", "engine", "gpu")
 VALUES = ("signal", "unit", "window", "value")
-_BEGINS_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # noqa: RUF001
+_BEGINS_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 COLUMNS = ("time", *SUBJECT, *VALUES)
 
 

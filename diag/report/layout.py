@@ -16,7 +16,7 @@ _LEAST_ROOM = 30
 """A cell with less room than this continues at the left instead of below itself."""
 _LEAST_NAME = 8
 _WORD = r"""(?:[^\s'"\\]|\\.|'[^']*+'|"(?:[^"\\]|\\.)*+")++"""
-"""A word of a shell command; what was read is not read again, or an open quote would be searched for its end many times."""
+"""A word of a shell command. No part is read twice, or an open quote would be searched for its end again and again."""
 _FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 
 

@@ -48,7 +48,7 @@ def recorded(folder: Path, evil: str) -> Path:
     hot = scenarios.gpu(
         throttle_seconds_total__sw_thermal=lambda t: 0.4 * t, clock_hertz__sm=1e9, temperature_margin_celsius=1
     )
-    process = f'pid="4711",role="engine",rank="0"'
+    process = 'pid="4711",role="engine",rank="0"'
     stopped = f"diag_vllm_process_stopped{{{process}}} 1\ndiag_vllm_process_cpu_seconds_total{{{process}}} 9\n"
     stopped += f'diag_vllm_process_state{{{process},host="{INSIDE}",state="stopped"}} 1\n'
 
@@ -57,9 +57,9 @@ def recorded(folder: Path, evil: str) -> Path:
         for time, _, page in scrapes:
             said = scenarios.text(time - scrapes[0][0], page, (hot,)) + stopped
             said = said.replace('gpu="0"', f'gpu="{INSIDE}"').replace('uuid="GPU-0"', f'uuid="{INSIDE}"')
-            page = re.sub(r'model_name="[^"]*"', f'model_name="{INSIDE}"', page)
-            other = "\n".join(line for line in page.splitlines() if 'engine="0"' in line)
-            both = page + other.replace('engine="0"', f'engine="{INSIDE}"') + "\n" + said
+            named = re.sub(r'model_name="[^"]*"', f'model_name="{INSIDE}"', page)
+            other = "\n".join(line for line in named.splitlines() if 'engine="0"' in line)
+            both = named + other.replace('engine="0"', f'engine="{INSIDE}"') + "\n" + said
             yield time, "h:1/=|`x`@someone", both.replace(INSIDE, sent(evil))
 
     return rewriting.write(folder, pages())
