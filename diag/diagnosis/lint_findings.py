@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from diag.core.errors import BadUsage
 from diag.core.incident import Fix, documented
 from diag.core.lazy_regex import lazy
-from diag.diagnosis.proposals import FlagChange, Proposal, Running, command_in
+from diag.diagnosis.launch_values import command_in
+from diag.diagnosis.proposals import FlagChange, Proposal, Running
 from diag.diagnosis.quotes import Quote
 from diag.lint.finding import LintFinding
 from diag.lint.rules import lint

@@ -3,16 +3,13 @@
 Nothing here changes a server: what comes out is a proposal to read.
 """
 
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from diag.core.errors import BadUsage
 from diag.core.formatting import quantity
 from diag.core.incident import Condition, Fix, Signal
 from diag.core.lazy_regex import lazy
@@ -20,11 +17,10 @@ from diag.core.subjects import Subject
 from diag.diagnosis.command_words import word
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, culprits
+from diag.diagnosis.launch_values import given_values
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.quotes import Quote
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
-from diag.vllm.command.command import Command
-from diag.vllm.command.parse import parse
 from diag.vllm.flags.defaults import UNSET, default
 from diag.vllm.flags.registry import release, releases
 
@@ -222,39 +218,6 @@ def _before(fix: Fix, signals: _Signals, running: Running) -> tuple[Value, bool]
     return value, value is not None or name in UNSET or (running.whole and name in _UNSET)
 
 
-@lru_cache(maxsize=64)
-def given_values(launch: str) -> Mapping[str, float | str]:
-    """What a launch command gives by --flag, --flag.key (behind a dot, or in JSON) and NAME; "" is a switch."""
-    command = command_in(launch)
-    if command is None:
-        return {}
-    found = {name: _number(value) for name, value in command.environment.items()}
-    for given in (given for given in command.given if given.option and given.option.on):
-        text, key = " ".join(given.values), given.option.key if given.option else ""
-        found |= {given.name: "" if key else _number(text)}
-        keys = {key: text} if key else json_object(text)
-        found |= {f"{given.name}.{key}": _number(str(value)) for key, value in keys.items()}
-    return found
-
-
-def json_object(text: str) -> dict[str, object]:
-    """A JSON object; empty where the text is none."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _number(text: str) -> float | str:
-    """A number where the text is one; a size with a suffix (8k) is none here, sources publish those."""
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return value if math.isfinite(value) else text
-
-
 def _also(fix: Fix, signals: _Signals, running: Running) -> tuple[list[FlagChange], list[str]]:
     """The flags that change along with the fix, and what is lacking to compute them."""
     changes, lacking = [], []
@@ -300,15 +263,6 @@ def _moves(fix: Fix, before: Value, after: Value) -> bool:
     if fix.direction == "lower":
         return before == 0 or after < before
     return after > before if fix.direction == "raise" else after != before
-
-
-@lru_cache(maxsize=256)  # every fix asks
-def command_in(launch: str) -> Command | None:
-    """The launch command; None where none is known, or none can be read (a note has said so)."""
-    try:
-        return parse(launch) if launch else None
-    except BadUsage:
-        return None
 
 
 def _in_all(fix: Fix) -> bool:

@@ -4,7 +4,8 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from diag.diagnosis.proposals import FlagChange, Proposal, command_in, json_object, written
+from diag.diagnosis.launch_values import command_in, json_object
+from diag.diagnosis.proposals import FlagChange, Proposal, written
 from diag.vllm.command import shell
 from diag.vllm.command.command import Command
 from diag.vllm.command.options import Given

@@ -20,10 +20,11 @@ from support.alert_rules import (
     metrics_read,
     rules,
 )
+from support.firing import Fired, fired
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
 from support.prometheus_server import PLACES, answer, program, serving
 from support.scenarios import Beside, crashed, gpu, log, started, workers
-from support.timelines import CALM, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, Fired, fired, timeline
+from support.timelines import CALM, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, timeline
 from support.waiting import until
 
 from diag.artefacts import alerts

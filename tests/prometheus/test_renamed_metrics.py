@@ -12,9 +12,10 @@ import yaml
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from support import victoria_metrics as victoria
 from support.alert_rules import metrics_read
+from support.firing import fired
 from support.paths import ROOT
 from support.prometheus_server import PLACES, Server, answer, program, serving
-from support.timelines import LEAD, SICK, blocks, fired, timeline
+from support.timelines import LEAD, SICK, blocks, timeline
 from support.waiting import until
 
 from diag.artefacts.generate import files

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 from support import timelines
+from support.firing import Fired, all_fired, fired
 from support.paths import ALL_RECORDINGS, ROOT
 from support.rewriting import OLD_NAMES
-from support.timelines import Fired, all_fired, fired
 
 from diag import promql
 from diag.core.metric_families import FAMILIES
