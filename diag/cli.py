@@ -309,7 +309,11 @@ def explain(
 def budget(
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="A launch command, 'vllm serve MODEL --flag value', or a model folder."),
+        typer.Argument(
+            metavar="TARGET",
+            help="A launch command, 'vllm serve MODEL --flag value', or a model; to compare GPUs also the URL or the"
+            " recording of a server, for its traffic.",
+        ),
     ],
     gpu: Annotated[
         str, vllm_option("--gpu", metavar="NAME", help="h100, a100-80, l40s ... or cpu.  [default: this host's GPUs]")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from diag.commands import sizing
 from diag.commands.sizing import SizingOptions, named
+from diag.commands.traffic import is_server, traffic
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, printable
 from diag.core.sizes import GIB
@@ -66,8 +67,11 @@ def _compare(options: BudgetOptions, compared: SizingOptions, as_json: bool) -> 
     """Several GPUs beside each other."""
     if options.log or options.gpu_memory:
         raise BadUsage("--log and --gpu-memory are of one server: leave them out to compare GPUs")
-    started = _command(options.target, options.version)
-    return sizing.run(_model(started, options.version), started, compared, as_json)
+    had = traffic(options.target) if is_server(options.target) else None
+    version = options.version or (had.version.partition("+")[0] if had else "")
+    started = _command(had.launch if had else options.target, version)
+    compared = replace(compared, version=version, traffic=had)
+    return sizing.run(_model(started, version), started, compared, as_json)
 
 
 def estimate(options: BudgetOptions) -> Budget:

@@ -120,7 +120,6 @@ NOTES = {
     ),
     "budget": notes(
         "diag budget 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu l40s",
-        "diag budget ./models/my-model --gpu h100 --log /var/log/vllm.log",
         "diag budget Qwen/Qwen3-8B --all-gpus --context 32k --concurrency 50",
         exits={
             0: "it fits; of several, one does",

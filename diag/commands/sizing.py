@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from diag.commands.traffic import Traffic
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.report.sizing import Sizing, render, render_json
@@ -16,7 +17,7 @@ from diag.vllm.flags.registry import versions
 from diag.vllm.hardware.gpus import GpuModel, gpus
 from diag.vllm.hardware.gpus import named as gpu_named
 from diag.vllm.memory.model import Model, is_folder
-from diag.vllm.memory.setup import GpuSpec, Setup, setup, size
+from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
 
 TENSORS = (1, 2, 4, 8)
 _PRICE = re.compile(r"([^=]+)=\$?(\d{1,6}(?:\.\d{1,6})?)")
@@ -25,7 +26,7 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
 @dataclass(frozen=True)
 class SizingOptions:
-    """What the user gave; "" or None where they gave nothing."""
+    """What the user gave, "" or None where they gave nothing; `traffic` is that of the server they named."""
 
     all_gpus: bool = False
     gpu: str = ""
@@ -34,6 +35,7 @@ class SizingOptions:
     prices: Sequence[str] = ()
     utilisation: str = ""
     version: str = ""
+    traffic: Traffic | None = None
 
     @property
     def wanted(self) -> bool:
@@ -59,8 +61,8 @@ def run(model: Model, started: Command, options: SizingOptions, as_json: bool) -
 def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
     """All configurations; BadUsage for a model or a GPU that is not in the data."""
     version = options.version or versions()[-1]
-    length = size(options.context, "--context", most=2**30) if options.context else None
-    prices, concurrency = _prices(options.prices), options.concurrency
+    length, concurrency = _demand(options)
+    prices, started = _prices(options.prices), _on_gpus(started)
     kinds = tuple(gpus().values()) if options.all_gpus else (gpu_named(options.gpu),)
     _check(started, model)
 
@@ -79,8 +81,22 @@ def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
         configurations=found,
         prices=prices,
         utilisation=_utilisation(options.utilisation),
+        measured=options.traffic.output_rate if options.traffic else None,
         choices=tuple(choices(model, found, concurrency, prices)),
     )
+
+
+def _demand(options: SizingOptions) -> tuple[int | None, int | None]:
+    """Tokens of a request and requests at a time: as given, else those of the traffic; None where neither says it."""
+    had = options.traffic
+    length = size(options.context, "--context", most=2**30) if options.context else had.tokens if had else None
+    return length, options.concurrency or (had.running if had else None)
+
+
+def _on_gpus(started: Command) -> Command:
+    """The command without what makes it one for a CPU."""
+    kept = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
+    return started._replace(environment=kept)
 
 
 def named(model: Model) -> str:

@@ -13,7 +13,7 @@ from diag.vllm.capacity.roofline import REACHED, Ceiling
 from diag.vllm.capacity.sizing import SizedReplica, cost_per_million
 
 SCHEMA = "diag.sizing/1"
-_RIGHT = (1, 3, 4, 5, 6, 8)
+_RIGHT = (1, 3, 4, 5, 6, 8, 9)
 _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
 
 
@@ -21,7 +21,8 @@ _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
 class Sizing:
     """Everything that is printed; `concurrency` None stands for as many requests as each holds.
 
-    `prices` are dollars for a GPU and an hour by its name, `utilisation` the share of a ceiling that is served.
+    `prices` are dollars for a GPU and an hour by its name, `utilisation` the share of a ceiling that is served;
+    `measured` are the output tokens/s of the server that was observed.
     """
 
     model: str
@@ -32,11 +33,17 @@ class Sizing:
     prices: Mapping[str, float]
     utilisation: float | None
     choices: tuple[str, ...]
+    measured: float | None = None
+
+    def load(self, one: SizedReplica) -> float | None:
+        """The share of its decode ceiling that is served; above 1 it cannot serve what was measured."""
+        measured = self.measured / one.output_rate if self.measured and one.decode else None
+        return self.utilisation or measured
 
     def costs(self, one: SizedReplica, ceiling: Ceiling | None) -> list[float | None]:
-        """Dollars for a million tokens at this ceiling, and at the utilisation; None where that is not known."""
-        price = self.prices.get(one.gpu.name)
-        shares = (1.0, self.utilisation)
+        """Dollars for a million tokens at this ceiling, and at that share of it; None where that is not known."""
+        price, load = self.prices.get(one.gpu.name), self.load(one)
+        shares = (1.0, load if load and load <= 1 else None)
         return [
             cost_per_million(price, one.setup.tensor, ceiling.tokens_per_second, share)
             if price and ceiling and share
@@ -63,8 +70,8 @@ def _head(sizing: Sizing) -> list[str]:
 
 def _table(sizing: Sizing) -> list[str]:
     head = ["GPU", "TP", "fits", "KV tokens", "requests", "output/s", "prompt/s", "bound by"]
-    if sizing.prices:
-        head += ["$/M"] + ([f"at {quantity(sizing.utilisation, 'share')}"] if sizing.utilisation else [])
+    at = f"at {quantity(sizing.utilisation, 'share')}" if sizing.utilisation else "at load" if sizing.measured else ""
+    head += ["load"] * bool(sizing.measured) + ([column for column in ("$/M", at) if column] if sizing.prices else [])
     rows = [_row(sizing, one, len(head)) for one in _shown(sizing)]
     return table([head, *rows], right=_RIGHT) if rows else []
 
@@ -73,8 +80,14 @@ def _row(sizing: Sizing, one: SizedReplica, width: int) -> list[str]:
     tokens = one.ledger.tokens
     cells = [one.gpu.name, str(one.setup.tensor), _FITS[one.ledger.verdict], f"{tokens.low:,}" if tokens else ""]
     cells += [f"{one.requests:,}", _rate(one.decode), _rate(one.prefill), one.decode.binds if one.decode else ""]
-    cells += ["" if cost is None else f"{cost:.2f}" for cost in sizing.costs(one, one.decode)]
+    load, (full, loaded) = sizing.load(one), sizing.costs(one, one.decode)
+    cells += [quantity(load, "share") if load else ""] if sizing.measured else []
+    cells += [_dollars(full), _dollars(loaded)] if sizing.prices else []
     return cells[:width]
+
+
+def _dollars(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:.2f}"
 
 
 def _rate(ceiling: Ceiling | None) -> str:
@@ -96,6 +109,8 @@ def _legend(sizing: Sizing) -> Iterator[str]:
         "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
         f" {low} to {high} of them"
     )
+    if sizing.measured:
+        yield f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling"
     if sizing.prices:
         yield "$/M: dollars for a million output tokens at the ceiling; prompts are not in it"
     if sizing.concurrency:
@@ -120,6 +135,7 @@ def document(sizing: Sizing) -> dict[str, Any]:
         "context": sizing.context,
         "concurrency": sizing.concurrency,
         "utilisation": sizing.utilisation,
+        "measured_output_tokens_per_second": sizing.measured,
         "reached": list(REACHED),
         "configurations": [_configuration(sizing, one) for one in sizing.configurations],
         "choices": list(sizing.choices),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -400,3 +401,32 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     ended = diag(str(tmp_path), "--all-gpus")
     assert ended.returncode == 64
     assert "the architecture 'WhisperForConditionalGeneration' is unknown: diag cannot compute its" in ended.stderr
+
+
+def recorded(folder: Path, launch: str) -> str:
+    """A recording of a healthy server that was started otherwise."""
+    shutil.copytree("tests/recordings/healthy", folder, dirs_exist_ok=True)
+    (folder / "server.log").unlink()
+    described = (folder / "recording.toml").read_text(encoding="utf-8")
+    (folder / "recording.toml").write_text(re.sub("(?m)^launch = .*", f'launch = "{launch}"', described))
+    return str(folder)
+
+
+def test_a_recording_is_sized_for_its_traffic(tmp_path: Path) -> None:
+    """188 output tokens/s of at most 6 requests, as the recording says of itself."""
+    command = f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {MODELS}/llama-3.1-8b --max-model-len 4096"
+    options = "--gpu", "l40s", "--concurrency", "6", "--price", "l40s=1", "--json"
+    found = json.loads(diag(recorded(tmp_path, command), *options).stdout)
+    jsonschema.validate(found, SIZING)
+    assert found["vllm"] == "0.32.0" and found["concurrency"] == 6 and 150 < found["context"] < 300
+    assert found["measured_output_tokens_per_second"] == pytest.approx(188, rel=0.02)
+    one = found["configurations"][0]["decode"]
+    load = found["measured_output_tokens_per_second"] / one["tokens_per_second"]
+    costs = one["dollars_per_million_tokens"]
+    assert costs["at_utilisation"] == pytest.approx(costs["at_ceiling"] / load)
+
+
+def test_a_recording_without_requests_is_refused() -> None:
+    ended = diag("tests/recordings/idle", "--all-gpus")
+    assert ended.returncode == 64
+    assert "finished no request while it was observed" in ended.stderr
