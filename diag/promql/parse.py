@@ -64,8 +64,8 @@ def _vector(promql: str) -> nodes.Node | None:
 
 
 def pretty(promql: str) -> str:
-    """The expression over as many lines as it takes to be read."""
-    return str(ast.parse(promql).prettify())
+    """The expression over as many lines as it takes to be read, one space deeper at each level: it has thirty."""
+    return re.sub(r"^ +", lambda indent: indent[0][::2], str(ast.parse(promql).prettify()), flags=re.MULTILINE)
 
 
 def _node(tree: ast.Expr) -> nodes.Node:

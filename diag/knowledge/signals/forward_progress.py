@@ -49,9 +49,10 @@ def seen_before(age: str) -> str:
     return f"(sum by ($by) (count_over_time({RUNNING}[$window] offset {age})) > bool 0)"
 
 
-def stuck(window: str, least: int) -> str:
+def stuck(window: str, least: int = 1) -> str:
     """Requests in flight throughout a window without progress; 0 where there was progress."""
-    return f"{in_flight(window)} * ({in_flight(window)} >= bool {least}) * {stands_still(window)}"
+    at_least = f" * ({in_flight(window)} >= bool {least})" if least > 1 else ""
+    return f"{in_flight(window)}{at_least} * {stands_still(window)}"
 
 
 WARM_STEPS = 100
@@ -83,7 +84,7 @@ FIRST_STEPS = (
 )
 COMPILED = event_time(COMPILED_WHILE_SERVING)
 COMPILES = f"(max by (instance) ({COMPILED.replace('$by', 'instance')}) > time() - 120)"
-STUCK_2M = f"(({stuck('2m', 1)} * {seen_before('100s')}) > 0)"
+STUCK_2M = f"(({stuck('2m')} * {seen_before('100s')}) > 0)"
 requests_stuck = Signal(
     "requests in flight without progress",
     f"0 * ({moved('30s')} > 0) or ({PROBE_FAILED} > 0) or {STUCK_2M}"
@@ -104,7 +105,7 @@ NOT_ADMITTED = (
 )
 requests_without_progress = Signal(
     "requests in flight while nothing moves",
-    stuck("$window", 1),
+    stuck("$window"),
     "requests in flight in a window without any progress: {value}",
     "requests",
     throughout=True,

@@ -18,7 +18,7 @@ FEW = 2.5
 
 def rated(failed: str, attempts: str) -> str:
     """Failures per attempt: 0 without a failure, missing while there are too few of them for a rate."""
-    return f"({failed} / {attempts} and {failed} >= {FEW} or 0 * ({failed} == 0))"
+    return f"(({failed} >= {FEW}) / {attempts} or 0 * ({failed} == 0))"
 
 
 def lost_share(failed: str, expired: str, done: str) -> str:

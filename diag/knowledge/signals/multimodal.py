@@ -22,25 +22,25 @@ NOTHING = f"({in_flight('$window', 'max_over_time')} == bool 0) * ({moved('$wind
 COMPLETIONS = 'handler=~"/v1/(chat/)?completions",status!="4xx"'
 # more than once: the requests of one batch may be counted a moment after the engine has finished them
 AGAIN = f"(max by ($by) (changes(http_requests_total{{{COMPLETIONS}}}[$window])) > bool 1)"
-UNREACHED_BY_HTTP = f"({counted('http_requests_total', COMPLETIONS)} > bool 2.5) * {AGAIN} * {NOTHING}"
-UNREACHED_BY_PROBE = f"(max by ($by) (last_over_time(diag_probe_success[$window])) == bool 0) * {NOTHING}"
+ARRIVED = f"(({counted('http_requests_total', COMPLETIONS)} > bool 2.5) * {AGAIN})"
+PROBED = "(max by ($by) (last_over_time(diag_probe_success[$window])) == bool 0)"
+UNREACHED = f"{any_of(http=ARRIVED, probe=PROBED)} * {NOTHING}"
 requests_unreached = Signal(
     "requests that do not reach the scheduler",
-    any_of(thread=THREAD_DIED, http=f"({UNREACHED_BY_HTTP})", probe=f"({UNREACHED_BY_PROBE})"),
+    any_of(thread=THREAD_DIED, unreached=f"({UNREACHED})"),
     "requests arrive over HTTP and none reaches the scheduler: {value}",
     "bool",
 )
 USED = "sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))"
 ENGINE_CORES = 'max by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window]))'
-UNREACHED = any_of(http=f"({UNREACHED_BY_HTTP})", probe=f"({UNREACHED_BY_PROBE})")
-INPUT_SPINS = f"({ENGINE_CORES} > bool {FULL_CORE}) * ({USED} > bool 0) * ({UNREACHED})"
+INPUT_SPINS = f"(({ENGINE_CORES} > bool {FULL_CORE}) * ({USED} > bool 0))"
+SAID_OF_LATE = f"(({SAID} > bool 0) * (time() - {SAID} < bool {RECENTLY}))"
 multimodal_cache_lost = Signal(
     "multimodal items lost between the caches",
     any_of(
         log=f"(({MISSED} > bool 0) * (time() - {MISSED} < bool {RECENTLY}))",
         thread=f"({THREAD_DIED} * ({MISSED} > bool 0))",
-        spin=f"({INPUT_SPINS})",
-        hearsay=f"(({SAID} > bool 0) * (time() - {SAID} < bool {RECENTLY}) * ({UNREACHED}))",
+        unreached=f"({any_of(spin=INPUT_SPINS, hearsay=SAID_OF_LATE)} * {UNREACHED})",
     )
     + f" or 0 * ({USED} == 0)",
     "the log names an item that the engine's multimodal cache lacks, or its input thread spins: {value}",

@@ -109,7 +109,7 @@ prefills_in_pauses = Signal(
 AS_A_RULE = (
     f"(({LONG_DONE} + {LONG_BEGUN} > bool 0) * (({long_prefills.promql}) >= bool 0.5 * ({long_prompts.promql})))"
 ).replace("$window", "5m")
-PROMPTS_ACCOUNT = f"({AS_A_RULE} + ({LONG_IN_PROGRESS} or 0 * {AS_A_RULE}) > bool 0)"
+PROMPTS_ACCOUNT = f"({LONG_IN_PROGRESS} == 1 or {AS_A_RULE})"
 LONG_STEPS = "({count} > bool 0) * ({account} or 0 * {count})".format(
     count=pauses_over(10, "5m"), account=PROMPTS_ACCOUNT.replace("$window", "5m")
 )

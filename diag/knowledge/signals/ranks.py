@@ -56,7 +56,7 @@ WHICH_RANK = (
     f"{STILL_GPUS} * on (instance, gpu) group_left (rank) {RANK_OF_GPU} or on (instance, gpu) {STILL_GPUS}"
     ', "one", "GPU $$1", "gpu", "(.*)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")'
 )
-RANKS_OUT_OF_STEP = f"(({STILL_WORKERS} > 0) or ({SPINNING_GPUS} > 0) or {STILL_WORKERS} or {SPINNING_GPUS})"
+RANKS_OUT_OF_STEP = f"(({STILL_WORKERS} > 0) or {SPINNING_GPUS} or {STILL_WORKERS})"
 ranks_out_of_step = Signal(
     "ranks out of step",
     RANKS_OUT_OF_STEP,

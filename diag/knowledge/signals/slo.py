@@ -15,19 +15,16 @@ LATENCIES = {
     "end-to-end latency": slo_counts("vllm:e2e_request_latency_seconds", "$e2e_seconds"),
 }
 # The burn rate of each error budget: 1 uses it up in exactly a month. A late one of fewer than ten may be chance: it
-# counts as 0, and then the highest rate says that a budget burns, but not that none does.
+# counts as 1, and where that is the highest, a budget may burn or not.
 BURN_RATES = " or ".join(
-    f"label_replace(({count} - {in_time}) / clamp_min({count}, 1) * ({count} >= bool 10) / (1 - $objective),"
+    f"label_replace(({count} - {in_time}) / ({count} >= 10) / (1 - $objective) or ({count} - {in_time}) > bool 0,"
     f' "latency", "{latency}", "", "")'
     for latency, (count, in_time) in LATENCIES.items()
 )
-HIGHEST = f"max by ($by) ({BURN_RATES})"
-LATE_OF_FEW = " or ".join(f"({count} < 10 and {count} - {in_time} > 0)" for count, in_time in LATENCIES.values())
 error_budget_burn_rate = Signal(
     "error budget burn rate",
     # the highest of them, where each can be judged: a bucket edge that a server lacks makes it unknown
-    f"({HIGHEST} > 1 or ({HIGHEST} unless ({LATE_OF_FEW})))"
-    f" and {' and '.join(in_time for _, in_time in LATENCIES.values())}",
+    f"max by ($by) ({BURN_RATES}) != 1 and {' and '.join(in_time for _, in_time in LATENCIES.values())}",
     "the error budget burns at {value} times the sustainable rate",
     "ratio",
     needs="10 responses, of which some are late",
