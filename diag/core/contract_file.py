@@ -8,6 +8,7 @@
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -94,7 +95,7 @@ class _File:
         raise BadContract(f"{self.path}{self._line('', name)}: there is no table [{name}]; the tables are {tables}")
 
     def _number(self, table: str, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.bad(table, key, f"{key} must be a number above 0, not {_shown(value)}")
         return float(value)
 
@@ -124,7 +125,7 @@ class _File:
         }
 
     def _limit(self, table: str, signal: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.bad(table, signal, f"{signal} must be a number, not {_shown(value)}")
         return float(value)
 

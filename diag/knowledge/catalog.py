@@ -103,7 +103,7 @@ def _check(entry: CatalogEntry, known: Mapping[str, CatalogEntry]) -> None:
         for fix in entry.incident.fixes:
             _check_fix(fix, entry.incident)
         _check_explains(entry.incident, known)
-    except (ValueError, TypeError, AttributeError, Unsupported) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, Unsupported) as error:
         raise BadIncident(f"{entry.file}: {error}") from error
 
 

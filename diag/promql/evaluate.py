@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from diag.core.errors import QueryFailed
 from diag.promql import functions
 from diag.promql.aggregate import aggregate, count_values
 from diag.promql.binary import binary
@@ -51,8 +52,11 @@ class Evaluator:
         """As the function of that name."""
         if isinstance(expression, str):
             expression = parse(expression)
-        with np.errstate(all="ignore"):
-            vector = self.at(np.asarray(instants, dtype=np.int64)).vector(expression.node)
+        try:
+            with np.errstate(all="ignore"):
+                vector = self.at(np.asarray(instants, dtype=np.int64)).vector(expression.node)
+        except RecursionError:
+            raise QueryFailed(f"`{expression.text[:60]}...` is nested too deeply.") from None
         rows = np.flatnonzero(vector.present.any(axis=1))
         if vector.scalar or rows.size == len(vector.labels):
             return vector

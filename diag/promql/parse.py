@@ -36,12 +36,14 @@ class _Refused(Exception):
 @lru_cache(maxsize=1024)
 def parse(promql: str) -> nodes.Expression:
     """Parse an expression and check that all of it is supported."""
-    with suppress(ValueError, _Refused):  # what is wrong is said of the text as it is written
+    with suppress(ValueError, RecursionError, _Refused):  # what is wrong is said of the text as it is written
         return _expression(promql, parts.shortened(promql, _vector))
     try:
         return _expression(promql, promql)
     except ValueError as error:
         raise Unsupported(f"`{promql}` is not PromQL: {error}") from error
+    except RecursionError:
+        raise Unsupported(f"`{promql[:60]}...` is nested too deeply.") from None
     except _Refused as refused:
         raise Unsupported(f"`{promql}` uses {refused}, which is not supported.") from None
 

@@ -15,6 +15,7 @@ from diag.vllm.command.container import Image, default, elsewhere, image
 from diag.vllm.command.manifest import is_manifest, started
 from diag.vllm.command.options import from_file, options
 from diag.vllm.command.script import Bare, statements
+from diag.vllm.command.secrets import is_secret
 from diag.vllm.flags.registry import understood
 
 MOST_BYTES = 2**20
@@ -218,7 +219,11 @@ def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]
 
 
 def _expanded(word: str, environment: Mapping[str, str]) -> str:
-    """With the variables that the text itself sets to something plain; what comes from elsewhere stays $NAME."""
-    plain = {name: value for name, value in environment.items() if "$" not in value and "`" not in value}
+    """With the variables that the text itself sets to something plain; a secret stays $NAME, as do all others."""
+    plain = {
+        name: value
+        for name, value in environment.items()
+        if "$" not in value and "`" not in value and not is_secret(name)
+    }
     filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
     return word if filled == word else filled

@@ -160,6 +160,7 @@ def releases(word: str, narrowed: tuple[str, str] = ("", "")) -> tuple[str, str]
     return max(ends[0], narrowed[0], key=release), min(filter(None, (ends[1], narrowed[1])), key=release, default="")
 
 
+@lru_cache(maxsize=1024)
 def release(version: str) -> tuple[int, ...]:
     """The first three numbers of a version, (0, 32, 0); empty where there are none."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)

@@ -1,0 +1,311 @@
+"""What is fuzzed: for each kind of input a function of bytes, which returns what it would show of them.
+
+Every foreign text goes through the code that meets it first. Errors of diag's own (diag/core/errors.py, and the two by
+which a page or a server's answer counts as a failed one) are answers; anything else that is raised is a find.
+"""
+
+import gzip
+import json
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs
+
+import numpy as np
+from support import bad_servers, promql_cases
+from support.bad_servers import Reply, Request
+
+from diag import promql
+from diag.commands import lint
+from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source
+from diag.commands.site import site
+from diag.core.contract import Contract
+from diag.core.contract_file import read as read_contract
+from diag.core.errors import DiagError
+from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
+from diag.core.metric_families import plain
+from diag.core.site_overrides import apply_overrides
+from diag.diagnosis import configuration, fleet
+from diag.diagnosis.report import Report
+from diag.exporter.log import memory
+from diag.exporter.log.tail import LogTail
+from diag.exporter.vllm_page import PageReader
+from diag.exposition.lines import NotMetrics
+from diag.exposition.page import Parser
+from diag.http import prometheus_api
+from diag.http.failure import Failure
+from diag.knowledge.catalog import CatalogEntry, check, load
+from diag.report import config, html, markdown, terminal
+from diag.report import json as as_json
+from diag.sources.recording.reader import read as read_recording
+from diag.vllm.command.secrets import hidden
+from diag.vllm.command.shown import shown
+from diag.vllm.server import launch
+from diag.vllm.server.config import ServerFacts
+
+ROOT = Path(__file__).parents[2]
+CORPUS, RECORDINGS = Path(__file__).parent / "corpus", ROOT / "tests" / "recordings"
+ANSWERS = (DiagError, NotMetrics, Failure)
+MARKER = "mArKeR7secret"
+"""A secret that the targets are given and never show."""
+LAUNCH = f"HF_TOKEN={MARKER} vllm serve org/m --api-key {MARKER} --max-num-seqs 8"
+FILES = ("metrics.prom", "recording.toml", "server.log")
+BETWEEN = b"\n=== next file\n"
+"""What parts the files of a recording in one text."""
+prometheus_api._PAUSES = (0.0, 0.0)  # nobody is overloaded here
+
+
+class Target(NamedTuple):
+    """`shows` is what is fuzzed; `seeds` yields texts to begin with. `seconds` of CPU time are enough for any input."""
+
+    shows: Callable[[bytes], str]
+    seeds: Callable[[], Iterator[bytes]]
+    seconds: float = 5.0
+
+
+def page(text: bytes) -> str:
+    """A metrics page, and the same again after a good one, as the doctor and the exporter read it."""
+    parser, reader = Parser("host:8000"), PageReader()
+    for content in (text, _good_page(), text):
+        with suppress(*ANSWERS):
+            parser.parse(content)
+        with suppress(*ANSWERS):
+            reader.read(content, ServerFacts(launch=LAUNCH))
+    return str(parser.labels)
+
+
+def log(text: bytes) -> str:
+    """A server's log, as the exporter follows it and as `diag budget --log` reads it."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(text)
+        file.flush()
+        tail = LogTail(file.name)
+        tail.catch_up()
+        memory.read(file.name)
+        return plain(tail.collect().samples).decode()
+
+
+def command(text: bytes) -> str:
+    """A launch command: linted, read for its settings, and what is shown of it."""
+    words = f"HF_TOKEN={MARKER} {text.decode('utf-8', 'replace')}"
+    hidden(words)
+    told = shown(words)
+    with suppress(*ANSWERS):
+        told += str(launch.read(words))
+    return told + lint.run(words, lint.LintOptions(vllm_version="0.32.0"), as_json=True)[0]
+
+
+def yaml(text: bytes) -> str:
+    """A manifest, a Compose file or a --config file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "server.yaml")
+        file.write_bytes(text)
+        return lint.run(str(file), lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0]
+
+
+def toml(text: bytes) -> str:
+    """A diag.toml."""
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        contract = read_contract(Path(file.name))
+        lint.ignored_rules((), contract)
+        return str([incident.id for incident in apply_overrides(load(), contract)])
+
+
+def expression(text: bytes) -> str:
+    """An expression of a user's incident file: checked, then evaluated."""
+    words = text.decode("utf-8", "replace")
+    with suppress(*ANSWERS):
+        check([CatalogEntry(_incident(words), Path("users_own.py"))], {})
+    parsed = promql.parse(words)
+    promql.metric_names(parsed), promql.instant_selectors(parsed), promql.output_labels(parsed)
+    promql.add_matchers(words, 'instance="a:8000"')
+    return str(promql.evaluate(parsed, _samples(), np.arange(5) * 60_000 + promql_cases.START + 1_200_000).labels)
+
+
+def recording(text: bytes) -> str:
+    """The folder of a recording: judged, and shown in every form."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in zip(FILES, text.split(BETWEEN), strict=False):
+            Path(folder, name).write_bytes(content)
+        seen = read_recording(Path(folder), LAUNCH)
+    settings = config.render(configuration.configurations(seen), configuration.notes(seen))
+    return settings + _every_form(judge_observation(seen, Contract(), load()).report)
+
+
+def prometheus(text: bytes) -> str:
+    """The answers of a Prometheus: about every other query gets one of the lines, the rest a good answer.
+
+    A line that begins with ~ changes a good answer: ~OLD~NEW; one that begins with a number has that status.
+    """
+    lines = text.split(b"\n")
+
+    def answer(request: Request) -> Reply:
+        at = zlib.crc32(request.path.encode() + request.body) % (2 * len(lines))
+        status, body = _good_answer(request.path, request.body) if at >= len(lines) else _odd(lines[at], request)
+        return Reply(body, status, {"Content-Type": "application/json"})
+
+    with bad_servers.serving(answer) as server:
+        contract, incidents = site(None, None)
+        source = prometheus_source(ObserveOptions((), prometheus=server.url, timeout=10.0), contract)
+        return _every_form(fleet.judge(source, incidents, contract, LAUNCH))
+
+
+def _every_form(report: Report) -> str:
+    short, whole = terminal.render(report), terminal.render(report, verbose=True)
+    return short + whole + as_json.render(report) + markdown.render(report, True) + html.render(report)
+
+
+@cache
+def _good_page() -> bytes:
+    return next(_pages("healthy", 1)).partition(b"\n")[2]
+
+
+@cache
+def _samples() -> promql.Samples:
+    return promql.Samples(promql_cases.blocks())
+
+
+def _incident(text: str) -> Incident:
+    symptom = Signal("own", text, "it is {value}", "ratio").above(1.0, judged("an example"))
+    fix = Fix("advice", "effect", judged("an example"), only_if=(symptom,))
+    like = LookAlike("another one", "by it", refuted_by=symptom)
+    return Incident("users_own", "title", "warning", ("instance",), "cause", "impact", (symptom,), (like,), (fix,))
+
+
+def _odd(line: bytes, request: Request) -> tuple[int, bytes]:
+    if line.startswith(b"~"):
+        old, _, new = line[1:].partition(b"~")
+        status, body = _good_answer(request.path, request.body)
+        return status, body.replace(old or b"metric", new, 20)
+    status, _, body = line.partition(b" ")
+    return (int(status), body) if status in (b"400", b"404", b"422", b"500", b"503") else (200, line)
+
+
+@cache
+def _recorded() -> tuple[promql.Samples, int]:
+    seen = read_recording(RECORDINGS / "kv_cascade")
+    return seen.samples, int(seen.instants[-1])
+
+
+@cache
+def _good_answer(path: str, form: bytes) -> tuple[int, bytes]:
+    """What a Prometheus that scraped the recorded server would answer."""
+    samples, end = _recorded()
+    asked = {name: values[0] for name, values in parse_qs(form.decode()).items()}
+    labels = [labels for block in samples.select(()) for labels in block.labels]
+    if path.endswith("/series") or "/series?" in path:
+        return 200, _document([known for known in labels if known["__name__"].startswith("vllm:num")])
+    if "/rules" in path:
+        return 200, _document({"groups": []})
+    query = asked.get("query", "")
+    if query.endswith("]"):
+        return 200, _document({"resultType": "matrix", "result": _raw(samples, "up")})
+    try:
+        return 200, _document(_result(query, asked, samples, end))
+    except DiagError as error:
+        return 422, json.dumps({"status": "error", "errorType": "execution", "error": str(error)}).encode()
+
+
+def _document(data: object) -> bytes:
+    return json.dumps({"status": "success", "data": data}).encode()
+
+
+def _raw(samples: promql.Samples, name: str) -> list[Mapping[str, object]]:
+    return [
+        {"metric": labels, "values": [[at / 1000, str(value)] for at, value in zip(block.times, row, strict=True)]}
+        for block in samples.select(())
+        for labels, row in zip(block.labels, block.values, strict=True)
+        if labels["__name__"] == name
+    ]
+
+
+def _result(query: str, asked: Mapping[str, str], samples: promql.Samples, end: int) -> Mapping[str, object]:
+    is_range = "start" in asked
+    start = float(asked.get("start", asked.get("time", end / 1000)))
+    step = float(asked.get("step", "1s").rstrip("s") or 1)
+    stop = float(asked.get("end", start))
+    instants = np.arange(round(start * 1000), round(stop * 1000) + 1, max(1, round(step * 1000)), dtype=np.int64)
+    vector = promql.evaluate(query, samples, instants)
+    rows = []
+    for labels, values, present in zip(vector.labels or ({},), vector.values, vector.present, strict=False):
+        points = [
+            [int(at) / 1000, str(float(value))] for at, value in zip(instants[present], values[present], strict=True)
+        ]
+        rows.append({"metric": dict(labels), **({"values": points} if is_range else {"value": points[-1]})})
+    return {"resultType": "matrix" if is_range else "vector", "result": rows}
+
+
+def _pages(name: str, most: int) -> Iterator[bytes]:
+    """Scrapes of a recording, spread over it."""
+    whole = gzip.decompress((RECORDINGS / name / "metrics.prom.gz").read_bytes())
+    scrapes = [b"# scrape" + part for part in whole.split(b"# scrape")[1:]]
+    yield from scrapes[:: max(1, len(scrapes) // most)][:most]
+
+
+def _recordings(*names: str, most: int = 5) -> Iterator[bytes]:
+    for name in names:
+        files = [(RECORDINGS / name / file) for file in FILES[1:]]
+        yield BETWEEN.join(
+            [b"".join(_pages(name, most)), *(file.read_bytes()[-20_000:] for file in files if file.exists())]
+        )
+
+
+def _own_pages() -> Iterator[bytes]:
+    names = ("healthy", "lora_thrash", "renamed_by_ray", "contention_vllm_0_11_0", "engine_dead", "kv_transfer_failing")
+    yield from (_thinned(next(_pages(name, 1)).partition(b"\n")[2]) for name in names)
+    yield (ROOT / "tests" / "goldens" / "exporter.prom").read_bytes()
+
+
+def _thinned(text: bytes) -> bytes:
+    """Without most buckets of the histograms, which are alike."""
+    lines = text.splitlines(keepends=True)
+    return b"".join(line for line in lines if b"_bucket{" not in line or b'le="+Inf"' in line)
+
+
+def _logs() -> Iterator[bytes]:
+    yield from (file.read_bytes()[:20_000] for file in sorted((ROOT / "tests" / "data" / "logs").glob("*.log")))
+
+
+def _deploy() -> Iterator[bytes]:
+    yield (ROOT / "deploy" / "kubernetes-sidecar.yaml").read_bytes()
+
+
+def _expressions() -> Iterator[bytes]:
+    yield from (text.encode() for text in promql_cases.EXPRESSIONS)
+
+
+def _incidents() -> Iterator[bytes]:
+    conditions = {condition.signal.promql for incident in load() for condition in incident.every_condition}
+    yield from (text.encode() for text in sorted(conditions))
+
+
+TARGETS: Mapping[str, Target] = {
+    "page": Target(page, _own_pages),
+    "log": Target(log, _logs),
+    "command": Target(command, lambda: iter(())),
+    "yaml": Target(yaml, _deploy),
+    "toml": Target(toml, lambda: iter(())),
+    "promql": Target(expression, lambda: (text for seeds in (_expressions, _incidents) for text in seeds())),
+    "recording": Target(
+        recording, lambda: _recordings("healthy", "kv_cascade", "engine_dead", "startup_hang", "lora_thrash")
+    ),
+    "prometheus": Target(prometheus, lambda: iter(()), 20.0),
+}
+
+
+@cache
+def saved(name: str) -> Sequence[bytes]:
+    """The corpus: inputs as people write them, and those that fuzzing found something with."""
+    return [file.read_bytes() for file in sorted((CORPUS / name).glob("*"))]
+
+
+@cache
+def seeds(name: str) -> Sequence[bytes]:
+    """What is mutated: the corpus, and what the recordings, logs and expressions of other tests have."""
+    return (*saved(name), *TARGETS[name].seeds())

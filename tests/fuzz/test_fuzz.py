@@ -1,0 +1,34 @@
+"""Each target over its corpus, which has what fuzzing found, and over a few mutations, the same ones at each run.
+
+The long run is `python -m tests.fuzz` (CONTRIBUTING.md).
+"""
+
+from random import Random
+
+import pytest
+from fuzz.examine import examine
+from fuzz.mutate import mutated
+from fuzz.targets import TARGETS, saved, seeds
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+RUNS = {"page": 15, "log": 30, "command": 30, "yaml": 20, "toml": 40, "promql": 100, "recording": 2, "prometheus": 8}
+assert RUNS.keys() == TARGETS.keys()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_was_found_is_taken_as_it_has_to_be(name: str) -> None:
+    for text in saved(name):
+        examine(TARGETS[name], text)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_mutated_input_is_taken_as_it_has_to_be(name: str) -> None:
+    texts = st.sampled_from(seeds(name))
+
+    @settings(max_examples=RUNS[name], derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(texts, texts, st.randoms(use_true_random=False))
+    def check(text: bytes, other: bytes, random: Random) -> None:
+        examine(TARGETS[name], mutated(random, text, other))
+
+    check()
