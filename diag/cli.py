@@ -278,12 +278,22 @@ def exporter(
         str,
         serve_option("--tls-client-ca", metavar="FILE", help="Accept only clients with a certificate of this CA."),
     ] = "",
+    web_config: Annotated[
+        str,
+        serve_option(
+            "--web.config.file", metavar="FILE", help="TLS and users, in the format of Prometheus' own exporters."
+        ),
+    ] = "",
 ) -> None:
     """Serve vLLM's metrics with GPU, log and process metrics added, for Prometheus to scrape instead of vLLM."""
     from diag.commands.exporter import ExporterOptions, run
 
     tls = (tls_cert, tls_key, tls_client_ca)
-    run(ExporterOptions(vllm, listen, gpus=gpus, timeout=timeout, probe=probe, tls=tls, **vars(evidence)))
+    run(
+        ExporterOptions(
+            vllm, listen, gpus=gpus, timeout=timeout, probe=probe, tls=tls, web_config=web_config, **vars(evidence)
+        )
+    )
 
 
 @command("Diagnose")

@@ -37,6 +37,7 @@ class ExporterOptions:
     timeout: float = 8.0
     probe: float = 0.0
     tls: tuple[str, str, str] = ("", "", "")
+    web_config: str = ""
 
 
 class Exporter:
@@ -106,10 +107,10 @@ def run(options: ExporterOptions) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     name, port = serve.parse(options.listen)
     exporter = Exporter(options)
-    listener = serve.PageServer(serve.Listen(name, port, *options.tls), exporter, options.timeout)
+    listener = serve.PageServer(serve.Listen(name, port, *options.tls, options.web_config), exporter, options.timeout)
     signal.signal(signal.SIGTERM, _stop)
     exporter.start()
-    scheme = "https" if options.tls[0] else "http"
+    scheme = "https" if listener.files.access().context else "http"
     log.info("serving the metrics of %s at %s://%s/metrics", parse(options.vllm).shown, scheme, options.listen)
     if name in _LOOPBACK:
         log.info("only this host can reach that address; for a Prometheus elsewhere: --listen 0.0.0.0:%d", port)

@@ -22,7 +22,10 @@ _LEVELS = 5
 
 @dataclass(frozen=True)
 class Address:
-    """A target's URL in parts; `authorization` and `query` may be secrets."""
+    """A target's URL in parts; `authorization` and `query` may be secrets.
+
+    Of a user without a password, the authorization counts only where the environment has none.
+    """
 
     scheme: str
     host: str
@@ -30,6 +33,7 @@ class Address:
     path: str
     query: str = field(default="", repr=False)
     authorization: str = field(default="", repr=False)
+    has_password: bool = False
 
     @property
     def instance(self) -> str:
@@ -84,7 +88,9 @@ def parse(text: str) -> Address:
         raise BadUsage(f"{without_user(text)} {why}")
     url = urlsplit(text if "://" in text else f"http://{text}")
     port = PORTS[url.scheme] if url.port is None else url.port
-    return Address(url.scheme, url.hostname or "", port, url.path, url.query, _authorization(url))
+    return Address(
+        url.scheme, url.hostname or "", port, url.path, url.query, _authorization(url), url.password is not None
+    )
 
 
 def _refused(text: str) -> str:

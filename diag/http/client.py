@@ -78,7 +78,8 @@ class Client:
     def __init__(self, address: Address, credentials: Credentials, manner: Manner) -> None:
         self._address, self._manner = address, manner
         own = {"Authorization": address.authorization} if address.authorization else {}
-        secrets = _merged(credentials.headers, own)
+        both = (credentials.headers, own) if address.has_password else (own, credentials.headers)
+        secrets = _merged(*both)
         self._has_credentials = bool(secrets)
         standard = {"User-Agent": f"diag/{__version__}", "Accept": "*/*", "Accept-Encoding": manner.encoding}
         self._headers = _merged(standard, secrets)

@@ -3,6 +3,8 @@
 import http.client
 import socket
 import ssl
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -10,9 +12,11 @@ from pathlib import Path
 import pytest
 from support.bad_servers import certificate
 from support.exporter_server import Saying, listening
+from support.waiting import until
 
 from diag.core.errors import BadUsage
-from diag.exporter.http_server import CONTENT_TYPE, Listen, PageServer, parse
+from diag.exporter import connections
+from diag.exporter.http_server import CONTENT_TYPE, Handler, Listen, PageServer, parse
 
 
 def get(url: str, context: ssl.SSLContext | None = None, **headers: str) -> tuple[int, str, bytes]:
@@ -38,11 +42,120 @@ def test_the_content_type_is_the_same_whatever_is_asked_for(accept: str) -> None
         assert get(f"{url}/metrics", Accept=accept)[:2] == (200, CONTENT_TYPE)
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("10", "8.00"), ("5", "4.00"), ("junk", "8.00"), ("-1", "8.00")])
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("10", "8.00"),
+        ("5", "4.00"),
+        *((odd, "8.00") for odd in ("junk", "-1", "nan", "inf", "1e308", "1e-9", "0", "\xff")),
+    ],
+)
 def test_the_parts_get_less_time_than_the_scrape(header: str, seconds: str) -> None:
     with listening() as url:
         body = get(f"{url}/metrics", X_Prometheus_Scrape_Timeout_Seconds=header)[2]
     assert body == f"seconds {seconds}\n".encode()
+
+
+def talk(url: str, *parts: bytes) -> bytes:
+    """Send bytes as they are; all that comes back until the server closes."""
+    host, port = url.partition("//")[2].split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        for part in parts:
+            connection.sendall(part)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+INNER = b"GET /config HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        b"Content-Length: %d\r\n" % len(INNER),
+        b"Content-Length: 0%d\r\n" % len(INNER),
+        b"Content-Length: 1_0\r\n",
+        b"Content-Length: -1\r\n",
+        b"Content-Length: 999999999999\r\n",
+        b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Content-Length: 00\r\n",
+    ],
+)
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"POST"])
+def test_a_body_is_not_read_as_a_request(method: bytes, heads: bytes) -> None:
+    with listening() as url:
+        got = talk(url, method + b" /metrics HTTP/1.1\r\nHost: h\r\n" + heads + b"\r\n" + INNER)
+    assert got.count(b"HTTP/1.1 ") == 1
+    assert got.startswith(b"HTTP/1.1 405" if method == b"POST" else b"HTTP/1.1 200")
+    assert b"\r\nConnection: close\r\n" in got
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\n" + (b"a: " + b"b" * 60_000 + b"\r\n") * 3 + b"\r\n", b"431"),
+        (b"GET / HTTP/3.7\r\n\r\n", b"505"),
+        (b"BREW / HTTP/1.1\r\n\r\n", b"405"),
+        (b"nonsense<script> x y z\r\n\r\n", b""),
+    ],
+)
+def test_a_request_that_is_none_is_refused_without_an_echo(request_bytes: bytes, status: bytes) -> None:
+    with listening() as url:
+        got = talk(url, request_bytes)
+        assert get(f"{url}/metrics")[0] == 200
+    assert got.startswith(b"HTTP/1.1 " + status) or not status
+    assert b"Python" not in got and b"script" not in got
+
+
+def test_head_says_what_get_says() -> None:
+    with listening() as url:
+        got = talk(url, b"HEAD /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 200") and got.endswith(b"Content-Length: 13\r\nConnection: close\r\n\r\n")
+    assert b"\r\nServer: diag\r\n" in got
+
+
+def test_more_connections_than_there_may_be_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST", 5)
+    with listening() as url:
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        begun = threading.active_count()
+        silent = [socket.create_connection(place, timeout=5) for _ in range(30)]
+        assert get(f"{url}/metrics")[0] == 200
+        assert [each.recv(1) for each in silent[:25]] == [b""] * 25
+        assert threading.active_count() <= begun + 6
+        for each in silent:
+            each.close()
+
+
+def test_a_client_in_drips_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PATIENCE", 0.2)
+    with listening() as url:
+        slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            for _ in range(100):
+                slow.sendall(b"a")
+                time.sleep(0.02)
+        slow.close()
+
+
+def test_a_client_that_does_not_take_its_page_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PATIENCE", 0.2)
+    monkeypatch.setattr(Handler, "timeout", 60)
+
+    class Large:
+        def page(self, seconds: float) -> bytes:
+            return b"x" * 2**25
+
+    with listening(answering=Large(), limit=0.1) as url:
+        begun = threading.active_count()
+        slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert slow.recv(10) == b"HTTP/1.1 2"
+        until(lambda: threading.active_count() <= begun)
+        slow.close()
 
 
 def test_one_connection_serves_many_scrapes() -> None:
@@ -64,7 +177,8 @@ def test_a_request_that_would_change_something_is_refused() -> None:
     with listening() as url:
         connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
         connection.request("POST", "/metrics", body="x")
-        assert connection.getresponse().status == 501
+        response = connection.getresponse()
+        assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
         connection.close()
 
 

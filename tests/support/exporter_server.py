@@ -24,13 +24,13 @@ SAYING = Saying()
 
 
 @contextmanager
-def listening(listen: Listen = ANYWHERE, answering: PageSource = SAYING) -> Iterator[str]:
+def listening(listen: Listen = ANYWHERE, answering: PageSource = SAYING, limit: float = 8.0) -> Iterator[str]:
     """The server while it runs; its URL."""
-    with PageServer(listen, answering, 8.0) as server:
+    with PageServer(listen, answering, limit) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
-            yield f"{'https' if listen.cert else 'http'}://127.0.0.1:{server.server_address[1]}"
+            yield f"{'https' if server.files.access().context else 'http'}://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

@@ -13,6 +13,7 @@ PACKAGE = ROOT / "diag"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ONE_FILE = {
     "grafanalib": "artefacts/grafana/",
+    "bcrypt": "exporter/basic_auth.py",
     "yaml": "core/yaml.py",
     "vllm": "vllm/flags/parser.py",
     "typer": ("cli.py", "commands/options.py", "commands/help.py"),

@@ -1,0 +1,178 @@
+"""Who may ask for the exporter's page, and how: TLS and users, from Prometheus' `--web.config.file` or from options.
+
+The format is that of Prometheus' own exporters:
+https://prometheus.io/docs/prometheus/latest/configuration/https/. Like there, a file that has changed is read again.
+"""
+
+import logging
+import ssl
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diag.core.errors import BadUsage
+from diag.core.formatting import listed, printable
+from diag.core.yaml import load
+from diag.exporter.basic_auth import Users, is_hash
+
+log = logging.getLogger("diag.exporter")
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_CLIENTS = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_KEYS = ("tls_server_config", "http_server_config", "basic_auth_users")
+_TLS_KEYS = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version")
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Files in PEM format, "" for none; whether clients need a certificate; versions of TLS."""
+
+    cert: str
+    key: str = ""
+    client_ca: str = ""
+    clients: ssl.VerifyMode = ssl.CERT_NONE
+    oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    newest: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED
+
+
+@dataclass(frozen=True)
+class WebConfig:
+    """What a file says; the hashes are secrets."""
+
+    tls: TlsFiles | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask: with which TLS, and as which user; None for any."""
+
+    context: ssl.SSLContext | None
+    users: Users | None
+
+
+class AccessFiles:
+    """Access by a file, or by files of TLS alone; read again where one of them has changed."""
+
+    def __init__(self, file: str, tls: TlsFiles | None) -> None:
+        self._file, self._tls = file, tls
+        self._lock = threading.Lock()
+        self._watched: tuple[str, ...] = ()
+        self._access = self._read()
+        self._stamp = self._stamped()
+
+    def access(self) -> Access:
+        """What holds now; what held before, where a file can no longer be used."""
+        with self._lock:
+            stamp = self._stamped()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._access = self._read()
+                    self._stamp = self._stamped()
+                    log.info("the web configuration has changed and was read again")
+                except BadUsage as error:
+                    log.error(
+                        "the web configuration has changed and cannot be used, what it was before holds: %s", error
+                    )
+            return self._access
+
+    def _read(self) -> Access:
+        config = read(Path(self._file)) if self._file else WebConfig(self._tls)
+        tls = config.tls
+        self._watched = tuple(filter(None, (self._file, *((tls.cert, tls.key, tls.client_ca) if tls else ()))))
+        return Access(_context(tls) if tls else None, Users(config.hashes) if config.hashes else None)
+
+    def _stamped(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(Path(file)) for file in self._watched]
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def read(file: Path) -> WebConfig:
+    """Read a web configuration; BadUsage, without a hash in it, where it is not one."""
+    try:
+        content = load(file)
+    except OSError as error:
+        raise BadUsage(f"--web.config.file {file} cannot be read: {error.strerror}") from error
+    try:
+        top = _mapping(content, "the file", _KEYS)
+        _mapping(top.get("http_server_config"), "http_server_config", ("http2",))
+        tls = _mapping(top.get("tls_server_config"), "tls_server_config", _TLS_KEYS)
+        users = _mapping(top.get("basic_auth_users"), "basic_auth_users")
+        return WebConfig(_tls(tls, file.parent) if tls else None, _hashes(users))
+    except BadUsage as error:
+        raise BadUsage(f"--web.config.file {file}: {error}") from error
+
+
+def _mapping(node: Any, name: str, keys: Collection[str] | None = None) -> dict[str, Any]:
+    """A part of the file, {} where it is not there."""
+    if not isinstance(node, dict | None):
+        raise BadUsage(f"{name} should have keys and values")
+    found = {str(key): value for key, value in (node or {}).items()}
+    unknown = [printable(key, 40) for key in found if keys is not None and key not in keys]
+    if unknown and keys is not None:
+        raise BadUsage(f"{listed(unknown)} in {name} is not supported: diag exporter knows {', '.join(keys)}")
+    return found
+
+
+def _tls(node: Mapping[str, Any], folder: Path) -> TlsFiles:
+    wrong = next((key for key, value in node.items() if not isinstance(value, str | None)), "")
+    if wrong:
+        raise BadUsage(f"{wrong} should be a text")
+    cert, key, client_ca = (_beside(folder, node.get(f"{name}_file") or "") for name in ("cert", "key", "client_ca"))
+    if not cert or not key:
+        raise BadUsage("tls_server_config needs cert_file and key_file")
+    clients = _choice("client_auth_type", node, _CLIENTS, ssl.CERT_NONE)
+    if bool(client_ca) != (clients != ssl.CERT_NONE):
+        raise BadUsage("client_ca_file and a client_auth_type that verifies certificates need each other")
+    oldest = _choice("min_version", node, _VERSIONS, ssl.TLSVersion.TLSv1_2)
+    newest = _choice("max_version", node, _VERSIONS, ssl.TLSVersion.MAXIMUM_SUPPORTED)
+    if newest == ssl.TLSVersion.TLSv1_2 < oldest:
+        raise BadUsage("min_version is above max_version")
+    return TlsFiles(cert, key, client_ca, clients, oldest, newest)
+
+
+def _beside(folder: Path, name: str) -> str:
+    """Names are relative to the folder of the file."""
+    return str(folder / name) if name else ""
+
+
+def _choice(key: str, node: Mapping[str, Any], choices: Mapping[str, Any], otherwise: Any) -> Any:
+    given = node.get(key) or ""
+    if given and given not in choices:
+        raise BadUsage(f"{key} {printable(given, 40)} is not supported: choose {', '.join(choices)}")
+    return choices.get(given, otherwise)
+
+
+def _hashes(users: Mapping[str, Any]) -> dict[str, str]:
+    wrong = [printable(user, 40) for user, text in users.items() if not is_hash(text)]
+    if wrong:
+        raise BadUsage(f"the password of {listed(wrong)} is not a bcrypt hash: htpasswd -nBC 10 USER makes one")
+    return dict(users)
+
+
+def _context(tls: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.cert, tls.key or None, password="")
+        if tls.client_ca:
+            context.load_verify_locations(tls.client_ca)
+    except OSError as error:
+        files = ", ".join(file for file in (tls.cert, tls.key, tls.client_ca) if file)
+        why = "not PEM, encrypted, or not a pair" if isinstance(error, ssl.SSLError) else error.strerror
+        raise BadUsage(f"the TLS files {files} cannot be used: {why}") from error
+    context.verify_mode = tls.clients
+    context.minimum_version, context.maximum_version = tls.oldest, tls.newest
+    return context
