@@ -36,6 +36,7 @@ STRETCHES = {
     "data_parallel_lockstep": (12.0, 12.0, 58.0),  # one page from 10 s on
     "engine_device_fault": (20.0, 27.0, 63.0),  # the same, from before that
     "host_memory_killed": (20.0, 27.0, 63.0),
+    "gpu_fault": (20.0, 27.0, 63.0),  # lost at 23 s
 }
 """The seconds of a recording in which its fault lasts, where that is not all of it: played once, repeated from, to."""
 
