@@ -248,11 +248,11 @@ def _pages(name: str, most: int) -> Iterator[bytes]:
     yield from scrapes[:: max(1, len(scrapes) // most)][:most]
 
 
-def _recordings(*names: str, most: int = 5) -> Iterator[bytes]:
+def _recordings(*names: str, most: int = 4) -> Iterator[bytes]:
     for name in names:
         files = [(RECORDINGS / name / file) for file in FILES[1:]]
         yield BETWEEN.join(
-            [b"".join(_pages(name, most)), *(file.read_bytes()[-20_000:] for file in files if file.exists())]
+            [_thinned(b"".join(_pages(name, most))), *(file.read_bytes()[-20_000:] for file in files if file.exists())]
         )
 
 
