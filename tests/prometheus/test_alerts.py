@@ -15,12 +15,12 @@ from support.alert_rules import (
     RULES,
     STALLS,
     all_evaluated,
-    evaluated,
     in_no_recording,
     metrics_read,
+    only,
     rules,
 )
-from support.firing import Fired, fired
+from support.firing import Fired, all_fired, fired
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
 from support.prometheus_server import PLACES, answer, program, serving
 from support.scenarios import Beside, crashed, gpu, log, started, workers
@@ -96,11 +96,9 @@ def consequences(name: str) -> Iterable[str]:
 
 
 def test_thermal_throttling_that_costs_much_throughput_is_a_critical_alert(tmp_path: Path) -> None:
-    alerts = evaluated(tmp_path, timeline("healthy", timelines.hot(1400e6), before=CALM))
-    assert {severity for incident, severity in alerts.first if incident == "gpu_thermal_throttling"} == {
-        "warning",
-        "critical",
-    }
+    throttling = only("gpu_thermal_throttling", tmp_path)
+    alerts = fired(throttling, timeline("healthy", timelines.hot(1400e6), before=CALM), metrics_read(), tmp_path)
+    assert {severity for _, severity in alerts.first} == {"warning", "critical"}
 
 
 HARMLESS: dict[str, tuple[str, tuple[Beside, ...]]] = {
@@ -174,25 +172,29 @@ def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float],
         frozenset({("__name__", name), ("collector", "nvml")}): np.full(timelines.TIMES.size, value)
         for name, value in series.items()
     }
-    assert alert in fired(RULES, held, set(series), tmp_path).guards
+    assert alert in fired(only(None, tmp_path), held, set(series), tmp_path).guards
 
 
 @pytest.mark.parametrize("alone", ["vllm:num_requests_running", "diag_vllm_up"])
 def test_a_page_of_either_kind_is_telemetry(tmp_path: Path, alone: str) -> None:
     held = {frozenset({("__name__", alone)}): np.zeros(timelines.TIMES.size)}
-    assert not fired(RULES, held, {alone}, tmp_path).guards
+    assert not fired(only(None, tmp_path), held, {alone}, tmp_path).guards
 
 
 def test_a_server_that_is_scraped_raises_no_telemetry_alert(tmp_path: Path) -> None:
-    assert not evaluated(tmp_path, timeline("healthy", *CALM, before=CALM)).guards
+    series = timeline("healthy", *CALM, before=CALM)
+    assert not fired(only(None, tmp_path), series, metrics_read(), tmp_path).guards
 
 
-@pytest.mark.parametrize(("name", "expected"), [("kv_cascade", {"contract_breached"}), ("healthy", set())])
-def test_a_violated_slo_pages(tmp_path: Path, name: str, expected: set[str]) -> None:
+def test_a_violated_slo_pages(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
-    file.write_text(files(load(), Contract(ttft_seconds=1.0))["alerts/diag.rules.yaml"])
-    alerts = fired(file, timeline(name), metrics_read(), tmp_path)
-    assert alerts.incidents & {"contract_breached"} == expected
+    file.write_text(dump("", {"groups": groups(load(), Contract(ttft_seconds=1.0))}))
+    series = {name: timeline(name) for name in ("kv_cascade", "healthy")}
+    found = all_fired(only("contract_breached", tmp_path, file), series, metrics_read(), tmp_path)
+    assert {name: alerts.incidents for name, alerts in found.items()} == {
+        "kv_cascade": {"contract_breached"},
+        "healthy": set(),
+    }
 
 
 def test_alerts_have_the_labels_that_identify_a_server_at_this_site(tmp_path: Path) -> None:

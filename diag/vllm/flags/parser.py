@@ -1,7 +1,9 @@
 """Asks the real parser of an installed vLLM. Run by the interpreter that has it, as a script without anything of ours.
 
-    python -I parser.py describe  -> {"version": ..., "environment": [name, ...], "flags": {flag: {"takes", "no", ...}}}
-    [[word, ...], ...] | ... check -> {"version": ..., "refusals": ["" or why this command is refused, ...]}
+It answers each line of its input by one of its output, as JSON:
+
+    null               -> {"version": ..., "environment": [name, ...], "flags": {flag: {"takes", "no", ...}}}
+    [[word, ...], ...] -> {"version": ..., "refusals": ["" or why this command is refused, ...]}
 
 It imports torch (about 9 s and 600 MB), and starts no engine. The only file that speaks vllm.
 """
@@ -94,12 +96,16 @@ def refusal(words: list[str], vllm: ArgumentParser) -> str:
     return ""
 
 
+def answer(commands: list[list[str]] | None) -> dict[str, Any]:
+    """What a request is answered with."""
+    if commands is None:
+        return describe()
+    vllm = parser()
+    return {"version": version(), "refusals": [refusal(words, vllm) for words in commands]}
+
+
 if __name__ == "__main__":
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # vLLM greets on it
-        if sys.argv[1] == "describe":
-            answer: Any = describe()
-        else:
-            vllm = parser()
-            answer = {"version": version(), "refusals": [refusal(words, vllm) for words in json.load(sys.stdin)]}
-    json.dump(answer, out)
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line))), file=out, flush=True)
