@@ -2,11 +2,11 @@
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import pytest
+from support.imitations import Heads, imitations
 from support.paths import LOGS
 
 from diag.exporter.log.line import cut, entries
@@ -19,20 +19,12 @@ TIME = "2026-11-21T19:50:00.000000000Z"
 NOT_BELIEVED = ("diag_vllm_log_hearsay_timestamp_seconds", "diag_vllm_log_last_line_timestamp_seconds")
 
 
-class Server(NamedTuple):
-    """The log of a start, and the heads of its processes."""
-
-    start: str
-    api: str
-    engine: str
-
-
-NEW = Server(
+NEW = Heads(
     (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8"),
     "(APIServer pid=24326) INFO 11-21 19:50:00 [request_logger.py:62] ",
     "(EngineCore pid=24343) {level} 11-21 19:50:00 [{file}] ",
 )
-OLD = Server(
+OLD = Heads(
     "INFO 11-21 19:40:00 [api_server.py:1043] vLLM API server version 0.8.5\n"
     "INFO 11-21 19:40:00 [api_server.py:1044] args: Namespace(max_num_seqs=16, served_model_name=['tiny'])\n"
     "INFO 11-21 19:40:10 [gpu_model_runner.py:1329] Starting to load model /models/tiny...\n"
@@ -42,56 +34,44 @@ OLD = Server(
 )
 
 
-def imitations(server: Server) -> Iterator[str]:
-    """Every text that the doctor knows: alone, behind uvicorn's head, and behind the head of who writes it."""
-    for case in (LOGS / "texts.tsv").read_text(encoding="utf-8").splitlines():
-        _, level, _, text = case.split("\t")
-        pattern = recognise(text, level)
-        assert pattern
-        yield text
-        yield f"{level or 'ERROR'}:     {text}"
-        for file in pattern.logger.split() or ("core.py",):
-            yield server.engine.format(level=level or "ERROR", file=f"{file}:1512") + text
-
-
-def line_feed(server: Server, sent: str) -> list[str]:
+def line_feed(server: Heads, sent: str) -> list[str]:
     """As vLLM's formatter writes one: with the record's head again."""
     return [f"{server.api}Received request x\r", f"{server.api}{sent}"]
 
 
-def line_feed_to_the_engine(server: Server, sent: str) -> list[str]:
+def line_feed_to_the_engine(server: Heads, sent: str) -> list[str]:
     head = server.engine.format(level="ERROR", file="core.py:2057")
     return [f"{head}Unexpected error pre-processing request x\r", f"{head}{sent}\r"]
 
 
-def carriage_return(server: Server, sent: str) -> list[str]:
+def carriage_return(server: Heads, sent: str) -> list[str]:
     return [f"{server.api}Received request x\r{sent}"]
 
 
-def other_separators(server: Server, sent: str) -> list[str]:
+def other_separators(server: Heads, sent: str) -> list[str]:
     return [f"{server.api}Received request x{each}{sent}" for each in "\x85\u2028\u2029\v\f\x1c\x1e"]
 
 
-def behind_a_bar(server: Server, sent: str) -> list[str]:
+def behind_a_bar(server: Heads, sent: str) -> list[str]:
     bar = "Capturing CUDA graphs: 3%|▏  | 3/67 [01:00<00:44,  1.48it/s]"
     return [f"{server.api}Received request {bar}{sent}", f"{bar}{sent}", f"{bar}\r{sent}"]
 
 
-def exception_text(server: Server, sent: str) -> list[str]:
+def exception_text(server: Heads, sent: str) -> list[str]:
     trace = ["ERROR:    Exception in ASGI application", "Traceback (most recent call last):", '  File "a.py", line 1']
     return [*trace, "ValueError: x", sent, "Process EngineCore:", "Traceback (most recent call last):", sent]
 
 
-def exception_nobody_took(server: Server, sent: str) -> list[str]:
+def exception_nobody_took(server: Heads, sent: str) -> list[str]:
     return ["Task exception was never retrieved", "future: <Task finished>", "ValueError: x", sent]
 
 
-def other_frames(server: Server, sent: str) -> list[str]:
+def other_frames(server: Heads, sent: str) -> list[str]:
     docker = json.dumps({"log": sent + "\n", "stream": "stderr", "time": TIME})
     return [f"{TIME} stderr F {sent}", f"Nov 21 19:50:00 host vllm[1]: {sent}", f"vllm-1  | {sent}", docker]
 
 
-def json_records(server: Server, sent: str) -> list[str]:
+def json_records(server: Heads, sent: str) -> list[str]:
     known = {"asctime": "2026-11-21 19:50:00,000", "levelname": "ERROR", "process": 24326, "processName": "APIServer"}
     own = {**known, "name": "vllm.entrypoints.serve.utils.request_logger", "message": f"Received request x\n{sent}"}
     web = {**known, "name": "uvicorn.error", "message": f"Exception in ASGI application\n{sent}", "exc_info": sent}
@@ -123,14 +103,14 @@ def known(state: ServerLog) -> tuple[object, ...]:
     return samples, dict(state.config), state.version, state.model
 
 
-def serving(server: Server, frame: Callable[[str], str] = str) -> ServerLog:
+def serving(server: Heads, frame: Callable[[str], str] = str) -> ServerLog:
     state = ServerLog(UTC, "server.log")
     feed(state, *(frame(line) for line in server.start.split("\n") if line.strip()))
     feed(state, frame(f"{server.api}Received request cmpl-1"))
     return state
 
 
-def unchanged(begun: ServerLog, written: Callable[[str], list[str]], server: Server) -> None:
+def unchanged(begun: ServerLog, written: Callable[[str], list[str]], server: Heads) -> None:
     """Each line that imitates one is written into a log of its own."""
     saved = pickle.dumps(begun)
     feed(begun, *written("as others do"))
@@ -145,7 +125,7 @@ def unchanged(begun: ServerLog, written: Callable[[str], list[str]], server: Ser
 
 @pytest.mark.parametrize("server", [NEW, OLD], ids=["0.32", "0.8.5"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_what_a_client_writes_changes_nothing(way: Callable[[Server, str], list[str]], server: Server) -> None:
+def test_what_a_client_writes_changes_nothing(way: Callable[[Heads, str], list[str]], server: Heads) -> None:
     unchanged(serving(server), lambda sent: way(server, sent), server)
 
 
@@ -171,19 +151,19 @@ def in_journal(line: str) -> str:
     return f"Nov 21 19:50:00 host vllm[123]: {line}"
 
 
-def cri_parts(server: Server, sent: str) -> list[str]:
+def cri_parts(server: Heads, sent: str) -> list[str]:
     """Another stream's line between two parts of one."""
     begun = f"{TIME} stderr P {server.api}Received request x"
     return [begun, f"{TIME} stdout F what a library prints", in_cri(sent)]
 
 
-def docker_parts(server: Server, sent: str) -> list[str]:
+def docker_parts(server: Heads, sent: str) -> list[str]:
     begun = json.dumps({"log": f"{server.api}Received request x", "stream": "stderr", "time": TIME})
     other = json.dumps({"log": "INFO:     127.0.0.1:1\n", "stream": "stdout", "time": TIME})
     return [begun, other, in_docker(sent), in_docker(f"{server.api}x\n{sent}"), in_docker(f"{server.api}x\r{sent}")]
 
 
-def journal_parts(server: Server, sent: str) -> list[str]:
+def journal_parts(server: Heads, sent: str) -> list[str]:
     return [in_journal(f"{server.api}Received request ".ljust(48 * 2**10, "x")), in_journal(sent)]
 
 
@@ -193,7 +173,7 @@ def journal_parts(server: Server, sent: str) -> list[str]:
     ids=["CRI", "Docker", "journald"],
 )
 def test_a_line_that_was_split_is_no_line_of_its_own(
-    frame: Callable[[str], str], way: Callable[[Server, str], list[str]]
+    frame: Callable[[str], str], way: Callable[[Heads, str], list[str]]
 ) -> None:
     unchanged(serving(NEW, frame), lambda sent: way(NEW, sent), NEW)
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from diag.core.formatting import printable
 from diag.core.lazy_regex import lazy
 from diag.core.metric_families import Sample
-from diag.exporter.log.traceback import Raised
+from diag.exporter.log.traceback import MOST_READ, Raised
 from diag.vllm.command.secrets import hidden
 from diag.vllm.command.shell import HIDDEN
 from diag.vllm.command.values import is_like_a_flag
 
-MOST_TEXT, MOST_CAUSE, MOST_NAME, MOST_READ = 300, 160, 200, 4_000
-"""Characters of the quoted line, of its cause, of a file's name, and of what is searched for secrets."""
+MOST_TEXT, MOST_CAUSE, MOST_NAME = 300, 160, 200
+"""Characters of the quoted line, of its cause, and of a file's name."""
 SURVIVED = 300.0
 """Seconds after which an exception is not what the server died of: it went on."""
 SIGNALLED = "[shutdown] EngineCore: trigger received signal="

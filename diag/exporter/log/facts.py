@@ -11,9 +11,10 @@ from diag.vllm.server.config import words
 from diag.vllm.server.launch import FLAGS, number
 
 _TOKEN = re.compile(
-    r"""(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[{(])|(?P<close>[\]})])"""
+    r"""(?P<string>'(?:[^'\\]|\\.)*+'?|"(?:[^"\\]|\\.)*+"?)|(?P<open>[\[{(])|(?P<close>[\]})])"""
     r"""|(?P<word>[^\s'"\[\]{}(),:=]+)|(?P<is>[=:])"""
 )
+"""An open quote takes the rest: else that would be searched for the end of each of many."""
 _ALIASES = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
 
 

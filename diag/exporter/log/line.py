@@ -38,7 +38,7 @@ _OUTER = re.compile(
     r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} \S{1,100}\[\d+\]: )?"
 )
 _HEAD = re.compile(
-    r"(?:\((?P<process>[A-Za-z][^()]{0,80}?) pid=(?P<pid>\d+)[^()]{0,80}\) ?){0,3}(?:\[rank\d+\]: ?)?"
+    r"(?:\((?P<process>[A-Za-z][^()]{0,80}?) pid=(?P<pid>\d{1,10})[^()]{0,80}\) ?){0,3}(?:\[rank\d+\]: ?)?"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)"
     r" \[?(?P<source>[^\]\s]{1,200}:\d+)\] ?"
     r"|(?P<uvicorn>DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+"

@@ -24,6 +24,10 @@ _ANY = re.compile("|".join(pattern.begins for pattern in PATTERNS))
 _WHICH = re.compile("|".join(f"({pattern.begins})" for pattern in PATTERNS))
 
 
+MOST_SEARCHED = 2_000
+"""Characters of a text that are searched for numbers, which may take as many steps as their square."""
+
+
 def recognise(text: str, level: str) -> Pattern | None:
     """What a line tells, by its text without its head."""
     pattern = _which(text)
@@ -40,7 +44,7 @@ def _which(text: str) -> Pattern | None:
 
 def values(pattern: Pattern, text: str) -> dict[str, str]:
     """The groups of `numbers` that are in the line."""
-    match = _compiled(pattern.numbers).search(text) if pattern.numbers else None
+    match = _compiled(pattern.numbers).search(text[:MOST_SEARCHED]) if pattern.numbers else None
     return {name: value for name, value in match.groupdict().items() if value} if match else {}
 
 

@@ -33,6 +33,8 @@ _HEADING = lazy(r".*(?::|\d validation errors? for \S{1,100})$", re.DOTALL)
 """An exception's first line that leaves what matters to the next."""
 _VALIDATION = lazy(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
 _FIELD = lazy(r"[\w.]{1,80}")
+MOST_READ = 4_000
+"""Characters of an exception: what a traceback leaves to its further lines makes it longer, and it is read again."""
 _Key = tuple[str, str, str, str]
 """Process, its PID, the place in vLLM's code that logs it, and the level: lines of one traceback have the same."""
 
@@ -53,6 +55,9 @@ class Raised:
     cause: str = ""
     event: str = ""
     is_entry: bool = False
+
+    def __post_init__(self) -> None:
+        self.text = self.text[:MOST_READ]
 
 
 @dataclass
@@ -108,9 +113,9 @@ class _Traceback:
         if _CHAINS.match(text):
             self.is_chained = True
         elif self.raised is not None and _HEADING.match(self.raised.text) and text.startswith((" ", "\t")):
-            self.raised.text = f"{self.raised.text} {text.strip()}"
+            self.raised.text = f"{self.raised.text} {text.strip()}"[:MOST_READ]
         elif self.raised is not None and _VALIDATION.match(self.raised.text) and _FIELD.fullmatch(text):
-            self.raised.text = f"{self.raised.text} {text}:"
+            self.raised.text = f"{self.raised.text} {text}:"[:MOST_READ]
         elif text and not text.startswith((" ", "\t")):
             return self.has_head
         return True

@@ -1,0 +1,34 @@
+"""What a client may write into a server's log: every line that the doctor knows, with every head it may have."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from support.paths import LOGS
+
+from diag.exporter.log.recognise import recognise
+
+
+class Heads(NamedTuple):
+    """The start of a log, and the heads of its processes; that of the engine has places for {level} and {file}."""
+
+    start: str
+    api: str
+    engine: str
+
+
+def known_texts() -> Iterator[tuple[str, str]]:
+    """Level and text of each line that the doctor knows."""
+    for case in (LOGS / "texts.tsv").read_text(encoding="utf-8").splitlines():
+        _, level, _, text = case.split("\t")
+        yield level, text
+
+
+def imitations(server: Heads) -> Iterator[str]:
+    """Every text that the doctor knows: alone, behind uvicorn's head, and behind the head of who writes it."""
+    for level, text in known_texts():
+        pattern = recognise(text, level)
+        assert pattern
+        yield text
+        yield f"{level or 'ERROR'}:     {text}"
+        for file in pattern.logger.split() or ("core.py",):
+            yield server.engine.format(level=level or "ERROR", file=f"{file}:1512") + text
