@@ -60,6 +60,14 @@ def test_memory_that_lasts_is_no_incident(tmp_path: Path, name: str) -> None:
     assert judge(tmp_path, "healthy", ROOM[name]).verdict == "healthy"
 
 
+def test_whether_a_nearly_full_memory_lasts_is_unknown_from_a_few_samples(tmp_path: Path) -> None:
+    scrapes = list(rewriting.scrapes("healthy"))[::15]
+    pages = ((t, host, page + text(t - HEALTHY, page, [memory(leak)])) for t, host, page in scrapes)
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "rare", pages))]))
+    (one,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == "host_memory_exhausted")
+    assert one.state == "unknown"
+
+
 def test_a_start_that_fills_memory_is_a_start(tmp_path: Path) -> None:
     loading = log("load_weights", {"process_start": 20, "load_weights": 100})
     assert not present(judge(tmp_path, "", loading, workers(1.0), memory(leak)))

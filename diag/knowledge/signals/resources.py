@@ -50,9 +50,11 @@ FILLS = (
 )
 GROUP_KILLS = 'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))'
 KILLED = f"((abs({OOM_KILL} - {ENDED}) < bool {SOON}) * (1 - {SERVES}))"
+ENDS = any_of(fills=FILLS, group=f"({GROUP_KILLS} > bool 0)", host=KILLED)
 host_memory_ends = Signal(
     "host memory running out",
-    any_of(fills=FILLS, group=f"({GROUP_KILLS} > bool 0)", host=KILLED),
+    # nearly full, and too few samples to say whether it grows: nobody knows
+    f"({ENDS} > 0) or ({ENDS} unless ((({USED} / ({LIMIT} > 0)) > 0.9) unless {GROWTH}))",
     "memory is used up within a quarter of an hour at its present growth, or the kernel has killed for lack of it:"
     " {value}",
     "bool",
