@@ -1,5 +1,6 @@
 """The commands: each reads its options, makes one call and prints. Errors are caught here, and nowhere else."""
 
+import errno
 import gc
 import os
 import sys
@@ -45,6 +46,7 @@ from diag.core.internal_error import internal_error
 USAGE = 64
 INTERNAL = 70
 INTERRUPTED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     cls=HelpOfAll,
@@ -455,10 +457,23 @@ def main() -> None:
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BrokenPipeError:  # the reader, `head` for one, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         status = 0
     except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
-        typer.echo(f"diag: {internal_error(error)}", err=True)
-        status = INTERNAL
+        status = _failed(error)
     gc.freeze()  # nor is what is left worth a last look
     sys.exit(status)
+
+
+def _failed(error: Exception) -> int:
+    """Say what went wrong: the disk behind standard output is full, or diag has a defect."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        _write_no_more()
+        typer.echo(f"diag: standard output cannot be written: {error.strerror}", err=True)
+        return USAGE
+    typer.echo(f"diag: {internal_error(error)}", err=True)
+    return INTERNAL
+
+
+def _write_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

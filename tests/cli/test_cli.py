@@ -378,3 +378,10 @@ def test_a_mistyped_recording_in_a_folder_is_no_host() -> None:
         64,
         "diag: tests/recordings/kv_cascde does not exist: name the folder of a recording, or a URL\n",
     )
+
+
+@pytest.mark.parametrize("words", ["incidents", f"doctor {CASCADE} --json"])
+def test_a_full_disk_is_no_defect(words: str) -> None:
+    command = ["sh", "-c", f"{DIAG} {words} >/dev/full"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (64, "diag: standard output cannot be written: No space left on device\n")
