@@ -12,12 +12,11 @@ from diag.vllm.capacity.choices import choices
 from diag.vllm.capacity.sizing import SizedReplica, configurations
 from diag.vllm.command import values
 from diag.vllm.command.command import Command
-from diag.vllm.command.secrets import hidden
 from diag.vllm.flags.registry import versions
 from diag.vllm.hardware.gpus import GpuModel, gpus
 from diag.vllm.hardware.gpus import named as gpu_named
 from diag.vllm.memory.model import Model, is_folder
-from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
+from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, invalid, setup, size
 
 TENSORS = (1, 2, 4, 8)
 _PRICE = re.compile(r"([^=]+)=\$?(\d{1,6}(?:\.\d{1,6})?)")
@@ -118,7 +117,7 @@ def _prices(given: Sequence[str]) -> Mapping[str, float]:
     for text in given:
         match = _PRICE.fullmatch(text)
         if not match or not float(match[2]):
-            raise BadUsage(f"invalid value for --price: {hidden(text)[:40]!r} (expected GPU=DOLLARS, h100=2.5)")
+            raise BadUsage(invalid("--price", text, "GPU=DOLLARS such as h100=2.5"))
         found[gpu_named(match[1]).name] = float(match[2])
     return found
 
@@ -127,5 +126,5 @@ def _utilisation(text: str) -> float | None:
     match = _SHARE.fullmatch(text.strip())
     share = float(match[1]) / 100 if match else 0.0
     if text and not 0 < share <= 1:
-        raise BadUsage(f"invalid value for --utilisation: {hidden(text)[:40]!r} (expected a share such as 40%)")
+        raise BadUsage(invalid("--utilisation", text, "a share such as 40%"))
     return share or None

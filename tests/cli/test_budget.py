@@ -96,7 +96,7 @@ def test_the_exit_status_is_the_verdict(arguments: tuple[str, ...], status: int,
         (("{}/llama-3-8b", "--gpu-memory", "80"), "or 79.1GiB, from 1 to 4096 GiB"),
         (
             ("{}/llama-3-8b", "--vllm-version", "latest"),
-            "invalid value for --vllm-version: 'latest' (expected a vLLM release",
+            "invalid value for --vllm-version (expected a vLLM release",
         ),
         (("{}/llama-3-8b", "--log", "no.log"), "the log 'no.log' cannot be read: No such file or directory"),
         (("vllm serve {}/llama-3-8b -tp 5",), "vLLM refuses --tensor-parallel-size 5"),
@@ -177,7 +177,6 @@ def test_a_secret_in_the_command_is_not_printed() -> None:
 def test_a_secret_is_not_printed_by_what_refuses_it(command: str) -> None:
     with pytest.raises(BadUsage) as refused:
         run(BudgetOptions(command.format(MODELS), "h100"))
-    assert "REDACTED" in str(refused.value)
     assert "hush" not in str(refused.value)
 
 
@@ -383,10 +382,11 @@ def test_sizing_json_follows_its_schema() -> None:
         (("{}/llama-3-8b", "--all-gpus", "--gpu", "h100"), "--gpu and --all-gpus contradict each other"),
         (("{}/llama-3-8b", "--all-gpus", "--log", "x"), "--log and --gpu-memory are of one server"),
         (("{}/llama-3-8b", "--gpu", "h101", "--concurrency", "4"), "unknown GPU 'h101' (did you mean h100?)"),
-        (("{}/llama-3-8b", "--all-gpus", "--price", "h100"), "(expected GPU=DOLLARS, h100=2.5)"),
+        (("{}/llama-3-8b", "--all-gpus", "--price", "h100"), "(expected GPU=DOLLARS such as h100=2.5)"),
         (("{}/llama-3-8b", "--all-gpus", "--utilisation", "140%"), "(expected a share such as 40%)"),
         (("{}/llama-3-8b", "--all-gpus", "--context", "1m"), "the model supports at most 8192 tokens"),
         (("vllm serve {}/llama-3-8b -pp 2", "--all-gpus"), "leave --pipeline-parallel-size out"),
+        (("vllm serve {}/llama-3-8b -q gguf", "--all-gpus"), "the quantization of the model is unknown"),
         (("some/model", "--all-gpus"), "fetch it with `hf download some/model config.json`"),
     ],
 )

@@ -58,9 +58,15 @@ def choices(
 def _none_holds(sized: Sequence[SizedReplica], concurrency: int | None) -> str:
     most = max(sized, key=lambda one: one.requests, default=None)
     if most is None or not most.requests:
-        return "The model fits on none of these for certain."
+        return f"None holds one request for certain{_why(sized)}."
     wanted = f"{plural(concurrency or 1, 'request')} of {most.setup.length:,} tokens"
     return f"None holds {wanted}; the most is {most.requests:,} on {most.name}."
+
+
+def _why(sized: Sequence[SizedReplica]) -> str:
+    """What stands against the one with the most memory."""
+    largest = max(sized, key=lambda one: one.gpu.memory * one.setup.tensor, default=None)
+    return f"; on {largest.name}: {largest.ledger.reasons[0]}" if largest and largest.ledger.reasons else ""
 
 
 def _first(first: SizedReplica, price: float | None, wanted: int) -> str:

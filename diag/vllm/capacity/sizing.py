@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.vllm.capacity import roofline
+from diag.vllm.capacity import roofline, work
 from diag.vllm.capacity.roofline import Ceiling, Replica
 from diag.vllm.hardware.gpus import GpuModel
 from diag.vllm.memory.ledger import Ledger, ledger
@@ -48,7 +48,9 @@ def configurations(
 ) -> Iterator[SizedReplica]:
     """Every kind of GPU with every tensor parallelism that divides the model; BadUsage where none does."""
     kinds, tensors = tuple(kinds), tuple(tensors)
-    check(model, replace(of_gpu(kinds[0]), tensor=tensors[0]))
+    first = replace(of_gpu(kinds[0]), tensor=tensors[0])
+    check(model, first)
+    work.check(model, first)
     for gpu in kinds:
         for tensor in tensors:
             with suppress(BadUsage):

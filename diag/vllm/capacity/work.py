@@ -34,6 +34,11 @@ class Work(NamedTuple):
     sent_bytes: float
 
 
+def check(model: Model, setup: Setup) -> None:
+    """Refuse a model whose work cannot be counted: BadUsage."""
+    _bytes(model, setup, _layers(model)[:1], 1)
+
+
 def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
     """The step in which each of `batch` requests of `context` tokens gets one more."""
     reached = sum(reach(model, at, context) for at in range(model.layers))
@@ -102,7 +107,7 @@ def _on_one_gpu(setup: Setup, parts: list[WeightPart], each: Callable[[WeightPar
 def _precision(model: Model, setup: Setup) -> Precision:
     bits = precision(model, setup.quantization, setup.float32)
     if bits is None:
-        raise BadUsage("the model's quantization is unknown: diag cannot compute its ceilings")
+        raise BadUsage("the quantization of the model is unknown: diag cannot compute its ceilings")
     return bits
 
 

@@ -134,8 +134,8 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     shown = values.name(name)
     fetch = f"fetch it with `hf download {shown} config.json`, or " if _HUB_ID.fullmatch(shown) else ""
     raise BadUsage(
-        f"the model {_shown(shown or '...')} is neither a folder nor in the local cache {_shown(str(hub))}; diag downloads"
-        f" nothing: {fetch}give a folder with its config.json"
+        f"the model {_shown(shown or '...')} is neither a folder nor in the local cache {_shown(str(hub))};"
+        f" diag downloads nothing: {fetch}give a folder with its config.json"
     )
 
 
