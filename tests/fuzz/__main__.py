@@ -52,13 +52,15 @@ class Hunt:
 
     def take(self, text: bytes) -> None:
         """One input of many."""
-        start = time.process_time()
+        start, find = time.process_time(), None
         try:
             examine(self.target, text)
-        except Find as find:
-            self._keep(text, find)
+        except Find as error:
+            find = error
         self.executions += 1
         self._time(text, time.process_time() - start)
+        if find:
+            self._keep(text, find)
         if time.monotonic() - self.begin > self.seconds:
             self._end()
 
