@@ -12,6 +12,8 @@ Subject = tuple[tuple[str, str], ...]
 Floats = NDArray[np.float64]
 Instants = NDArray[np.int64]
 T = TypeVar("T")
+LARGEST = 1e30
+"""Of any reading: beyond is no measurement, and the product of two of them is infinite."""
 
 
 class SubjectIndex(Generic[T]):

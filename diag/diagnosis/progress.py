@@ -137,7 +137,8 @@ def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
 def _beyond_gauges(state: tuple[State, str], subject: Subject, queries: QueryCache) -> tuple[State, str]:
     """The state of an engine that is not busy, by what shows why."""
     if _last(asleep, ENGINE, subject, queries):
-        return "asleep", f"{SLEEPS[int(_last(sleep_level, ENGINE, subject, queries) or 0)]}; {WAKES_UP}"
+        level = _last(sleep_level, ENGINE, subject, queries) or 0.0
+        return "asleep", f"{SLEEPS.get(int(level), 'at an unknown sleep level')}; {WAKES_UP}"
     if _last(scheduler_paused, ENGINE, subject, queries):
         return "asleep", PAUSED
     if _last(requests_not_admitted, ENGINE, subject, queries):

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import NamedTuple, Protocol
 
 from diag.core.contract import Contract
-from diag.core.errors import NotAnswered
+from diag.core.errors import NotAnswered, QueryFailed
 from diag.core.incident import Incident, fill, seconds
 from diag.core.subjects import Floats, Instants, Rows, Subject
 
@@ -121,7 +121,7 @@ class QueryCache:
     def _rows(self, promql: str, filled: str, instants: Instants) -> Rows:
         try:
             return Rows(self.source.ask(filled, instants))
-        except NotAnswered:
+        except (NotAnswered, QueryFailed):  # the second by samples that no vLLM serves, two series for one, say
             self.unanswered.add(promql)
             return Rows()
 

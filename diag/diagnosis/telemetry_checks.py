@@ -10,7 +10,7 @@ import numpy as np
 from diag.core.formatting import listed, moment, printable
 from diag.core.incident import Incident, seconds
 from diag.core.metric_prefix import relabelling
-from diag.core.subjects import Floats, Instants, Subject
+from diag.core.subjects import Floats, Instants, Rows, Subject
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, Window
 from diag.sources.prometheus.servers import PrometheusSource
 
@@ -23,6 +23,8 @@ ALL_OF = 3
 """Where more servers than these are affected and none is not, they are "all servers"."""
 BINS, FEWEST_BINS = 1_500, 15
 """Into how many bins of time scrapes are counted: for all servers together, and for each at least."""
+MOST_COUNTED = 1e9
+"""Scrapes in one bin: more is no number of scrapes."""
 SERVES = '{__name__=~"vllm:(num_requests_running|generation_tokens_total)"}'
 EXPORTER = "diag_vllm_up"
 FAILS = 'max by (instance, collector) (max_over_time(diag_scrape_success{collector!="vllm"}[$window])) == 0'
@@ -61,8 +63,17 @@ def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
     step = interval * max(1, math.ceil(queries.span * 1000 / interval / max(BINS // servers, FEWEST_BINS)))
     times = _back(queries, step)
     window = Window(step / 1000, f"{step - 1}ms")  # neither Prometheus counts a scrape twice
-    counts, good = (queries.ask(query, INSTANCE, window, times) for query in (SCRAPES, ANSWERED))
-    return {_name(who): _scraped(row, good[who], step / 1000, times / 1000) for who, row in counts.items()}
+    counts = _counts(queries.ask(SCRAPES, INSTANCE, window, times), least=1)
+    good = _counts(queries.ask(ANSWERED, INSTANCE, window, times), least=0)
+    return {  # of a server that only one query was answered for, nothing is known
+        _name(who): _scraped(row, good[who], step / 1000, times / 1000) for who, row in counts.items() if who in good
+    }
+
+
+def _counts(rows: Rows, least: int) -> Rows:
+    """The rows that have a number of scrapes; what can be none is a hole."""
+    held = {who: np.where((row >= least) & (row < MOST_COUNTED), row, np.nan) for who, row in rows.items()}
+    return Rows({who: row for who, row in held.items() if not np.isnan(row).all()})
 
 
 def _back(queries: QueryCache, step: int) -> Instants:

@@ -16,8 +16,6 @@ from diag.http.failure import Failure
 from diag.http.vllm_server import VllmServer
 from diag.vllm.server.config import Config, ServerFacts, from_page
 
-MOST_BYTES = 16 * 2**20
-"""Of vLLM's page; it has some 50 kB, many adapters make it grow."""
 REMEMBERED = 300.0
 """Seconds for which two servers behind one port stay reported."""
 HEAD_START = 0.005
@@ -141,7 +139,7 @@ def server(address: Address, timeout: float, launch: str = "") -> VllmServer:
     local = address.is_loopback
     manner = Manner(timeout, keep=local, encoding="identity" if local else "gzip")
     client = Client(address, from_environment(os.environ), manner)
-    return VllmServer(address, client, ServerFacts(launch=launch), MOST_BYTES)
+    return VllmServer(address, client, ServerFacts(launch=launch))
 
 
 def _refuse(page: bytes) -> None:

@@ -2,8 +2,8 @@
 
 import re
 
-MOST_BYTES = 64 * 2**20
-"""Of one page, decoded."""
+MOST_BYTES, MOST_LINES, LONGEST_LINE = 16 * 2**20, 200_000, 64 * 2**10
+"""Of one page, decoded: vLLM's has some 50 kB and 700 lines, and any page within these bounds is read in 2 s."""
 CUT = b"# the page was cut off here"
 """Stands for an incomplete last line in a recording."""
 

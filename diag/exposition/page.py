@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
-from diag.exposition.lines import CUT, NotMetrics, is_cut, refuse_other_formats, sample
+from diag.exposition.lines import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import Labels
 
 MOST_SERIES = 50_000
@@ -67,6 +67,8 @@ class Parser:
         """Keep the valid lines and note the others; a page without a valid line is `NotMetrics`."""
         refuse_other_formats(page)
         page, prefix = named_as_ours(page)
+        if page.count(b"\n") > MOST_LINES:
+            raise NotMetrics(f"sent more than {MOST_LINES:,} lines")
         lines = page.split(b"\n")
         rest = lines.pop()
         rows, values, faults = self._changed(lines) or self._samples(lines)
@@ -128,6 +130,8 @@ class Parser:
 
     def _new_sample(self, line: bytes, faults: Faults) -> tuple[int, float]:
         """The row (-1: one too many) and the value of a line that is not known yet; ValueError where it is none."""
+        if len(line) > LONGEST_LINE:
+            raise ValueError
         name, labels, text, timestamp, exemplar = sample(line)
         value = float(text)
         row = self._row({"__name__": name, **labels})

@@ -1,6 +1,7 @@
 """The scrapes of one target, gathered page by page and laid out in columns."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -42,8 +43,11 @@ class Target:
         return scrape.reason
 
     def fail(self, at: int, reason: str, beside: bytes = b"") -> None:
-        """Add a failed scrape, with what stands beside the server (for example its log)."""
-        self.scrapes.append(Scrape(at, self._parser.parse(beside) if beside else None, reason))
+        """Add a failed scrape, with what stands beside the server (for example its log) where that can be read."""
+        page = None
+        with suppress(NotMetrics):
+            page = self._parser.parse(beside) if beside else None
+        self.scrapes.append(Scrape(at, page, reason))
 
     @property
     def size(self) -> int:

@@ -20,7 +20,8 @@ from diag.http.client import Client, Manner, Request, Response
 from diag.http.credentials import Credentials
 from diag.http.failure import PROMETHEUS, Failure
 
-MOST_BYTES = 512 * 2**20
+MOST_BYTES = 32 * 2**20
+"""Of one answer, decoded; six targets scraped every 5 s for a week take 20 MiB, and 32 MiB take 500 MiB of memory."""
 NO_API = "answered JSON that is not from the Prometheus API"
 _PAUSES = (0.3, 1.0)
 _BUSY = 429
@@ -31,6 +32,10 @@ _TIMEOUT = re.compile(r"time-?out|timed out|deadline", re.IGNORECASE)
 _QUOTED = re.compile(r"error when executing query=.*? \((?:time|start)=[^()]*\): ", re.DOTALL)
 """VictoriaMetrics' sentences begin with the whole query."""
 _ADVICE = "PromQL info:"
+
+
+class Unusable(Unreachable):
+    """The server answered this query with something that is no answer; it may answer the next one."""
 
 
 class Refused(Exception):
@@ -100,7 +105,7 @@ class Session:
         if post and response.status in _NO_POST:
             self._takes_forms = False
             return self._sent(method, path, form)
-        return _decoded(response)
+        return decoded(response)
 
     def _good(self, reply: ApiReply) -> ApiReply:
         """The reply of a query that succeeded; Refused with the server's sentence where it did not."""
@@ -111,7 +116,8 @@ class Session:
             raise Refused(status, document)
         if reply.problem or status != 200:
             hint = PROMETHEUS.address if status < 500 and status != _BUSY else _STARTING
-            raise self._unreachable(Failure(reply.problem or f"answered HTTP {status}", hint))
+            problem = Failure(reply.problem or f"answered HTTP {status}", hint)
+            raise Unusable(failure.sentence(self._shown, problem))
         warnings = map(str, document.get("warnings") or ())
         self.warnings |= dict.fromkeys(warning for warning in warnings if not warning.startswith(_ADVICE))
         return reply
@@ -129,7 +135,7 @@ def _query(path: str, form: str) -> Request:
     return Request(f"{path}?{form}" if form else path, most_bytes=MOST_BYTES, follow=False)
 
 
-def _decoded(response: Response) -> ApiReply:
+def decoded(response: Response) -> ApiReply:
     """The JSON object of a response, or what it was instead."""
     status = response.status
     if response.location:

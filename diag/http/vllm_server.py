@@ -16,7 +16,7 @@ from diag.vllm.server.config import ServerFacts, from_server_info
 from diag.vllm.server.launch import number
 
 ACCEPT = "text/plain;version=0.0.4"
-_SMALL = 2**20
+SMALL = 2**20
 _GONE = (404, 405)
 _REFUSED = (401, 403)
 _REJECTED = range(400, 500)
@@ -108,7 +108,7 @@ class VllmServer:
 
     def _json(self, path: str) -> Any:
         try:
-            response = self.client.get(self._beside(path), most_bytes=_SMALL)
+            response = self.client.get(self._beside(path), most_bytes=SMALL)
             return json.loads(response.body) if response.status == 200 else None
         except (Failure, ValueError, RecursionError):
             return None

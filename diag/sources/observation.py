@@ -12,6 +12,8 @@ from diag.vllm.command.shown import shown
 from diag.vllm.server import config
 from diag.vllm.server.config import RunningConfig, ServerFacts
 
+USUAL_INTERVAL = 2.0
+"""Seconds between two scrapes, where there is only one and nobody says."""
 Row = tuple[Labels, Floats]
 
 
@@ -57,7 +59,7 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
     tables = [target.table() for target in targets]
     facts = {table.instance: facts.get(table.instance, ServerFacts()) for table in tables}
     settled = {table.instance: _settled(table, facts[table.instance]) for table in tables}
-    interval = median_interval(tables, origin.every)
+    interval = median_interval(tables, origin.every) or USUAL_INTERVAL
     remarks = [note for table in tables for note in (*notes.of(table), *settled[table.instance].notes(table.instance))]
     return Observation(
         source=origin.source,

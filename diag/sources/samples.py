@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from diag import promql
-from diag.core.subjects import Floats, Instants, Subject
+from diag.core.subjects import LARGEST, Floats, Instants, Subject
 
 _WORDS = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
 """Every name in an expression, and the brace of a selector that has none."""
@@ -28,11 +28,11 @@ class SampleSource:
         return promql.Evaluator(self.samples)
 
     def ask(self, promql_text: str, instants: Instants) -> Mapping[Subject, Floats]:
-        """One row per subject, NaN where there is no finite sample."""
+        """One row per subject, NaN where there is no sample that can be a reading."""
         if self._holds_nothing_of(promql_text):
             return {}
         vector = self._evaluator.evaluate(promql_text, instants)
-        values = np.where(vector.present & np.isfinite(vector.values), vector.values, np.nan)
+        values = np.where(vector.present & (np.abs(vector.values) < LARGEST), vector.values, np.nan)
         return {tuple(sorted(labels.items())): row for labels, row in zip(vector.labels, values, strict=True)}
 
     def _holds_nothing_of(self, promql_text: str) -> bool:

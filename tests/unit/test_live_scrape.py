@@ -241,13 +241,13 @@ def test_a_server_that_does_not_answer_properly(talk: Callable[..., None], timeo
 
 def test_200_megabytes_are_not_taken() -> None:
     with talking(bad.flood) as server:
-        assert refusal(server, timeout=30.0) == f"{server.url} sent more than 64 MiB"
+        assert refusal(server, timeout=30.0) == f"{server.url} sent more than 16 MiB"
 
 
 def test_a_gzip_bomb_is_not_unpacked() -> None:
     bomb = Reply(gzip.compress(b"#" * 200 * 2**20, 1), headers={"Content-Encoding": "gzip"})
     with serving(on_metrics(bomb)) as server:
-        assert refusal(server, timeout=30.0) == f"{server.url} sent more than 64 MiB"
+        assert refusal(server, timeout=30.0) == f"{server.url} sent more than 16 MiB"
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,11 @@ def test_a_recording_of_failures_alone_is_judged(tmp_path: Path) -> None:
     assert evaluate("up", observed.samples, observed.instants).values.tolist() == [[0, 0]]
 
 
+def test_what_stands_below_a_failed_scrape_may_be_anything(tmp_path: Path) -> None:
+    observed = read(written(tmp_path, scrapes(1) + "# scrape-failed 3 h:1 refused\n<html>\n"))
+    assert (observed.scrapes, observed.failed_scrapes) == (2, 1)
+
+
 def test_a_page_in_a_recording_that_is_none_is_a_failed_scrape(tmp_path: Path) -> None:
     observed = read(written(tmp_path, scrapes(1) + "# scrape 3 h:1\n<html>\n"))
     assert observed.failed_scrapes == 1

@@ -85,7 +85,7 @@ class WatchedServer:
             return
         self.published = self.probed is not None
         kept = self.sink.page(at, self.target.instance, _with(page, self.probed))
-        reason = self.target.add(at, kept)
+        reason = await _in_background(partial(self.target.add, at, kept))
         self.failure = Failure(reason) if reason else None
         self.answered = self.answered or not reason
 
@@ -118,7 +118,7 @@ class WatchedServer:
 
 
 async def _in_background(work: Callable[[], T]) -> T:
-    """Run what waits for a server in a thread, so that one server does not delay another."""
+    """Run what waits for a server, or reads a large page, in a thread: one server does not delay another."""
     return await asyncio.wrap_future(start(work))
 
 

@@ -12,7 +12,7 @@ from diag.http import failure
 from diag.http.address import Address
 from diag.http.credentials import Credentials
 from diag.http.failure import PROMETHEUS, Failure
-from diag.http.prometheus_api import NO_API, Refused, Session
+from diag.http.prometheus_api import NO_API, Refused, Session, Unusable
 from diag.promql import pretty
 
 T = TypeVar("T")
@@ -84,8 +84,8 @@ class Prometheus:
         except _UNLIKE as error:
             raise self._unlike(NO_API) from error
 
-    def _unlike(self, what: str) -> Unreachable:
-        return Unreachable(failure.sentence(self.shown, Failure(what, PROMETHEUS.address)))
+    def _unlike(self, what: str) -> Unusable:
+        return Unusable(failure.sentence(self.shown, Failure(what, PROMETHEUS.address)))
 
 
 def _printed(promql: str) -> str:

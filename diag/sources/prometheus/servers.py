@@ -14,8 +14,8 @@ from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
 from diag.core.formatting import listed, moment, plural, printable
 from diag.core.incident import regroup
 from diag.core.metric_prefix import OWN, with_prefix
-from diag.core.subjects import Floats, Instants, Subject
-from diag.http.prometheus_api import Refused
+from diag.core.subjects import LARGEST, Floats, Instants, Subject
+from diag.http.prometheus_api import Refused, Unusable
 from diag.promql import add_matchers, parse, pretty
 from diag.sources.prometheus.client import Prometheus, Series
 from diag.sources.prometheus.labelled_config import INFO, Flags, completed, flags
@@ -32,7 +32,8 @@ _BEFORE = 86_400_000
 """How long before the span a server may have answered last and still belong to it."""
 _SAMPLED = 3
 _FEW = 20
-_MOST_TIMEOUTS = 3
+MOST_TIMEOUTS = 3
+MOST_UNUSABLE = 10
 _FEW_REFUSALS = 3
 _NUMBER = re.compile(r"\d+")
 
@@ -49,6 +50,7 @@ class PrometheusSource:
         self._refused: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
         self._timeouts, self._given_up, self._lock = 0, "", Lock()
+        self._unusable: list[str] = []
         for matcher in scope.matchers:
             _check(matcher)
         try:
@@ -83,6 +85,8 @@ class PrometheusSource:
         ]
         others = self._refused.total() - sum(count for _, count in refusals)
         refused += [f"Prometheus rejected {plural(others, 'query', 'queries')} for other reasons"] if others else []
+        unusable = f"{plural(len(self._unusable), 'query', 'queries')} got no usable answer"
+        refused += [f"{unusable}: {self._unusable[0]}"] if self._unusable else []
         warnings = self._prometheus.warnings
         partial = [f"Prometheus warns that results may be partial: {listed(warnings)}"] if warnings else []
         return (*self._pace(), *refused, *partial)
@@ -206,7 +210,7 @@ class PrometheusSource:
         """Whether any target at all has the metric at the end of the span."""
         try:
             return bool(self._prometheus.instant(f"count({metric})", self.end))
-        except Refused:
+        except (Refused, Unusable):
             return False
 
     def _known_flags(self) -> Flags:
@@ -216,7 +220,7 @@ class PrometheusSource:
         try:
             published = self._last(f"count by (instance) ({CONFIG})")
             infos = [info for prefix in by_prefix(self.members) for info in self._last(with_prefix(INFO, prefix))]
-        except Refused:
+        except (Refused, Unusable):
             return {}
         published_by = {labels.get("instance") for labels in published}
         return flags(info for info in infos if info.get("instance") not in published_by)
@@ -251,9 +255,20 @@ class PrometheusSource:
         except Refused as error:
             self._note(error)
             raise NotAnswered from error
+        except Unusable as error:
+            self._note_unusable(error)
+            raise NotAnswered from error
         except Unreachable as error:
             self._given_up = str(error)
             raise
+
+    def _note_unusable(self, error: Unusable) -> None:
+        """One such answer leaves one thing unknown; where there are many, nothing is worth saying."""
+        with self._lock:
+            self._unusable.append(str(error))
+        if len(self._unusable) > MOST_UNUSABLE:
+            self._given_up = str(error)
+            raise error
 
     def _note(self, error: Refused) -> None:
         why = _NUMBER.sub("", str(error))  # the length of the query, for one
@@ -261,7 +276,7 @@ class PrometheusSource:
             self._reasons.setdefault(why, str(error))
             self._refused[why] += 1
             self._timeouts += error.timed_out
-        if self._timeouts >= _MOST_TIMEOUTS:
+        if self._timeouts >= MOST_TIMEOUTS:
             hint = "select fewer servers or a shorter --window"
             self._given_up = f"{self._prometheus.shown} times out on queries: {error}; {hint}"
             raise Unreachable(self._given_up) from error
@@ -309,10 +324,10 @@ def _laid_out(series: Series, instants: Instants) -> Floats:
     """The finite values at the instants; a server may round its times."""
     if "value" in series:
         value = float(series["value"][1])
-        return np.array([value if math.isfinite(value) else math.nan])
+        return np.array([value if abs(value) < LARGEST else math.nan])
     row = np.full(len(instants), np.nan)
     times, values = np.array(series["values"], np.float64).T
     places = np.rint((times * 1000 - instants[0]) / (instants[1] - instants[0])).astype(np.int64)
-    inside = (places >= 0) & (places < len(row)) & np.isfinite(values)
+    inside = (places >= 0) & (places < len(row)) & (np.abs(values) < LARGEST)
     row[places[inside]] = values[inside]
     return row

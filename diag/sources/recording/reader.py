@@ -274,7 +274,9 @@ def _about(file: Path) -> Mapping[str, Any]:
 def _as(kind: type[_T], value: object, file: Path) -> _T:
     if kind is float and isinstance(value, int):
         value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, float) and not 0 <= value < math.inf):
+    if isinstance(value, float) and not 0 <= value < math.inf:
+        raise BadRecording(f"{file.parent / ABOUT}: {value} should be a number from 0 on")
+    if not isinstance(value, kind):
         raise BadRecording(f"{file.parent / ABOUT}: {printable(repr(value), 60)} should be a {kind.__name__}")
     return value
 

@@ -1,0 +1,107 @@
+"""`diag doctor --prometheus` of one that refuses, distorts or replaces its answers: what is not answered is unknown."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.bad_servers import Reply, Server, serving
+from support.paths import RECORDINGS
+from support.scripted_prometheus import ODD_DOCUMENTS, ODD_NUMBERS, Document, ScriptedPrometheus, hostile, refused
+
+from diag import cli
+from diag.http import prometheus_api
+
+STARTS = ("", "vector(time())")
+"""Without these there is nothing to judge: the series, the rules and the time."""
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[tuple[ScriptedPrometheus, Server]]:
+    scripted = ScriptedPrometheus(RECORDINGS / "kv_cascade")
+    with serving(scripted) as server:
+        yield scripted, server
+
+
+@pytest.fixture
+def diag(
+    prometheus: tuple[ScriptedPrometheus, Server], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator["Diag"]:
+    monkeypatch.setattr(prometheus_api, "_PAUSES", (0.0, 0.0))
+    yield Diag(prometheus[0], prometheus[1].url, monkeypatch, capsys)
+
+
+class Diag:
+    def __init__(
+        self, scripted: ScriptedPrometheus, url: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.scripted, self._url, self._patch, self._capsys = scripted, url, patch, capsys
+
+    def doctor(self) -> tuple[int, str, str]:
+        self._patch.setattr(sys, "argv", ["diag", "doctor", "--prometheus", self._url, "--json"])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        printed = self._capsys.readouterr()
+        assert isinstance(stopped.value.code, int)
+        return stopped.value.code, printed.out, printed.err
+
+
+def test_without_hostility_it_is_judged(diag: Diag) -> None:
+    diag.scripted.mutate = lambda _, answer: answer
+    status, out, _ = diag.doctor()
+    assert status == 2
+    assert any(
+        found["primary"] and found["incident"] == "kv_eviction_cascade" for found in json.loads(out)["diagnoses"]
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_refusals_and_distortions_are_no_crash(seed: int, diag: Diag) -> None:
+    diag.scripted.mutate = hostile(seed)
+    status, out, error = diag.doctor()
+    assert status in (0, 1, 2, 3, 69)
+    assert bool(out) != (status == 69 and error.count("\n") == 1)
+
+
+@pytest.mark.parametrize("part", ["sum_over_time(up", "generation_tokens_total", "vllm:"])
+def test_what_is_refused_is_unknown_and_said(part: str, diag: Diag) -> None:
+    """Not what the servers are found by, without which there is nothing to judge."""
+    diag.scripted.mutate = lambda query, answer: refused() if part in query else answer
+    status, out, _ = diag.doctor()
+    assert status == (2 if "up" in part else 3)
+    assert any("Prometheus rejected" in note for note in json.loads(out)["observed"]["notes"])
+
+
+@pytest.mark.parametrize("number", ODD_NUMBERS)
+def test_an_odd_number_everywhere_is_no_crash(number: str, diag: Diag) -> None:
+    def odd(query: str, answer: Document) -> Document:
+        if query not in STARTS and not query.startswith("up{"):
+            for series in answer["data"]["result"]:
+                for pair in series.get("values") or [series["value"]]:
+                    pair[1] = number
+        return answer
+
+    diag.scripted.mutate = odd
+    status, _, error = diag.doctor()
+    assert status == 3 if number not in ("1e-320", "-1", "0") else status in (0, 3)
+    assert error.count("\n") <= 1
+
+
+def test_an_answer_that_is_none_is_said(diag: Diag) -> None:
+    diag.scripted.mutate = lambda query, answer: Reply(b"<html>") if "sum_over_time(up" in query else answer
+    status, out, _ = diag.doctor()
+    assert status == 2
+    assert any("1 query got no usable answer: " in note for note in json.loads(out)["observed"]["notes"])
+
+
+@pytest.mark.parametrize("document", ODD_DOCUMENTS, ids=lambda document: json.dumps(document)[:40])
+def test_an_answer_of_another_shape_is_one_sentence(document: object, diag: Diag) -> None:
+    """Once it is unknown, always it is unreachable; series without a value are no series."""
+    reply = Reply(json.dumps(document).encode())
+    diag.scripted.mutate = lambda query, answer: answer if query in STARTS else reply
+    status, out, error = diag.doctor()
+    assert (status, bool(out), error.count("\n")) in ((69, False, 1), (3, True, 0))
+    diag.scripted.mutate = lambda query, answer: reply if "sum_over_time(up" in query else answer
+    status, out, _ = diag.doctor()
+    assert status == 2
+    assert json.loads(out)["diagnoses"]

@@ -1,0 +1,133 @@
+"""docs/limits.md: the limits that it states are those of the code, and hold."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from diag.commands import options
+from diag.core import toml, yaml
+from diag.exporter.log import line as log_line
+from diag.exporter.log import tail
+from diag.exporter.log.memory import read as read_memory_log
+from diag.exposition import lines, page
+from diag.exposition.lines import NotMetrics
+from diag.exposition.page import Parser
+from diag.http import client, credentials, prometheus_api, vllm_server
+from diag.sources.prometheus import servers
+from diag.sources.recording import reader
+from diag.vllm.command import parse
+from diag.vllm.memory import model
+
+MIB = 2**20
+ROWS = {
+    cells[1].strip(): cells[2]
+    for cells in (row.split("|") for row in (ROOT / "docs/limits.md").read_text().splitlines())
+    if len(cells) == 6
+}
+STATED = {
+    "metrics page": f"{lines.MOST_BYTES // MIB} MiB, {lines.MOST_LINES:,} lines",
+    "line of a page": f"{lines.LONGEST_LINE // 1024} KiB",
+    "series of one server": f"{page.MOST_SERIES:,}",
+    "line of a log": f"{log_line.MOST_CHARACTERS // 1024} KiB",
+    "log that is followed (`--log`)": f"first {tail.FIRST // MIB} MiB and last {tail.LAST // MIB} MiB",
+    "log of a recording, `diag budget --log`": f"first {log_line.FIRST // MIB} MiB and last {log_line.LAST // MIB} MiB",
+    "log on standard input of `diag budget`": f"{(log_line.FIRST + log_line.LAST) // MIB} MiB",
+    "pages of a recording, unpacked": f"{reader.MOST_PAGES // MIB:,} MiB",
+    "scrapes of a recording": f"{reader.MOST_SCRAPES:,} of {reader.MOST_TARGETS:,} servers",
+    "values of a recording (scrapes times series)": f"{reader.MOST_VALUES:,}",
+    "`diag.toml`, `recording.toml`": f"{toml.MOST_BYTES // MIB} MiB, {toml.MOST_PARTS} levels",
+    "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",
+    "YAML in them": f"{yaml.MOST_VALUES:,} values with aliases written out, {yaml.MOST_DEPTH} levels",
+    "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
+    "answer of a Prometheus": f"{prometheus_api.MOST_BYTES // MIB} MiB",
+    "answers of a Prometheus that are none": f"{servers.MOST_UNUSABLE}",
+    "time-outs of queries": f"{servers.MOST_TIMEOUTS - 1}",
+    "file with a token or headers": f"{credentials.MOST_BYTES // MIB} MiB",
+    "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",
+    "`--for`": f"{options.LONGEST_WATCH:,.0f} s",
+    "`--timeout`": f"{options.LONGEST_WAIT:,.0f} s",
+    "`/version`, `/v1/models`, `/server_info`": f"{vllm_server.SMALL // MIB} MiB",
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_documentation_states_the_limit_of_the_code(name: str) -> None:
+    assert STATED[name] in ROWS[name]
+    assert yaml.MOST_BYTES == parse.MOST_BYTES
+    assert client.Request("/").most_bytes == lines.MOST_BYTES
+
+
+def series(count: int) -> bytes:
+    return b"".join(b'vllm:x{engine="0",model_name="%d"} 1\n' % number for number in range(count))
+
+
+def test_a_page_of_too_many_lines_is_a_failed_scrape_at_once() -> None:
+    with pytest.raises(NotMetrics, match=f"sent more than {lines.MOST_LINES:,} lines"):
+        Parser("h:1").parse(b"\n" * (lines.MOST_LINES + 1))
+
+
+def test_a_line_that_is_too_long_costs_itself_alone() -> None:
+    parsed = Parser("h:1").parse(b'vllm:x{a="%s"} 1\nvllm:y 2\n' % (b"z" * lines.LONGEST_LINE))
+    assert parsed.values.tolist() == [2]
+    assert "line 1 is not a metric" in parsed.faults["malformed"]
+
+
+def test_the_memory_of_a_page_is_that_of_the_documentation() -> None:
+    """80 MiB for 50,000 series and 200,000 lines; a tenth of both takes no more than a tenth, and 1 MiB."""
+    text = series(page.MOST_SERIES // 10) + b"# HELP x y\n" * (3 * page.MOST_SERIES // 10)
+    tracemalloc.start()
+    Parser("h:1").parse(text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 9 * MIB
+
+
+def test_the_memory_of_an_answer_is_that_of_the_documentation() -> None:
+    """500 MiB for 32 MiB; here for a MiB of it."""
+    pairs = [[1_795_230_000 + at, "1"] for at in range(54_000)]
+    body = json.dumps({"data": {"result": [{"metric": {}, "values": pairs}]}}).encode()
+    assert 0.9 * MIB < len(body) < 1.1 * MIB
+    tracemalloc.start()
+    kept = prometheus_api.decoded(client.Response(200, body))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert kept.document["data"]
+    assert peak < 500 / 32 * MIB
+
+
+BEGIN = "INFO 11-22 10:00:00 [gpu_model_runner.py:1] Model loading took {} GiB and 1.0 seconds\n"
+
+
+def test_of_a_large_log_its_beginning_and_its_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_line, "FIRST", 2**10)
+    monkeypatch.setattr(log_line, "LAST", 2**10)
+    file = tmp_path / "vllm.log"
+    with file.open("wb") as log:
+        log.write(b"the first line\n" + BEGIN.format("1.00").encode())
+        log.truncate(2**40)  # sparse: a terabyte to whoever reads all of it
+        log.seek(0, 2)
+        log.write(b"\nthe last line\n")
+    read = list(log_line.ends(file))
+    assert (read[0], read[-2]) == ((1, "the first line"), (0, "the last line"))
+    assert read_memory_log(str(file)).sizes["weights"]
+    assert "of vllm.log only the first" in read_memory_log(str(file)).skipped
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "name"), [("MOST_TARGETS", 2, "servers"), ("MOST_VALUES", 4, "values"), ("MOST_PAGES", 80, "MiB")]
+)
+def test_a_recording_beyond_a_limit_is_judged_by_its_beginning(
+    limit: str, most: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, limit, most)
+    text = "".join(f"# scrape {at} h:{at}\nvllm:x 1\nvllm:y 1\n" for at in range(1, 9))
+    monkeypatch.setattr(reader, "STEP", 10)
+    (tmp_path / "metrics.prom").write_text(text)
+    observed = reader.read(tmp_path)
+    assert observed.scrapes == 2
+    assert any(
+        note.startswith("the recording goes beyond") and f"{name}: its first 2" in note for note in observed.notes
+    )
