@@ -100,6 +100,13 @@ def test_prefill_computes_two_operations_for_each_parameter() -> None:
     assert found.binds == "compute"
 
 
+def test_a_prompt_attends_to_half_of_itself_and_to_no_more_than_its_windows() -> None:
+    """Gemma 3 27B, 4 operations for each of 32 heads of 128: of 4,096 tokens 2,048, within 1,024 of them 896."""
+    one = replica("gemma-3-27b")
+    done = work.prefill(one.model, one.setup, 100, 4096)
+    assert done.attention_flops == 100 * (10 * 2048 + 52 * 896) * 4 * 32 * 128
+
+
 def test_an_all_reduce_goes_around_a_ring() -> None:
     """Two of them in each of 80 layers, of 8,192 numbers of 2 bytes, 3/4 of them sent twice, at 450 GB/s."""
     found = roofline.decode(replica("llama-3-70b", "h100", "-tp 4"), 64, 1024)
