@@ -124,7 +124,9 @@ def _command(target: str, version: str) -> Command:
 
 
 def _model(started: Command, version: str) -> Model:
-    """Its model, as the release reads it."""
+    """Its model, as the release reads it; BadUsage for a folder of another host, which is not this one's."""
+    if started.elsewhere and is_folder(started.model):
+        raise BadUsage(f"the model's folder is {started.elsewhere}: give the command that runs in there")
     folder = find(started.model, started.environment, started.get("--revision") or "")
     return read_model(folder, started.model, version or versions()[-1])
 

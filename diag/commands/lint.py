@@ -196,7 +196,7 @@ def _look(command: Command, version: str) -> tuple[LintTarget, list[str]]:
 def _model(command: Command, version: str) -> tuple[str, Model | None, list[str]]:
     """The model's folder where it lacks its config.json; what config.json says; and why it could not be read."""
     name, limits = command.model, "the model's own limits: "
-    if command.elsewhere and name.startswith(("/", "~", ".")):
+    if command.elsewhere and (name.startswith(("/", "~", ".")) or model.is_folder(name)):
         return "", None, [f"{limits}the model's folder is {command.elsewhere}"]
     if not name or is_open(name):
         return "", None, [f"{limits}the command does not say which model it is"] if name else []

@@ -69,7 +69,8 @@ def shown(given: Given) -> str:
 
     What is no flag may be a secret: the value of the one before it.
     """
-    if not values.flag(given):
+    spelled = values.flag(given)
+    if not spelled:
         return f"Word {given.words.start + 1}" if given.words else "A key of the --config file"
-    named = given.spelled if given.name.startswith(given.spelled) else f"{given.spelled} ({given.name})"
+    named = spelled if given.name.startswith(spelled) else f"{spelled} ({given.name})"
     return named if given.words else f"{named} (in the --config file)"

@@ -81,7 +81,10 @@ def _later_form(given: Given, flag: Flag, key: str, target: LintTarget) -> Itera
         why = f"vLLM {target.version} exits with `unrecognized arguments`"
         at = range(given.words.start, given.words.start + 1)
         yield Match(
-            f"vLLM {target.version} has no short name {given.spelled}", why, f"Write {flag.name}", (Edit(at, new),)
+            f"vLLM {target.version} has no short name {given.spelled.partition('.')[0]}",
+            why,
+            f"Write {flag.name}",
+            (Edit(at, new),),
         )
     elif key and at_least(_NO_DOTTED_KEYS, target.version):
         yield Match(

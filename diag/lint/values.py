@@ -117,7 +117,7 @@ def _level_with_settings(target: LintTarget) -> Iterator[Match]:
             at = range(given.words.start, given.words.start + 1)
             new = f"-cc{target.command.words[at.start].removeprefix('-O')}"
             yield Match(
-                f"{given.spelled} with compilation settings",
+                f"{shown(given)} with compilation settings",
                 f"In vLLM {target.version} -O is a level from 0 to 3 and nothing else",
                 edits=() if "level" in " ".join((given.spelled, *given.values)) else (Edit(at, (new,)),),
             )

@@ -6,6 +6,7 @@ or to fetch anything.
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def render(report: Report) -> str:
     )
 
 
+@cache
 def _environment() -> Environment:
     """Everything that a template prints is escaped, unless it is markup already."""
     environment = Environment(

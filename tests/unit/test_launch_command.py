@@ -438,3 +438,35 @@ def test_words_that_were_quoted_come_back_as_they_were(options: list[tuple[str, 
     assert [(each.option.flag.name if each.option else "", each.values) for each in command.given] == [
         (name, (value,)) for name, value in options
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ssh h 'vllm serve m --config FILE'",
+        "ssh h <<EOF\nvllm serve m --config FILE\nEOF",
+        "cat <<EOF | kubectl exec -i pod -- sh\nvllm serve m --config FILE\nEOF",
+        "kubectl exec pod -- sh -c 'vllm serve m --config FILE'",
+        "docker run vllm/vllm-openai sh -c 'vllm serve m --config FILE'",
+        "docker exec c bash -lc 'cd /x; vllm serve m --config=FILE'",
+        "srun -N 1 bash -c 'vllm serve m --config FILE'",
+        "ssh h \"sh -c 'vllm serve m --config FILE'\"",
+        KUBERNETES.replace("[COMMAND]", "[sh, -c]").replace("[ARGS]", "['vllm serve m --config FILE']"),
+    ],
+)
+def test_nothing_is_opened_for_a_command_that_runs_elsewhere(text: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("max-num-seqs: 7\n")
+    (tmp_path / "m.yaml").write_text(text.replace("FILE", str(tmp_path / "c.yaml")))
+    is_manifest = text == text.lstrip() and "apiVersion" not in text
+    command = read((tmp_path / "m.yaml").read_text() if is_manifest else str(tmp_path / "m.yaml"))
+    assert command.elsewhere
+    assert command.config == str(tmp_path / "c.yaml")
+    assert command.get("--max-num-seqs") is None
+
+
+@pytest.mark.parametrize("content", ["root: hunter2\nother: hunter2\n", "root:hunter2:1\n", "- hunter2\n"])
+def test_of_a_file_that_is_no_configuration_nothing_is_shown(content: str, tmp_path: Path) -> None:
+    (tmp_path / "shadow").write_text(content)
+    with pytest.raises(BadUsage, match="holds no flags") as error:
+        read("vllm serve m --config shadow", tmp_path)
+    assert "hunter2" not in str(error.value)

@@ -7,7 +7,7 @@ from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.core.yaml import load
-from diag.vllm.flags.registry import release
+from diag.vllm.flags.registry import known, release
 
 
 def read(file: Path) -> Mapping[str, Any]:
@@ -16,9 +16,15 @@ def read(file: Path) -> Mapping[str, Any]:
         content = load(file)
     except OSError as error:
         raise BadUsage(f"--config {file} cannot be read: {error.strerror}") from error
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not _is_configuration(content):
         raise BadUsage(f"--config {file} holds no flags: expected lines such as `max-num-seqs: 64`")
     return {str(key): value for key, value in content.items()}
+
+
+def _is_configuration(content: Mapping[Any, Any]) -> bool:
+    """Whether half of its keys are flags, written out: of another file nothing is to be shown."""
+    written_out = [f"--{key}".replace("_", "-") in known() for key in content]
+    return sum(written_out) >= len(written_out) / 2
 
 
 def is_dropped(key: str, value: Any, version: str) -> bool:

@@ -5,11 +5,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.yaml import documents
-from diag.vllm.command import config_file
+from diag.vllm.command import config_file, values
 from diag.vllm.command.command import Command, is_server
 from diag.vllm.command.container import Image, default, elsewhere, image
 from diag.vllm.command.manifest import is_manifest, started
@@ -23,7 +24,7 @@ _MOST_WORDS = 2**10
 """Of an array, since an array may be made of arrays."""
 _ASSIGNMENT = lazy(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = lazy(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_SCRIPT = lazy(r"\bserve\s|vllm\.entrypoints\.")
+_SCRIPT = lazy(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
 _SHELL = lazy(r"-[a-z]*c|--(?:command|wrap)")
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = lazy(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
@@ -195,7 +196,7 @@ def _command(
     contained, place = _contained(words, environment), elsewhere(words[:start])
     config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
-    content = config_file.read(folder / config) if folder is not None and is_here else {}
+    content = _configuration(folder, config) if folder is not None and is_here else {}
     command = Command(
         words=tuple(words),
         arguments=start,
@@ -211,6 +212,16 @@ def _command(
     takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
     return command._replace(model=named, strays=tuple(loose[takes_one:]))
+
+
+def _configuration(folder: Path, config: str) -> Mapping[str, Any]:
+    """What the file of --config holds; where its name may not be shown, neither may what is wrong with it."""
+    try:
+        return config_file.read(folder / config)
+    except BadUsage:
+        if values.name(config):
+            raise
+        raise BadUsage("the --config file cannot be read, or holds no flags") from None
 
 
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:

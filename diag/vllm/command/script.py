@@ -1,6 +1,7 @@
 """The commands of a shell script as words: what a shell makes of quotation marks, comments, arrays and redirections."""
 
 import re
+import shlex
 from bisect import bisect_right
 from collections.abc import Iterator
 
@@ -24,6 +25,8 @@ _ARRAY = lazy(r"\w+\+?=")
 PIPED = lazy(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
 """Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
 _HEREDOC = lazy(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
+_FAR = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|pssh|clush|srun|docker|podman|nerdctl|kubectl|oc|nsenter|chroot|lxc)\b")
+"""What runs a shell on another host or in a container: its files are not here."""
 _SHELL = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
@@ -63,7 +66,7 @@ def statements(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _without_documents(text: str) -> str:
-    """Without the text of here-documents, but for those that a shell reads: ssh host <<EOF."""
+    """Without here-documents; what a shell is to read there becomes the script that it is given: bash -c '...'."""
     lines, kept, at = text.split("\n"), list[str](), 0
     places: dict[str, list[int]] = {}
     for place, line in enumerate(lines):
@@ -74,7 +77,9 @@ def _without_documents(text: str) -> str:
         ends = places.get(found[1], []) if found else []
         later = bisect_right(ends, at)
         end = ends[later] if later < len(ends) else at
-        kept += [line, *(lines[at + 1 : end] if _SHELL.search(line) else [])]
+        shell = _SHELL.search(line) if end > at else None
+        script = shlex.quote("\n".join(lines[at + 1 : end]))
+        kept.append(f"{'ssh HOST' if _FAR.search(line) else 'bash -c'} {script}" if shell else line)
         at = end + 1
     return "\n".join(kept)
 

@@ -27,8 +27,12 @@ _MOST = 256
 _URL = lazy(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
 _VARIABLE = lazy(r"\$(?:[A-Za-z_]\w{0,60}|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])", re.ASCII)
 _DEFAULT = lazy(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
-_TOKEN = lazy(r"[0-9a-fA-F]{24,}|(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{18,}|[A-Za-z]{40,}|\d{17,}", re.ASCII)
-"""What a person does not write: long, and of letters and digits."""
+_TOKEN = lazy(
+    r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-|AKIA|ASIA|eyJ)[A-Za-z0-9_-]{3,}"
+    r"|[0-9a-fA-F]{24,}|(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{18,}|[A-Za-z]{40,}|\d{17,}",
+    re.ASCII,
+)
+"""Tokens by their beginning, and what no person writes: long, and of letters and digits."""
 _COMMIT = lazy(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
 _READ = {"--api-key": "vllm_api_key"}
