@@ -85,8 +85,8 @@ def flag(given: Given) -> str:
     """A flag as it was spelled; "" where it is none of vLLM's, nor close to one."""
     if given.option is None:
         return given.spelled if is_like_a_flag(given.spelled) else ""
-    if re.match(r"-O\w", given.spelled):
-        return "-O"
+    if re.match(r"-O[^.]", given.spelled):
+        return "-O" if given.values else ""
     keys = given.spelled.split(".")[1:]
     return given.spelled if all(key in KEYS for key in keys) else ""
 

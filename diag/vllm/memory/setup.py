@@ -118,7 +118,8 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     """The setup of a command; what it does not say is the default of the release, of the newest where none is given."""
     version = version or versions()[-1]
     if not release(version):
-        raise BadUsage(invalid("--vllm-version", version, "a vLLM release such as 0.32.0"))
+        named = values.name(version)[:40]
+        raise BadUsage(f"invalid value for --vllm-version: {named!r} (expected a vLLM release such as 0.32.0)")
     number, cpu = release(version), CPU_SPACE in command.environment or gpu.name == "cpu"
     length, auto_length = _length(command, model)
     return Setup(
