@@ -29,8 +29,8 @@ _RETRIED = (_BUSY, 502, 503, 504)
 _NO_POST = (405, 501)
 _STARTING = "is it starting, or overloaded?"
 _TIMEOUT = re.compile(r"time-?out|timed out|deadline", re.IGNORECASE)
-_QUOTED = re.compile(r"error when executing query=.*? \((?:time|start)=[^()]*\): ", re.DOTALL)
-"""VictoriaMetrics' sentences begin with the whole query."""
+_QUERY, _QUERIED = "error when executing query=", re.compile(r"\((?:time|start)=[^()]*\): ")
+"""VictoriaMetrics' sentences begin with the whole query: what stands before and behind it."""
 _ADVICE = "PromQL info:"
 
 
@@ -45,10 +45,16 @@ class Refused(Exception):
     """
 
     def __init__(self, status: int, document: Mapping[str, Any]) -> None:
-        sentence = _QUOTED.sub("", str(document["error"]))
+        sentence = _without_query(str(document["error"]))
         super().__init__(f"{printable(sentence, 300)} (HTTP {status})")
         self.timed_out = status in _RETRIED or document.get("errorType") == "timeout" or bool(_TIMEOUT.search(sentence))
         self.unparsable = status in (400, 422) and not self.timed_out
+
+
+def _without_query(sentence: str) -> str:
+    begin, quoted, rest = sentence.partition(_QUERY)
+    behind = _QUERIED.search(rest) if quoted else None
+    return f"{begin}{rest[behind.end() :]}" if behind else sentence
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ _ROLES = {"APIServer": "api_server", "EngineCore": "engine", "Worker": "worker"}
 _TITLE = re.compile(r"[^:\s]+::(APIServer|EngineCore|Worker)(?:_[A-Z]*\d+)*")
 _INDEX = re.compile(r"_([A-Z]*)(\d+)")
 _SERVER = re.compile(
-    r"(?:\S*python\S*(?: -[XW] ?\S+| -[^\s\-mcXW]\S*)* (?:-m )?)?"
-    r"(?:(?:\S*/)?vllm serve\b|(?:\S*/)?vllm[./]entrypoints[./]\S*(?:api_server|cli[./]main(?:\.py)? serve)\b)"
+    r"(?:\S{0,300}python\S{0,300}(?: -[XW] ?\S+| -[^\s\-mcXW]\S*)* (?:-m )?)?"
+    r"(?:(?:\S{0,300}/)?vllm serve\b|(?:\S{0,300}/)?vllm[./]entrypoints[./]\S{0,300}(?:api_server|cli[./]main(?:\.py)? serve)\b)"
 )
 
 

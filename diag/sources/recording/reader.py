@@ -40,7 +40,7 @@ MOST_PAGES = 4 * 2**30
 """Bytes of all pages, decompressed."""
 LONGEST_INTERVAL = 86_400.0
 _MARK = re.compile(rb"\n# scrape(?:-failed)? ")
-_HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?: +(.*?))?[ \t\r]*(?:\n|$)")
+_HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?:[ \t\r]([^\n]*))?(?:\n|$)")
 _DAY = 86_400_000
 _T = TypeVar("_T")
 
@@ -160,7 +160,9 @@ class _Gathered:
         instance = target.instance
         log = self._log(instance, at, page)
         if header[1]:
-            target.fail(at, (header[4] or b"no reason was recorded").decode("utf-8", "replace"), page + log)
+            target.fail(
+                at, ((header[4] or b"").strip() or b"no reason was recorded").decode("utf-8", "replace"), page + log
+            )
         elif too_big:
             target.fail(at, f"sent more than {MOST_BYTES >> 20} MiB", log)
         else:

@@ -1,4 +1,4 @@
-"""No regular expression over a log takes more steps than some multiple of the line's length, whatever a client wrote.
+"""No regular expression over foreign text takes more steps than some multiple of its length, whatever somebody wrote.
 
 Where an expression tries to match at one place, as all but those of `SEARCHED` do, it is so unless two repetitions of
 any length stand behind each other that may both give back what they took.
@@ -20,20 +20,29 @@ from diag.exporter.log.pattern import Pattern
 from diag.exporter.log.patterns import PATTERNS
 from diag.exporter.log.recognise import MOST_SEARCHED, values
 
+OTHERS = (
+    "diag.exposition.lines",
+    "diag.sources.recording.reader",
+    "diag.sources.recording.writer",
+    "diag.http.prometheus_api",
+    "diag.exporter.process.table",
+    "diag.exporter.process.server",
+)
 LONG = 400
 """A repetition of up to so many characters is a constant."""
-SEARCHED = {"_ANSI", "_TOKEN", "_SAYS_NOTHING", "_REPEATED"}
+SEARCHED = {"_ANSI", "_TOKEN", "_SAYS_NOTHING", "_REPEATED", "_QUERIED", "_TIMEOUT", "_HOME"}
 """Tried at every place: none of them may scan far, and then fail."""
 REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT)
 EVERY = frozenset(map(chr, range(128)))
 
 
 def expressions() -> Iterator[tuple[str, str, int]]:
-    """Name, text and flags of every expression in diag.exporter.log, and those of the table."""
-    for found in pkgutil.iter_modules(log.__path__, f"{log.__name__}."):
-        for name, value in vars(importlib.import_module(found.name)).items():
+    """Name, text and flags of every expression over logs, pages, recordings and a Prometheus' errors."""
+    logs = (found.name for found in pkgutil.iter_modules(log.__path__, f"{log.__name__}."))
+    for module in (*logs, *OTHERS):
+        for name, value in vars(importlib.import_module(module)).items():
             if isinstance(value, re.Pattern):
-                yield name, value.pattern, value.flags
+                yield name, value.pattern if isinstance(value.pattern, str) else value.pattern.decode(), value.flags
             elif isinstance(value, _LazyPattern):
                 yield name, *value._source
             elif name == "_LOOKED_FOR":
@@ -142,7 +151,7 @@ def begins_inside(
 
 
 def is_linear(name: str, text: str, flags: int) -> bool:
-    items = list(_parser.parse(text, flags))
+    items = list(_parser.parse(text, flags & ~re.UNICODE))
     return gives_back(items, []) <= 1 and not (name in SEARCHED and begins_inside(items, [], first(items)))
 
 
