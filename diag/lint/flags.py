@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import lru_cache
 
 from diag.lint.finding import Edit, removal, shown
 from diag.lint.replaced import INEFFECTIVE, V1_ONLY
@@ -17,7 +18,7 @@ _NO_DOTTED_KEYS = "0.8.5"
 
 def _unknown(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
-        able = _able(target)
+        able = _able(target.version)
         near = get_close_matches(given.spelled.replace("_", "-").lower(), able, 1, _CLOSE)
         if len(_beginning_so(given, target)) < 2:
             yield Match(
@@ -47,12 +48,13 @@ def _unrecognized(target: LintTarget) -> list[Given]:
     ]
 
 
-def _able(target: LintTarget) -> dict[str, Flag]:
-    return {name: flag for name, flag in known().items() if flag.in_release(target.version)}
+@lru_cache(maxsize=4)
+def _able(version: str) -> dict[str, Flag]:
+    return {name: flag for name, flag in known().items() if flag.in_release(version)}
 
 
 def _beginning_so(given: Given, target: LintTarget) -> list[str]:
-    return sorted(name for name in _able(target) if name.startswith(given.spelled.replace("_", "-")))
+    return sorted(name for name in _able(target.version) if name.startswith(given.spelled.replace("_", "-")))
 
 
 def _renamed(given: Given, name: str) -> str:

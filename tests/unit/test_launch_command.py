@@ -470,3 +470,8 @@ def test_of_a_file_that_is_no_configuration_nothing_is_shown(content: str, tmp_p
     with pytest.raises(BadUsage, match="holds no flags") as error:
         read("vllm serve m --config shadow", tmp_path)
     assert "hunter2" not in str(error.value)
+
+
+def test_a_text_of_unknown_options_is_refused_before_each_is_looked_up() -> None:
+    with pytest.raises(BadUsage, match="more than 100 options of the command are none of vLLM's"):
+        read("vllm serve m " + " ".join(f"--unknown{number} 1" for number in range(20_000)))

@@ -22,6 +22,8 @@ from diag.vllm.flags.registry import understood
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
 """Of an array, since an array may be made of arrays."""
+_MOST_UNKNOWN = 100
+"""Options that no release has: to say what each of them may have meant takes some milliseconds."""
 _ASSIGNMENT = lazy(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = lazy(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = lazy(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
@@ -193,6 +195,8 @@ def _command(
 ) -> Command:
     filled = filled_in(words, environment)
     given, loose = options(filled, start, version)
+    if sum(option.option is None for option in given) > _MOST_UNKNOWN:
+        raise BadUsage(f"more than {_MOST_UNKNOWN} options of the command are none of vLLM's: {EXPECTED}")
     contained, place = _contained(words, environment), elsewhere(words[:start])
     config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
