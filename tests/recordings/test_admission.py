@@ -85,7 +85,10 @@ def test_a_paused_scheduler_is_said_to_be_paused(tmp_path: Path, shown: str, req
     assert "POST /resume" in report.progress[0].reason
 
 
-@pytest.mark.parametrize("shown", [asked(pause=2, resume=2), f"{BY_LOG}{RESUMED}1200\n"])
+RESUMED_BY_LOG = f"{BY_LOG}{RESUMED}1200\n"
+
+
+@pytest.mark.parametrize("shown", [asked(pause=2, resume=2), RESUMED_BY_LOG, RESUMED_BY_LOG + asked(pause=2, resume=1)])
 def test_a_scheduler_that_was_resumed_is_not_paused(tmp_path: Path, shown: str) -> None:
     assert present(still(tmp_path, running=2, beside=shown)) == {"engine_stalled"}
 

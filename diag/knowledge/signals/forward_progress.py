@@ -144,11 +144,13 @@ def _asked(path: str) -> str:
 PAUSED_BY_LOG = (
     f"(({since_start(SCHEDULER_PAUSED)}) * ({event_time(SCHEDULER_PAUSED)} > bool {event_time(SCHEDULER_RESUMED)}))"
 ).replace("$by", "instance")
+PAUSE_LOGGED = f"({event_time(f'{SCHEDULER_PAUSED}|{SCHEDULER_RESUMED}')}) > 0".replace("$by", "instance")
 PAUSED_BY_PAGE = f"(({_asked('/pause')} > bool {_asked('/resume')}) or ({_asked('/pause')} > bool 0))"
 ENGINE_SEEN = f"0 * sum by ($by) (last_over_time({RUNNING}[$window]))"
 scheduler_paused = Signal(
     "scheduler paused",
-    f"{ENGINE_SEEN} + on (instance) group_left () (({PAUSED_BY_LOG} > 0) or {PAUSED_BY_PAGE} or {PAUSED_BY_LOG})"
+    f"{ENGINE_SEEN} + on (instance) group_left ()"
+    f" (({PAUSED_BY_LOG} and {PAUSE_LOGGED}) or {PAUSED_BY_PAGE} or {PAUSED_BY_LOG})"
     # without a log and without the metrics of vLLM's own HTTP server, nobody has been seen to pause it
     f" or {ENGINE_SEEN}",
     "somebody has paused the scheduler (POST /pause), and it has not been resumed: {value}",
