@@ -162,6 +162,17 @@ def test_a_page_without_vllms_metrics_is_passed_on_and_is_not_up(caplog: pytest.
     assert "without --disable-log-stats" in warnings(caplog)[0]
 
 
+def test_a_line_that_is_no_metric_is_left_out_of_the_page_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    odd = b'vllm:cache_config_info{block_size="16,engine="0" 1.0\n'
+    good = b'vllm:cache_config_info{block_size="16",engine="1"} 1.0\n'
+    with serving(pages(PAGE + odd + good)) as server:
+        page = exporter(server.url).page(4)
+    assert page.startswith(PAGE + good)
+    assert odd not in page
+    assert values(page)['diag_vllm_config{flag="block_size"}'] == 16
+    assert any("left out a line that is no metric: vllm:cache_config_info" in line for line in warnings(caplog))
+
+
 def test_two_servers_behind_one_port_are_said(caplog: pytest.LogCaptureFixture) -> None:
     with serving(pages(PAGE, OTHER, PAGE, OTHER)) as server:
         one = exporter(server.url)

@@ -260,3 +260,9 @@ def test_a_hidden_value_is_trusted_least() -> None:
 )
 def test_the_device_is_known_from_where_a_source_tells_it(told: ServerFacts, device: str) -> None:
     assert config.settle({}, told).device == device
+
+
+@pytest.mark.parametrize("concurrency", ["1e-320", "1e308", "nan", "inf", "9" * 400, "-1e-300"])
+def test_a_setting_that_no_vllm_writes_is_unknown(concurrency: str) -> None:
+    info = {"engine": "0", "kv_cache_size_tokens": "4096", "kv_cache_max_concurrency": concurrency}
+    assert config.from_page([info], 1) == {"kv_cache_size_tokens": 4096.0, "data_parallel_size": 1.0}
