@@ -142,7 +142,7 @@ def test_a_client_in_drips_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_client_that_does_not_take_its_page_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "PATIENCE", 0.2)
+    monkeypatch.setattr(connections, "PATIENCE", 2.0)
     monkeypatch.setattr(Handler, "timeout", 60)
 
     class Large:

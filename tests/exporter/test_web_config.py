@@ -23,7 +23,7 @@ from diag.exporter.basic_auth import Users
 from diag.exporter.http_server import Listen
 from diag.exporter.web_config import read
 
-HASH = bcrypt.hashpw(b"opensesame", bcrypt.gensalt(4)).decode()
+HASH, OTHER = (bcrypt.hashpw(password, bcrypt.gensalt(4)).decode() for password in (b"opensesame", b"another"))
 
 
 def written(folder: Path, text: str) -> str:
@@ -49,7 +49,7 @@ def trusting(cert: Path) -> ssl.SSLContext:
     [("", 401), ("prom:opensesame", 200), ("prom:wrong", 401), ("prom:", 401), ("other:opensesame", 401), (":", 401)],
 )
 def test_only_users_of_the_file_get_an_answer(tmp_path: Path, user: str, code: int) -> None:
-    config = written(tmp_path, f"basic_auth_users:\n  prom: {HASH}\n  other: {HASH[:-1]}u\n")
+    config = written(tmp_path, f"basic_auth_users:\n  prom: {HASH}\n  other: {OTHER}\n")
     with listening(Listen("127.0.0.1", 0, web_config=config)) as url:
         assert [status(f"{url}{path}", user) for path in ("/metrics", "/metrics")] == [code] * 2
         assert status(f"{url}/", user) == code
