@@ -182,7 +182,7 @@ def test_the_toml_says_what_was_recorded(tmp_path: Path) -> None:
                 "version": "0.32.0",
                 "models": ["tiny"],
                 "max_model_len": 2048.0,
-                "launch": 'vllm serve "m" \\\n --max-num-seqs 64',
+                "launch": "vllm serve m --max-num-seqs 64",
                 "server_info": {"max_num_seqs": 64.0},
             }
         },
