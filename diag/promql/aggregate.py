@@ -29,6 +29,9 @@ _REDUCTIONS: dict[str, Callable[[Floats, Bools, Floats], Floats]] = {
 AGGREGATIONS = frozenset(_REDUCTIONS) | {"topk", "bottomk", "count_values"}
 
 
+_OF_ONE_ITSELF = frozenset({"sum", "avg", "min", "max"})
+
+
 class _Groups(NamedTuple):
     """labels: of each group. of_row: the group of each row. place: the number of each row within its group."""
 
@@ -41,7 +44,7 @@ class _Groups(NamedTuple):
         shape = (len(self.labels), int(self.place.max()) + 1, vector.values.shape[1])
         values, mask = np.zeros(shape), np.zeros(shape, dtype=bool)
         values[self.of_row, self.place], mask[self.of_row, self.place] = vector.values, vector.present
-        return np.moveaxis(values, 1, -1), np.moveaxis(mask, 1, -1)
+        return values.swapaxes(1, 2), mask.swapaxes(1, 2)
 
 
 def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, param: Floats) -> Vector:
@@ -49,6 +52,8 @@ def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, par
     if not vector.labels:
         return vector
     groups = _groups(vector.labels, labels, without)
+    if op in _OF_ONE_ITSELF and len(groups.labels) == len(vector.labels):
+        return Vector(groups.labels, vector.values, vector.present)
     values, mask = groups.members(vector)
     if op in _REDUCTIONS:
         return Vector(groups.labels, _REDUCTIONS[op](values, mask, param), np.any(mask, axis=-1))

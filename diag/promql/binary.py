@@ -124,6 +124,8 @@ def _pairs(many: Sequence[object], one: Sequence[object]) -> tuple[Rows, Rows]:
 
 def _refuse_repeats(keys: Sequence[object], side: Vector, instants: Bools, complaint: str) -> None:
     """Fail when two series with one signature are present at one of the instants."""
+    if len(set(keys)) == len(keys):
+        return
     seen: dict[object, Bools] = {}
     for row, key in enumerate(keys):
         present = side.present[row] & instants
