@@ -178,7 +178,7 @@ def test_an_assertion_without_words_is_quoted_with_its_code() -> None:
 def test_of_arguments_that_are_not_known_values_are_hidden() -> None:
     refused = "vllm serve: error: unrecognized arguments: --api-kye hush-1 --num-scheduler-steps 8 --tokn=hush-2"
     assert text(refused) == (
-        "vllm serve: error: unrecognized arguments: --api-kye REDACTED --num-scheduler-steps 8 REDACTED"
+        "vllm serve: error: unrecognized arguments: --api-kye REDACTED --num-scheduler-steps 8 --REDACTED"
     )
 
 

@@ -92,6 +92,8 @@ def _shown(text: str, most: int) -> str:
 def _argument(word: str) -> str:
     """Of an argument that vLLM does not know the name: its value may be a key with a misspelt name."""
     name, is_set, _ = word.partition("=")
-    if not (word.startswith("-") and is_like_a_flag(name)):
+    if word.startswith("-") and not is_like_a_flag(name):
+        return f"--{HIDDEN}"
+    if not word.startswith("-"):
         return word if _NUMBER.fullmatch(word) else HIDDEN
     return f"{name}={HIDDEN}" if is_set else word

@@ -57,7 +57,7 @@ def _taken(option: Option | None, rest: Sequence[str]) -> int:
     takes = option.flag.takes if option else "optional"
     if takes == "none" and not (option and option.key):
         return int(bool(rest) and rest[0].lower() in _SWITCHED)  # as some releases up to 0.8 had it
-    free = next((at for at, word in enumerate(rest) if _is_option(word)), len(rest))
+    free = next((at for at, word in enumerate(rest) if word == "--" or _is_option(word)), len(rest))
     return free if takes == "many" else min(free, 1)
 
 

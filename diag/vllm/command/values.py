@@ -86,7 +86,7 @@ def flag(given: Given) -> str:
     if given.option is None:
         return given.spelled if is_like_a_flag(given.spelled) else ""
     if re.match(r"-O[^.]", given.spelled):
-        return "-O" if given.values else ""
+        return "-O" if "".join(given.values).isdigit() else ""
     keys = given.spelled.split(".")[1:]
     return given.spelled if all(key in KEYS for key in keys) else ""
 
