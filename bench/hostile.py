@@ -23,7 +23,7 @@ from fuzz.targets import TARGETS  # noqa: E402
 PAGE = ROOT / "bench" / "hostile.md"
 SUITES = {
     "what clients write into the log": "tests/exporter/test_log_injection.py",
-    "secrets in launch commands": "tests/unit/test_shown.py",
+    "secrets in launch commands": "tests/unit/test_nothing_leaks.py tests/unit/test_shown.py",
     "labels in every output": "tests/recordings/test_hostile_labels.py",
     "files that are none or never end": "tests/unit/test_odd_files.py",
     "vLLM servers that misbehave": "tests/unit/test_live_scrape.py",
@@ -49,6 +49,7 @@ The suites of hostile input. Cases are those that hypothesis generated.
 | suite | tests | passed | cases | commit |
 |---|---|---|---|---|
 """
+LEAK_CASES = {"DIAG_LEAK_CASES": "10000"}
 FURTHER = "\n## Further figures\n"
 
 
@@ -70,12 +71,23 @@ def fuzzed(target: str, seconds: float) -> str:
 
 def tested(suite: str) -> str:
     """A row of the second table."""
-    words = [sys.executable, "-m", "pytest", "-n", "0", "-m", "not live", "--hypothesis-show-statistics"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-m",
+        "not live",
+        "--timeout",
+        "0",
+        "--hypothesis-show-statistics",
+    ]
     said = subprocess.run(
         [*words, *SUITES[suite].split()], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout
     counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", said[-300:])}
-    cases = sum(map(int, re.findall(r"(\d+) passing examples", said)))
+    cases = sum(map(int, re.findall(r"(\d+) passing", said)))
     passed = counts.get("passed", 0)
     shown = str(passed) if passed == sum(counts.values()) else f"**{passed}**"
     return f"| {suite} | {sum(counts.values())} | {shown} | {cases or '-'} | {table.commit()} |\n"
