@@ -25,6 +25,7 @@ LEAKS = (
     "vllm serve m --api-key 'a b SENTINEL'",
     *(f"vllm serve m {dash}api-key SENTINEL" for dash in ("\u2013", "\u2014", "-\u2013")),
     "vllm serve m \u2014api-key=SENTINEL",
+    "vllm serve m --served-model-name a \u2013\u2013api-key SENTINEL",
     "ssh h <<EOF\nexport JWT=SENTINEL\nvllm serve m --api-key SENTINEL\nEOF",
     "cat > k <<EOF\nSENTINEL\nEOF\nvllm serve m",
     "bash <<EOF\nlogin -x SENTINEL\nvllm serve m\nEOF",

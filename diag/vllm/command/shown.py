@@ -108,7 +108,7 @@ def _option(given: Given, words: Sequence[str], before: Given | None) -> Iterato
         yield f"{known}{separator}{values.value(given, given.values[0])}"
     else:
         yield known or placeholder(f"word_{given.words.start + 1}")
-    yield from (values.value(given, word, at) for at, word in enumerate(more, 1))
+    yield from values.listed(given, more)
 
 
 def _prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:

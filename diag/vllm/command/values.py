@@ -111,6 +111,15 @@ def value(given: Given, text: str, place: int = 1) -> str:
     return _variable(given, place) if shown is None else shown
 
 
+def listed(given: Given, words: Sequence[str]) -> list[str]:
+    """The values of a flag that takes several; behind one that may not be shown, none is: it may be a flag misspelt."""
+    done = list[str]()
+    for place, word in enumerate(words, 1):
+        is_behind = any(shown != before for shown, before in zip(done, words, strict=False))
+        done.append(_variable(given, place) if is_behind else value(given, word, place))
+    return done
+
+
 def said(given: Given) -> str:
     """A flag's values in a sentence; "its value" where one may not be shown."""
     texts = [value(given, text) for text in given.values]
