@@ -14,6 +14,7 @@ from threading import current_thread, main_thread
 
 from diag import __version__
 from diag.core.errors import BadRecording, BadUsage
+from diag.core.files import exists
 from diag.core.formatting import printable
 from diag.core.writing import only_writer, written_whole
 from diag.exposition.lines import CUT, is_cut
@@ -73,11 +74,11 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         """Make the folder, and the file of the pages in it; nobody else may write there until the end."""
-        if self._folder.exists() and not self._folder.is_dir():
+        if exists(self._folder) and not self._folder.is_dir():
             raise self._taken()
         with self._open:
             try:
-                self._made = not self._folder.exists()
+                self._made = not exists(self._folder)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._open.enter_context(only_writer(self._folder))
                 if any(self._folder.iterdir()):
