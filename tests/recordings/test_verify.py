@@ -641,7 +641,7 @@ def test_the_exit_status_is_the_verdict(words: list[str], status: int, sentence:
             "BEFORE must be a recording: http://127.0.0.1:9 is a live server",
         ),
         (["nowhere"], 64, "BEFORE must be a recording: http://nowhere:80 is a live server"),
-        (["\x1b[31mred", "other"], 64, "\\x1b[31mred is not a URL"),
+        (["\x1b[31mred", "other"], 64, "\\x1b[31mred has no valid host name"),
         (["tests/recordings/kv_cascade", "127.0.0.1:9"], 69, "cannot connect to http://127.0.0.1:9"),
         (["tests/recordings/kv_cascade"], 69, "BEFORE was recorded there: if the server has moved, give AFTER"),
         (["README.md", "tests/recordings/healthy"], 64, "it was not written by `diag record`"),
