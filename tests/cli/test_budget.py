@@ -96,7 +96,7 @@ def test_the_exit_status_is_the_verdict(arguments: tuple[str, ...], status: int,
         (("{}/llama-3-8b", "--gpu-memory", "80"), "or 79.1GiB, from 1 to 4096 GiB"),
         (
             ("{}/llama-3-8b", "--vllm-version", "latest"),
-            "invalid value for --vllm-version (expected a vLLM release",
+            "invalid value for --vllm-version: 'latest' (expected a vLLM release",
         ),
         (("{}/llama-3-8b", "--log", "no.log"), "the log 'no.log' cannot be read: No such file or directory"),
         (("vllm serve {}/llama-3-8b -tp 5",), "vLLM refuses --tensor-parallel-size 5"),
