@@ -32,7 +32,8 @@ _TITLE = re.compile(r"[^:\s]+::(APIServer|EngineCore|Worker)(?:_[A-Z]*\d+)*")
 _INDEX = re.compile(r"_([A-Z]*)(\d+)")
 _SERVER = re.compile(
     r"(?:\S{0,300}python\S{0,300}(?: -[XW] ?\S+| -[^\s\-mcXW]\S*)* (?:-m )?)?"
-    r"(?:(?:\S{0,300}/)?vllm serve\b|(?:\S{0,300}/)?vllm[./]entrypoints[./]\S{0,300}(?:api_server|cli[./]main(?:\.py)? serve)\b)"
+    r"(?:(?:\S{0,300}/)?vllm serve\b"
+    r"|(?:\S{0,300}/)?vllm[./]entrypoints[./]\S{0,300}(?:api_server|cli[./]main(?:\.py)? serve)\b)"
 )
 
 
