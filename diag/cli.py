@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -462,6 +463,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
         status = _failed(error)
     gc.freeze()  # nor is what is left worth a last look
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C would only disturb Python's own end
     sys.exit(status)
 
 

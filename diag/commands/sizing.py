@@ -43,7 +43,7 @@ class SizingOptions:
         if not wanted and (self.context or self.prices or self.utilisation):
             raise BadUsage("--context, --price and --utilisation need --all-gpus, or --gpu NAME and --concurrency N")
         if self.all_gpus and self.gpu:
-            raise BadUsage("--gpu and --all-gpus contradict each other: give one of them")
+            raise BadUsage("--gpu and --all-gpus exclude each other: give one of them")
         if wanted and not (self.all_gpus or self.gpu):
             raise BadUsage("--concurrency needs --all-gpus, or --gpu NAME")
         return wanted

@@ -379,7 +379,7 @@ def test_sizing_json_follows_its_schema() -> None:
     [
         (("{}/llama-3-8b", "--context", "4k"), "--context, --price and --utilisation need --all-gpus"),
         (("{}/llama-3-8b", "--concurrency", "4"), "--concurrency needs --all-gpus, or --gpu NAME"),
-        (("{}/llama-3-8b", "--all-gpus", "--gpu", "h100"), "--gpu and --all-gpus contradict each other"),
+        (("{}/llama-3-8b", "--all-gpus", "--gpu", "h100"), "--gpu and --all-gpus exclude each other"),
         (("{}/llama-3-8b", "--all-gpus", "--log", "x"), "--log and --gpu-memory are of one server"),
         (("{}/llama-3-8b", "--gpu", "h101", "--concurrency", "4"), "unknown GPU 'h101' (did you mean h100?)"),
         (("{}/llama-3-8b", "--all-gpus", "--price", "h100"), "(expected GPU=DOLLARS such as h100=2.5)"),

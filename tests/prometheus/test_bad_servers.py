@@ -214,18 +214,10 @@ def test_a_closed_port_is_reported(doctor: Diag) -> None:
     assert (said.status, said.sentence) == (UNREACHABLE, f"cannot connect to {url}: {reason}")
 
 
-@pytest.mark.parametrize(
-    ("host", "reason"),
-    [
-        ("no-such-host.invalid", "unknown host name"),
-        ("a..b", "invalid host name"),
-        ("a" * 70, "invalid host name"),
-    ],
-)
-def test_a_host_that_is_not_known(doctor: Diag, host: str, reason: str) -> None:
-    said = doctor(f"http://{host}:9090")
+def test_a_host_that_is_not_known(doctor: Diag) -> None:
+    said = doctor("http://no-such-host.invalid:9090")
     assert said.status == UNREACHABLE
-    assert said.sentence == f"cannot connect to http://{host}:9090: {reason}; is the name right?"
+    assert said.sentence == "cannot connect to http://no-such-host.invalid:9090: unknown host name; is the name right?"
 
 
 def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,11 +387,13 @@ def test_the_api_is_found_below_an_address(doctor: Diag, given: str, base: str) 
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        (f"ftp://me:{SECRET}@host", "ftp://host: only http and https are supported"),
+        (f"ftp://me:{SECRET}@host", "ftp://host is not a URL of a server: only http and https are supported"),
         ("http://", "http:// has no valid host name"),
-        ("http://[::1", "http://[::1 is not a URL: Invalid IPv6 URL"),
-        (f"me:{SECRET}@host:port", "host:port is not a URL"),
+        ("http://[::1", "http://[::1 has no valid host name"),
+        (f"me:{SECRET}@host:port", "host:… has no valid port"),
         ("a b", "a b has no valid host name"),
+        ("http://a..b:9090", "http://a..b:9090 has no valid host name"),
+        (f"http://{'a' * 70}", f"http://{'a' * 70} has no valid host name"),
         ("ho\x1bst", "ho\\x1bst has no valid host name"),
         (f"http://host/prom?token={SECRET}", "http://host:80/prom?...: leave out the question mark and what follows"),
     ],
@@ -645,7 +639,7 @@ def refusing(pattern: str, reply: Callable[[str], Reply]) -> Callable[[Request, 
 
 
 @REAL
-@pytest.mark.parametrize("timeout", ["2.5", "1e300", "nan"])
+@pytest.mark.parametrize("timeout", ["2.5", "3600"])
 def test_a_good_server_is_judged_whatever_the_timeout(doctor: Diag, prometheus: str, timeout: str) -> None:
     """The server is told the limit in a form that it can read."""
     said = doctor(prometheus, *THEN, "--instance", "a:.*", "--json", "--timeout", timeout)

@@ -87,6 +87,7 @@ def waiting_for_kv(page: str) -> str:
     """The page of a decode instance that stands still with three requests, none of which has its KV blocks."""
     page = kv.nixl(kv.asked(page, 9000.0, 9000.0))
     page = re.sub(r"^(vllm:num_requests_waiting\{\S*) \S+$", r"\1 3.0", page, flags=re.MULTILINE)
+    page = re.sub(r"^(vllm:iteration_tokens_total_count\{\S*) \S+$", r"\1 5000.0", page, flags=re.MULTILINE)
     stages = {"waiting_to_start": 0, "in_progress": 3, "completed_waiting": 0}
     name = "vllm:num_requests_kv_fetch_by_stage"
     return page + "".join(f'{name}{{{kv.LABELS},stage="{stage}"}} {count}.0\n' for stage, count in stages.items())

@@ -97,10 +97,7 @@ def row(label: str) -> str:
 
 def test_a_server_that_cannot_be_judged_is_named_with_the_reason() -> None:
     assert row("unknown").startswith("r11:8000: /metrics never answered")
-    assert row("not judged") == (
-        "nearly all incidents on r11:8000 "
-        "host_memory_exhausted on r0:8000, r10:8000, r1:8000 and 8 more: host memory running out not measured"
-    ), "only the server that never answered has an exporter beside it"
+    assert row("not judged") == "nearly all incidents on r11:8000"
 
 
 def short(servers: tuple[str, ...], name: str = ":8000") -> list[str]:

@@ -104,7 +104,7 @@ def test_nothing_is_said_of_a_version_that_is_not_known() -> None:
 
 def test_the_launch_command_is_kept_without_its_secrets() -> None:
     observed = seen(target(VLLM), h_1=ServerFacts(launch="vllm serve m --api-key abc"))
-    assert observed.launch == {"h:1": "vllm serve m --api-key REDACTED"}
+    assert observed.launch == {"h:1": 'vllm serve m --api-key "${VLLM_API_KEY:?}"'}
 
 
 def test_two_targets_are_told_apart_by_instance() -> None:
