@@ -27,8 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    # a shell starts background jobs with Ctrl-C ignored, and every program that a test starts would ignore it too
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("unhurried", deadline=None)  # the machine may be busy
     hypothesis.settings.load_profile("unhurried")
 
@@ -54,6 +52,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == file.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(autouse=True)
+def _control_c_interrupts() -> None:
+    """A program that a test starts ignores Ctrl-C where its parent does: as a job of the shell, or after `main()`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
