@@ -165,6 +165,14 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_process_cpu_wait_seconds_total": _counter(
         "Seconds for which the main thread of a vLLM process was ready to run and got no CPU.", *PROCESS
     ),
+    "diag_vllm_process_children_cpu_seconds_total": _counter(
+        "CPU time in seconds of what a vLLM process has run beside vLLM's own processes: compilers, for example.",
+        *PROCESS,
+    ),
+    "diag_vllm_process_page_faults_total": _counter(
+        "Page faults of the main thread of a vLLM process: none where it hangs, many where it loads or compiles.",
+        *PROCESS,
+    ),
     "diag_vllm_process_read_bytes_total": _counter("Bytes read from storage for a vLLM process.", *PROCESS),
     "diag_vllm_process_resident_memory_bytes": _gauge("Host memory in bytes of a vLLM process (RSS).", *PROCESS),
     "diag_vllm_process_stopped": _gauge(

@@ -27,6 +27,8 @@ from diag.exporter.process.server import find_server
 from diag.exporter.process.table import ProcessEntry
 
 CPU = "diag_vllm_process_cpu_seconds_total"
+CHILDREN = "diag_vllm_process_children_cpu_seconds_total"
+FAULTS = "diag_vllm_process_page_faults_total"
 STOPPED = "diag_vllm_process_stopped"
 
 
@@ -155,6 +157,19 @@ def test_what_else_they_start_has_no_role(tmp_path: Path) -> None:
         seen(processes, SERVER, ENGINE)
         until(lambda: len(fake.pids()) == 4)  # with the tracker of multiprocessing's resources
         seen(processes, SERVER, ENGINE)
+
+
+def test_work_of_a_compiler_is_told_of_the_engine_that_runs_it(tmp_path: Path) -> None:
+    compiler = {"title": "/usr/bin/ptxas", "spin": True}
+    with serving(tmp_path, {"title": "VLLM::EngineCore", "children": [compiler], "reap": True}) as fake:
+        processes = ProcessCollector(fake.port)
+        pid = seen(processes, SERVER, ENGINE)[ENGINE]
+        until(lambda: values(processes, CHILDREN)[pid] > 0.5)
+        for child in psutil.Process(pid).children():
+            child.kill()
+        until(lambda: not psutil.Process(pid).children())
+        assert values(processes, CHILDREN)[pid] > 0.5
+        assert values(processes, FAULTS)[pid] > 0
 
 
 def test_a_title_that_is_set_later_is_read(tmp_path: Path) -> None:

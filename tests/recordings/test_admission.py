@@ -1,5 +1,6 @@
 """A scheduler that admits nobody is told from an engine that hangs, and advised without a restart."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,17 +21,29 @@ def still(
     folder: Path, *, running: int = 0, waiting: int = 0, deferred: int = 0, beside: str = "", steps: int = 1000
 ) -> Report:
     """An idle server's pages, on which nothing moves, with these requests in it, after so many steps."""
+    return pages(folder, lambda _: beside, running=running, waiting=waiting, deferred=deferred, steps=steps)
+
+
+def pages(
+    folder: Path,
+    beside: Callable[[float], str],
+    *,
+    running: int = 0,
+    waiting: int = 0,
+    deferred: int = 0,
+    steps: int = 1000,
+) -> Report:
+    """The same with what stands beside vLLM's page at each time."""
 
     def page(text: str) -> str:
         for name, value in {"running": running, "waiting": waiting}.items():
             text = rewriting.with_value(text, GAUGE.format(name), f"{value}.0")
         text = rewriting.with_value(text, GAUGE.format("waiting_by_reason") + ',reason="deferred"', f"{deferred}.0")
-        text = rewriting.with_value(text, STEPS, f"{steps}.0")
-        return text + beside
+        return rewriting.with_value(text, STEPS, f"{steps}.0")
 
-    return doctor.run(
-        ObserveOptions([str(rewriting.write(folder, rewriting.changed(rewriting.scrapes("idle"), page)))])
-    )
+    changed = rewriting.changed(rewriting.scrapes("idle"), page)
+    scrapes = ((t, host, text + beside(t)) for t, host, text in changed)
+    return doctor.run(ObserveOptions([str(rewriting.write(folder, scrapes))]))
 
 
 def present(report: Report) -> set[str]:
@@ -104,6 +117,42 @@ def test_a_step_that_may_compile_is_no_stall_yet(tmp_path: Path, compiles: bool)
     report = still(tmp_path, running=2, **shown)
     assert (report.verdict, present(report)) == ("unknown", set())
     assert "compiles kernels" in report.blind[0]
+
+
+BY_A_COMPILER, IN_ITS_MAIN_THREAD = "children_cpu_seconds_total", "page_faults_total"
+
+
+def worked(family: str, rate: float, role: str = "worker") -> Callable[[float], str]:
+    """What a process of this role does, at that rate."""
+    return lambda t: f'diag_vllm_process_{family}{{pid="9",role="{role}",rank="0"}} {rate * (t - 1.7e9)}\n'
+
+
+def adapters(ran: str) -> Callable[[float], str]:
+    """A server with LoRA, and the adapters that have run."""
+    return lambda _: f'vllm:lora_requests_info{{max_lora="1",running_lora_adapters="{ran}"}} 1\n'
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [worked(BY_A_COMPILER, 0.5), worked(IN_ITS_MAIN_THREAD, 5000), adapters("")],
+    ids=["compiler", "main_thread", "first_adapter"],
+)
+def test_a_step_that_compiles_without_a_line_in_the_log_is_no_stall_yet(
+    tmp_path: Path, beside: Callable[[float], str]
+) -> None:
+    """The first request with an image or an adapter, to an engine that has served for long."""
+    report = pages(tmp_path, beside, running=2)
+    assert (report.verdict, present(report)) == ("unknown", set())
+    assert "compiles kernels" in report.blind[0]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [worked(BY_A_COMPILER, 0.5, "api_server"), worked(BY_A_COMPILER, 0), worked(IN_ITS_MAIN_THREAD, 1), adapters("a")],
+    ids=["api_server", "no_compiler", "hangs", "adapter_ran"],
+)
+def test_what_compiles_nothing_for_the_engine_excuses_no_stall(tmp_path: Path, beside: Callable[[float], str]) -> None:
+    assert present(pages(tmp_path, beside, running=2)) == {"engine_stalled"}
 
 
 def test_an_engine_that_compiled_long_ago_is_stalled(tmp_path: Path) -> None:

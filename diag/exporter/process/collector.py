@@ -5,7 +5,7 @@ A look reads the processes that are new since the last one, and one small file f
 
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +18,7 @@ from diag.exporter.process.table import (
     HALTED,
     ProcessEntry,
     ProcessTable,
+    ancestry,
     listeners,
     oom_kills,
     proc,
@@ -70,7 +71,12 @@ class ProcessCollector:
     def collect(self) -> Collected:
         """When the server was started; CPU time and state of every process, how many run in each role."""
         view = self._view = self._look(self._view or ProcessView())
-        samples = [sample for pid, owner in view.owners.items() for sample in _samples(pid, view.members[pid], owner)]
+        helped = _helped(view)
+        samples = [
+            sample
+            for pid, owner in view.owners.items()
+            for sample in _samples(pid, view.members[pid], owner, helped.get(pid, 0.0))
+        ]
         problem = "" if samples else view.problem
         running = _running(samples, view.members)
         ended = {"engine"} if "api_server" in view.roles and not running["api_server"] else set()
@@ -166,11 +172,25 @@ def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:
     return {pid: entry for pid, entry in found if members[entry.parent].created <= entry.created}
 
 
-def _samples(pid: int, entry: ProcessEntry, owner: Owner) -> Iterator[Sample]:
+def _helped(view: ProcessView) -> Mapping[int, float]:
+    """CPU seconds of what runs for each process of vLLM and has no role of its own: a compiler, and what it starts."""
+    seconds: dict[int, float] = defaultdict(float)
+    for pid in view.members.keys() - view.owners.keys():
+        for_whom = next((above for above in ancestry(view.members, pid) if above in view.owners), None)
+        usage = view.members[pid].usage() if for_whom else None
+        if for_whom and usage:
+            seconds[for_whom] += usage.cpu + usage.ended
+    return seconds
+
+
+def _samples(pid: int, entry: ProcessEntry, owner: Owner, helped: float) -> Iterator[Sample]:
     labels = (str(pid), owner.role, owner.rank)
     usage = entry.usage()
     if usage:
         yield "diag_vllm_process_cpu_seconds_total", labels, usage.cpu
+        yield "diag_vllm_process_children_cpu_seconds_total", labels, usage.ended + helped
+        if usage.faults is not None:
+            yield "diag_vllm_process_page_faults_total", labels, usage.faults
         if usage.waited is not None:
             yield "diag_vllm_process_cpu_wait_seconds_total", labels, usage.waited
         if usage.read is not None:

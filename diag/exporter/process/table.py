@@ -94,7 +94,20 @@ class ProcessEntry:
                 resident = self.process.memory_info().rss
         except psutil.Error:
             return None
-        return ProcessUsage(times.user + times.system, HALTED.get(status, ""), resident, self._waited(), self._read())
+        return ProcessUsage(
+            cpu=times.user + times.system,
+            ended=times.children_user + times.children_system,
+            halted=HALTED.get(status, ""),
+            resident=resident,
+            faults=self._faults(),
+            waited=self._waited(),
+            read=self._read(),
+        )
+
+    def _faults(self) -> int | None:
+        """Page faults of its main thread; None where they cannot be read."""
+        words = self._words(f"task/{self.process.pid}/stat", after=b")")
+        return int(words[7]) + int(words[9]) if len(words) > 9 else None
 
     def _read(self) -> int | None:
         """Bytes that were read from storage for it; None where that must not be known."""
@@ -106,10 +119,11 @@ class ProcessEntry:
         words = self._words("schedstat")
         return int(words[1]) / 1e9 if len(words) > 1 else None
 
-    def _words(self, file: str) -> list[bytes]:
-        """Those of one of its files in /proc; none where it must not be read."""
+    def _words(self, file: str, after: bytes = b"") -> list[bytes]:
+        """Those of one of its files in /proc, behind the last of these bytes; none where it must not be read."""
         try:
-            return (proc() / str(self.process.pid) / file).read_bytes().split()
+            text = (proc() / str(self.process.pid) / file).read_bytes()
+            return (text.rpartition(after)[2] if after else text).split()
         except OSError:
             return []
 
@@ -123,13 +137,15 @@ class ProcessEntry:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """CPU seconds, the state in which the kernel has halted it or "", bytes in memory, seconds without a CPU, bytes
-    read.
+    """CPU seconds of its own and of its children that have ended, the state in which the kernel has halted it or "",
+    bytes in memory, page faults of its main thread, seconds without a CPU, bytes read.
     """
 
     cpu: float
+    ended: float
     halted: str
     resident: int
+    faults: int | None
     waited: float | None
     read: int | None
 

@@ -83,7 +83,22 @@ FIRST_STEPS = (
     f" or sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))) < {WARM_STEPS})"
 )
 COMPILED = event_time(COMPILED_WHILE_SERVING)
-COMPILES = f"(max by (instance) ({COMPILED.replace('$by', 'instance')}) > time() - 120)"
+# The first request with an image or an adapter compiles too, often without a line in the log: its compiler is a child
+# of the engine or of a worker, or their main thread works on memory that is new to it. A hang does neither: a thread
+# that spinned or waited for 10 s had no page fault, one that compiled had thousands a second.
+ENGINE_OR_WORKER = 'role=~"engine|worker"'
+AT_WORK = (
+    f"(max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{{{ENGINE_OR_WORKER}}}[2m])) > 1"
+    f" or max by (instance) (rate(diag_vllm_process_page_faults_total{{{ENGINE_OR_WORKER}}}[30s])) > 100)"
+)
+# vLLM lists every set of adapters that has run since its start: with none, the first one may be what is compiled for.
+NO_ADAPTER_YET = (
+    "(count by (instance) (last_over_time(vllm:lora_requests_info[$window]))"
+    ' unless count by (instance) (last_over_time(vllm:lora_requests_info{running_lora_adapters!=""}[$window])))'
+)
+COMPILES = (
+    f"(max by (instance) ({COMPILED.replace('$by', 'instance')}) > time() - 120 or {AT_WORK} or {NO_ADAPTER_YET})"
+)
 STUCK_2M = f"(({stuck('2m')} * {seen_before('100s')}) > 0)"
 requests_stuck = Signal(
     "requests in flight without progress",
@@ -92,7 +107,8 @@ requests_stuck = Signal(
     f" or ({stuck('$window', 2)} * {seen_before('25s')} unless {FIRST_STEPS} unless on (instance) {COMPILES})",
     "requests in flight without any progress: {value}",
     "requests",
-    needs=f"two minutes in the first {WARM_STEPS} steps of an engine, or where it compiles kernels",
+    needs=f"two minutes in the first {WARM_STEPS} steps of an engine, or where it compiles kernels (as for a first"
+    " LoRA adapter)",
 )
 # A request in a step, however long the step, was counted as running before: a prefill in one step is no refused
 # admission. Nor is a request that is deferred, until its KV transfer or its grammar is there.
