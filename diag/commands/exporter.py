@@ -4,11 +4,14 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from diag.core.formatting import quantity
 from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
 from diag.exporter.collector_thread import CollectorThread
@@ -20,7 +23,12 @@ from diag.exporter.vllm_page import PageScraper, server
 from diag.http.address import parse
 from diag.http.vllm_server import Probe
 
+if TYPE_CHECKING:
+    from diag.diagnosis.liveness import Health
+
 log = logging.getLogger("diag.exporter")
+JUDGED_EVERY, TOO_OLD = 5.0, 60.0
+"""Seconds between two scrapes for /livez and /readyz, and after which the last judgement says nothing any more."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -52,6 +60,7 @@ class Exporter:
         )
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
         self._host_page = HostPage(self._host, self._probe.samples if self._probe else tuple)
+        self._liveness = LivenessThread(address.instance, partial(self.page, options.timeout))
 
     def page(self, seconds: float) -> bytes:
         """The whole page, of what is there within so many seconds."""
@@ -59,6 +68,11 @@ class Exporter:
         self._vllm.wait_until_sent()
         collections = self._host_page.collect()
         return self._host_page.page(vllm.result(seconds), collections, seconds)
+
+    def health(self, path: str) -> tuple[bool, str]:
+        """Whether vLLM is alive or ready, which of them the path asks, and a sentence."""
+        health = self._liveness.health()
+        return (health.alive, health.liveness) if path == serve.LIVENESS else (health.ready, health.readiness)
 
     def start(self) -> None:
         """Start what goes on between the scrapes: the log, Xid errors, the probe."""
@@ -90,6 +104,41 @@ class ProbeThread:
     def samples(self) -> Sequence[Sample]:
         """The result of the last probe; nothing before the first."""
         return self._last.samples() if self._last else ()
+
+
+class LivenessThread:
+    """Judges a page every few seconds, in a thread that begins with the first question: most sites ask none."""
+
+    def __init__(self, instance: str, page: Callable[[], bytes]) -> None:
+        self._instance = instance
+        self._page = page
+        self._first = threading.Lock()
+        self._health: Health | None = None
+        self._judged = 0.0
+
+    def health(self) -> "Health":
+        """The last judgement; where that is long ago, nobody can tell."""
+        from diag.diagnosis.liveness import unknown  # with all that judges: 20 MiB
+
+        if self._first.acquire(blocking=False):
+            threading.Thread(target=self._go_on, name="diag-liveness", daemon=True).start()
+        if self._health is None:
+            return unknown("nothing has been judged yet")
+        age = time.monotonic() - self._judged
+        return self._health if age < TOO_OLD else unknown(f"the last scrape ended {quantity(age, 'seconds')} ago")
+
+    def _go_on(self) -> None:
+        from diag.diagnosis.liveness import Liveness
+
+        liveness = Liveness(self._instance, JUDGED_EVERY)
+        while True:
+            at = round(time.time() * 1000)
+            try:
+                self._health = liveness.observe(at, self._page())
+                self._judged = time.monotonic()
+            except Exception:  # whatever it is: a server must not be restarted for a defect of ours
+                log.exception("the liveness of vLLM cannot be judged")
+            time.sleep(JUDGED_EVERY)
 
 
 def _absolute(log: str) -> str:

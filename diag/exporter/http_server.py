@@ -21,15 +21,19 @@ LEAST_SCRAPE = 0.1
 """Seconds; no Prometheus gives a scrape less."""
 MOST_HEAD, MOST_BODY = 2**17, 2**16
 """Bytes of a request's lines, and of a body that is read to no use; a longer one ends the connection."""
+LIVENESS, READINESS = PROBES = ("/livez", "/readyz")
 _TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
 _TEXT = "text/plain; charset=utf-8"
 
 
 class PageSource(Protocol):
-    """What the server needs: a page within so many seconds."""
+    """What the server asks."""
 
     def page(self, seconds: float) -> bytes:
-        """The whole page."""
+        """The whole page, within so many seconds."""
+
+    def health(self, path: str) -> tuple[bool, str]:
+        """Whether the server is alive or ready, which of them a path of PROBES asks, and one sentence; at once."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Head:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of /metrics, and of / with where that is."""
+    """Answers GET and HEAD of /metrics, of the probes, and of / with where they are."""
 
     protocol_version = "HTTP/1.1"
     timeout = PATIENCE
@@ -97,10 +101,13 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._answer(200, CONTENT_TYPE, self._exporter.page(self._seconds()))
+        elif path in PROBES:
+            well, sentence = self._exporter.health(path)
+            self._answer(200 if well else 503, _TEXT, f"{sentence}\n".encode())
         elif path == "/":
-            self._answer(200, _TEXT, b"diag exporter: the page is at /metrics\n")
+            self._answer(200, _TEXT, b"diag exporter: the page is at /metrics, the probes are at /livez and /readyz\n")
         else:
-            self._answer(404, _TEXT, b"there is only /metrics here\n")
+            self._answer(404, _TEXT, b"there are only /metrics, /livez and /readyz here\n")
 
     do_HEAD = do_GET  # noqa: N815
 

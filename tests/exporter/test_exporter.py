@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from support.live.server import free_port
 from support.paths import ROOT
 from support.processes import TP2
 from support.processes import serving as processes
+from support.waiting import until
 
 DIAG = str(Path(sys.executable).parent / "diag")
 LOG = ROOT / "tests" / "recordings" / "tp2_long_stall" / "server.log"
@@ -46,6 +48,14 @@ class Running:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=20) as answer:
             assert answer.status == 200
             return answer.read()
+
+    def asked(self, path: str) -> tuple[int, str]:
+        """What a path answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
 
     def value(self, line: str) -> float | None:
         """The value of the line that begins so."""
@@ -108,6 +118,13 @@ def test_the_whole_page(tmp_path: Path, golden: Callable[[str, str], None]) -> N
         page = running.page()
     assert page.startswith(vllms_page())
     golden("exporter.prom", settled(page[len(vllms_page()) :]))
+
+
+def test_its_probes_answer_by_the_pages_that_it_judges(tmp_path: Path) -> None:
+    with serving(pages(vllms_page())) as vllm, exporting(tmp_path, [], vllm.url) as running:
+        assert running.asked("/readyz") == (503, "cannot tell: nothing has been judged yet\n")
+        until(lambda: running.asked("/readyz")[0] == 200)
+        assert running.asked("/livez")[0] == 200
 
 
 def test_a_signal_ends_it(tmp_path: Path) -> None:

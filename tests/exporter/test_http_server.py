@@ -56,6 +56,15 @@ def test_the_parts_get_less_time_than_the_scrape(header: str, seconds: str) -> N
     assert body == f"seconds {seconds}\n".encode()
 
 
+def test_a_probe_is_answered_by_its_status_and_one_sentence() -> None:
+    with listening() as url:
+        assert [get(f"{url}{path}")[::2] for path in ("/livez", "/readyz?verbose", "/healthz")] == [
+            (200, b"this is /livez\n"),
+            (503, b"this is /readyz\n"),
+            (404, b"there are only /metrics, /livez and /readyz here\n"),
+        ]
+
+
 def talk(url: str, *parts: bytes) -> bytes:
     """Send bytes as they are; all that comes back until the server closes."""
     host, port = url.partition("//")[2].split(":")

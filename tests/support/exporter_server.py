@@ -11,10 +11,13 @@ from diag.exporter.http_server import Listen, PageServer, PageSource
 
 
 class Saying:
-    """Answers the seconds it was given."""
+    """Answers the seconds it was given; its probes say that only what is asked for its life is well."""
 
     def page(self, seconds: float) -> bytes:
         return b"seconds %.2f\n" % seconds
+
+    def health(self, path: str) -> tuple[bool, str]:
+        return path == "/livez", f"this is {path}"
 
 
 ANYWHERE = Listen("127.0.0.1", 0)

@@ -1,0 +1,102 @@
+"""What /livez and /readyz answer through a recording: only a hang and a death are answered 503, and only those."""
+
+from collections.abc import Iterable
+
+import pytest
+from support.paths import RECORDINGS
+from support.rewriting import Scrape, scrapes
+
+from diag.diagnosis.liveness import Health, Liveness
+
+NO_PAGE = "diag_vllm_up 0\n"
+"""What the exporter still answers where vLLM does not."""
+DEAD = {
+    "engine_dead",
+    "engine_device_fault",
+    "engine_died_in_cascade_vllm_0_11_0",
+    "gpu_fault",
+    "host_memory_killed",
+}
+ALL = sorted(folder.name for folder in RECORDINGS.iterdir() if (folder / "metrics.prom.gz").exists())
+
+
+def healths(seen: Iterable[Scrape], every: float = 5.0) -> list[tuple[float, Health]]:
+    """The health after each scrape of one server, and its unix seconds."""
+    liveness = Liveness("server", every)
+    return [(at, liveness.observe(round(1000 * at), (page or NO_PAGE).encode())) for at, _, page in seen]
+
+
+def thinned_to(name: str, every: float) -> list[Scrape]:
+    kept: list[Scrape] = []
+    for scrape in scrapes(name):
+        if not kept or scrape[0] - kept[-1][0] > every - 0.25:
+            kept.append(scrape)
+    return kept
+
+
+def going_on(seen: list[Scrape], seconds: float) -> list[Scrape]:
+    """The last page again and again, as a server answers it that hangs."""
+    last, instance, page = seen[-1]
+    return [*seen, *((last + step, instance, page) for step in range(5, round(seconds) + 1, 5))]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in DEAD])
+def test_nothing_that_was_recorded_but_a_death_is_worth_a_restart(name: str) -> None:
+    """Busy, idle, paused, starting, failing to start, long prefills and short hangs."""
+    assert [health.liveness for _, health in healths(thinned_to(name, 5.0)) if not health.alive] == []
+
+
+@pytest.mark.parametrize("name", sorted(DEAD))
+def test_a_death_is_answered_503_within_90_seconds(name: str) -> None:
+    seen = thinned_to(name, 5.0)
+    last = healths(going_on(seen, 60))[-1][1]
+    assert (last.alive, last.ready) == (False, False)
+    assert " is dead: " in last.liveness
+
+
+def hung_at(name: str, after: float) -> list[Scrape]:
+    """A recording whose pages stay what they were so many seconds after its beginning."""
+    seen = thinned_to(name, 5.0)
+    kept = [scrape for scrape in seen if scrape[0] - seen[0][0] <= after]
+    return going_on(kept, 150)
+
+
+def test_a_standstill_of_two_minutes_is_a_hang_and_none_before() -> None:
+    seen = hung_at("healthy", 60)
+    begun = seen[-1][0] - 150
+    told = healths(seen)
+    first = next(at for at, health in told if not health.alive)
+    assert 115 <= first - begun <= 130
+    waiting = next(health for at, health in told if at >= begun + 60)
+    assert waiting.ready is False
+    assert "requests in flight, and no token or request moves (the answer is 503 if that lasts" in waiting.liveness
+
+
+def test_a_stopped_process_is_proof_so_that_90_seconds_are_enough() -> None:
+    seen = hung_at("healthy", 60)
+    begun = seen[-1][0] - 150
+    stopped = 'diag_vllm_process_stopped{role="engine",rank="",pid="7",state="stopped"} '
+
+    def with_process(scrape: Scrape) -> Scrape:
+        at, instance, page = scrape
+        return at, instance, f"{page}{stopped}{int(at > begun)}\n"
+
+    first = next(at for at, health in healths(map(with_process, seen)) if not health.alive)
+    assert first - begun <= 90
+
+
+def test_a_server_that_is_paused_or_gone_gets_no_requests_and_is_not_restarted() -> None:
+    paused = healths(thinned_to("scheduler_paused", 2.0))[-1][1]
+    assert (paused.alive, paused.ready) == (True, False)
+    assert "POST /resume" in paused.readiness
+    silent = healths(scrapes("fail_max_model_len"))[-1][1]
+    assert (silent.alive, silent.ready, silent.readiness) == (True, False, "vLLM's /metrics does not answer")
+
+
+def test_a_server_that_serves_again_is_ready_at_once() -> None:
+    """Its container was started again; what was seen before is not held against it."""
+    dead = going_on(thinned_to("engine_dead", 5.0), 60)
+    again = [(dead[-1][0] + 10 * step, who, page) for step, (_, who, page) in enumerate(list(scrapes("idle"))[:6], 1)]
+    told = [health for _, health in healths([*dead, *again])]
+    assert not told[len(dead) - 1].alive
+    assert all(health.alive and health.ready for health in told[len(dead) + 1 :])
