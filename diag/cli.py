@@ -19,6 +19,7 @@ from diag.commands.options import (
     HERE,
     LONGEST_PAUSE,
     LONGEST_WAIT,
+    BaselineScrapeOptions,
     ConfigurationOptions,
     ContractFile,
     EvidenceOptions,
@@ -68,6 +69,12 @@ class FailOn(StrEnum):
     never = "never"
 
 
+class BaselineAction(StrEnum):
+    """What is done with a baseline; `diag doctor --baseline` reads it."""
+
+    save = "save"
+
+
 class Until(StrEnum):
     """When a watch ends by itself."""
 
@@ -113,6 +120,15 @@ def doctor(
         bool, scrape_option("--probe", help="Also send one request for one token: the only load diag ever causes.")
     ] = False,
     evidence: EvidenceOptions,
+    baseline: Annotated[
+        Path | None,
+        evidence_option(
+            "--baseline",
+            metavar="FILE",
+            help="What is normal here, by diag baseline save.  [default: [baseline] file of diag.toml]",
+            show_default=False,
+        ),
+    ] = None,
     output: FormatOptions,
     html: Annotated[
         Path | None,
@@ -150,6 +166,8 @@ def doctor(
     options = observe_options(targets, prometheus, scrape, evidence, configuration, probe=probe)
     if quiet and (verbose or keep_watching or form != "terminal"):
         raise BadUsage("--quiet prints line 1 only: leave out --verbose, --watch, --json and --markdown")
+    if baseline and keep_watching:
+        raise BadUsage("--watch prints incidents as they begin and end: leave out --baseline")
     if until_what and not keep_watching:
         raise BadUsage("--until needs --watch: it says when the watch ends")
     if keep_watching and form != "terminal":
@@ -159,7 +177,7 @@ def doctor(
 
         report, status = watch.watch(options, until_what is Until.resolved), 0
     else:
-        report = work.run(options)
+        report = work.run(options, baseline)
         work.print_report(report, form, verbose=verbose, quiet=quiet)
         status = work.exit_code(report, fail_on.value)
     if html:
@@ -242,6 +260,46 @@ def record(
     from diag.commands.record import run
 
     typer.echo(run(observe_options(target, scrape, evidence), folder))
+
+
+@command("Collect")
+def baseline(
+    action: Annotated[BaselineAction, typer.Argument(metavar="save", help="Save what is observed.")],
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help=f"URLs of vLLM servers or of diag exporters, or recordings, several of them too.  [default: {HERE}]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    prometheus: PrometheusOptions,
+    scrape: BaselineScrapeOptions,
+    evidence: EvidenceOptions,
+    file: Annotated[
+        Path | None,
+        output_option(
+            "--file",
+            metavar="FILE",
+            help="File to add to.  [default: [baseline] file of diag.toml, else baseline.json]",
+            show_default=False,
+        ),
+    ] = None,
+    even_ill: Annotated[
+        bool, output_option("--even-ill", help="Learn from servers with an incident too: by default they are left out.")
+    ] = False,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Save how fast healthy servers are at each load, for diag doctor --baseline to compare with.
+
+    ITL, TTFT, output tokens/s, energy per token, prefix cache hit rate and start-up phases are kept for each model,
+    vLLM release, GPU and set of flags.
+    """
+    from diag.commands.baseline import run
+
+    assert action is BaselineAction.save
+    typer.echo(run(observe_options(targets, prometheus, scrape, evidence, configuration), file, even_ill))
 
 
 @command("Collect")

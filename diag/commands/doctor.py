@@ -1,27 +1,59 @@
 """`diag doctor`: the report of a recording, of live servers or of a Prometheus, its text and its exit status."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from diag.commands.observe import ObserveOptions, prometheus_source, take_snapshot
+from diag.commands.observe import ObserveOptions, judge_observation, observe, prometheus_source
 from diag.commands.site import site
+from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.core.incident import Incident
 from diag.core.writing import written_whole
-from diag.diagnosis.report import Report
+from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.report import Normality, Report
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 Format = Literal["terminal", "json", "markdown"]
 
 
-def run(options: ObserveOptions) -> Report:
-    """Diagnose one recording, live servers, or the servers in a Prometheus."""
+def run(options: ObserveOptions, baseline: Path | None = None) -> Report:
+    """Diagnose one recording, live servers, or the servers in a Prometheus, beside what is normal for them."""
+    contract, incidents = site(options.incidents, options.contract)
+    file = baseline or (Path(contract.baseline) if contract.baseline else None)
+    if file is None:
+        report, queries = look(options, contract, incidents)
+        return report._replace(normality=_by_peers(queries)) if _has_ill_peers(report) else report
+    from diag.verify.baseline import read
+    from diag.verify.normal import by_baseline
+
+    known = read(file)  # before a server is asked in vain
+    report, queries = look(options, contract, incidents)
+    return report._replace(normality=by_baseline(queries, known, str(file)))
+
+
+def look(options: ObserveOptions, contract: Contract, incidents: Sequence[Incident]) -> tuple[Report, QueryCache]:
+    """The diagnosis, and the queries that it was made from."""
     if options.prometheus:
         from diag.diagnosis import fleet
 
-        contract, incidents = site(options.incidents, options.contract)
-        return fleet.judge(prometheus_source(options, contract), incidents, contract, options.launch)
-    return take_snapshot(options).report
+        remote = prometheus_source(options, contract)
+        queries = QueryCache(remote, contract)
+        return fleet.judge_queries(remote, incidents, queries, options.launch), queries
+    snapshot = judge_observation(observe(options, contract), contract, incidents)
+    return snapshot.report, snapshot.queries
+
+
+def _has_ill_peers(report: Report) -> bool:
+    """Whether some of several servers are ill: what the others do may say why."""
+    return len(report.observed.servers) > 1 and report.verdict in ("warning", "critical")
+
+
+def _by_peers(queries: QueryCache) -> Normality:
+    from diag.verify.normal import by_peers
+
+    return by_peers(queries)
 
 
 def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:

@@ -88,6 +88,12 @@ NOTES = {
         exits={0: "fixed", 1: "better, or no effect", 2: "worse", 3: "not comparable", **UNREACHABLE},
         environment=CREDENTIALS,
     ),
+    "baseline": notes(
+        "diag baseline save http://127.0.0.1:8000 --file normal.json",
+        "diag baseline save --prometheus http://prom:9090 --window 24h --model 'qwen.*'",
+        exits={0: "saved", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
     "config": notes(
         "diag config http://127.0.0.1:8000",
         "diag config recordings/monday --json",

@@ -77,7 +77,7 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
 
 def observe(options: ObserveOptions, contract: Contract) -> Observation:
     """The samples of one recording, or of live servers that are scraped for it."""
-    paths = [Path(target) for target in options.targets if _is_path(target)]
+    paths = [Path(target) for target in options.targets if is_path(target)]
     if not paths:
         with _nor_a_path(options.targets):
             return _scrape(options, contract)
@@ -90,7 +90,7 @@ def observe(options: ObserveOptions, contract: Contract) -> Observation:
     return read(paths[0], launch=options.launch)
 
 
-def _is_path(target: str) -> bool:
+def is_path(target: str) -> bool:
     """Whether a target is a path: one that exists, whose folder exists, or that cannot be a URL."""
     folder, slash, _ = target.rpartition("/")
     return (
@@ -114,7 +114,7 @@ def _nor_a_path(targets: Sequence[str]) -> Iterator[None]:
 
 def observe_once(options: ObserveOptions) -> Observation:
     """A recording as a whole, or live servers at one moment."""
-    if any(map(_is_path, options.targets)):
+    if any(map(is_path, options.targets)):
         return observe(options, Contract())
     from diag.sources.live.scrape import watch
 

@@ -90,6 +90,13 @@ class RecordOptions(ScrapeOptions):
 
 
 @dataclass(frozen=True)
+class BaselineScrapeOptions(ScrapeOptions):
+    """How live servers are observed to learn what is normal: long enough for several loads."""
+
+    watch: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to observe.")] = 300.0
+
+
+@dataclass(frozen=True)
 class PrometheusOptions:
     """Which Prometheus is queried, about which servers, and for which time."""
 

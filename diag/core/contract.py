@@ -45,7 +45,8 @@ class Site:
 class Contract:
     """One entry for each placeholder that an expression may use; `origin` is the file, "" for the defaults.
 
-    `ignored_rules` are the ids of lint rules that [lint] ignores, with the place that names them.
+    `ignored_rules` are the ids of lint rules that [lint] ignores, with the place that names them. `baseline` is the
+    file of what is normal, "" for none.
     The default SLOs are so wide that a server which violates them is of no use to anybody.
     """
 
@@ -59,6 +60,7 @@ class Contract:
     site: Site = Site()
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     ignored_rules: Mapping[str, str] = field(default_factory=dict)
+    baseline: str = ""
     origin: str = ""
     stated: frozenset[str] = frozenset()
 

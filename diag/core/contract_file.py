@@ -5,6 +5,7 @@
 "preemptions / finished request" = 0.3
 [site]        labels = ["cluster", "pod"]    the entries of `Site`
 [lint]        ignore = ["no_model"]          ids of the rules whose findings `diag lint` drops
+[baseline]    file = "normal.json"           what is normal here, by `diag baseline save`; beside diag.toml
 """
 
 import re
@@ -51,7 +52,7 @@ class _File:
 
     def contract(self) -> Contract:
         for name in self.tables:
-            self._known(name, ("contract", "limits", "site", "lint"), "")
+            self._known(name, ("contract", "limits", "site", "lint", "baseline"), "")
         stated = self._table("contract")
         buckets = self._buckets(stated.pop("buckets", []))
         entries = {name: self._entry(name, value, buckets) for name, value in stated.items()}
@@ -60,6 +61,7 @@ class _File:
             site=self._site(),
             limits=self._limits(),
             ignored_rules=self._ignored_rules(),
+            baseline=self._baseline(),
             origin=str(self.path),
             stated=frozenset(entries),
         )
@@ -137,6 +139,16 @@ class _File:
         if not (isinstance(ignored, list) and all(isinstance(rule, str) for rule in ignored)):
             raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {_shown(ignored)}")
         return dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}")
+
+    def _baseline(self) -> str:
+        """The file, as it is found from the folder of this one."""
+        table = self._table("baseline")
+        for name in table:
+            self._known(name, ("file",), "baseline")
+        name = table.get("file", "")
+        if not isinstance(name, str):
+            raise self.bad("baseline", "file", f"file must be the name of a file, not {_shown(name)}")
+        return str(self.path.parent / name) if name else ""
 
     def _site(self) -> Site:
         table = self._table("site")

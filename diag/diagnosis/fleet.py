@@ -22,7 +22,14 @@ VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]
 
 def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Contract, launch: str = "") -> Report:
     """Judge all of the remote's servers; `launch` is the command of the one, where there is one."""
-    queries, launch = QueryCache(remote, contract), shown(launch)
+    return judge_queries(remote, incidents, QueryCache(remote, contract), launch)
+
+
+def judge_queries(
+    remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache, launch: str = ""
+) -> Report:
+    """The same by a cache that can be asked for more afterwards."""
+    launch = shown(launch)
     with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
         context = pool.submit(_context, remote, incidents, queries)
         for _ in pool.map(lambda query: queries.ask(*query), _queries(incidents, queries)):

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from diag.core.formatting import listed, plural, quantity
+from diag.core.formatting import listed, number, plural, printable, quantity
 from diag.core.incident import RANK, Incident
+from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.onset import dated
@@ -49,6 +50,59 @@ class Observed(NamedTuple):
     not_measured: tuple[str, ...] = ()
 
 
+class NormalReading(NamedTuple):
+    """How fast a server is against what is normal at its load: evidence, never a verdict.
+
+    `normal` is the median of `windows` windows at this load (`given`: texts with their numbers) and `spread` their
+    robust standard deviation; `worse` is the direction that users would not like; `against` says whose normal it is,
+    `version` of which release; `notable` is whether more than chance and the usual spread is between the two.
+    """
+
+    subject: Subject
+    measure: str
+    unit: str
+    worse: Literal["higher", "lower"]
+    value: float
+    normal: float
+    spread: float
+    given: tuple[tuple[str, float], ...]
+    against: str
+    version: str
+    own_version: str
+    windows: int
+    notable: bool
+
+    @property
+    def ratio(self) -> float | None:
+        """The value as a multiple of what is normal."""
+        return self.value / self.normal if self.normal else None
+
+    @property
+    def load(self) -> str:
+        """The load at which it was compared."""
+        return " and ".join(text.format(number(value)) for text, value in self.given)
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in words, with the load and the release."""
+        times = "" if self.ratio is None else f"{number(self.ratio)}x "
+        now = f" (now {printable(self.own_version)})" if self.own_version not in ("", self.version) else ""
+        version = f", vLLM {printable(self.version)}{now}" if self.version else ""
+        usual = f"{quantity(self.normal, self.unit)} ± {quantity(self.spread, self.unit)}"
+        shown = quantity(self.value, self.unit)
+        return (
+            f"{self.measure} {shown}: {times}{self.against} ({usual}){' at ' if self.given else ''}{self.load}{version}"
+        )
+
+
+class Normality(NamedTuple):
+    """The comparison with a baseline file, or with peers (""); `reasons` say why some could not be compared."""
+
+    file: str = ""
+    readings: tuple[NormalReading, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
 class Finding(NamedTuple):
     """A diagnosis with what to do about it, and the log lines that decide it.
 
@@ -76,6 +130,7 @@ class Report(NamedTuple):
     blind: tuple[str, ...]
     contract: tuple[str, ...]
     gone: tuple[str, ...] = ()
+    normality: Normality = Normality()
 
     @property
     def present(self) -> tuple[Finding, ...]:

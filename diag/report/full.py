@@ -11,6 +11,7 @@ from diag.report.verdict import verdicts
 
 ROWS = 5
 SERVERS = 20
+NORMAL = 20
 
 
 def render(report: Report) -> str:
@@ -101,6 +102,7 @@ def _footer(report: Report) -> list[str]:
     facts = {
         "source": [words.source(report, words.time_format(report))],
         "server": words.folded(list(observed.servers), ROWS),
+        "normal": words.normality(report)[:NORMAL],
         "checked": words.checked(report, verbose=True),
         "unknown": words.blind(report),
         "not judged": words.undecided(report),

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from diag import __version__
-from diag.core.formatting import escaped, moment, pasted
+from diag.core.formatting import escaped, moment, pasted, quantity
 from diag.core.incident import RANK
 from diag.diagnosis.diagnose import Diagnosis, Reading
 from diag.diagnosis.proposals import Proposal
@@ -64,6 +64,7 @@ def _environment() -> Environment:
         "lasted": _lasted,
         "moment": moment,
         "now": _now,
+        "quantity": quantity,
         "svg": svg,
         "words": words,
     }

@@ -13,7 +13,7 @@ from diag.core.subjects import Subject
 from diag.diagnosis.diagnose import Reading
 from diag.diagnosis.proposals import FlagChange, Proposal, Value
 from diag.diagnosis.quotes import Quote
-from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.report import Finding, Normality, Report
 from diag.report import sentences as words
 
 SCHEMA = "diag.doctor/2"
@@ -37,6 +37,7 @@ def document(report: Report) -> dict[str, Any]:
         ],
         "diagnoses": [_diagnosis(finding) for finding in report.findings],
         "thresholds": list(report.contract),
+        "normal": _normality(report.normality),
     }
 
 
@@ -60,6 +61,31 @@ def _observed(report: Report) -> dict[str, Any]:
         "not_collected": list(report.observed.not_measured),
         "progress_unknown": list(report.blind),
         "notes": list(report.observed.notes),
+    }
+
+
+def _normality(found: Normality) -> dict[str, Any]:
+    return {
+        "baseline": found.file or None,
+        "readings": [
+            {
+                "subject": _subject(reading.subject),
+                "measure": reading.measure,
+                "unit": reading.unit,
+                "worse": reading.worse,
+                "value": reading.value,
+                "normal": reading.normal,
+                "spread": reading.spread,
+                "ratio": reading.ratio,
+                "load": reading.load,
+                "windows": reading.windows,
+                "vllm": reading.version,
+                "notable": reading.notable,
+                "sentence": reading.sentence,
+            }
+            for reading in found.readings
+        ],
+        "not_compared": list(found.reasons),
     }
 
 

@@ -11,6 +11,7 @@ from diag.diagnosis.report import Finding, Report
 from diag.report import fleet
 from diag.report import sentences as words
 
+NORMAL = 20
 SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#~&$!"})
 _LINK = lazy(r"(?<=[A-Za-z]):(?=//)|(?<=www)\.", re.IGNORECASE)
 _MENTION = lazy(r"@(?=\w)|#(?=\d)|(?<=\bGH-)(?=\d)", re.IGNORECASE)
@@ -106,6 +107,7 @@ def _fix(proposal: Proposal) -> str:
 def _footer(report: Report, verbose: bool) -> list[str]:
     facts = {
         "Source": [words.source(report, words.time_format(report))],
+        "Compared with what is normal": words.normality(report)[:NORMAL],
         "Checked": words.checked(report, verbose),
         "Unknown": [*words.blind(report), *(words.undecided(report) if verbose else [])],
         "Not collected": words.not_collected(report),

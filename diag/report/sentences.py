@@ -307,6 +307,18 @@ def blind(report: Report) -> list[str]:
     return [] if report.verdict == "unknown" else folded([escaped(sentence) for sentence in report.blind])
 
 
+def normality(report: Report) -> list[str]:
+    """What is unlike the normal of a baseline or of the peers; that all is like it, or why that is not known."""
+    found = report.normality
+    alone = len(instances(report)) == 1
+    unlike = [reading for reading in found.readings if reading.notable]
+    said = [f"{'' if alone else f'{place(reading.subject)}: '}{reading.sentence}" for reading in unlike]
+    if found.readings and not unlike:
+        names = listed(list(dict.fromkeys(reading.measure for reading in found.readings)), most=5)
+        said = [f"{names}: as usual at this load ({printable(found.file)})"]
+    return [*said, *(f"not compared with {printable(found.file)}: {reason}" for reason in found.reasons)]
+
+
 def undecided(report: Report) -> list[str]:
     """Which incidents are unknown where, and for want of which signals; in a fleet, on how many servers."""
     if is_fleet(report):

@@ -38,6 +38,7 @@ FIRST = (
     ("note", 1),
     ("not seen", 1),
     ("ruled out", 1),
+    ("normal", 1),
     ("cost", 0),
     ("purpose", 0),
     ("log", 1),
@@ -51,6 +52,7 @@ LAST = (
     ("trade-off", 1),
     ("impact", 1),
     ("where", 1),
+    ("normal", 0),
     ("episodes", 1),
     ("why", 3),
     ("server", 1),
@@ -101,6 +103,7 @@ def _incident(group: Sequence[Finding], report: Report) -> dict[str, Forms]:
         "where": _where(group, report),
         "episodes": _text("Episodes", [_episodes(finding.diagnosis, report)], 2),
         "evidence": _evidence(finding.diagnosis),
+        "normal": _normal(report),
         "log": _log(finding),
         **_do_now(chosen),
         **(_fix(chosen.fix) if chosen.fix else {}),
@@ -120,6 +123,7 @@ def _no_incident(report: Report) -> dict[str, Forms]:
         "blank": [[""]],
         "why": _text("Progress", _named_shortly(words.not_busy(report), report), 3),
         "server": _text("Server", words.folded(_named_shortly(report.observed.servers, report), 2), 3),
+        "normal": _normal(report),
     }
 
 
@@ -179,6 +183,11 @@ def _evidence(diagnosis: Diagnosis) -> Forms:
     """Five rows, and fewer."""
     lines = one_line_each(evidence.rows(diagnosis, culprits=True), 0, label="Evidence", width=LABEL, right=(1,))
     return [lines[:count] for count in range(len(lines), 0, -1)] or [[]]
+
+
+def _normal(report: Report) -> Forms:
+    """What is unlike normal, in at most three lines, then in one."""
+    return _text("Normal", _named_shortly(words.normality(report)[:3], report), 3)
 
 
 def _log(finding: Finding) -> Forms:

@@ -20,7 +20,7 @@ from support.bad_servers import Reply, Request
 
 from diag import promql
 from diag.commands import lint
-from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source
+from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source, take_snapshot
 from diag.commands.site import site
 from diag.core.contract import Contract
 from diag.core.contract_file import read as read_contract
@@ -42,6 +42,10 @@ from diag.promql import parts
 from diag.report import config, html, markdown, terminal
 from diag.report import json as as_json
 from diag.sources.recording.reader import read as read_recording
+from diag.verify.baseline import learn, save
+from diag.verify.baseline import read as read_baseline
+from diag.verify.normal import by_baseline
+from diag.verify.snapshot import Snapshot
 from diag.vllm.command.secrets import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.server import launch
@@ -117,6 +121,17 @@ def toml(text: bytes) -> str:
         return str([incident.id for incident in apply_overrides(load(), contract)])
 
 
+def baseline(text: bytes) -> str:
+    """A baseline file, compared with and added to."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "normal.json")
+        file.write_bytes(text)
+        known = read_baseline(file)
+        save(file, known)
+        report, queries, _ = _healthy()
+        return _every_form(report._replace(normality=by_baseline(queries, read_baseline(file), str(file))))
+
+
 def expression(text: bytes) -> str:
     """An expression of a user's incident file: checked, then evaluated."""
     words = text.decode("utf-8", "replace")
@@ -165,6 +180,17 @@ def _every_form(report: Report) -> str:
 @cache
 def _good_page() -> bytes:
     return next(_pages("healthy", 1)).partition(b"\n")[2]
+
+
+@cache
+def _healthy() -> Snapshot:
+    return take_snapshot(ObserveOptions([str(RECORDINGS / "healthy")]))
+
+
+def _baselines() -> Iterator[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder, "normal.json"), learn(_healthy().queries))
+        yield Path(folder, "normal.json").read_bytes()
 
 
 @cache
@@ -229,6 +255,7 @@ TARGETS: Mapping[str, Target] = {
     "command": Target(command, lambda: iter(())),
     "yaml": Target(yaml, _deploy),
     "toml": Target(toml, lambda: iter(())),
+    "baseline": Target(baseline, _baselines),
     "promql": Target(expression, lambda: (text for seeds in (_expressions, _incidents) for text in seeds())),
     "recording": Target(
         recording, lambda: _recordings("healthy", "kv_cascade", "engine_dead", "startup_hang", "lora_thrash")

@@ -18,6 +18,7 @@ from diag.exposition.page import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.sources.prometheus import servers
 from diag.sources.recording import reader
+from diag.verify import baseline
 from diag.vllm.command import parse
 from diag.vllm.memory import model
 
@@ -39,6 +40,8 @@ STATED = {
     "scrapes of a recording": f"{reader.MOST_SCRAPES:,} of {reader.MOST_TARGETS:,} servers",
     "values of a recording (scrapes times series)": f"{reader.MOST_VALUES:,}",
     "`diag.toml`, `recording.toml`": f"{toml.MOST_BYTES // MIB} MiB, {toml.MOST_PARTS} levels",
+    "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
+    f"{baseline.MOST_ROWS:,} windows of each",
     "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",
     "YAML in them": f"{yaml.MOST_VALUES:,} values with aliases written out, {yaml.MOST_DEPTH} levels",
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",

@@ -1,0 +1,148 @@
+"""How fast a server is under its load: one row of numbers for each engine and each short window that was observed.
+
+A row has the load (requests running and waiting, lengths) beside what users feel and what it costs, so that two
+times of a server, two releases or two replicas are compared at the same load only.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diag.core.subjects import Rows, Subject
+from diag.diagnosis.fleet import VERSIONS
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
+from diag.knowledge.signals import FINISHED, GENERATED_TOKENS, RUNNING, WAITING, counted, gauge, itl
+from diag.knowledge.signals.gpu import SERVING
+from diag.knowledge.signals.kv_cache import prefix_cache_hit_rate
+from diag.knowledge.signals.startup import PHASE, SPENT
+from diag.verify.load import BEGUN, BEGUN_TOKENS, FEWEST
+
+WINDOW = 10.0
+"""Seconds of one row; three scrapes of a server that is scraped less often than every 3 s."""
+FEWEST_TOKENS = 50
+"""Of a window: below, its mean says more of single requests than of the server (judged)."""
+ENGINE = ("instance", "engine")
+TOKEN_RATE = "rate(vllm:generation_tokens_total[$window])"
+COLUMNS: Mapping[str, str] = {
+    "running": gauge("avg_over_time(", RUNNING),
+    "waiting": gauge("avg_over_time(", WAITING),
+    "prompt_tokens": f"{BEGUN_TOKENS} / ({BEGUN} >= {FEWEST})",
+    "output_tokens": f"{GENERATED_TOKENS} / ({FINISHED} >= {FEWEST})",
+    "itl_seconds": f"{itl('sum')} / ({itl('count')} >= {FEWEST_TOKENS})",
+    "ttft_seconds": f"{counted('vllm:time_to_first_token_seconds_sum')} / ({BEGUN} >= {FEWEST})",
+    "tokens_per_second": f"sum by ($by) ({TOKEN_RATE}) > 0",
+    "joules_per_token": f"sum by (instance) (avg_over_time(diag_gpu_power_watts[$window]) {SERVING})"
+    f" / (sum by (instance) ({TOKEN_RATE}) > 0)",
+    "prefix_hit_share": prefix_cache_hit_rate.promql,
+}
+"""What a row has, by the name that a baseline file gives it."""
+MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
+GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
+SPEED_FLAGS = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs"),
+    *("max_num_batched_tokens", "max_model_len", "enforce_eager", "enable_prefix_caching", "block_size"),
+)
+"""The settings without which a speed means nothing, as far as a number says them."""
+FLAG_VALUES = {
+    flag: f'max by (instance) (last_over_time(diag_vllm_config{{flag="{flag}"}}[$window]))' for flag in SPEED_FLAGS
+}
+PHASES = f"max by (instance, phase) (last_over_time({SPENT}[$window]))"
+READY = f'max by (instance) (last_over_time({PHASE}{{phase="ready"}}[$window]))'
+Bools = NDArray[np.bool_]
+Row = Mapping[str, float]
+"""`at` (the end of the window, unix seconds) and the columns that were measured."""
+
+
+class ServerKind(NamedTuple):
+    """What runs: rows of different kinds are not mixed. "" where it is not known; `flags` are those known."""
+
+    model: str
+    version: str
+    gpu: str
+    flags: tuple[tuple[str, float], ...] = ()
+
+
+class Measured(NamedTuple):
+    """The rows of one engine under one release, in order of time."""
+
+    subject: Subject
+    kind: ServerKind
+    rows: tuple[Row, ...]
+
+    @property
+    def instance(self) -> str:
+        """The server of the engine."""
+        return _instance(self.subject)
+
+
+def measure(queries: QueryCache) -> list[Measured]:
+    """The rows of every engine, for windows that follow each other; without those in which no request ran."""
+    window = queries.holding(max(WINDOW, FEWEST_INTERVALS * queries.source.interval))
+    every = max(1, round(window.seconds / queries.source.interval))
+    instants = queries.source.instants[every::every]
+    if not len(instants):
+        return []
+    columns = {name: queries.ask(promql, ENGINE, window, instants) for name, promql in COLUMNS.items()}
+    versions = _labelled(queries.ask(VERSIONS, ENGINE, window, instants), "version")
+    kinds = _Kinds(queries)
+    found: dict[tuple[Subject, str], list[Row]] = defaultdict(list)
+    for subject in columns["running"]:
+        for place, row in _rows(subject, columns):
+            version = next((name for name, there in versions[_instance(subject)] if there[place]), "")
+            found[subject, version].append({"at": float(instants[place]) / 1000, **row})
+    return [
+        Measured(subject, kinds.of(_instance(subject), version), tuple(rows))
+        for (subject, version), rows in found.items()
+    ]
+
+
+def _rows(subject: Subject, columns: Mapping[str, Rows]) -> Iterator[tuple[int, Row]]:
+    """Each window with a running request, by its place."""
+    known = {name: row for name, rows in columns.items() if (row := rows.of(subject)) is not None}
+    for place in np.flatnonzero(known["running"] > 0):
+        yield int(place), {name: float(row[place]) for name, row in known.items() if not np.isnan(row[place])}
+
+
+class _Kinds:
+    """What is known of each server beside its speed, over all that was observed."""
+
+    def __init__(self, queries: QueryCache) -> None:
+        def names(promql: str, label: str) -> Mapping[str, str]:
+            found = _labelled(queries.ask(promql, (), queries.whole), label)
+            return {name: ", ".join(sorted({text for text, _ in texts})) for name, texts in found.items()}
+
+        self._models, self._gpus = names(MODELS, "model_name"), names(GPU_NAMES, "name")
+        self._flags = {flag: queries.ask(promql, (), queries.whole) for flag, promql in FLAG_VALUES.items()}
+
+    def of(self, instance: str, version: str) -> ServerKind:
+        """The kind of a server while it ran this release."""
+        values = ((flag, rows.get((("instance", instance),))) for flag, rows in self._flags.items())
+        flags = tuple((flag, float(row[-1])) for flag, row in values if row is not None and not np.isnan(row[-1]))
+        return ServerKind(self._models.get(instance, ""), version, self._gpus.get(instance, ""), flags)
+
+
+def starts(queries: QueryCache) -> list[tuple[str, ServerKind, Mapping[str, float]]]:
+    """The servers whose start the log shows from its beginning to its end: seconds of each phase."""
+    known, versions = _Kinds(queries), _labelled(queries.ask(VERSIONS, (), queries.whole), "version")
+    spent: dict[str, dict[str, float]] = defaultdict(dict)
+    for subject, row in queries.ask(PHASES, (), queries.whole).items():
+        if row[-1] > 0:
+            spent[_instance(subject)][dict(subject).get("phase", "")] = float(row[-1])
+    ready = [_instance(subject) for subject, row in queries.ask(READY, (), queries.whole).items() if row[-1] == 1]
+    return [(name, known.of(name, versions[name][-1][0] if versions[name] else ""), spent[name]) for name in ready]
+
+
+def _labelled(rows: Rows, label: str) -> dict[str, list[tuple[str, Bools]]]:
+    """By instance: each text of a label that is not empty, and at which instants it is there."""
+    found: dict[str, list[tuple[str, Bools]]] = defaultdict(list)
+    for subject, row in sorted(rows.items()):
+        if text := dict(subject).get(label, ""):
+            found[_instance(subject)].append((text, ~np.isnan(row)))
+    return found
+
+
+def _instance(subject: Subject) -> str:
+    return dict(subject).get("instance", "")

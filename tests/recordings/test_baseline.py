@@ -1,0 +1,138 @@
+"""What is normal for a server is learnt while it is healthy, and said beside a diagnosis at the same load only."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from support import rewriting
+from support.paths import RECORDINGS, ROOT
+
+from diag.commands import baseline, doctor
+from diag.commands.observe import ObserveOptions
+from diag.core.errors import BadUsage
+from diag.diagnosis.report import NormalReading, Report
+from diag.report import html, terminal
+from diag.report import json as as_json
+from diag.verify.baseline import MOST_ROWS, Normal, merged, read
+from diag.verify.measures import ServerKind
+
+SCHEMA = json.loads((ROOT / "diag/verify/diag.baseline.schema.json").read_text(encoding="utf-8"))
+LATENCY = r"^(vllm:(?:inter_token_latency|time_to_first_token)_seconds_sum\S* )(\S+)$"
+
+
+def slower(page: str) -> str:
+    """The page of a server whose tokens all took 1.8 times as long."""
+    return re.sub(LATENCY, lambda found: f"{found[1]}{1.8 * float(found[2])}", page, flags=re.MULTILINE)
+
+
+def rewritten(folder: Path, change: Callable[[str], str], name: str = "healthy") -> str:
+    return str(rewriting.write(folder, rewriting.changed(rewriting.scrapes(name), change)))
+
+
+def saved(folder: Path, *recordings: str, even_ill: bool = False) -> Path:
+    file = folder / "normal.json"
+    baseline.run(ObserveOptions([str(RECORDINGS / name) for name in recordings]), file, even_ill)
+    return file
+
+
+def notable(report: Report) -> dict[str, NormalReading]:
+    return {reading.measure: reading for reading in report.normality.readings if reading.notable}
+
+
+def test_a_slower_server_is_so_many_times_its_normal_and_as_healthy_as_before(tmp_path: Path) -> None:
+    file, slow = saved(tmp_path, "healthy"), rewritten(tmp_path / "slow", slower)
+    report = doctor.run(ObserveOptions([slow]), file)
+    found = notable(report)
+    # of TTFT, whose windows differ by far more, five windows do not tell
+    assert {name: round(reading.ratio or 0, 1) for name, reading in found.items()} == {"ITL (mean)": 1.8}
+    sentence = r"ITL \(mean\) 37.4 ms: 1.79x this server's normal \(.*\) at 4.09 running requests.*, vLLM 0.32.0"
+    assert re.fullmatch(sentence, found["ITL (mean)"].sentence)
+    assert report._replace(normality=doctor.run(ObserveOptions([slow])).normality) == doctor.run(ObserveOptions([slow]))
+    assert "Normal      ITL (mean) 37" in terminal.render(report)
+    assert "unlike normal" in html.render(report)
+    assert json.loads(as_json.render(report))["normal"]["baseline"] == str(file)
+
+
+def test_the_server_itself_is_as_usual(tmp_path: Path) -> None:
+    report = doctor.run(ObserveOptions([str(RECORDINGS / "healthy")]), saved(tmp_path, "healthy"))
+    assert (notable(report), len(report.normality.readings) > 3) == ({}, True)
+    assert "as usual at this load" in " ".join(terminal.render(report).split())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda page: re.sub(r"^(vllm:num_requests_running\S* )\S+$", r"\g<1>64", page, flags=re.MULTILINE), "64 - 64"),
+        (lambda page: rewriting.of_model(page, "other"), "no server of the model other"),
+    ],
+    ids=["another load", "another model"],
+)
+def test_what_cannot_be_compared_is_not(tmp_path: Path, change: Callable[[str], str], reason: str) -> None:
+    other = rewritten(tmp_path / "other", lambda page: slower(change(page)))
+    report = doctor.run(ObserveOptions([other]), saved(tmp_path, "healthy"))
+    assert "ITL (mean)" not in notable(report)
+    assert reason in report.normality.reasons[0]
+
+
+def test_an_ill_server_is_not_normal_unless_somebody_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match=r"kv_eviction_cascade.*--even-ill"):
+        saved(tmp_path, "kv_cascade")
+    assert not (tmp_path / "normal.json").exists()
+    assert read(saved(tmp_path, "kv_cascade", even_ill=True))
+
+
+def test_what_was_saved_twice_counts_once_and_others_are_added(tmp_path: Path) -> None:
+    once = read(saved(tmp_path, "healthy"))
+    assert read(saved(tmp_path, "healthy", "healthy")) == once
+    both = read(saved(tmp_path, "healthy_vllm_0_20_2"))
+    assert [normal.kind.version for normal in both] == ["0.32.0", "0.20.2"]
+    jsonschema.validate(json.loads((tmp_path / "normal.json").read_text(encoding="utf-8")), SCHEMA)
+
+
+def test_a_file_stays_small_and_keeps_every_load() -> None:
+    rows = tuple({"at": float(at), "running": float(at % 40)} for at in range(5 * MOST_ROWS))
+    kept = merged([Normal(ServerKind("m", "1", ""), rows)])[0].rows
+    assert len(kept) == MOST_ROWS
+    assert {row["running"] for row in kept} == {float(load) for load in range(40)}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"schema": "diag.baseline/2"}', 'it needs "schema": "diag.baseline/1"'),
+        ('{"schema": "diag.baseline/1"}', "no valid baseline"),
+        ('{"schema": "diag.baseline/1", "servers": [{"columns": ["at"]}]}', "no valid baseline"),
+    ],
+    ids=["cut", "deep", "newer", "empty", "half"],
+)
+def test_a_file_that_is_no_baseline_is_refused_in_one_sentence(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "normal.json").write_text(text)
+    with pytest.raises(BadUsage) as refused:
+        doctor.run(ObserveOptions([str(RECORDINGS / "healthy")]), tmp_path / "normal.json")
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_diag_toml_names_the_file(tmp_path: Path) -> None:
+    saved(tmp_path, "healthy")
+    (tmp_path / "diag.toml").write_text('[baseline]\nfile = "normal.json"\n')
+    options = ObserveOptions([str(RECORDINGS / "healthy")], contract=tmp_path / "diag.toml")
+    assert doctor.run(options).normality.readings
+
+
+def test_without_a_file_an_ill_server_is_compared_with_its_peers(tmp_path: Path) -> None:
+    """Four healthy replicas, and one that preempts."""
+    fleet = [list(rewriting.thinned(rewriting.scrapes(name), 2)) for name in (*4 * ["healthy"], "kv_cascade")]
+    slow = [*fleet[:3], list(rewriting.changed(fleet[3], slower)), fleet[4]]
+    said = doctor.run(
+        ObserveOptions([str(rewriting.write(tmp_path / "slow", rewriting.side_by_side(*slow)))])
+    ).normality
+    slowed = [reading for reading in said.readings if dict(reading.subject)["instance"] == "r3:8000"]
+    assert {reading.measure: round(reading.ratio or 0, 1) for reading in slowed}["ITL (mean)"] == 1.8
+    assert "the median of 4 peers" in slowed[0].sentence
+    assert not [reading for reading in said.readings if dict(reading.subject)["instance"] < "r3:8000"]
