@@ -52,7 +52,7 @@ MEASURES = (
 START = Measure("startup_seconds", "start-up phase {}", "seconds", "higher", (), 10.0)
 
 
-class Load(NamedTuple):
+class LoadLikeness(NamedTuple):
     """How a load is told, by which factor two that are alike differ, and by which difference small ones do."""
 
     text: str
@@ -61,9 +61,9 @@ class Load(NamedTuple):
 
 
 LOADS = {
-    "running": Load("{} running requests", SAME_LOAD, 0.5),
-    "waiting": Load("{} waiting requests", SAME_LOAD, 0.5),
-    "prompt_tokens": Load("prompts of {} tokens", SAME_LENGTHS),
+    "running": LoadLikeness("{} running requests", SAME_LOAD, 0.5),
+    "waiting": LoadLikeness("{} waiting requests", SAME_LOAD, 0.5),
+    "prompt_tokens": LoadLikeness("prompts of {} tokens", SAME_LENGTHS),
 }
 
 
@@ -187,7 +187,7 @@ def _band(measured: Measure, row: Row, table: Mapping[str, Floats]) -> _Band | N
     return _of(values) if len(values) >= FEWEST else None
 
 
-def _alike(own: float, others: Floats, load: Load) -> NDArray[np.bool_]:
+def _alike(own: float, others: Floats, load: LoadLikeness) -> NDArray[np.bool_]:
     """Which rows have this load; one whose load was not measured has not."""
     low, high = np.minimum(own, others), np.maximum(own, others)
     alike: NDArray[np.bool_] = (high <= load.factor * low) | (high - low <= load.difference)
