@@ -27,36 +27,78 @@ Episode = tuple[float | None, float]
 """Unix seconds of the first and the last instant at which an incident held; None where it held from the beginning."""
 
 
+class Measured(NamedTuple):
+    """What a condition was found to be; shapes: (subjects, instants)."""
+
+    values: Floats
+    held: Trits
+
+
+class Evidence:
+    """The conditions of an incident over a window, each evaluated when it is first asked for.
+
+    Most incidents are absent because of their first condition; of the others only JSON tells.
+    """
+
+    def __init__(self, incident: Incident, window: Window, queries: QueryCache) -> None:
+        self.subjects: tuple[Subject, ...] = tuple(queries.subjects(incident.per))
+        self.instants = queries.instants(window)
+        self._per, self._window, self._queries = incident.per, window, queries
+        self._measured: dict[Condition, Measured] = {}
+
+    def limit(self, condition: Condition) -> float:
+        """The number that the condition compares with."""
+        return self._queries.contract.limit(condition.limit)
+
+    def of(self, condition: Condition) -> Measured:
+        """Its values and where it held."""
+        if condition not in self._measured:
+            self._measured[condition] = self._measure(condition)
+        return self._measured[condition]
+
+    def _measure(self, condition: Condition) -> Measured:
+        values = np.full((len(self.subjects), len(self.instants)), np.nan)
+        found = self._queries.ask(condition.signal.promql, self._per, self._window)
+        for subject, row in zip(self.subjects, values, strict=True):
+            row[:] = found.get(subject, np.nan)
+        held = holds(values, condition.op, self.limit(condition))
+        return Measured(values, _in_hindsight(held, self.instants) if condition.signal.hindsight else held)
+
+
 class DecisionTable(NamedTuple):
-    """Shapes: `values` and `held` (conditions, subjects, instants), `states` (subjects, instants), others (subjects,).
+    """Shapes: `states` (subjects, instants), others (subjects,).
 
     early: seconds by which the incident began before it shows, where a symptom has to hold throughout a window.
     watched: seconds before the first instant that are judged as well: what is chronic is judged over all of its window.
-    lasting: the places of its symptoms and supporting conditions that have to hold throughout a window.
+    lasting: those of its symptoms and supporting conditions that have to hold throughout a window.
     apart: seconds of health from which on two episodes are two: what is shorter lies within one window and one scrape.
     decided: whether the incident was present at some instant, else absent at the last one: what cannot be denied at
     the end is unknown. first, last: the places of the first and last instants that show what was decided.
-    ongoing: whether it is present at the last instant that is known.
-    unanswered: the conditions whose query the source refused. brief: whether too little was seen to call it absent.
+    ongoing: whether it is present at the last instant that is known. brief: whether too little was seen to call it
+    absent.
     """
 
     early: float
     watched: float
-    lasting: list[int]
+    lasting: tuple[Condition, ...]
     apart: float
-    conditions: tuple[Condition, ...]
-    limits: tuple[float, ...]
-    subjects: tuple[Subject, ...]
-    instants: Instants
-    values: Floats
-    held: Trits
+    evidence: Evidence
     states: Trits
     decided: Trits
     first: Places
     last: Places
     ongoing: NDArray[np.bool_]
-    unanswered: frozenset[Condition]
     brief: NDArray[np.bool_]
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """What the rows are about."""
+        return self.evidence.subjects
+
+    @property
+    def instants(self) -> Instants:
+        """When the columns are."""
+        return self.evidence.instants
 
     def episodes(self, place: int) -> tuple[Episode, ...]:
         """When the incident held on the subject at that place."""
@@ -72,42 +114,28 @@ class DecisionTable(NamedTuple):
 
         What has to last for a while before it counts began with the first window throughout which it was so.
         """
-        broken = (
-            np.flatnonzero((self.held[self.lasting, place, :shows] != 1).all(axis=0)) if self.early else [shows - 1]
-        )
+        broken = [shows - 1]
+        if self.early:
+            lasting = np.array([self.evidence.of(condition).held[place, :shows] for condition in self.lasting])
+            broken = np.flatnonzero((lasting != 1).all(axis=0)).tolist()
         at = int(broken[-1]) + 1 if len(broken) else 0
         return float(self.instants[at]) / 1000 - self.early if at else None
 
 
 def decision_table(incident: Incident, window: Window, queries: QueryCache) -> DecisionTable:
-    """Evaluate the conditions of the incident over the window, and decide."""
-    conditions = tuple(dict.fromkeys(incident.every_condition))
-    limits = tuple(queries.contract.limit(condition.limit) for condition in conditions)
-    subjects, instants = tuple(queries.subjects(incident.per)), queries.instants(window)
-    values = np.full((len(conditions), len(subjects), len(instants)), np.nan)
-    for condition, rows in zip(conditions, values, strict=True):
-        found = queries.ask(condition.signal.promql, incident.per, window)
-        for subject, row in zip(subjects, rows, strict=True):
-            row[:] = found.get(subject, np.nan)
-    compared = zip(values, conditions, limits, strict=True)
-    held = np.array([holds(rows, condition.op, limit) for rows, condition, limit in compared])
-    for at, condition in enumerate(conditions):
-        held[at] = _in_hindsight(held[at], instants) if condition.signal.hindsight else held[at]
-    required = [conditions.index(condition) for condition in incident.conditions]
-    states = _states(held[required])
-    decided, first, last, ongoing = _decided(states, np.array([queries.is_gone(subject) for subject in subjects], bool))
-    unanswered = frozenset(condition for condition in conditions if condition.signal.promql in queries.unanswered)
-    brief = (decided == 0) & ~_seen_enough(incident, subjects, queries)
+    """Evaluate as many conditions of the incident over the window as it takes to decide."""
+    evidence = Evidence(incident, window, queries)
+    states = _states(incident.conditions, evidence)
+    gone = np.array([queries.is_gone(subject) for subject in evidence.subjects], bool)
+    decided, first, last, ongoing = _decided(states, gone)
+    brief = (decided == 0) & ~_seen_enough(incident, evidence.subjects, queries)
     decided = np.where(brief, -1, decided).astype(np.int8)
     early = window.seconds if any(symptom.signal.throughout for symptom in incident.symptoms) else 0.0
-    own = (*incident.symptoms, *incident.supports)
-    lasting = [at for at, condition in enumerate(conditions) if condition.signal.throughout and condition in own]
+    own = dict.fromkeys((*incident.symptoms, *incident.supports))
+    lasting = tuple(condition for condition in own if condition.signal.throughout)
     apart = window.seconds + queries.source.interval
-    shown = (values, held, states, decided, first, last, ongoing)
     watched = window.seconds if incident.severity == "info" else early
-    return DecisionTable(
-        early, watched, lasting, apart, conditions, limits, subjects, instants, *shown, unanswered, brief
-    )
+    return DecisionTable(early, watched, lasting, apart, evidence, states, decided, first, last, ongoing, brief)
 
 
 def shortest_look(incident: Incident) -> float:
@@ -142,9 +170,18 @@ def _in_hindsight(held: Trits, instants: Instants) -> Trits:
     return np.where(refuted[:, soon] > refuted[:, :-1], 0, held).astype(np.int8)
 
 
-def _states(held: Trits) -> Trits:
-    """The conjunction of the conditions, per subject and instant: false beats missing, missing beats true."""
-    return np.where((held == 0).any(axis=0), 0, np.where((held < 0).any(axis=0), -1, 1)).astype(np.int8)
+def _states(conditions: Sequence[Condition], evidence: Evidence) -> Trits:
+    """Their conjunction per subject and instant: false beats missing, missing beats true.
+
+    Where all is false already, what the other conditions are does not matter.
+    """
+    states = np.ones((len(evidence.subjects), len(evidence.instants)), np.int8)
+    for condition in conditions:
+        held = evidence.of(condition).held
+        states = np.where((states == 0) | (held == 0), 0, np.minimum(states, held)).astype(np.int8)
+        if not states.any():
+            break
+    return states
 
 
 def _decided(states: Trits, gone: NDArray[np.bool_]) -> tuple[Trits, Places, Places, NDArray[np.bool_]]:

@@ -5,55 +5,22 @@ three-valued logic: a condition that is false makes it absent, else one that is 
 present. That is what `Incident.query()` says to a Prometheus; a property test holds the two equal.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from diag.core.formatting import quantity, threshold
-from diag.core.incident import RANK, Condition, Incident, LookAlike, Severity, Signal
+from diag.core.formatting import quantity
+from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex
 from diag.diagnosis.burn_rates import slow_burns
 from diag.diagnosis.decision_table import COMPARE, DecisionTable, Episode, decision_table
 from diag.diagnosis.query_cache import QueryCache, Window
+from diag.diagnosis.readings import Reading, Readings
 
 State = Literal["present", "absent", "unknown"]
 
 STATES: dict[int, State] = {1: "present", 0: "absent", -1: "unknown"}
-TRUTH = {1: True, 0: False, -1: None}
-
-
-class Reading(NamedTuple):
-    """A condition as it was found: `value` at the instant that is reported, `history` at every instant judged.
-
-    `culprits` names what is meant where the signal can: "rank 1".
-    """
-
-    condition: Condition
-    value: float | None
-    limit: float
-    holds: bool | None
-    history: tuple[float | None, ...]
-    culprits: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> str:
-        """The value with its unit, "-" where there is none."""
-        return "-" if self.value is None else quantity(self.value, self.condition.signal.unit)
-
-    @property
-    def threshold(self) -> str:
-        """What the value is compared with: "> 90 %"."""
-        return threshold(self.condition.op, self.limit, self.condition.signal.unit)
-
-    @property
-    def sentence(self) -> str:
-        """The signal's own sentence with the value in it, and the culprits."""
-        if self.value is None:
-            needs = self.condition.signal.needs
-            return f"not measured, it needs at least {needs}" if needs else "not measured"
-        sentence = self.condition.signal.sentence.format(value=self.shown)
-        return f"{sentence} ({', '.join(self.culprits)})" if self.culprits else sentence
 
 
 class Refuted(NamedTuple):
@@ -67,10 +34,11 @@ class Diagnosis(NamedTuple):
     """One incident judged for one subject; times are unix seconds.
 
     `since` is None where it already held at the first instant; `episodes` are the times in which it held, each with
-    health before it, the first from `since` on and the last to `until`; `open` names look-alikes that could not be
-    ruled out; `instants` are those of the readings' histories. `unanswered` names the signals for want of which alone
-    it is unknown, because the source refused their queries; `brief` is whether too little was seen to call it absent;
-    `watched` are the seconds before the first instant that were judged as well.
+    health before it, the first from `since` on and the last to `until`; `escalation` is the condition that makes it
+    critical; `open` names look-alikes that could not be ruled out; `instants` are those of the readings' histories.
+    `unanswered` names the signals for want of which alone it is unknown, because the source refused their queries;
+    `brief` is whether too little was seen to call it absent; `watched` are the seconds before the first instant that
+    were judged as well.
     """
 
     incident: Incident
@@ -82,16 +50,22 @@ class Diagnosis(NamedTuple):
     episodes: tuple[Episode, ...]
     ongoing: bool
     instants: tuple[float, ...]
-    symptoms: tuple[Reading, ...]
-    supports: tuple[Reading, ...]
+    symptoms: Sequence[Reading]
+    supports: Sequence[Reading]
+    escalation: Sequence[Reading]
     refuted: tuple[Refuted, ...] = ()
     open: tuple[LookAlike, ...] = ()
-    missing: tuple[str, ...] = ()
     unanswered: tuple[str, ...] = ()
     brief: bool = False
     watched: float = 0.0
     explained_by: str | None = None
     primary: bool = False
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The signals of its conditions that have no value at the instant that is reported."""
+        readings = {reading.condition: reading for reading in (*self.symptoms, *self.supports, *self.escalation)}
+        return tuple(condition.signal.name for condition, reading in readings.items() if reading.value is None)
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -141,59 +115,44 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
     """One diagnosis per subject."""
     table = decision_table(incident, window, queries)
     instants = tuple((table.instants / 1000).tolist())
-    for place, readings in enumerate(_readings(table)):
-        found = _decide_one(incident, table, place, readings, instants)
+    for place in range(len(table.subjects)):
+        found = _decide_one(incident, table, place, instants, queries)
         yield found._replace(ongoing=False) if found.ongoing and queries.is_gone(found.subject) else found
 
 
-def _readings(table: DecisionTable) -> Iterator[dict[Condition, Reading]]:
-    """Of each subject, its conditions at the last instant that shows what was decided."""
-    values = table.values.astype(object)
-    values[np.isnan(table.values)] = None
-    held = table.held[:, np.arange(len(table.subjects)), table.last].T.tolist()
-    for last, histories, holds in zip(table.last.tolist(), values.swapaxes(0, 1).tolist(), held, strict=True):
-        conditions = zip(table.conditions, table.limits, histories, holds, strict=True)
-        yield {
-            condition: Reading(condition, history[last], limit, TRUTH[truth], tuple(history))
-            for condition, limit, history, truth in conditions
-        }
-
-
 def _decide_one(
-    incident: Incident,
-    table: DecisionTable,
-    place: int,
-    readings: Mapping[Condition, Reading],
-    instants: tuple[float, ...],
+    incident: Incident, table: DecisionTable, place: int, instants: tuple[float, ...], queries: QueryCache
 ) -> Diagnosis:
     """Present when it held at some instant, else absent when it did not hold at the last one."""
     last = int(table.last[place])
     state = STATES[int(table.decided[place])]
     episodes = table.episodes(place) if state == "present" else ()
-    worse = incident.escalates is not None and readings[incident.escalates].holds
+    escalation = Readings((incident.escalates,) if incident.escalates else (), table, place)
+    symptoms = Readings(incident.conditions, table, place)
     return Diagnosis(
         incident=incident,
         subject=table.subjects[place],
         state=state,
-        severity="critical" if worse else incident.severity,
+        severity="critical" if any(reading.holds for reading in escalation) else incident.severity,
         since=episodes[0][0] if episodes else None,
         until=instants[last] if state == "present" else None,
         episodes=episodes,
         ongoing=bool(table.ongoing[place]),
         instants=instants,
-        symptoms=tuple(readings[condition] for condition in incident.conditions),
-        supports=tuple(readings[condition] for condition in incident.supports),
-        missing=tuple(condition.signal.name for condition, reading in readings.items() if reading.value is None),
-        unanswered=_unanswered(incident, readings, table) if state == "unknown" else (),
+        symptoms=symptoms,
+        supports=Readings(incident.supports, table, place),
+        escalation=escalation,
+        unanswered=_unanswered(symptoms, queries) if state == "unknown" else (),
         brief=bool(table.brief[place]),
         watched=table.watched,
     )
 
 
-def _unanswered(incident: Incident, readings: Mapping[Condition, Reading], table: DecisionTable) -> tuple[str, ...]:
+def _unanswered(symptoms: Iterable[Reading], queries: QueryCache) -> tuple[str, ...]:
     """The signals that are missing, where all of them are because their queries were refused."""
-    missing = [condition for condition in incident.conditions if readings[condition].value is None]
-    return tuple(condition.signal.name for condition in missing) if table.unanswered.issuperset(missing) else ()
+    missing = [reading.condition.signal for reading in symptoms if reading.value is None]
+    refused = all(signal.promql in queries.unanswered for signal in missing)
+    return tuple(signal.name for signal in missing) if refused else ()
 
 
 def _name(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
@@ -304,8 +263,10 @@ def _causes(diagnosis: Diagnosis, present: SubjectIndex[Diagnosis]) -> list[Diag
 
 def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
     """What comes first of two that nothing explains: the worse, the one that lasts, the wider, the better supported."""
-    supported = sum(reading.holds is True for reading in diagnosis.supports) / max(1, len(diagnosis.supports))
-    tie = (-len(diagnosis.incident.explains), -supported) if diagnosis.state == "present" else ()
+    tie: tuple[float, ...] = ()
+    if diagnosis.state == "present":
+        supported = sum(reading.holds is True for reading in diagnosis.supports) / max(1, len(diagnosis.supports))
+        tie = (-len(diagnosis.incident.explains), -supported)
     return (-RANK[diagnosis.severity], not diagnosis.ongoing, len(diagnosis.subject), *tie, diagnosis.incident.id)
 
 

@@ -7,9 +7,10 @@ from typing import TypeVar
 from diag.core.formatting import clock, escaped, listed, moment, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
-from diag.diagnosis.diagnose import Diagnosis, Reading, onset
+from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import FlagChange, Proposal, written
+from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import FAMILIES, Finding, Report
 from diag.vllm.flags.registry import releases
 

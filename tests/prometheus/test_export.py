@@ -16,7 +16,7 @@ from support.timelines import CALM, TIMES, blocks, timeline
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
-from diag.diagnosis.diagnose import Reading
+from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Report
 from diag.report.dataframe import COLUMNS
 from diag.sources.prometheus.scope import Scope, TimeSpan

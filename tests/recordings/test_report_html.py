@@ -12,7 +12,8 @@ from support.paths import RECORDINGS
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.formatting import moment
-from diag.diagnosis.diagnose import Diagnosis, Reading
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Report
 from diag.report import html, svg
 
