@@ -1,7 +1,6 @@
 """TOML files within bounds: tomllib itself takes any size, and quadratic time for a key of very many parts."""
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ _LONG_KEY = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{MOST_PAR
 
 def load(file: Path) -> tuple[str, dict[str, Any]]:
     """The text of a file and its tables; OSError where it cannot be read, ValueError where it is no (bounded) TOML."""
+    import tomllib  # noqa: PLC0415  # most runs read no such file
+
     text = read_text(file, MOST_BYTES)
     if _LONG_KEY.search(text):
         raise ValueError(f"a key has more than {MOST_PARTS} parts")

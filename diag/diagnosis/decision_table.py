@@ -173,10 +173,10 @@ def _in_hindsight(held: Trits, instants: Instants) -> Trits:
 def _states(conditions: Sequence[Condition], evidence: Evidence) -> Trits:
     """Their conjunction per subject and instant: false beats missing, missing beats true.
 
-    Where all is false already, what the other conditions are does not matter.
+    The shortest come first, for where all is false already, it does not matter what the others are.
     """
     states = np.ones((len(evidence.subjects), len(evidence.instants)), np.int8)
-    for condition in conditions:
+    for condition in sorted(conditions, key=lambda condition: len(condition.signal.promql)):
         held = evidence.of(condition).held
         states = np.where((states == 0) | (held == 0), 0, np.minimum(states, held)).astype(np.int8)
         if not states.any():

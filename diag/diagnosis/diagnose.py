@@ -209,17 +209,16 @@ def _evidence_against(look_alike: LookAlike, diagnosis: Diagnosis, other: Diagno
         return f"{reading.sentence}; {reading.threshold} rules it out" if reading.holds else None
     if other is None:
         return None
-    readings = _readings_at(other, diagnosis.until)
-    against = next((reading for reading in readings if reading.holds is False), None)
+    against = next((reading for reading in _readings_at(other, diagnosis.until) if reading.holds is False), None)
     if against:
         return f"{against.sentence}; it requires {against.threshold.removeprefix('= ')}"
-    return None if any(reading.holds is None for reading in readings) else ""
+    return None if any(reading.holds is None for reading in _readings_at(other, diagnosis.until)) else ""
 
 
-def _readings_at(diagnosis: Diagnosis, instant: float | None) -> tuple[Reading, ...]:
+def _readings_at(diagnosis: Diagnosis, instant: float | None) -> Iterator[Reading]:
     """The symptoms as they were at that time, or last before it: what held later rules nothing out."""
     at = max((i for i, unix in enumerate(diagnosis.instants) if instant is None or unix <= instant), default=0)
-    return tuple(_reading_at(reading, at) for reading in diagnosis.symptoms)
+    return (_reading_at(reading, at) for reading in diagnosis.symptoms)
 
 
 def _reading_at(reading: Reading, at: int) -> Reading:

@@ -23,21 +23,21 @@ class Matcher(NamedTuple):
         return same == (self.op in ("=", "=~"))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Number:
     """A number literal."""
 
     value: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class String:
     """A string literal; only ever an argument."""
 
     value: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Selector:
     """An instant vector selector; the metric's name is the matcher of __name__.
 
@@ -49,7 +49,7 @@ class Selector:
     text: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Range:
     """A range vector selector."""
 
@@ -57,7 +57,7 @@ class Range:
     range: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Subquery:
     """A range vector made of evaluations at the multiples of `step`."""
 
@@ -67,7 +67,7 @@ class Subquery:
     offset: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Call:
     """A function call."""
 
@@ -75,7 +75,7 @@ class Call:
     args: tuple["Node", ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Aggregate:
     """An aggregation over series; `without` says how to read `labels`."""
 
@@ -95,7 +95,7 @@ class Matching(NamedTuple):
     include: tuple[str, ...]  # copied from the side that has one
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Binary:
     """A binary operation."""
 
@@ -106,7 +106,7 @@ class Binary:
     return_bool: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Negate:
     """Unary minus."""
 

@@ -81,6 +81,17 @@ def test_what_is_missing_is_named() -> None:
     assert judge([INCIDENT], heat=[2] * 10)[0].missing == ("noise",)
 
 
+def test_what_one_condition_decides_evaluates_the_others_when_they_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    ask = SampleSource.ask
+    monkeypatch.setattr(SampleSource, "ask", lambda self, query, at: (asked.append(query), ask(self, query, at))[1])
+    found = judge([INCIDENT], heat=[0] * 10, noise=[2] * 10)[0]
+    assert found.state == "absent" and not any("noise" in query for query in asked)
+    assert [reading.value for reading in found.symptoms] == [0, 2] and any("noise" in query for query in asked)
+
+
 def test_an_incident_that_held_for_a_while_has_a_beginning_and_an_end() -> None:
     found = judge([INCIDENT], heat=[0] * 8 + [2] * 4 + [0] * 8, noise=[2] * 20)[0]
     assert (found.state, found.ongoing) == ("present", False)

@@ -50,7 +50,7 @@ def shown(text: str) -> str:
     "" where the text cannot be read or has nothing of vLLM in it. What is shown already is shown as it is.
     """
     try:
-        return written(masked(parse(text)))
+        return written(masked(parse(text))) if text else ""
     except BadUsage:
         return _of_a_wrapper(text)
 
