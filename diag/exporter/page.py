@@ -63,6 +63,8 @@ class HostPage:
         if scraped and scraped.renamed:
             yield "diag_vllm_metrics_renamed", (scraped.renamed,), 1
         self._last_up = time.time() if up else self._last_up
+        if self._host.log:
+            self._host.log.page(up)
         yield "diag_vllm_up", (), float(up)
         if self._last_up:
             yield "diag_vllm_last_up_timestamp_seconds", (), self._last_up

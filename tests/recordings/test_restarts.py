@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from support import rewriting
+from support.paths import RECORDINGS
 from support.scenarios import Beside, crashed, found, judge, log, present, workers
 
 DIED = next(iter(rewriting.scrapes("engine_dead")))[0]
@@ -70,3 +71,28 @@ def test_a_server_without_a_log_is_in_a_loop_when_its_process_was_replaced_three
 
     assert "crash_loop" in present(judge(tmp_path, "engine_dead", replaced(3)))
     assert "crash_loop" not in present(judge(tmp_path, "engine_dead", replaced(2)))
+
+
+FAILED_START = "usage: api_server.py [-h]\napi_server.py: error: unrecognized arguments: --max-num-sequences\n"
+
+
+def kept(folder: Path, recording: str, until: str, then: str) -> Path:
+    """The log of a recording up to a line, and what came after it."""
+    log = (RECORDINGS / recording / "server.log").read_text(encoding="utf-8").partition(until)[0]
+    (folder / "recording").mkdir()
+    (folder / "recording" / "server.log").write_text(log.rpartition("\n")[0] + "\n" + then)
+    return folder
+
+
+@pytest.mark.parametrize(("starts", "expected"), [(0, "engine_dead"), (1, "startup_failed"), (2, "crash_loop")])
+def test_starts_that_fail_without_a_head_are_seen_behind_a_server_that_died(
+    tmp_path: Path, starts: int, expected: str
+) -> None:
+    folder = kept(tmp_path, "engine_dead", "Parent process exited", FAILED_START * starts)
+    report = judge(folder, "engine_dead")
+    assert found(report, expected).diagnosis.primary
+    assert [quote.text[:20] for quote in found(report, expected).quotes] == ["api_server.py: error"] * bool(starts)
+
+
+def test_a_client_that_writes_of_failed_starts_makes_no_incident(tmp_path: Path) -> None:
+    assert not present(judge(kept(tmp_path, "healthy", "Shutting down", FAILED_START * 9), "healthy"))

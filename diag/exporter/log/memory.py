@@ -17,6 +17,7 @@ from diag.core.sizes import GIB
 from diag.exporter.log.facts import settings
 from diag.exporter.log.line import FIRST, LAST, LONGEST, Line, cut, ends, skipped
 from diag.exporter.log.pattern import Pattern
+from diag.exporter.log.reading import LogReading
 from diag.exporter.log.recognise import amount, values
 from diag.exporter.log.records import Belief
 from diag.exporter.log.state import ServerLog
@@ -98,19 +99,20 @@ def _standard_input() -> Iterator[str]:
 
 def memory(lines: Iterable[str]) -> Memory:
     """What the lines of a log say, of the latest start."""
-    log, now = _MemoryLog(), time.time()
+    reading, now = _MemoryReading(), time.time()
+    log = ServerLog(reading=reading)
     for raw in lines:
         for line in cut(raw[:LONGEST]):
             log.feed(line, now, live=False)
-    log.memory.version = log.version
-    return log.memory
+    reading.memory.version = log.version
+    return reading.memory
 
 
-class _MemoryLog(ServerLog):
+class _MemoryReading(LogReading):
     """Of a server at work, only what is vLLM's own counts."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("")
         self.memory = Memory()
 
     def _take(self, line: Line, pattern: Pattern | None, belief: Belief, at: float) -> None:

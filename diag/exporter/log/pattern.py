@@ -8,7 +8,7 @@ from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTUP_PHASES
 
 Kind = Literal["banner", "hint", "stage", "progress", "setting", "event", "serves", "ends", "fatal"]
 """What a line tells. A banner begins a new start; a hint does so only where no start is under way; a stage is what a
-start has reached; progress is that it moves inside a stage; `fatal` ends it for a wrong command line.
+start has reached; progress is that it moves inside a stage; `fatal` is all that is left of a command that cannot start.
 """
 PHASES = tuple(phase.name for phase in STARTUP_PHASES)
 KERNEL_WARM_UP = "kernel_warm_up"

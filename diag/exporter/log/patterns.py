@@ -4,6 +4,7 @@ To add a line, add a Pattern with the files that log it, and a line of tests/dat
 declared in diag/core/log_events.py first. `recognise` reads the table.
 """
 
+from diag.exporter.log.launch_patterns import LAUNCH_PATTERNS
 from diag.exporter.log.pattern import BAR, FAILED, SAID, UVICORN, WARNED, Pattern
 from diag.exporter.log.serving_patterns import CORRUPTED, SERVING_PATTERNS, STATS
 
@@ -243,7 +244,6 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern("event", "engine_start_failed", r"Timed out waiting for engine core processes to start", FAILED, "0.17.0"),
     Pattern("event", "engine_start_failed", r"Application startup failed", UVICORN | FAILED),
-    Pattern("fatal", "engine_start_failed", r"(?:vllm(?: serve)?|api_server\.py|__main__\.py): error: ", BAR),
     Pattern(
         "event",
         "worker_died",
@@ -291,5 +291,6 @@ PATTERNS: tuple[Pattern, ...] = (
         "0.21.0",
         logger="jit_monitor.py",
     ),
+    *LAUNCH_PATTERNS,
     *SERVING_PATTERNS,
 )

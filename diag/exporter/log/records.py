@@ -73,6 +73,10 @@ class Records:
         )
         return Belief.OWN if phase != "serving" or is_engines else _headless(line, pattern)
 
+    def knows(self, pid: str) -> bool:
+        """Whether the start showed that process, "" for one of a release that names none."""
+        return pid in self._pids
+
     def _is_part(self, line: Line, clock: float | None) -> bool:
         """Whether a line may be a part of a text without an end; its own time may be, too, so it ends that at most."""
         if self._unending is None:
@@ -133,7 +137,7 @@ def _continues(record: _Record, line: Line, pattern: Pattern | None) -> bool:
         return pattern is None or pattern.name in ("logo", "model")
     if pattern is None or record.pattern is None:
         return False
-    return pattern is record.pattern or (record.is_traced and pattern.of == record.pattern.name != "")
+    return pattern == record.pattern or (record.is_traced and pattern.of == record.pattern.name != "")
 
 
 def _is_logged_by(pattern: Pattern, line: Line) -> bool:

@@ -209,6 +209,11 @@ class LogTail:
             pass
         self._feed(self._lines.rest())
 
+    def page(self, answers: bool) -> None:
+        """Whether the server's /metrics page has just answered: what its log may mean depends on it."""
+        with self._lock:
+            self.state.page(self._clock(), answers)
+
     def collect(self) -> Collected:
         """What is known; no samples while a log that was there before is still read, for its states are long past."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.knowledge.shared_fixes import READ_LOG
-from diag.signals import crashes_in_a_row, not_quoted, quoted_error
+from diag.signals import crashes_in_a_row, last_start_failed, not_quoted, quoted_error
 
 CRASH_LOOP = "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy"
 
@@ -55,6 +55,7 @@ incident = Incident(
             "may be what ends the engine.",
             effect="the server serves for longer than ten minutes",
             restart=False,
+            only_if=(last_start_failed.at_most(0, judged("a start that fails has met no request")),),
             why=judged("what crashes a server that starts well comes with the load"),
         ),
     ),

@@ -75,6 +75,12 @@ start_under_way = Signal(
     "the log or the process table shows a start under way: {value}",
     "bool",
 )
+last_start_failed = Signal(
+    "last start failed",
+    f"({startup_failed.promql}) or {SCRAPED}",
+    "the last start failed before the server was ready: {value}",
+    "bool",
+)
 CHANGES = "max by ($by) (changes({}[15m]))"
 crashes_in_a_row = Signal(
     "crashes in a row",

@@ -18,9 +18,10 @@ class RecordedLog:
         self._rest = deque(entries(file, zone, first))
         self.skipped = skipped(file)
 
-    def until(self, at: float) -> bytes:
-        """Its families as they were then; scrapes come in the order of their times."""
+    def until(self, at: float, answers: bool) -> bytes:
+        """Its families as they were at a scrape that the server answered or not; scrapes come in their order."""
         while self._rest and self._rest[0].at <= at:
             entry = self._rest.popleft()
             self.state.feed(entry.text, entry.at, live=False, number=entry.number)
+        self.state.page(at, answers, live=False)
         return plain(self.state.samples(at)) if self.state.latest is not None else b""

@@ -158,7 +158,7 @@ class _Gathered:
 
     def _add(self, target: Target, header: re.Match[bytes], at: int, page: bytes, too_big: bool) -> None:
         instance = target.instance
-        log = self._log(instance, at, page)
+        log = self._log(instance, at, page, not header[1] and b"diag_vllm_up 0" not in page)
         if header[1]:
             target.fail(
                 at, ((header[4] or b"").strip() or b"no reason was recorded").decode("utf-8", "replace"), page + log
@@ -168,7 +168,7 @@ class _Gathered:
         else:
             target.add(at, page + log if page.endswith(b"\n") else page)
 
-    def _log(self, instance: str, at: int, page: bytes) -> bytes:
+    def _log(self, instance: str, at: int, page: bytes, answers: bool) -> bytes:
         """What the log showed by then: of the first server only, and not where the page has a log already."""
         if not self.targets.keys() <= {instance} or _names_log(page) or not self.log_file.is_file():
             return b""
@@ -176,7 +176,7 @@ class _Gathered:
             from diag.sources.recording.log import RecordedLog  # its expressions take a while to compile
 
             self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
-        return self.logs[instance].until(at / 1000)
+        return self.logs[instance].until(at / 1000, answers)
 
 
 def _gather(file: Path, log_zone: tzinfo) -> _Gathered:
