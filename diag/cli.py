@@ -20,6 +20,7 @@ from diag.commands.options import (
     HERE,
     LONGEST_PAUSE,
     LONGEST_WAIT,
+    LONGEST_WATCH,
     BaselineScrapeOptions,
     ConfigurationOptions,
     ContractFile,
@@ -35,6 +36,7 @@ from diag.commands.options import (
     config_option,
     evidence_option,
     grouped,
+    load_option,
     observe_options,
     output_option,
     scrape_option,
@@ -212,6 +214,108 @@ def verify(
     form = output.form
     options = observe_options([after] if after else [], scrape, evidence, configuration)
     raise typer.Exit(work.print_report(work.verify(before, options), form))
+
+
+@command("Diagnose")
+def ramp(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="URL of a vLLM server; with --attach or --results also a recording."),
+    ] = "",
+    *,
+    vllm_python: Annotated[
+        str,
+        vllm_option(
+            "--vllm-python", metavar="FILE", help="Python that has vLLM: its `vllm bench serve` makes the load."
+        ),
+    ] = "",
+    tokenizer: Annotated[
+        str,
+        vllm_option("--tokenizer", metavar="NAME", help="Folder or name of the tokenizer.  [default: the server's]"),
+    ] = "",
+    model: Annotated[
+        str, vllm_option("--model", metavar="NAME", help="Served model name.  [default: the first one served]")
+    ] = "",
+    attach: Annotated[
+        bool, load_option("--attach", help="Make no load: watch while somebody else does; Ctrl-C ends it.")
+    ] = False,
+    results: Annotated[
+        list[Path] | None,
+        load_option(
+            "--results", metavar="FILE", help="Result of guidellm, AIPerf or vllm bench serve instead. Repeatable."
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        load_option(
+            "--prompt-tokens", metavar="N", min=1, max=2**22, help="Of each request.  [default: the server's own mean]"
+        ),
+    ] = None,
+    output_tokens: Annotated[
+        int | None,
+        load_option(
+            "--output-tokens", metavar="N", min=1, max=2**20, help="Of each answer.  [default: the server's own mean]"
+        ),
+    ] = None,
+    step_seconds: Annotated[
+        float,
+        load_option("--step-seconds", metavar="SECONDS", min=5, max=3600, help="How long each load is held."),
+    ] = 30.0,
+    first: Annotated[
+        int, load_option("--from", metavar="N", min=1, max=2**16, help="Requests at a time in the first step.")
+    ] = 1,
+    most: Annotated[
+        int, load_option("--most", metavar="N", min=1, max=2**16, help="Requests at a time in the last step at most.")
+    ] = 1024,
+    rates: Annotated[
+        int, load_option("--rates", metavar="N", min=0, max=20, help="Open-loop steps around the ceiling (Poisson).")
+    ] = 2,
+    yes: Annotated[bool, load_option("--yes", help="Start without a question.")] = False,
+    every: Annotated[float, seconds_option("--every", min=0.1, max=60, help="Time between two scrapes.")] = 1.0,
+    watch: Annotated[
+        float, seconds_option("--for", min=1, max=LONGEST_WATCH, help="With --attach: how long to watch.")
+    ] = 300.0,
+    timeout: Timeout = None,
+    evidence: EvidenceOptions,
+    contract: ContractFile = None,
+    as_json: Json = False,
+    html: Annotated[
+        Path | None, output_option("--html", metavar="FILE", help="Also write an HTML page with the curves.")
+    ] = None,
+) -> None:
+    """Put more and more load on a server: its ceiling, what binds there, and the flag that moves it.
+
+    Besides --probe this is the only load diag ever makes: it asks first, and changes nothing.
+    """
+    from diag.commands import ramp as work
+
+    if sum((attach, bool(results), bool(vllm_python))) > 1:
+        raise BadUsage("--vllm-python, --attach and --results exclude each other: choose who makes the load")
+    targets = [target] if target or results else [HERE]
+    observed = observe_options(
+        [name for name in targets if name], evidence, every=every, watch=watch, timeout=timeout, contract=contract
+    )
+    lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    found = work.run(
+        work.RampOptions(
+            observed,
+            vllm_python,
+            attach,
+            results or (),
+            model,
+            tokenizer,
+            **lengths,
+            step_seconds=step_seconds,
+            first=first,
+            most=most,
+            rates=rates,
+            yes=yes,
+        )
+    )
+    work.print_report(found, "json" if as_json else "terminal")
+    if html:
+        work.write_html(found, html)
+    raise typer.Exit(work.exit_code(found))
 
 
 @command("Collect")

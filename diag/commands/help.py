@@ -94,6 +94,17 @@ NOTES = {
         exits={0: "saved", **UNREACHABLE},
         environment=CREDENTIALS,
     ),
+    "ramp": notes(
+        "diag ramp http://127.0.0.1:8000 --vllm-python ~/vllm/bin/python",
+        "diag ramp http://127.0.0.1:8000 --attach --for 600 --html ramp.html",
+        exits={
+            0: "a ceiling was found",
+            2: "even the first step misses the SLO",
+            3: "cannot tell: too little was measured",
+            **UNREACHABLE,
+        },
+        environment=CREDENTIALS,
+    ),
     "config": notes(
         "diag config http://127.0.0.1:8000",
         "diag config recordings/monday --json",

@@ -71,7 +71,7 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
     cache = _query_cache(observation, contract)
     if contract.site.prefix != OWN:  # of a page it is not known what Prometheus makes of it
         incidents = tuple(incident for incident in incidents if incident.id != "scrape_renames_metrics")
-    running = {instance: _running(observation, instance) for instance in observation.instances}
+    running = {instance: running_of(observation, instance) for instance in observation.instances}
     return Snapshot(build_report(_observed(observation, cache), incidents, cache, running), cache, running)
 
 
@@ -182,7 +182,8 @@ def _query_cache(observation: Observation, contract: Contract) -> QueryCache:
     return QueryCache(SampleSource(observation.samples, observation.instants, observation.interval), contract)
 
 
-def _running(observation: Observation, instance: str) -> Running:
+def running_of(observation: Observation, instance: str) -> Running:
+    """What is known of one of the servers beside its samples."""
     config = observation.settled.get(instance)
     is_complete = config is not None and not config.incomplete
     return Running(observation.versions.get(instance, ""), observation.launch.get(instance, ""), is_complete)

@@ -31,6 +31,7 @@ prometheus_option = partial(typer.Option, rich_help_panel="Prometheus (instead o
 evidence_option = partial(typer.Option, rich_help_panel="Evidence")
 serve_option = partial(typer.Option, rich_help_panel="Serving")
 sizing_option = partial(typer.Option, rich_help_panel="Comparing GPUs")
+load_option = partial(typer.Option, rich_help_panel="Load")
 output_option = partial(typer.Option, rich_help_panel="Output")
 config_option = partial(typer.Option, rich_help_panel="Configuration")
 

@@ -34,8 +34,8 @@ def render(report: Report) -> str:
     findings = sorted(words.detailed(report), key=_weight)
     servers = fleet.servers(report, moment) if words.is_fleet(report) else []
     present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
-    page = _environment().get_template(TEMPLATE.name)
-    return page.render(
+    return page(
+        TEMPLATE.name,
         report=report,
         findings=findings,
         anchors={anchor(finding.diagnosis) for finding in findings},
@@ -44,9 +44,14 @@ def render(report: Report) -> str:
         counts=fleet.counts(servers),
         timeline=sorted(present, key=lambda diagnosis: diagnosis.since or 0.0)[:MOST_ROWS],
         absent=_absent(report),
-        style=Markup(STYLE.read_text(encoding="utf-8")),
         version=__version__,
     )
+
+
+def page(template: str, **values: object) -> str:
+    """A page of one of the templates beside this file, in the style of all of them."""
+    style = Markup(STYLE.read_text(encoding="utf-8"))
+    return _environment().get_template(template).render(style=style, **values)
 
 
 @cache

@@ -90,22 +90,22 @@ def plot(reading: Reading, diagnosis: Diagnosis) -> Markup:
         _reported(reading, diagnosis, scale),
     ]
     name = f"{reading.condition.signal.name}, {reading.threshold}, over time"
-    return _svg(PLOT, "plot", *parts, role="img", aria_label=name)
+    return whole(PLOT, "plot", *parts, role="img", aria_label=name)
 
 
 def spark(reading: Reading, diagnosis: Diagnosis) -> Markup:
     """The history and the threshold alone, small enough for a row of a table."""
     points = list(zip(diagnosis.instants, reading.history, strict=True))
     scale = _scale(SPARK, points, reading.limit)
-    limit = _horizontal(scale.y(reading.limit), scale, "limit")
-    return _svg(SPARK, "spark", limit, _line(points, scale), aria_hidden="true")
+    limit = horizontal(scale.y(reading.limit), scale, "limit")
+    return whole(SPARK, "spark", limit, _line(points, scale), aria_hidden="true")
 
 
 def bar(diagnosis: Diagnosis, start: float, end: float) -> Markup:
     """When an incident was present within the span that was observed."""
     scale = Scale(BAR, start, end)
     track = element("rect", class_="track", width=BAR.width, height=BAR.height, rx=2)
-    return _svg(BAR, "bar", track, _span(diagnosis, scale, 0, BAR.height), aria_hidden="true")
+    return whole(BAR, "bar", track, _span(diagnosis, scale, 0, BAR.height), aria_hidden="true")
 
 
 def thin(points: Points, scale: Scale) -> list[list[Point]]:
@@ -158,8 +158,8 @@ def _shade(reading: Reading, scale: Scale) -> Markup:
 
 def _limit(reading: Reading, scale: Scale) -> Iterator[Markup]:
     y = scale.y(reading.limit)
-    yield _horizontal(y, scale, "limit")
-    yield _text(reading.threshold, scale.right + 6, y + 4, "limit")
+    yield horizontal(y, scale, "limit")
+    yield text(reading.threshold, scale.right + 6, y + 4, "limit")
 
 
 def _values(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
@@ -168,22 +168,22 @@ def _values(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
     if not known:
         return
     most = scale.y(max(known)) + 4
-    yield _text(quantity(max(known), unit), scale.box.left - 6, most, "end")
+    yield text(quantity(max(known), unit), scale.box.left - 6, most, "end")
     if min(known) < max(known):
-        yield _text(quantity(min(known), unit), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
+        yield text(quantity(min(known), unit), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
 
 
 def _times(scale: Scale) -> Iterator[Markup]:
     """The first and the last instant in full, and round times between them where there is room."""
     base = scale.box.height - 8
-    yield _horizontal(scale.bottom, scale, "axis")
+    yield horizontal(scale.bottom, scale, "axis")
     if scale.start == scale.end:
-        yield _text(moment(scale.start), scale.x(scale.start), base, "middle")
+        yield text(moment(scale.start), scale.x(scale.start), base, "middle")
         return
     first = moment(scale.start).removesuffix(" UTC")
     same_day = _time_format(scale) is clock
-    yield _text(first, scale.box.left, base, "start")
-    yield _text(_time_format(scale)(scale.end), scale.right, base, "end")
+    yield text(first, scale.box.left, base, "start")
+    yield text(_time_format(scale)(scale.end), scale.right, base, "end")
     step = next((step for step in STEPS if scale.end - scale.start <= step * MARKS), STEPS[-1])
     for unix in range(math.ceil(scale.start / step) * step, math.ceil(scale.end), step):
         yield from _mark(unix, step, scale, 80 if same_day else 140)
@@ -198,11 +198,11 @@ def _time_format(scale: Scale) -> words.TimeFormat:
 def _mark(unix: int, step: int, scale: Scale, room: int) -> Iterator[Markup]:
     """A round time; its label only where those of the first and the last instant leave room for it."""
     x = scale.x(unix)
-    yield _vertical(x, scale, "grid")
+    yield vertical(x, scale, "grid")
     if scale.box.left + 146 < x < scale.right - room - 24:
         form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%m-%d"
         label = datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime(form)
-        yield _text(label, x, scale.box.height - 8, "middle")
+        yield text(label, x, scale.box.height - 8, "middle")
 
 
 def _present(diagnosis: Diagnosis, scale: Scale) -> Markup:
@@ -217,7 +217,7 @@ def _line(points: Points, scale: Scale) -> Markup:
 
 def _stroke(points: list[Point], scale: Scale) -> str:
     """One unbroken line; a single point becomes a dot by its round ends."""
-    pairs = " ".join(f"{_number(scale.x(unix))} {_number(scale.y(value))}" for unix, value in points)
+    pairs = " ".join(f"{pixels(scale.x(unix))} {pixels(scale.y(value))}" for unix, value in points)
     return f"M{pairs}" if len(points) > 1 else f"M{pairs}h0"
 
 
@@ -229,22 +229,23 @@ def _onset(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> Iterator[Mar
     start = _time_format(scale)(began)
     label = f"since {start}" if began > diagnosis.instants[0] else f"since before {start}"
     anchor = "start" if x < scale.box.width / 3 else "end" if x > scale.box.width * 2 / 3 else "middle"
-    yield _vertical(x, scale, "onset")
-    yield _text(label, x, scale.box.top - 8, f"onset {anchor}")
+    yield vertical(x, scale, "onset")
+    yield text(label, x, scale.box.top - 8, f"onset {anchor}")
 
 
 def _reported(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> Markup:
     """A dot at the value that is printed."""
     if reading.value is None or diagnosis.until is None:
         return Markup()
-    x, y = _number(scale.x(diagnosis.until)), _number(scale.y(reading.value))
+    x, y = pixels(scale.x(diagnosis.until)), pixels(scale.y(reading.value))
     return element("circle", class_="reported", cx=x, cy=y, r=3.5)
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def _svg(box: Box, class_: str, *parts: str, **attributes: object) -> Markup:
+def whole(box: Box, class_: str, *parts: str, **attributes: object) -> Markup:
+    """A plot of that size with these parts."""
     return element("svg", *parts, class_=class_, viewBox=f"0 0 {box.width} {box.height}", **attributes)
 
 
@@ -257,21 +258,25 @@ def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> Mark
 
 
 def _rect(class_: str, left: float, top: float, right: float, bottom: float) -> Markup:
-    width, height = _number(right - left), _number(bottom - top)
-    return element("rect", class_=class_, x=_number(left), y=_number(top), width=width, height=height)
+    width, height = pixels(right - left), pixels(bottom - top)
+    return element("rect", class_=class_, x=pixels(left), y=pixels(top), width=width, height=height)
 
 
-def _horizontal(y: float, scale: Scale, class_: str) -> Markup:
-    return element("path", class_=class_, d=f"M{scale.box.left} {_number(y)}H{scale.right}")
+def horizontal(y: float, scale: Scale, class_: str) -> Markup:
+    """A line from side to side."""
+    return element("path", class_=class_, d=f"M{scale.box.left} {pixels(y)}H{scale.right}")
 
 
-def _vertical(x: float, scale: Scale, class_: str) -> Markup:
-    return element("path", class_=class_, d=f"M{_number(x)} {scale.box.top}V{scale.bottom}")
+def vertical(x: float, scale: Scale, class_: str) -> Markup:
+    """A line from top to bottom."""
+    return element("path", class_=class_, d=f"M{pixels(x)} {scale.box.top}V{scale.bottom}")
 
 
-def _text(text: str, x: float, y: float, class_: str) -> Markup:
-    return element("text", text, class_=class_, x=_number(x), y=_number(y)) if text else Markup()
+def text(label: str, x: float, y: float, class_: str) -> Markup:
+    """A label; nothing for an empty one."""
+    return element("text", label, class_=class_, x=pixels(x), y=pixels(y)) if label else Markup()
 
 
-def _number(pixels: float) -> str:
-    return f"{pixels:.4g}"
+def pixels(length: float) -> str:
+    """As it is written."""
+    return f"{length:.4g}"

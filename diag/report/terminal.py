@@ -127,3 +127,40 @@ def bar(description: str) -> Iterator[Tick]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(escaped(description), total=1.0)
         yield lambda share: progress.update(task, completed=share)
+
+
+class StepsBar(Protocol):
+    """Called with what is done and the share of it that is over, 0..1; `pause` takes it off the screen."""
+
+    def __call__(self, what: str, share: float) -> None:
+        """Show it."""
+
+    def pause(self) -> None:
+        """Leave the screen to a question."""
+
+
+@contextmanager
+def steps_bar() -> Iterator[StepsBar]:
+    """A progress bar on standard error that changes its description; nothing where that is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    class Shown:
+        def __init__(self) -> None:
+            console = Console(file=sys.stderr)
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+            self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+            self.task = self.progress.add_task("", total=1.0)
+
+        def __call__(self, what: str, share: float) -> None:
+            self.progress.start()
+            self.progress.update(self.task, description=escaped(what), completed=min(share, 1.0))
+
+        def pause(self) -> None:
+            self.progress.stop()
+
+    shown = Shown()
+    try:
+        yield shown
+    finally:
+        shown.pause()

@@ -99,7 +99,7 @@ class Watch:
             if not any(server.answered for server in self._servers):
                 raise KeyboardInterrupt from error
             self._notes.append("interrupted: only the scrapes until then were used")
-        return self._observation()
+        return self.observation()
 
     def stop(self) -> None:
         """End the watch as Ctrl-C does; may be called by a signal's handler, at any time."""
@@ -107,7 +107,14 @@ class Watch:
         if self._task and not self._task.done():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
-    def _observation(self) -> Observation:
+    def last_failures(self, count: int) -> str:
+        """Why the last so many scrapes of every server failed; "" where one of them did not, or there are fewer."""
+        last = [scrape for server in self._servers for scrape in server.target.scrapes[-count:]]
+        failed = bool(last) and len(last) >= count * len(self._servers) and all(scrape.reason for scrape in last)
+        return last[-1].reason if failed else ""
+
+    def observation(self) -> Observation:
+        """What was seen so far, also while it runs in another thread; there is at least one scrape."""
         watched = [server for server in self._servers if server.target.scrapes]
         shown = ", ".join(dict.fromkeys(address.shown for address in self._addresses.values()))
         origin = Origin("scrape", shown, self._plan.every, self.remarks)
@@ -141,7 +148,7 @@ class Watch:
 
     def _goes_on(self) -> bool:
         try:
-            return self._plan.should_go_on(self._observation())
+            return self._plan.should_go_on(self.observation())
         except KeyboardInterrupt as error:
             raise _Interrupted from error
 

@@ -1,0 +1,185 @@
+"""What can bind a server at its ceiling, each declared like an incident: signals, thresholds, fixes with their values.
+
+The signals are those of the doctor, over the whole step at which the ceiling was reached. `pressure` says how near to
+its limit a resource is, 1 at the limit: it names the next binder.
+"""
+
+from typing import NamedTuple
+
+from diag.core.incident import Condition, Fix, Incident, Signal, documented, judged, measured
+from diag.knowledge.incidents import api_server_bound, queue_saturation
+from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
+from diag.knowledge.signals import (
+    PREEMPTIONS,
+    RUNNING,
+    WAITING,
+    api_server_cores,
+    clock_loss,
+    configured,
+    deferred_share,
+    front_end_share,
+    gauge,
+    kv_cache_usage_peak,
+    kv_cache_usage_peak_with_next,
+    kv_cache_usage_with_next,
+    requests_waiting_median,
+)
+from diag.knowledge.signals.gpu import BRAKE, THERMAL, throttled_share
+from diag.knowledge.signals.load import SEQUENCE_CAP
+from diag.ramp.step import STEP_TOKENS
+
+WHOLE = "24h"
+"""Longer than any step: its window is the whole step."""
+SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
+OPTIMIZATION = "https://docs.vllm.ai/en/latest/configuration/optimization/"
+
+held_up = Signal(
+    "requests waiting (median), or preempted",
+    f"{gauge('quantile_over_time(0.5, ', WAITING)} + {PREEMPTIONS}",
+    "requests that wait (median) or were preempted: {value}",
+    "requests",
+)
+running_share_of_cap_median = Signal(
+    "requests running / --max-num-seqs (median)",
+    f"{gauge('quantile_over_time(0.5, ', RUNNING)} / on (instance) group_left () {SEQUENCE_CAP}",
+    "the median number of running requests is {value} of the sequence cap",
+    "share",
+)
+token_budget_used = Signal(
+    "tokens / step / --max-num-batched-tokens",
+    f"({STEP_TOKENS}) / on (instance) group_left () {configured('max_num_batched_tokens')}",
+    "a step processes {value} of the token budget on average",
+    "share",
+)
+throttled = Signal(
+    "thermal slowdown or power brake (share of time)",
+    f"({throttled_share(THERMAL)}) + ({throttled_share(BRAKE)})",
+    "the GPU spent {value} of the time in thermal slowdown or under the power brake",
+    "share",
+)
+
+WAIT = requests_waiting_median.at_least(1, judged("in half of the samples a request waits"))
+HAS_ROOM = kv_cache_usage_with_next.at_most(0.9, judged("one more request fits the KV cache"))
+AT_CAP = running_share_of_cap_median.at_least(
+    0.95, documented("the scheduler admits up to --max-num-seqs: a flat line is the cap", SCHEDULER)
+)
+BELOW_CAP = running_share_of_cap_median.below(0.95, documented("below the cap, the cap is not the limit", SCHEDULER))
+
+
+class Binder(NamedTuple):
+    """Something that may bind where all of its symptoms hold; `pressure` is how near to its limit it is."""
+
+    id: str
+    name: str
+    cause: str
+    symptoms: tuple[Condition, ...]
+    fixes: tuple[Fix, ...]
+    pressure: Signal | None = None
+    per: tuple[str, ...] = ("instance", "engine")
+
+    @property
+    def incident(self) -> Incident:
+        """As what it is judged, over the whole step."""
+        texts = (self.id, self.name, "info", self.per, self.cause, "")
+        return Incident(*texts, self.symptoms, (), self.fixes, live_window=WHOLE, window=WHOLE, hold="0s")  # type: ignore[arg-type]
+
+
+def _of(incident: Incident, *flags: str) -> tuple[Fix, ...]:
+    """The fixes of an incident that set one of these flags; what they require of it is known already."""
+    return tuple(fix for fix in incident.fixes if fix.flag in flags)
+
+
+HEAT = Binder(
+    "power_or_heat",
+    "power or heat",
+    "the GPU lowers its clock for heat or power",
+    (
+        throttled.above(0.1, judged("short moments at a load step are normal")),
+        clock_loss.above(0.05, judged("a throttle that costs no clock costs no throughput")),
+    ),
+    (
+        Fix(
+            change="Improve cooling or power first: the GPU is slower than its data sheet says.",
+            effect="the SM clock rises to its maximum",
+            restart=False,
+            why=judged("no flag raises what the hardware holds back"),
+        ),
+    ),
+    clock_loss,
+    ("instance", "gpu"),
+)
+KV_FETCH = Binder(
+    "kv_fetch",
+    "KV fetch",
+    "requests wait for KV blocks from elsewhere, or for a LoRA slot, although the engine has capacity",
+    (
+        WAIT,
+        deferred_share.above(
+            0.5, documented("a deferred request waits for a KV transfer or a LoRA slot, not for capacity", SCHEDULER)
+        ),
+    ),
+    (
+        Fix(
+            change="Look at the KV connector: the prefill instances, the network between them and this server, or the"
+            " store that holds the blocks.",
+            effect="fewer requests are deferred",
+            restart=False,
+            why=judged("no setting of the engine serves a request whose KV blocks have not arrived"),
+        ),
+    ),
+)
+API_SERVER = Binder(
+    "api_server",
+    "API server",
+    "the process that accepts requests and sends tokens uses a full CPU core",
+    (
+        api_server_cores.at_least(0.9, documented("one Python process computes on one core", OPTIMIZATION)),
+        front_end_share.above(0.3, measured("at most 6 % on servers that are not CPU-bound", "api_server_bound")),
+    ),
+    _of(api_server_bound.incident, "--api-server-count", "--stream-interval"),
+    api_server_cores,
+    ("instance",),
+)
+KV_CACHE = Binder(
+    "kv_cache",
+    "KV cache",
+    "requests wait for KV blocks, or are preempted for lack of them",
+    (
+        kv_cache_usage_peak_with_next.above(0.95, judged("one more request does not fit")),
+        held_up.at_least(1, judged("requests wait for KV blocks, or lose theirs")),
+    ),
+    MORE_KV_CAPACITY,
+    kv_cache_usage_peak,
+)
+SEQUENCES = Binder(
+    "sequence_cap",
+    "sequence cap",
+    "as many requests run as --max-num-seqs admits, and the KV cache has room for more",
+    (WAIT, AT_CAP, HAS_ROOM),
+    _of(queue_saturation.incident, "--max-num-seqs", "--max-num-active-seqs"),
+    running_share_of_cap_median,
+)
+TOKENS = Binder(
+    "token_budget",
+    "token budget",
+    "requests wait although fewer run than --max-num-seqs admits and the KV cache has room: a step processes no more"
+    " than --max-num-batched-tokens",
+    (WAIT, BELOW_CAP, HAS_ROOM),
+    tuple(fix._replace(only_if=()) for fix in _of(queue_saturation.incident, "--max-num-batched-tokens")),
+    token_budget_used,
+)
+BINDERS = (HEAT, KV_FETCH, API_SERVER, KV_CACHE, SEQUENCES, TOKENS)
+"""In the order in which one explains another."""
+COMPUTE_FIX = Fix(
+    change="Run more replicas, or faster hardware: no setting of the scheduler serves more tokens from this one."
+    " Quantised weights (FP8, INT4), speculative decoding or a smaller model cost less for each token.",
+    effect="throughput rises with the number of replicas",
+    restart=False,
+    why=judged("the step is full: more requests in it only make it longer"),
+)
+CLIENT_FIX = Fix(
+    change="Make the load from more processes or hosts: this one cannot, so the server's ceiling is higher than this.",
+    effect="the offered number of requests is in flight",
+    restart=False,
+    why=judged("what the server was not offered it cannot have refused"),
+)

@@ -1,0 +1,134 @@
+"""A ramp as it runs: load and scrapes side by side, step after step, until the ceiling is known or something ends it.
+
+Whatever ends it, what was measured until then is kept and judged.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diag.core.errors import Unreachable
+from diag.core.formatting import clock, plural
+from diag.ramp.generator import Generator, GeneratorFailed
+from diag.ramp.plan import Limits, next_offer, prompts
+from diag.ramp.step import ClientResult, Offer, Step, measure
+from diag.sources.live.scrape import Watch
+from diag.sources.observation import Observation
+
+WARM_UP = 3
+"""Requests, one at a time, before anything counts: they show that the load can be made, and how fast one is."""
+MOST_SECONDS = 180.0
+"""Besides four times what a step should take: to load vLLM's modules and a tokenizer on a busy host."""
+GONE = 3
+"""Scrapes in a row that fail before a server that answered counts as gone."""
+Tick = Callable[[str, float], None]
+"""Told what is done and the share of it that is over."""
+
+
+@dataclass
+class BackgroundWatch:
+    """A watch of one server in a thread of its own, until the block ends."""
+
+    watch: Watch
+    failed: list[BaseException] = field(default_factory=list)
+
+    @contextmanager
+    def running(self) -> Iterator["BackgroundWatch"]:
+        """Watch while the block runs."""
+        thread = threading.Thread(target=self._run, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.watch.stop()
+            thread.join(10)
+
+    def _run(self) -> None:
+        try:
+            self.watch.run()
+        except BaseException as error:  # noqa: BLE001  a thread has nobody else to tell
+            self.failed.append(error)
+
+    def seen(self) -> Observation | None:
+        """What was seen so far; None before the first scrape. Unreachable where the server never answered."""
+        if self.failed and isinstance(self.failed[0], Unreachable):
+            raise self.failed[0]
+        with suppress(ValueError):  # nothing was scraped yet
+            return self.watch.observation()
+        return None
+
+    def gone(self) -> str:
+        """Why the server counts as gone, "" while it answers."""
+        seen = self.seen()
+        if seen is None or not len(seen.instants):
+            return ""
+        last = self.watch.last_failures(GONE)
+        return f"the server stopped answering at {clock(seen.instants[-1] / 1000)}: {last}" if last else ""
+
+
+def between(seen: Observation | None, start: float, end: float) -> Observation | None:
+    """The scrapes from one moment to another, in unix seconds."""
+    if seen is None:
+        return None
+    within = (seen.instants >= start * 1000) & (seen.instants <= end * 1000)
+    return seen._replace(instants=seen.instants[within]) if np.count_nonzero(within) > 1 else None
+
+
+@dataclass
+class RampRun:
+    """The steps of one ramp so far; `stopped` is why it was cut short."""
+
+    generator: Generator
+    watched: BackgroundWatch
+    limits: Limits
+    tick: Tick
+    first: int = 1
+    steps: list[Step] = field(default_factory=list)
+    stopped: str = ""
+    warm: float = 1.0
+
+    def run(self) -> None:
+        """Go as far as it gets; nothing is raised for what ends a ramp."""
+        try:
+            self._warm_up()
+            while not self.stopped and (offer := next_offer(self.steps, self.limits, self.first)):
+                self._step(offer)
+        except KeyboardInterrupt:
+            self.stopped = "interrupted"
+
+    def _warm_up(self) -> None:
+        client = self._load(Offer(concurrency=1), WARM_UP, "warming up", self.limits.seconds)
+        if client and client.failed >= WARM_UP:
+            self.stopped = "every request of the warm-up failed: look at the server's log"
+        elif client:
+            self.warm = max(client.requests_per_second, 0.01)
+
+    def _step(self, offer: Offer) -> None:
+        """One step; it is measured also where it was cut short."""
+        start, client = time.time(), None
+        count = prompts(offer, self.steps, self.warm, self.limits)
+        try:
+            client = self._load(offer, count, f"{offer.shown} requests", self.limits.seconds)
+        finally:
+            step = measure(offer, between(self.watched.seen(), start, time.time()), self.limits.contract, client)
+            self.steps += [step] if step else []
+        if step is None and not self.stopped:
+            self.stopped = f"no request was seen in the server while {plural(count, 'request')} were offered"
+
+    def _load(self, offer: Offer, count: int, what: str, seconds: float) -> ClientResult | None:
+        begun = time.monotonic()
+
+        def tick() -> bool:
+            self.tick(what, (time.monotonic() - begun) / seconds)
+            self.stopped = self.stopped or self.watched.gone()
+            return not self.stopped
+
+        try:
+            return self.generator.run(offer, count, MOST_SECONDS + 4 * seconds, tick)
+        except GeneratorFailed as error:
+            self.stopped = self.stopped or str(error)
+            return None

@@ -1,0 +1,273 @@
+"""One step of a ramp: the load that was offered, and what the server's own counters and histograms say of it."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from diag.core.contract import Contract
+from diag.core.formatting import quantity
+from diag.core.subjects import Floats
+from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.signals import FINISHED, ITL, LATENCIES, PREEMPTIONS, RUNNING, WAITING, counted, gauge
+from diag.sources.observation import Observation
+from diag.sources.samples import SampleSource
+from diag.verify.load import IN_FLIGHT
+
+INSTANCE = ("instance",)
+HISTOGRAMS = {
+    "TTFT": ("vllm:time_to_first_token_seconds",),
+    "inter-token latency": ITL,
+    "end-to-end latency": ("vllm:e2e_request_latency_seconds",),
+}
+SLOS = {"TTFT": "ttft_seconds", "inter-token latency": "itl_seconds", "end-to-end latency": "e2e_seconds"}
+CHANCE = 3
+"""Fewer late or failed requests than this may be chance."""
+SETTLES = 0.15, 5.0
+"""The share of a step at its begin in which requests only arrive, and the most seconds of that."""
+STEP_TOKENS = f"{counted('vllm:iteration_tokens_total_sum')} / ({counted('vllm:iteration_tokens_total_count')} > 0)"
+RATES = {
+    "requests_per_second": FINISHED,
+    "output_tokens_per_second": counted("vllm:generation_tokens_total"),
+    "prompt_tokens_per_second": counted("vllm:prompt_tokens_total"),
+}
+MEAN_RUNNING, MEAN_WAITING = (gauge("avg_over_time(", metric) for metric in (RUNNING, WAITING))
+
+
+class Offer(NamedTuple):
+    """The load of a step: so many requests at a time, or so many a second (Poisson); None for a load of others."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def shown(self) -> str:
+        """As a table has it: "16 at a time", "2.5 /s"."""
+        if self.rate is not None:
+            return f"{self.rate:.3g} /s"
+        return "-" if self.concurrency is None else f"{self.concurrency}"
+
+
+class Latency(NamedTuple):
+    """Percentiles in seconds and how many were observed; `late` is the share beyond the SLO, None where unknown."""
+
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    observed: float = 0.0
+    late: float | None = None
+
+
+class ClientResult(NamedTuple):
+    """What the load generator says of a step itself; times in seconds.
+
+    `ttft`, `itl` and `e2e` are percentiles 50, 90 and 99, None where it does not say. `cores` are the CPU cores that it
+    used. `start` and `end` are unix seconds, 0 where they are not known.
+    """
+
+    completed: int
+    failed: int
+    seconds: float
+    requests_per_second: float
+    output_tokens_per_second: float
+    prompt_tokens_per_second: float = 0.0
+    ttft: Latency = Latency()
+    itl: Latency = Latency()
+    e2e: Latency = Latency()
+    cores: float | None = None
+    start: float = 0.0
+    end: float = 0.0
+
+    @property
+    def failed_share(self) -> float:
+        """The share of its requests that failed."""
+        return self.failed / max(self.completed + self.failed, 1)
+
+
+class Breach(NamedTuple):
+    """A part of the measurement contract that a step does not keep."""
+
+    what: str
+    share: float
+    limit: str
+
+    @property
+    def sentence(self) -> str:
+        """Such as "TTFT is above 2.5 s for 12 % of the requests"."""
+        if not self.limit:
+            return f"{quantity(self.share, 'share')} of the requests failed"
+        tokens = "tokens" if self.what == "inter-token latency" else "requests"
+        return f"{self.what} is above {self.limit} for {quantity(self.share, 'share')} of the {tokens}"
+
+
+class Step(NamedTuple):
+    """A step as it was measured over its steady part, by the server; rates are per second.
+
+    `by` says who measured: the "server", or the "client" where only the results of a load tool are there. `growth` are
+    the requests by which the queue grew, per finished one. `queries` are the samples of the steady part.
+    """
+
+    offer: Offer
+    seconds: float
+    requests: float
+    requests_per_second: float
+    output_tokens_per_second: float
+    prompt_tokens_per_second: float
+    running: float | None = None
+    waiting: float | None = None
+    in_flight: float | None = None
+    tokens_per_step: float | None = None
+    preemptions: float | None = None
+    growth: float = 0.0
+    ttft: Latency = Latency()
+    itl: Latency = Latency()
+    e2e: Latency = Latency()
+    client: ClientResult | None = None
+    queries: QueryCache | None = None
+    by: Literal["server", "client"] = "server"
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Prompt and output tokens."""
+        return self.prompt_tokens_per_second + self.output_tokens_per_second
+
+    @property
+    def latencies(self) -> dict[str, Latency]:
+        """By the names that the SLOs have."""
+        return dict(zip(SLOS, (self.ttft, self.itl, self.e2e), strict=True))
+
+    def breaches(self, contract: Contract) -> list[Breach]:
+        """Where more is late, or fails, than the contract's objective allows; a few may be chance."""
+        return list(self._breaches(contract))
+
+    def _breaches(self, contract: Contract) -> Iterator[Breach]:
+        allowed = 1 - contract.objective
+        for what, latency in self.latencies.items():
+            late = latency.late or 0.0
+            if late > allowed and late * latency.observed >= CHANCE - 0.5:
+                yield Breach(what, late, quantity(getattr(contract, SLOS[what]), "seconds"))
+        if self.client and self.client.failed >= CHANCE and self.client.failed_share > allowed:
+            yield Breach("errors", self.client.failed_share, "")
+
+    def counts(self, seconds: float) -> bool:
+        """Whether it was steady for long enough, with requests enough for its percentiles."""
+        return self.seconds >= 0.6 * seconds and self.requests >= FEWEST
+
+
+FEWEST = 10
+"""Finished requests without which not even the 90th percentile is known."""
+
+
+def measure(offer: Offer, observed: Observation | None, contract: Contract, client: ClientResult | None) -> Step | None:
+    """A step from the samples that were taken while it lasted; None where they show no load."""
+    if observed is None:
+        return None
+    whole = QueryCache(SampleSource(observed.samples, observed.instants, observed.interval), contract)
+    in_flight = _scraped(whole)
+    steady = steady_part(in_flight, observed.instants.astype(float) / 1000)
+    if steady.stop - steady.start < 2:
+        return None
+    source = SampleSource(observed.samples, observed.instants[steady], observed.interval)
+    return _measured(offer, QueryCache(source, contract), in_flight[steady], client)
+
+
+def steady_part(in_flight: Floats, times: Floats) -> slice:
+    """The scrapes between the arrival of the first requests and the departure of the last ones."""
+    busy = in_flight[np.nan_to_num(in_flight) > 0]
+    if not len(busy):
+        return slice(0, 0)
+    loaded = np.flatnonzero(np.nan_to_num(in_flight) >= np.median(busy) / 2)
+    first, last = int(loaded[0]), int(loaded[-1])
+    begin = times[first] + min(SETTLES[0] * (times[last] - times[first]), SETTLES[1])
+    return slice(int(np.searchsorted(times, begin)), last + 1)
+
+
+def _scraped(queries: QueryCache) -> Floats:
+    """Requests in flight at every scrape of the one server, NaN where it failed."""
+    times = queries.source.instants
+    rows = list(queries.ask(IN_FLIGHT, INSTANCE, queries.holding(0.0), times).values())
+    return rows[0] if rows else np.full(len(times), np.nan)
+
+
+def _measured(offer: Offer, queries: QueryCache, in_flight: Floats, client: ClientResult | None) -> Step:
+    seconds = queries.span + queries.source.interval
+    rates = {name: (value(queries, promql) or 0.0) / seconds for name, promql in RATES.items()}
+    finished = rates["requests_per_second"] * seconds
+    known = in_flight[np.isfinite(in_flight)]
+    ttft, itl, e2e = (_latency(queries, name) for name in SLOS)
+    return Step(
+        offer,
+        queries.span,
+        finished,
+        rates["requests_per_second"],
+        rates["output_tokens_per_second"],
+        rates["prompt_tokens_per_second"],
+        value(queries, MEAN_RUNNING),
+        value(queries, MEAN_WAITING),
+        in_flight=float(known.mean()) if len(known) else None,
+        tokens_per_step=value(queries, STEP_TOKENS),
+        preemptions=value(queries, PREEMPTIONS),
+        growth=_growth(known, finished),
+        ttft=ttft,
+        itl=itl,
+        e2e=e2e,
+        client=client,
+        queries=queries,
+    )
+
+
+def _growth(in_flight: Floats, finished: float) -> float:
+    """By how many requests in flight its last third is above its first, per finished request."""
+    third = len(in_flight) // 3
+    if not third or finished <= 0:
+        return 0.0
+    return float(in_flight[-third:].mean() - in_flight[:third].mean()) / finished
+
+
+def _latency(queries: QueryCache, name: str) -> Latency:
+    """As the histogram knows it; a release has one of its names."""
+    p50, p90, p99 = (_quantile(queries, share, name) for share in (0.5, 0.9, 0.99))
+    count, in_time = (value(queries, promql) for promql in LATENCIES[name])
+    late = max(0.0, 1 - in_time / count) if count and in_time is not None else None
+    return Latency(p50, p90, p99, count or 0.0, late)
+
+
+def _quantile(queries: QueryCache, share: float, name: str) -> float | None:
+    found = (
+        value(queries, f"histogram_quantile({share}, sum by ($by, le) (increase({metric}_bucket[$window])))")
+        for metric in HISTOGRAMS[name]
+    )
+    return next((quantile for quantile in found if quantile is not None), None)
+
+
+def value(queries: QueryCache, promql: str) -> float | None:
+    """One number of the one server over all samples; None where there is none."""
+    rows = list(queries.ask(promql, INSTANCE, queries.whole).values())
+    return float(rows[0][-1]) if rows and math.isfinite(rows[0][-1]) else None
+
+
+def of_client(offer: Offer, client: ClientResult, contract: Contract) -> Step:
+    """A step that only a load tool has measured."""
+    in_flight = client.requests_per_second * client.e2e.p50 if client.e2e.p50 else None
+    return Step(
+        offer,
+        client.seconds,
+        client.completed,
+        client.requests_per_second,
+        client.output_tokens_per_second,
+        client.prompt_tokens_per_second,
+        in_flight=in_flight if offer.concurrency is None else float(offer.concurrency),
+        ttft=_judged(client.ttft, contract.ttft_seconds),
+        itl=_judged(client.itl, contract.itl_seconds),
+        e2e=_judged(client.e2e, contract.e2e_seconds),
+        client=client,
+        by="client",
+    )
+
+
+def _judged(latency: Latency, slo: float) -> Latency:
+    """A tool gives percentiles, so the share beyond the SLO is known as at least that above the first beyond it."""
+    known = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
+    beyond = (1 - share for share, at in known if at is not None and at > slo)
+    return latency._replace(late=max(beyond, default=0.0))

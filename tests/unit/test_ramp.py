@@ -1,0 +1,139 @@
+"""The parts of `diag ramp` that run nothing: which load is next, when it is enough, the ceiling, what other tools say."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diag.core.contract import Contract
+from diag.core.errors import BadUsage
+from diag.ramp import results
+from diag.ramp.analysis import Circumstances, conclude, gain_per_doubling
+from diag.ramp.generator import environment
+from diag.ramp.plan import Limits, ceiling, next_offer, prompts, why_enough
+from diag.ramp.step import ClientResult, Latency, Offer, Step, steady_part
+
+LIMITS = Limits(Contract(ttft_seconds=5.0), seconds=30.0, most=64)
+DATA = Path(__file__).parent.parent / "data" / "load_tools"
+
+
+def closed(concurrency: int, rate: float, ttft: float = 0.1, **more: Any) -> Step:
+    """A step that kept so many requests in flight, with 100 tokens each way."""
+    given = {"in_flight": float(concurrency), "waiting": 0.0, "tokens_per_step": float(concurrency), **more}
+    latency = Latency(ttft, ttft, ttft, 30 * rate, 0.0)
+    return Step(Offer(concurrency=concurrency), 30.0, 30 * rate, rate, 100 * rate, 100 * rate, ttft=latency, **given)
+
+
+def poisson(rate: float, growth: float = 0.0, ttft: float = 0.1) -> Step:
+    latency = Latency(ttft, ttft, ttft, 30 * rate, 0.0)
+    return Step(Offer(rate=rate), 30.0, 30 * rate, rate, 100 * rate, 100 * rate, growth=growth, ttft=latency)
+
+
+def offers(*steps: Step) -> Offer | None:
+    return next_offer(steps, LIMITS)
+
+
+def test_the_load_doubles_until_more_of_it_brings_nothing() -> None:
+    steps = [closed(1, 1), closed(2, 2), closed(4, 4)]
+    assert offers() == Offer(concurrency=1)
+    assert [next_offer(steps[:at], LIMITS) for at in (1, 2, 3)] == [Offer(2), Offer(4), Offer(8)]
+    flat = [*steps, closed(8, 4.2), closed(16, 4.3)]
+    assert why_enough(flat, LIMITS) == "requests/s did not rise over two doublings"
+    assert offers(*flat) == Offer(rate=3.87)
+
+
+def test_it_ends_where_the_contract_is_broken_but_not_by_chance() -> None:
+    late = Latency(1, 6, 6, 90, 0.1)
+    assert "TTFT is above 5 s for 10 % of the requests" in why_enough([closed(1, 3)._replace(ttft=late)], LIMITS)
+    assert not why_enough([closed(1, 3)._replace(ttft=late._replace(observed=20))], LIMITS), "two late ones"
+    failed = ClientResult(95, 5, 30, 3, 300)
+    assert why_enough([closed(1, 3)._replace(client=failed)], LIMITS) == "5 % of the requests failed"
+
+
+def test_it_ends_where_ttft_and_concurrency_only_rise() -> None:
+    steps = [closed(8, 4, ttft=2.0), closed(16, 4.1, ttft=4.0)]
+    assert why_enough(steps, LIMITS) == "median TTFT is 4 s and only rises with the concurrency"
+    assert not why_enough([steps[0], closed(16, 7, ttft=4.0)], LIMITS), "more is served"
+
+
+def test_it_ends_at_the_most_that_is_allowed() -> None:
+    assert "64 requests at a time" in why_enough([closed(64, 64)], LIMITS)
+    assert offers(closed(48, 48)) == Offer(concurrency=64)
+
+
+def test_a_slow_client_ends_it_and_is_what_binds() -> None:
+    steps = [closed(1, 1), closed(16, 3)._replace(in_flight=6.0)]
+    assert why_enough(steps, LIMITS) == "the load generator does not keep its requests in flight"
+    assert offers(*steps) is None, "no open-loop step either"
+    waits = steps[1]._replace(waiting=4.0)
+    assert "generator" not in why_enough([steps[0], waits], LIMITS), "the server makes them wait"
+
+
+def test_open_loop_steps_bracket_the_ceiling() -> None:
+    steps = [closed(1, 1), closed(2, 2), closed(4, 2), closed(8, 2)]
+    assert offers(*steps) == Offer(rate=1.8)
+    assert offers(*steps, poisson(1.8)) == Offer(rate=2.07)
+    assert offers(*steps, poisson(1.8, growth=0.4)) == Offer(rate=1.44)
+    three = LIMITS._replace(brackets=3)
+    assert next_offer([*steps, poisson(1.8), poisson(2.07, growth=0.4)], three) == Offer(rate=1.94)
+    assert offers(*steps, poisson(1.8), poisson(2.07)) is None
+
+
+def test_the_ceiling_is_what_was_served_inside_the_contract() -> None:
+    steps = [closed(1, 1), closed(2, 1.9), closed(4, 2), closed(8, 2.1)._replace(ttft=Latency(6, 6, 6, 63, 1.0))]
+    found = ceiling(steps, LIMITS)
+    assert found
+    assert found.knee
+    assert (found.step.offer.concurrency, found.knee.offer.concurrency) == (4, 2)
+    opened = ceiling([*steps, poisson(1.7), poisson(2.0, growth=0.5)], LIMITS)
+    assert opened
+    assert opened.step.offer == Offer(rate=1.7), "arrivals are like those of users"
+    assert ceiling([closed(1, 1)._replace(seconds=10.0)], LIMITS) is None, "too short to count"
+    assert ceiling([closed(1, 0.2)], LIMITS) is None, "too few requests"
+
+
+def test_a_step_has_as_many_requests_as_its_seconds_need() -> None:
+    assert prompts(Offer(concurrency=1), [], 2.0, LIMITS) == 72
+    assert prompts(Offer(concurrency=8), [closed(2, 2), closed(4, 4)], 1.0, LIMITS) == 288, "twice the rate so far"
+    assert prompts(Offer(concurrency=8), [closed(2, 2), closed(4, 2)], 1.0, LIMITS) == 80, "a rate that no longer rises"
+    assert prompts(Offer(rate=10.0), [], 1.0, LIMITS) == 360
+
+
+def test_a_step_is_judged_without_its_begin_and_its_end() -> None:
+    times = np.arange(20.0)
+    in_flight = np.array([0, 0, 1, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 3, 1, 0, 0.0])
+    steady = steady_part(in_flight, times)
+    assert (steady.start, steady.stop) == (5, 16)
+    assert steady_part(np.full(20, np.nan), times) == slice(0, 0)
+    assert steady_part(np.zeros(20), times) == slice(0, 0)
+
+
+def test_the_gain_of_twice_the_tokens_in_a_step() -> None:
+    assert gain_per_doubling(closed(4, 4), closed(16, 16)) == pytest.approx(1.0)
+    assert gain_per_doubling(closed(4, 4), closed(16, 4)) == pytest.approx(0.0)
+
+
+def test_without_samples_of_the_server_nobody_knows_what_binds() -> None:
+    found = conclude([closed(1, 1), closed(2, 2), closed(4, 2)], LIMITS, Circumstances("file"))
+    assert found.ceiling
+    assert found.binds is None
+    assert found.candidates == ()
+
+
+def test_credentials_reach_the_generator_by_its_environment() -> None:
+    given = {"PATH": "/bin", "DIAG_BEARER_TOKEN": "secret"}
+    found = environment(given, "Bearer secret", "/ca.pem")
+    assert found["OPENAI_API_KEY"] == "secret"
+    assert found["SSL_CERT_FILE"] == "/ca.pem"
+    assert "DIAG_BEARER_TOKEN" not in found
+    with pytest.raises(BadUsage, match="bearer token only"):
+        environment(given, "Basic abc", "")
+
+
+@pytest.mark.parametrize("document", ["[]", "{}", "nan", "<html>", '{"benchmarks": [{}]}', '{"aiperf_version": "1"}'])
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, document: str) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(document)
+    with pytest.raises(BadUsage, match=r"result\.json"):
+        results.read([file])
