@@ -120,7 +120,7 @@ def doctor(
     prometheus: PrometheusOptions,
     scrape: ScrapeOptions,
     probe: Annotated[
-        bool, scrape_option("--probe", help="Also send one request for one token: the only load diag ever causes.")
+        bool, scrape_option("--probe", help="Also send one request for one token: a load that diag causes only then.")
     ] = False,
     evidence: EvidenceOptions,
     baseline: Annotated[

@@ -127,20 +127,18 @@ def _has_reached(steps: Sequence[Step], at: Step | None, limits: Limits, attache
     """Whether the load went as far as to a limit: one more step would have served no more, or served it too late."""
     if at is None:
         return False
-    if attached:
-        return bool(at.waiting and at.waiting >= 1) or bool(at.breaches(limits.contract))
+    if attached:  # what binds shows in one step as well
+        return True
     rising = closed(steps)
     flat = len(rising) > 1 and rising[-1].requests_per_second < 1.1 * rising[-2].requests_per_second
     return flat or not holds(at, limits) or client_is_slow(at)
 
 
 def _first(candidates: Sequence[BoundBy], at: Step | None) -> BoundBy | None:
-    """The client goes first, since it hides all else; then a full step, unless its tokens are computed twice."""
+    """What stands in front of the engine hides all else; a full step explains a queue, unless it computes twice."""
     found = {one.id: one for one in candidates if one.state == "binds"}
-    if "client" in found:
-        return found["client"]
     recomputes = at is not None and (at.preemptions or 0.0) > RECOMPUTES * max(at.requests, 1.0)
-    before = ["power_or_heat", "kv_fetch", "api_server", *(["kv_cache"] if recomputes else []), "compute"]
+    before = ["api_server", "client", "power_or_heat", "kv_fetch", *(["kv_cache"] if recomputes else []), "compute"]
     return next((found[name] for name in before if name in found), next(iter(found.values()), None))
 
 
@@ -193,13 +191,14 @@ def _evidence(diagnosis: Diagnosis, state: State) -> Iterator[str]:
     """Every reading of what binds; of anything else the one that decides."""
     for reading in diagnosis.symptoms:
         if state == "binds" or reading.holds is not True:
-            yield _sentence(reading)
+            yield f"{reading.sentence} ({reading.threshold})" if state == "binds" else _refuted(reading)
             if state == "ruled out" and reading.holds is False:
                 return
 
 
-def _sentence(reading: Reading) -> str:
-    return f"{reading.sentence} ({reading.threshold})"
+def _refuted(reading: Reading) -> str:
+    """A reading that does not hold, or has no value, and what it would have to be."""
+    return f"{reading.sentence}; it requires {reading.threshold.removeprefix('= ')}"
 
 
 def _pressure(binder: Binder, queries: QueryCache, diagnosis: Diagnosis) -> float | None:

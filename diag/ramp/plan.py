@@ -67,7 +67,7 @@ def why_enough(steps: Sequence[Step], limits: Limits) -> str:
     last, before = rising[-1], rising[-2] if len(rising) > 1 else None
     reasons = [breach.sentence for breach in last.breaches(limits.contract)]
     if client_is_slow(last):
-        reasons.append("the load generator does not keep its requests in flight")
+        reasons.append("fewer requests are in flight than were offered, and none waits")
     if before and _only_waits(before, last, limits):
         reasons.append(
             f"median TTFT is {quantity(last.ttft.p50 or 0.0, 'seconds')} and only rises with the concurrency"

@@ -21,8 +21,8 @@ from diag.sources.observation import Observation
 
 WARM_UP = 3
 """Requests, one at a time, before anything counts: they show that the load can be made, and how fast one is."""
-MOST_SECONDS = 180.0
-"""Besides four times what a step should take: to load vLLM's modules and a tokenizer on a busy host."""
+MOST_SECONDS = 60.0
+"""Besides four times what a step should take: to load a tokenizer and make the prompts on a busy host."""
 GONE = 3
 """Scrapes in a row that fail before a server that answered counts as gone."""
 Tick = Callable[[str, float], None]
@@ -94,11 +94,14 @@ class RampRun:
     def run(self) -> None:
         """Go as far as it gets; nothing is raised for what ends a ramp."""
         try:
-            self._warm_up()
-            while not self.stopped and (offer := next_offer(self.steps, self.limits, self.first)):
-                self._step(offer)
+            with self.generator.running(self._goes_on("loading vLLM's modules", 20.0)):
+                self._warm_up()
+                while not self.stopped and (offer := next_offer(self.steps, self.limits, self.first)):
+                    self._step(offer)
         except KeyboardInterrupt:
             self.stopped = "interrupted"
+        except GeneratorFailed as error:
+            self.stopped = self.stopped or str(error)
 
     def _warm_up(self) -> None:
         client = self._load(Offer(concurrency=1), WARM_UP, "warming up", self.limits.seconds)
@@ -120,6 +123,14 @@ class RampRun:
             self.stopped = f"no request was seen in the server while {plural(count, 'request')} were offered"
 
     def _load(self, offer: Offer, count: int, what: str, seconds: float) -> ClientResult | None:
+        try:
+            return self.generator.run(offer, count, MOST_SECONDS + 4 * seconds, self._goes_on(what, seconds))
+        except GeneratorFailed as error:
+            self.stopped = self.stopped or str(error)
+            return None
+
+    def _goes_on(self, what: str, seconds: float) -> Callable[[], bool]:
+        """Shows progress, and says whether there is still a server to put load on."""
         begun = time.monotonic()
 
         def tick() -> bool:
@@ -127,8 +138,4 @@ class RampRun:
             self.stopped = self.stopped or self.watched.gone()
             return not self.stopped
 
-        try:
-            return self.generator.run(offer, count, MOST_SECONDS + 4 * seconds, tick)
-        except GeneratorFailed as error:
-            self.stopped = self.stopped or str(error)
-            return None
+        return tick

