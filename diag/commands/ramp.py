@@ -25,7 +25,7 @@ from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
 from diag.knowledge.signals import configured
 from diag.ramp import results
-from diag.ramp.analysis import Circumstances, Ramp, Traffic, conclude
+from diag.ramp.analysis import Circumstances, OwnTraffic, Ramp, conclude
 from diag.ramp.generator import Generator, environment
 from diag.ramp.plan import Limits
 from diag.ramp.run import BackgroundWatch, RampRun, between
@@ -188,11 +188,11 @@ def _first_look(watched: BackgroundWatch, tick: "StepsBar") -> Observation:
     raise AssertionError
 
 
-def _traffic(seen: Observation, contract: Contract) -> Traffic:
+def _traffic(seen: Observation, contract: Contract) -> OwnTraffic:
     """What the server has to do without us; measured over all scrapes, idle ones included."""
     queries = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), contract)
     seconds = queries.span + seen.interval
-    return Traffic(*((value(queries, RATES[name]) or 0.0) / seconds for name in Traffic._fields))
+    return OwnTraffic(*((value(queries, RATES[name]) or 0.0) / seconds for name in OwnTraffic._fields))
 
 
 def _lengths(options: RampOptions, seen: Observation) -> tuple[float, float, str]:

@@ -12,7 +12,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.readings import Reading
 from diag.knowledge.signals import runs_on_cpu
 from diag.ramp.binders import BINDERS, CLIENT_FIX, COMPUTE_FIX, Binder
-from diag.ramp.plan import Ceiling, Limits, ceiling, client_is_slow, closed, holds, why_enough
+from diag.ramp.plan import Limits, ServingCeiling, ceiling, client_is_slow, closed, holds, why_enough
 from diag.ramp.step import Step, value
 
 FLAT = 0.15
@@ -36,7 +36,7 @@ class BoundBy(NamedTuple):
     proposals: tuple[Proposal, ...] = ()
 
 
-class Traffic(NamedTuple):
+class OwnTraffic(NamedTuple):
     """What the server had before the ramp: requests and output tokens per second, and mean lengths in tokens."""
 
     requests_per_second: float
@@ -54,12 +54,12 @@ class Ramp(NamedTuple):
     version: str
     steps: tuple[Step, ...]
     limits: Limits
-    ceiling: Ceiling | None
+    ceiling: ServingCeiling | None
     saturated: Step | None
     binds: BoundBy | None
     next: BoundBy | None
     candidates: tuple[BoundBy, ...]
-    traffic: Traffic | None
+    traffic: OwnTraffic | None
     ended: str
     stopped: str
     lengths: tuple[float, float, str] | None
@@ -85,7 +85,7 @@ class Circumstances(NamedTuple):
     model: str = ""
     version: str = ""
     running: Mapping[str, Running] = {}
-    traffic: Traffic | None = None
+    traffic: OwnTraffic | None = None
     stopped: str = ""
     lengths: tuple[float, float, str] | None = None
     notes: tuple[str, ...] = ()

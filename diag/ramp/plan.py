@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     ttft: float = 2.5
 
 
-class Ceiling(NamedTuple):
+class ServingCeiling(NamedTuple):
     """The most that was served inside the measurement contract, the step that served it, and how many ran there."""
 
     step: Step
@@ -120,14 +120,14 @@ def holds(step: Step, limits: Limits) -> bool:
     return step.offer.rate is None or (step.growth < QUEUES and (step.ttft.p50 or 0.0) <= limits.ttft)
 
 
-def ceiling(steps: Sequence[Step], limits: Limits) -> Ceiling | None:
+def ceiling(steps: Sequence[Step], limits: Limits) -> ServingCeiling | None:
     """The highest rate that was served inside the contract: of open-loop steps if one held, else of all steps."""
     held = [step for step in steps if holds(step, limits)]
     if not held:
         return None
     opened = [step for step in held if step.offer.rate is not None]
     best = max(opened or held, key=lambda step: step.requests_per_second)
-    return Ceiling(best, knee(steps, limits))
+    return ServingCeiling(best, knee(steps, limits))
 
 
 def knee(steps: Sequence[Step], limits: Limits) -> Step | None:
