@@ -11,6 +11,7 @@ from diag.signals import (
     queue_time_share,
     replicas_that_run_all,
     requests_running_floor,
+    requests_running_median,
     requests_that_fit_kv_cache,
     running_share_of_cap,
     running_value,
@@ -41,6 +42,7 @@ incident = Incident(
             0.33, measured("83 % at the cap; 15 % where a prefill delays a few requests", "queue_saturation")
         ),
         queue_time_share.above(0.25, measured("82 % at the cap; 6-17 % behind a few prefills", "queue_saturation")),
+        requests_running_median.above(0, judged("an engine that is idle half of the time has served its bursts")),
     ),
     supports=(
         AT_THE_CAP,

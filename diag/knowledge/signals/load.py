@@ -92,11 +92,19 @@ ANSWERED = counted(
     "http_requests_total", 'handler=~"/v1/(completions|chat/completions|responses|messages)|/generate",status="2xx"'
 )
 COMPLETED = counted("vllm:request_success_total", 'finished_reason!="abort"')
-BEGUN = counted("vllm:time_to_first_token_seconds_count")
+FIRST_TOKENS, ENDED = "vllm:time_to_first_token_seconds_count", 'vllm:request_success_total{finished_reason!="abort"}'
+
+
+def grown(counter: str) -> str:
+    """What a counter grew by between two scrapes of the window: increase() adds what lies outside of them."""
+    return f"sum by ($by) (max_over_time({counter}[$window]) - min_over_time({counter}[$window]))"
+
+
+LOST = f"({grown(FIRST_TOKENS)} - {grown(ENDED)} - sum by ($by) (max_over_time({RUNNING}[$window])))"
 share_given_up = Signal(
     "requests given up by their clients",
     f"clamp_min({ANSWERED} - {COMPLETED}, 0) / ({ANSWERED} >= 10)"
-    f" or clamp_min({BEGUN} - {COMPLETED} - sum by ($by) (max_over_time({RUNNING}[$window])), 0) / ({BEGUN} >= 10)",
+    f" or clamp_min({LOST}, 0) / ({grown(FIRST_TOKENS)} >= 10)",
     "clients gave up {value} of the requests before they were finished",
     "share",
 )
