@@ -6,7 +6,10 @@ docs/limits.md lists the bounds.
 
 import errno
 import os
+import re
+import select
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +17,8 @@ from typing import BinaryIO
 
 from diag.core.sizes import MIB
 
+PIPE_SECONDS = 60.0
+_PIPE = re.compile(r"/dev/fd/(\d{1,6})", re.ASCII)
 _KINDS = {stat.S_IFDIR: "it is a folder", stat.S_IFIFO: "it is a pipe", stat.S_IFSOCK: "it is a socket"}
 
 
@@ -29,18 +34,45 @@ def opened(file: str | Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def read_bytes(file: str | Path, most: int) -> bytes:
-    """The whole content; OSError where it cannot be read or is larger than `most` bytes."""
-    with opened(file) as stream:
-        content = stream.read(most + 1)
+def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
+    """The whole content; OSError where it cannot be read or is larger than `most` bytes.
+
+    `piped`: it may be a pipe that a shell has opened for this program, as in `--contract <(...)`.
+    """
+    descriptor = _PIPE.fullmatch(str(file)) if piped else None
+    if descriptor and _is_pipe(int(descriptor[1])):
+        content = _drained(int(descriptor[1]), most + 1, file)
+    else:
+        with opened(file) as stream:
+            content = stream.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most / MIB:g} MiB", str(file))
     return content
 
 
-def read_text(file: str | Path, most: int) -> str:
+def read_text(file: str | Path, most: int, piped: bool = False) -> str:
     """The same as UTF-8; UnicodeDecodeError, a ValueError, where it is none."""
-    return read_bytes(file, most).decode("utf-8")
+    return read_bytes(file, most, piped).decode("utf-8")
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except (OSError, OverflowError):
+        return False
+
+
+def _drained(pipe: int, most: int, file: str | Path) -> bytes:
+    """What comes out of a pipe until its writer ends, at most so many bytes; OSError where that takes too long."""
+    content, until = b"", time.monotonic() + PIPE_SECONDS
+    while len(content) < most:
+        if not select.select([pipe], [], [], max(0, until - time.monotonic()))[0]:
+            raise OSError(errno.ETIMEDOUT, f"its writer has not ended within {PIPE_SECONDS:g} s", str(file))
+        part = os.read(pipe, most - len(content))
+        if not part:
+            break
+        content += part
+    return content
 
 
 def read_ends(file: str | Path, first: int, last: int) -> tuple[bytes, bytes]:

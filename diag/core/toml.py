@@ -18,7 +18,7 @@ def load(file: Path) -> tuple[str, dict[str, Any]]:
     """The text of a file and its tables; OSError where it cannot be read, ValueError where it is no (bounded) TOML."""
     import tomllib  # noqa: PLC0415  # most runs read no such file
 
-    text = read_text(file, MOST_BYTES)
+    text = read_text(file, MOST_BYTES, piped=True)
     if _LONG_KEY.search(text):
         raise ValueError(f"a key has more than {MOST_PARTS} parts")
     try:

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and folders with one writer at a time."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -28,10 +29,21 @@ def written_whole(file: Path, newline: str | None = None) -> Iterator[TextIO]:
             yield out
         if goal.exists():
             new.chmod(goal.stat().st_mode & 0o777)
-        new.replace(goal)
+        _put(new, goal)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+
+
+def _put(new: Path, goal: Path) -> None:
+    """Have one file take the place of another; it is copied into one that is mounted alone, as containers have it."""
+    try:
+        new.replace(goal)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        goal.write_bytes(new.read_bytes())
+        new.unlink()
 
 
 @contextmanager

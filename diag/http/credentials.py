@@ -92,7 +92,7 @@ def _headers(file: str) -> dict[str, str]:
 
 def _read(variable: str, file: str) -> str:
     try:
-        return read_text(file, MOST_BYTES)
+        return read_text(file, MOST_BYTES, piped=True)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise BadUsage(f"{variable} {file} cannot be read: {why}") from error

@@ -2,12 +2,13 @@
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from diag.core import toml, yaml
+from diag.core import files, toml, yaml
 from diag.core.contract_file import read as read_contract
 from diag.core.errors import BadContract, BadIncident, BadRecording, BadUsage
 from diag.core.files import opened, read_bytes
@@ -50,6 +51,36 @@ def test_what_is_no_regular_file_is_refused_in_one_sentence(kind: str, reader: s
     ODD[kind](tmp_path / name)
     with pytest.raises(error, match=r"\A[^\n]*not a regular file\Z"):
         read(tmp_path / name)
+
+
+@contextmanager
+def substituted(text: bytes, ends: bool = True) -> Iterator[Path]:
+    """A pipe as a shell opens one for `<(...)`, and its writer."""
+    out, into = os.pipe()
+    os.write(into, text)
+    try:
+        if ends:
+            os.close(into)
+        yield Path(f"/dev/fd/{out}")
+    finally:
+        os.close(out)
+        if not ends:
+            os.close(into)
+
+
+@pytest.mark.timeout(10)
+def test_diag_toml_and_tokens_may_come_from_a_process_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    with substituted(b"[contract]\nttft_seconds = 7.5\n") as file:
+        assert read_contract(file).ttft_seconds == 7.5
+    with substituted(b"secret\n") as file:
+        assert "secret" in str(from_environment({"DIAG_BEARER_TOKEN_FILE": str(file)}).headers)
+    with substituted(b"#" * 65_000) as file, pytest.raises(OSError, match="larger than"):
+        read_bytes(file, 64_000, piped=True)
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1)
+    with substituted(b"[contract]", ends=False) as file, pytest.raises(BadContract, match="has not ended within"):
+        read_contract(file)
+    with substituted(b"model: m\n") as file, pytest.raises(BadUsage, match="it is a pipe, not a regular file"):
+        read_config(file)  # a word of the command of another process
 
 
 @pytest.mark.timeout(10)

@@ -74,6 +74,10 @@ def test_no_secret_is_shown(command: str) -> None:
         ("ssh h 'docker exec -it c sh -c \"vllm serve m\"'",
          """ssh "${WORD_2:?}" 'docker exec -it "${WORD_4:?}" sh -c '"'"'vllm serve m'"'"''"""),
         ("vllm serve https://u:p@h/m?a=b#c", "vllm serve https://h/m"),
+        (
+            "vllm serve m --otlp-traces-endpoint http://h:4317?a=b",  # without it the server would not be the same
+            'vllm serve m --otlp-traces-endpoint "${OTLP_TRACES_ENDPOINT:?}"',
+        ),
         ("vllm serve /home/alice/m", "vllm serve ~/m"),
         ("vllm serve m --no-such-thing 1", 'vllm serve m "${WORD_4:?}" "${WORD_5:?}"'),
         ("ours --max-num-seqs 8 --api-key a", '"${PROGRAM:?}" --max-num-seqs 8 --api-key "${VLLM_API_KEY:?}"'),

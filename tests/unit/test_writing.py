@@ -49,6 +49,25 @@ def test_a_device_is_written_and_not_replaced() -> None:
     assert Path(os.devnull).is_char_device()
 
 
+MOUNTED = """
+mount --bind mounted alone
+"$0" -c 'import pathlib, diag.core.writing as w
+with w.written_whole(pathlib.Path("alone")) as out: print("new", file=out)'
+"""
+
+
+def test_a_file_that_is_mounted_alone_is_written_in_place(tmp_path: Path) -> None:
+    """As a container has it of one file of its host: nothing can take its place."""
+    for name in ("mounted", "alone"):
+        (tmp_path / name).write_text("an old and longer text")
+    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*namespace, "true"], check=False).returncode:
+        pytest.skip("no mount namespace may be made here")
+    subprocess.run([*namespace, "sh", "-ec", MOUNTED, sys.executable], cwd=tmp_path, check=True)
+    assert (tmp_path / "mounted").read_text() == "new\n"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["alone", "mounted"]
+
+
 def test_a_full_disk_is_an_error_and_not_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "full").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"), written_whole(tmp_path / "full") as out:

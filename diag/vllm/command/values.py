@@ -163,10 +163,11 @@ def _is_plain(option: Option, text: str) -> bool:
 
 
 def _named(option: Option, text: str) -> str:
-    """The name, the folder or the URL that the flag takes; "" where it takes none."""
+    """The name, the folder or the URL that the flag takes; "" where it takes none, or a URL that would lose a part."""
     flag, key = option.flag, option.key.rpartition(".")[2]
     is_name = key in NAMED_KEYS if key else flag.name[2:] in FLAGS and flag.value not in ("json", "object")
-    return name(text, flag.name in _REVISIONS) if is_name else ""
+    shown = name(text, flag.name in _REVISIONS) if is_name else ""
+    return "" if "://" in text and shown != text else shown
 
 
 def _choices(flag: Flag) -> Sequence[str]:
