@@ -78,6 +78,14 @@ class BaselineAction(StrEnum):
     save = "save"
 
 
+class AtEnd(StrEnum):
+    """What `diag replay` does after the last scrape."""
+
+    again = "again"
+    hold = "hold"
+    exit = "exit"
+
+
 class Until(StrEnum):
     """When a watch ends by itself."""
 
@@ -460,6 +468,35 @@ def exporter(
             vllm, listen, gpus=gpus, timeout=timeout, probe=probe, tls=tls, web_config=web_config, **vars(evidence)
         )
     )
+
+
+@command("Collect")
+def replay(
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="The folder of a recording.")],
+    *,
+    listen: Annotated[
+        str,
+        serve_option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Address to serve /metrics on; each further server of the recording gets the next port.",
+        ),
+    ] = "127.0.0.1:8000",
+    speed: Annotated[
+        float, serve_option("--speed", min=0.01, max=100.0, help="How many times as fast as it was recorded.")
+    ] = 1.0,
+    log: Annotated[
+        Path | None, serve_option("--log", metavar="FILE", help="Write the recorded log to this file as time passes.")
+    ] = None,
+    at_end: Annotated[
+        AtEnd,
+        serve_option("--at-end", metavar="WHAT", help="again: begin again; hold: keep the last page; exit: stop."),
+    ] = AtEnd.again,
+) -> None:
+    """Serve a recording as a live vLLM server, to see dashboards, alerts and the doctor at work without a GPU."""
+    from diag.commands.replay import ReplayOptions, run
+
+    run(ReplayOptions(recording, listen, speed, log, at_end.value))
 
 
 @command("Diagnose")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("diag.exporter")
 JUDGED_EVERY, TOO_OLD = 5.0, 60.0
 """Seconds between two scrapes for /livez and /readyz, and after which the last judgement says nothing any more."""
+WHERE = b"diag exporter: the page is at /metrics, the probes are at /livez and /readyz\n"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -49,7 +50,7 @@ class ExporterOptions:
 
 
 class Exporter:
-    """What the HTTP server asks for pages (its protocol `PageSource`)."""
+    """What the HTTP server asks for pages (its protocol `Site`)."""
 
     def __init__(self, options: ExporterOptions) -> None:
         address = parse(options.vllm)
@@ -69,10 +70,17 @@ class Exporter:
         collections = self._host_page.collect()
         return self._host_page.page(vllm.result(seconds), collections, seconds)
 
-    def health(self, path: str) -> tuple[bool, str]:
-        """Whether vLLM is alive or ready, which of them the path asks, and a sentence."""
-        health = self._liveness.health()
-        return (health.alive, health.liveness) if path == serve.LIVENESS else (health.ready, health.readiness)
+    def answer(self, path: str, seconds: float) -> serve.Answer | None:
+        """The page at /metrics, the probes, and at / where they are."""
+        if path == "/metrics":
+            return serve.Answer(200, self.page(seconds), serve.CONTENT_TYPE)
+        if path == "/livez":
+            health = self._liveness.health()
+            return serve.Answer(200 if health.alive else 503, f"{health.liveness}\n".encode())
+        if path == "/readyz":
+            health = self._liveness.health()
+            return serve.Answer(200 if health.ready else 503, f"{health.readiness}\n".encode())
+        return serve.Answer(200, WHERE) if path == "/" else None
 
     def start(self) -> None:
         """Start what goes on between the scrapes: the log, Xid errors, the probe."""

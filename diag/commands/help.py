@@ -123,6 +123,11 @@ NOTES = {
         exits={0: "recorded", **UNREACHABLE},
         environment=CREDENTIALS,
     ),
+    "replay": notes(
+        "diag replay tests/recordings/kv_cascade",
+        "diag replay monday --listen 0.0.0.0:8000 --log vllm.log --at-end hold",
+        exits={0: "the recording ended"},
+    ),
     "exporter": notes(
         "diag exporter --vllm http://127.0.0.1:8000 --log /var/log/vllm.log",
         "diag exporter --listen 0.0.0.0:9400 --gpus 0,1 --probe 60",

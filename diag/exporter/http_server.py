@@ -1,4 +1,4 @@
-"""`diag exporter`: the page over HTTP or HTTPS, for Prometheus to scrape instead of vLLM's own."""
+"""`diag exporter`: the page over HTTP or HTTPS, for Prometheus to scrape instead of vLLM's own; `diag replay`."""
 
 import math
 import socket
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import LineTooLong  # noqa: TID251  what the handler catches; no request is made
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from diag.core.errors import BadUsage
 from diag.exporter.connections import PATIENCE, Connections
@@ -21,19 +21,22 @@ LEAST_SCRAPE = 0.1
 """Seconds; no Prometheus gives a scrape less."""
 MOST_HEAD, MOST_BODY = 2**17, 2**16
 """Bytes of a request's lines, and of a body that is read to no use; a longer one ends the connection."""
-LIVENESS, READINESS = PROBES = ("/livez", "/readyz")
 _TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
-_TEXT = "text/plain; charset=utf-8"
 
 
-class PageSource(Protocol):
+class Answer(NamedTuple):
+    """What a path is answered."""
+
+    status: int
+    body: bytes
+    kind: str = "text/plain; charset=utf-8"
+
+
+class Site(Protocol):
     """What the server asks."""
 
-    def page(self, seconds: float) -> bytes:
-        """The whole page, within so many seconds."""
-
-    def health(self, path: str) -> tuple[bool, str]:
-        """Whether the server is alive or ready, which of them a path of PROBES asks, and one sentence; at once."""
+    def answer(self, path: str, seconds: float) -> Answer | None:
+        """What is at a path, within so many seconds; None where nothing is."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Head:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of /metrics, of the probes, and of / with where they are."""
+    """Answers GET and HEAD of what a site has."""
 
     protocol_version = "HTTP/1.1"
     timeout = PATIENCE
@@ -74,8 +77,8 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     server: "PageServer"
 
-    def __init__(self, exporter: PageSource, limit: float, *args: object) -> None:
-        self._exporter = exporter
+    def __init__(self, site: Site, limit: float, *args: object) -> None:
+        self._site = site
         self._limit = limit
         super().__init__(*args)  # type: ignore[arg-type]
 
@@ -96,18 +99,10 @@ class Handler(BaseHTTPRequestHandler):
         self.server.connections.is_answered(self.connection, self._limit)
         users = self.server.files.access().users
         if users and not users.accept(self.headers.get("Authorization", "")):
-            self._answer(401, _TEXT, b"a user and a password are required\n", ("WWW-Authenticate", "Basic"))
+            self._answer(Answer(401, b"a user and a password are required\n"), ("WWW-Authenticate", "Basic"))
             return
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            self._answer(200, CONTENT_TYPE, self._exporter.page(self._seconds()))
-        elif path in PROBES:
-            well, sentence = self._exporter.health(path)
-            self._answer(200 if well else 503, _TEXT, f"{sentence}\n".encode())
-        elif path == "/":
-            self._answer(200, _TEXT, b"diag exporter: the page is at /metrics, the probes are at /livez and /readyz\n")
-        else:
-            self._answer(404, _TEXT, b"there are only /metrics, /livez and /readyz here\n")
+        found = self._site.answer(self.path.partition("?")[0], self._seconds())
+        self._answer(found or Answer(404, b"there is nothing here\n"))
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -133,17 +128,22 @@ class Handler(BaseHTTPRequestHandler):
         self.request_version = self.protocol_version  # of a head that is none it is 0.9, which has no status
         if code == 501:
             self._read_body()
-            self._answer(405, _TEXT, b"only GET and HEAD are answered\n", ("Allow", "GET, HEAD"))
+            self._answer(Answer(405, b"only GET and HEAD are answered\n"), ("Allow", "GET, HEAD"))
         else:
-            self._answer(code, _TEXT, b"this request is not answered\n")
+            self._answer(Answer(code, b"this request is not answered\n"))
 
-    def _answer(self, status: int, kind: str, body: bytes, *headers: tuple[str, str]) -> None:
-        self.send_response(status)
+    def _answer(self, answer: Answer, *headers: tuple[str, str]) -> None:
+        self.send_response(answer.status)
         closing = (("Connection", "close"),) if self.close_connection else ()
-        for name, value in (("Content-Type", kind), ("Content-Length", str(len(body))), *headers, *closing):
+        for name, value in (
+            ("Content-Type", answer.kind),
+            ("Content-Length", str(len(answer.body))),
+            *headers,
+            *closing,
+        ):
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(b"" if self.command == "HEAD" else body)
+        self.wfile.write(b"" if self.command == "HEAD" else answer.body)
 
     def version_string(self) -> str:
         """What `Server` says: no version of anything."""
@@ -159,12 +159,12 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, listen: Listen, exporter: PageSource, limit: float) -> None:
+    def __init__(self, listen: Listen, site: Site, limit: float) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self.connections = Connections()
         self.files = AccessFiles(listen.web_config, _tls(listen))
         try:
-            super().__init__((listen.host, listen.port), partial(Handler, exporter, limit))
+            super().__init__((listen.host, listen.port), partial(Handler, site, limit))
         except (OSError, OverflowError) as error:
             raise BadUsage(f"cannot listen on {listen.host}:{listen.port}: {error}") from error
 

@@ -27,6 +27,8 @@ from support.processes import TP2
 from support.processes import serving as processes
 from support.waiting import until
 
+from diag.commands.exporter import WHERE
+
 DIAG = str(Path(sys.executable).parent / "diag")
 LOG = ROOT / "tests" / "recordings" / "tp2_long_stall" / "server.log"
 HANG = ROOT / "tests" / "data" / "logs" / "v1_0.11.0_tp2_capture_hang.log"
@@ -125,6 +127,7 @@ def test_its_probes_answer_by_the_pages_that_it_judges(tmp_path: Path) -> None:
         assert running.asked("/readyz") == (503, "cannot tell: nothing has been judged yet\n")
         until(lambda: running.asked("/readyz")[0] == 200)
         assert running.asked("/livez")[0] == 200
+        assert running.asked("/") == (200, WHERE.decode())
 
 
 def test_a_signal_ends_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from support.waiting import until
 
 from diag.core.errors import BadUsage
 from diag.exporter import connections
-from diag.exporter.http_server import CONTENT_TYPE, Handler, Listen, PageServer, parse
+from diag.exporter.http_server import CONTENT_TYPE, Answer, Handler, Listen, PageServer, parse
 
 
 def get(url: str, context: ssl.SSLContext | None = None, **headers: str) -> tuple[int, str, bytes]:
@@ -54,15 +54,6 @@ def test_the_parts_get_less_time_than_the_scrape(header: str, seconds: str) -> N
     with listening() as url:
         body = get(f"{url}/metrics", X_Prometheus_Scrape_Timeout_Seconds=header)[2]
     assert body == f"seconds {seconds}\n".encode()
-
-
-def test_a_probe_is_answered_by_its_status_and_one_sentence() -> None:
-    with listening() as url:
-        assert [get(f"{url}{path}")[::2] for path in ("/livez", "/readyz?verbose", "/healthz")] == [
-            (200, b"this is /livez\n"),
-            (503, b"this is /readyz\n"),
-            (404, b"there are only /metrics, /livez and /readyz here\n"),
-        ]
 
 
 def talk(url: str, *parts: bytes) -> bytes:
@@ -155,8 +146,8 @@ def test_a_client_that_does_not_take_its_page_is_dropped(monkeypatch: pytest.Mon
     monkeypatch.setattr(Handler, "timeout", 60)
 
     class Large:
-        def page(self, seconds: float) -> bytes:
-            return b"x" * 2**25
+        def answer(self, path: str, seconds: float) -> Answer:
+            return Answer(200, b"x" * 2**25)
 
     with listening(answering=Large(), limit=0.1) as url:
         begun = threading.active_count()
@@ -176,9 +167,9 @@ def test_one_connection_serves_many_scrapes() -> None:
         connection.close()
 
 
-def test_the_root_says_where_the_page_is_and_all_else_is_not_found() -> None:
+def test_what_a_site_has_not_is_not_found() -> None:
     with listening() as url:
-        assert b"/metrics" in get(url)[2]
+        assert get(f"{url}/?x=1")[::2] == (200, b"hello\n")
         assert get(f"{url}/config")[0] == 404
 
 

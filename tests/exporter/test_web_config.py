@@ -20,7 +20,7 @@ from support.waiting import until
 
 from diag.core.errors import BadUsage
 from diag.exporter.basic_auth import Users
-from diag.exporter.http_server import Listen
+from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen
 from diag.exporter.web_config import read
 
 SALT = b"$2b$04$tkA8ojxc1D.959y4p5lQC."  # the same in every process that collects these tests
@@ -165,8 +165,8 @@ def test_an_option_that_makes_no_sense_is_one_sentence(words: list[str], reason:
 
 
 class Page:
-    def page(self, seconds: float) -> bytes:
-        return vllms_page()
+    def answer(self, path: str, seconds: float) -> Answer | None:
+        return Answer(200, vllms_page(), CONTENT_TYPE) if path == "/metrics" else None
 
 
 @pytest.mark.prometheus

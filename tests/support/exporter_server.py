@@ -7,17 +7,15 @@ from contextlib import contextmanager
 
 from support.paths import RECORDINGS
 
-from diag.exporter.http_server import Listen, PageServer, PageSource
+from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen, PageServer, Site
 
 
 class Saying:
-    """Answers the seconds it was given; its probes say that only what is asked for its life is well."""
+    """Answers the seconds it was given, and something at its root."""
 
-    def page(self, seconds: float) -> bytes:
-        return b"seconds %.2f\n" % seconds
-
-    def health(self, path: str) -> tuple[bool, str]:
-        return path == "/livez", f"this is {path}"
+    def answer(self, path: str, seconds: float) -> Answer | None:
+        found = {"/metrics": Answer(200, b"seconds %.2f\n" % seconds, CONTENT_TYPE), "/": Answer(200, b"hello\n")}
+        return found.get(path)
 
 
 ANYWHERE = Listen("127.0.0.1", 0)
@@ -27,7 +25,7 @@ SAYING = Saying()
 
 
 @contextmanager
-def listening(listen: Listen = ANYWHERE, answering: PageSource = SAYING, limit: float = 8.0) -> Iterator[str]:
+def listening(listen: Listen = ANYWHERE, answering: Site = SAYING, limit: float = 8.0) -> Iterator[str]:
     """The server while it runs; its URL."""
     with PageServer(listen, answering, limit) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))

@@ -10,11 +10,11 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, timedelta, timezone, tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from diag.core.errors import BadRecording
 from diag.core.files import exists, opened
@@ -45,19 +45,36 @@ _DAY = 86_400_000
 _T = TypeVar("_T")
 
 
+class RecordedScrape(NamedTuple):
+    """A scrape as it was answered at unix seconds; a failed one has a reason, and a page of what stood beside."""
+
+    at: float
+    page: bytes
+    failed: str = ""
+
+
+class Recorded(NamedTuple):
+    """The scrapes of each server as they were, by instance, what is known of the servers, and where their log is."""
+
+    scrapes: Mapping[str, Sequence[RecordedScrape]]
+    facts: Mapping[str, ServerFacts]
+    log: Path
+    log_zone: tzinfo
+
+
+def read_pages(path: Path) -> Recorded:
+    """The pages of a recording themselves, to be served again; BadRecording where there is none."""
+    file, about, gathered = _gathered_of(path, keep=True)
+    facts = {instance: _facts(about, instance, "", file) for instance in gathered.targets}
+    return Recorded(gathered.kept, facts, gathered.log_file, gathered.log_zone)
+
+
 def read(path: Path, launch: str = "") -> Observation:
     """Read a recording: its folder or the file of its pages. `launch` is the server's command, if it is known better.
 
     Raises BadRecording where there is nothing to judge.
     """
-    file = _pages_file(path)
-    about = _about(file.parent / ABOUT)
-    try:
-        gathered = _gather(file, _log_zone(about, file))
-    except OSError as error:
-        raise BadRecording(f"cannot read {error.filename or file}: {error.strerror}") from error
-    if not gathered.targets:
-        raise BadRecording(f"{file} {gathered.why_nothing()}")
+    file, about, gathered = _gathered_of(path)
     origin = Origin(
         "recording",
         str(path),
@@ -68,6 +85,19 @@ def read(path: Path, launch: str = "") -> Observation:
     facts = {instance: _facts(about, instance, launch, file) for instance in gathered.targets}
     facts |= {name: log.state.completes(facts[name]) for name, log in gathered.logs.items()}
     return observation(origin, list(gathered.targets.values()), facts)
+
+
+def _gathered_of(path: Path, keep: bool = False) -> "tuple[Path, Mapping[str, Any], _Gathered]":
+    """The file of the pages, what recording.toml says, and what was read."""
+    file = _pages_file(path)
+    about = _about(file.parent / ABOUT)
+    try:
+        gathered = _gather(file, _log_zone(about, file), keep)
+    except OSError as error:
+        raise BadRecording(f"cannot read {error.filename or file}: {error.strerror}") from error
+    if not gathered.targets:
+        raise BadRecording(f"{file} {gathered.why_nothing()}")
+    return file, about, gathered
 
 
 def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
@@ -107,6 +137,8 @@ def _pages_file(path: Path) -> Path:
 class _Gathered:
     log_file: Path
     log_zone: tzinfo
+    keep: bool
+    kept: dict[str, list[RecordedScrape]] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
     logs: "dict[str, RecordedLog]" = field(default_factory=dict)
     scrapes: int = 0
@@ -146,6 +178,10 @@ class _Gathered:
         instance = header[3].decode("utf-8", "replace")
         target = self.targets.setdefault(instance, Target(instance))
         before = target.size
+        if self.keep:
+            failed = _reason(header) if header[1] else too_big * "it was too large to be kept"
+            kept = RecordedScrape(at / 1000, section[header.end() :], failed)
+            self.kept.setdefault(instance, []).append(kept)
         self._add(target, header, at, section[header.end() :], too_big)
         self.values += target.size - before
         self.scrapes += 1
@@ -160,9 +196,7 @@ class _Gathered:
         instance = target.instance
         log = self._log(instance, at, page, not header[1] and b"diag_vllm_up 0" not in page)
         if header[1]:
-            target.fail(
-                at, ((header[4] or b"").strip() or b"no reason was recorded").decode("utf-8", "replace"), page + log
-            )
+            target.fail(at, _reason(header), page + log)
         elif too_big:
             target.fail(at, f"sent more than {MOST_BYTES >> 20} MiB", log)
         else:
@@ -179,8 +213,13 @@ class _Gathered:
         return self.logs[instance].until(at / 1000, answers)
 
 
-def _gather(file: Path, log_zone: tzinfo) -> _Gathered:
-    gathered = _Gathered(file.parent / LOG, log_zone)
+def _reason(header: re.Match[bytes]) -> str:
+    """Why a scrape failed."""
+    return ((header[4] or b"").strip() or b"no reason was recorded").decode("utf-8", "replace")
+
+
+def _gather(file: Path, log_zone: tzinfo, keep: bool) -> _Gathered:
+    gathered = _Gathered(file.parent / LOG, log_zone, keep)
     for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
         whole = section[: len(section) - gathered.torn] if gathered.torn < len(section) else b""
         if _MARK.match(whole):
