@@ -50,7 +50,7 @@ class ReplayedServer:
         self._said = {path: json.dumps(what).encode() for path, what in said.items() if known[path]}
 
     def answer(self, path: str, seconds: float) -> Answer | None:
-        """Its page, and its version and models as far as they are known; /health is 200 whatever happens, as vLLM's is."""
+        """Its page, and its version and models where they are known; /health is always 200, as vLLM's is."""
         if path == "/metrics":
             scrape = self._replay.at(time.time())
             failed = f"this scrape failed when it was recorded: {scrape.failed}\n".encode()
