@@ -50,7 +50,7 @@ class ExporterOptions:
 
 
 class Exporter:
-    """What the HTTP server asks for pages (its protocol `Site`)."""
+    """What the HTTP server asks for pages (its protocol `Responder`)."""
 
     def __init__(self, options: ExporterOptions) -> None:
         address = parse(options.vllm)

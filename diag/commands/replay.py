@@ -40,7 +40,7 @@ class ReplayOptions:
 
 
 class ReplayedServer:
-    """Answers as vLLM does (the protocol `Site` of the HTTP server)."""
+    """Answers as vLLM does (the protocol `Responder` of the HTTP server)."""
 
     def __init__(self, replay: Replay, facts: ServerFacts) -> None:
         models = [{"id": name, "object": "model", "max_model_len": facts.max_model_len} for name in facts.models]
@@ -70,8 +70,8 @@ def run(options: ReplayOptions) -> None:
     with ExitStack() as serving:
         lines = serving.enter_context(_log(options, recorded, next(iter(replays.values()))))
         for port, (name, replay) in enumerate(replays.items(), first_port):
-            site = ReplayedServer(replay, recorded.facts[name])
-            serving.enter_context(_listening(PageServer(Listen(host, port), site, TIMEOUT)))
+            server = ReplayedServer(replay, recorded.facts[name])
+            serving.enter_context(_listening(PageServer(Listen(host, port), server, TIMEOUT)))
             log.info("%s is replayed at http://%s:%d/metrics", printable(name), host, port)
         end = max(replay.end for replay in replays.values()) if options.at_end == "exit" else math.inf
         while time.time() < end:

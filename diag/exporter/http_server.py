@@ -32,7 +32,7 @@ class Answer(NamedTuple):
     kind: str = "text/plain; charset=utf-8"
 
 
-class Site(Protocol):
+class Responder(Protocol):
     """What the server asks."""
 
     def answer(self, path: str, seconds: float) -> Answer | None:
@@ -69,7 +69,7 @@ class Head:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of what a site has."""
+    """Answers GET and HEAD of what a `Responder` has."""
 
     protocol_version = "HTTP/1.1"
     timeout = PATIENCE
@@ -77,8 +77,8 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     server: "PageServer"
 
-    def __init__(self, site: Site, limit: float, *args: object) -> None:
-        self._site = site
+    def __init__(self, responder: Responder, limit: float, *args: object) -> None:
+        self._responder = responder
         self._limit = limit
         super().__init__(*args)  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         if users and not users.accept(self.headers.get("Authorization", "")):
             self._answer(Answer(401, b"a user and a password are required\n"), ("WWW-Authenticate", "Basic"))
             return
-        found = self._site.answer(self.path.partition("?")[0], self._seconds())
+        found = self._responder.answer(self.path.partition("?")[0], self._seconds())
         self._answer(found or Answer(404, b"there is nothing here\n"))
 
     do_HEAD = do_GET  # noqa: N815
@@ -159,12 +159,12 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, listen: Listen, site: Site, limit: float) -> None:
+    def __init__(self, listen: Listen, responder: Responder, limit: float) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self.connections = Connections()
         self.files = AccessFiles(listen.web_config, _tls(listen))
         try:
-            super().__init__((listen.host, listen.port), partial(Handler, site, limit))
+            super().__init__((listen.host, listen.port), partial(Handler, responder, limit))
         except (OSError, OverflowError) as error:
             raise BadUsage(f"cannot listen on {listen.host}:{listen.port}: {error}") from error
 

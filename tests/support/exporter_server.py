@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from support.paths import RECORDINGS
 
-from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen, PageServer, Site
+from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen, PageServer, Responder
 
 
 class Saying:
@@ -25,7 +25,7 @@ SAYING = Saying()
 
 
 @contextmanager
-def listening(listen: Listen = ANYWHERE, answering: Site = SAYING, limit: float = 8.0) -> Iterator[str]:
+def listening(listen: Listen = ANYWHERE, answering: Responder = SAYING, limit: float = 8.0) -> Iterator[str]:
     """The server while it runs; its URL."""
     with PageServer(listen, answering, limit) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
