@@ -27,7 +27,7 @@ Episode = tuple[float | None, float]
 """Unix seconds of the first and the last instant at which an incident held; None where it held from the beginning."""
 
 
-class Measured(NamedTuple):
+class Evaluated(NamedTuple):
     """What a condition was found to be; shapes: (subjects, instants)."""
 
     values: Floats
@@ -44,25 +44,25 @@ class Evidence:
         self.subjects: tuple[Subject, ...] = tuple(queries.subjects(incident.per))
         self.instants = queries.instants(window)
         self._per, self._window, self._queries = incident.per, window, queries
-        self._measured: dict[Condition, Measured] = {}
+        self._measured: dict[Condition, Evaluated] = {}
 
     def limit(self, condition: Condition) -> float:
         """The number that the condition compares with."""
         return self._queries.contract.limit(condition.limit)
 
-    def of(self, condition: Condition) -> Measured:
+    def of(self, condition: Condition) -> Evaluated:
         """Its values and where it held."""
         if condition not in self._measured:
             self._measured[condition] = self._measure(condition)
         return self._measured[condition]
 
-    def _measure(self, condition: Condition) -> Measured:
+    def _measure(self, condition: Condition) -> Evaluated:
         values = np.full((len(self.subjects), len(self.instants)), np.nan)
         found = self._queries.ask(condition.signal.promql, self._per, self._window)
         for subject, row in zip(self.subjects, values, strict=True):
             row[:] = found.get(subject, np.nan)
         held = holds(values, condition.op, self.limit(condition))
-        return Measured(values, _in_hindsight(held, self.instants) if condition.signal.hindsight else held)
+        return Evaluated(values, _in_hindsight(held, self.instants) if condition.signal.hindsight else held)
 
 
 class DecisionTable(NamedTuple):
