@@ -17,6 +17,8 @@ from diag.ramp.step import Step, value
 
 FLAT = 0.15
 """Tokens per second that rise by less than this with twice the tokens in a step: the step is full."""
+LOSS = -0.25
+"""A full step serves as much as before; where it serves less, something else takes the time: neighbours, recomputes."""
 APART = 1.5
 """How many times as many tokens in a step make two steps of a ramp comparable."""
 RECOMPUTES = 0.2
@@ -245,6 +247,8 @@ def _compute(steps: Sequence[Step], at: Step) -> BoundBy:
         f"twice the tokens in a step bring {quantity(gain, 'share')} more tokens/s: {_step(base)}, {_step(top)}",
         *_itl(base, top),
     ]
+    if gain < LOSS:
+        return BoundBy("compute", name, "cannot tell", "", (f"more in a step loses tokens/s: {sentences[0]}",))
     flat = gain < FLAT
     return BoundBy(
         "compute",

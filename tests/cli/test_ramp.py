@@ -1,0 +1,123 @@
+"""`diag ramp` when things go wrong: nobody said yes, the generator fails or hangs, the server dies, Ctrl-C."""
+
+import gzip
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.bad_servers import Reply, Request, Server, serving
+from support.paths import RECORDINGS, TESTS
+
+from diag.commands import ramp as work
+from diag.commands.observe import ObserveOptions
+from diag.core.errors import BadUsage, Unreachable
+from diag.report import ramp as text
+
+PAGES = re.split(
+    rb"(?m)^# scrape .*\n",
+    gzip.decompress((RECORDINGS / "queue_saturation" / "metrics.prom.gz").read_bytes()),
+)[1:]
+PLAYED = TESTS / "support" / "played_bench"
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(work, "TRAFFIC", 0.5)
+    monkeypatch.setattr("diag.ramp.run.MOST_SECONDS", 0.0)
+    monkeypatch.setenv("PYTHONPATH", str(PLAYED))
+    monkeypatch.setenv("PLAYED_BENCH_STEPS", str(tmp_path / "steps"))
+
+
+@pytest.fixture
+def busy() -> Iterator[Server]:
+    """A server whose pages are those of one that was recorded under load, one after the other."""
+
+    def answer(request: Request) -> Reply:
+        if request.path != "/metrics":
+            return Reply(status=404)
+        return Reply(PAGES[min(request.count - 1, len(PAGES) - 1)])
+
+    with serving(answer) as server:
+        yield server
+
+
+def ramp(url: str, **more: object) -> work.Ramp:
+    observed = ObserveOptions([url], every=0.1, timeout=1.0)
+    given = {"python": sys.executable, "yes": True, "step_seconds": 1.0, "most": 4, "rates": 0, **more}
+    return work.run(work.RampOptions(observed, **given))  # type: ignore[arg-type]
+
+
+def test_no_load_is_made_without_a_yes(busy: Server, tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match="confirm that with --yes"):
+        ramp(busy.url, yes=False)
+    assert not (tmp_path / "steps").exists()
+
+
+def test_steps_are_measured_and_judged(busy: Server) -> None:
+    found = ramp(busy.url)
+    assert [step.offer.concurrency for step in found.steps] == [1, 2, 4]
+    assert found.stopped == ""
+    assert found.lengths
+    assert found.lengths[2] == "the mean of this server's own requests"
+
+
+@pytest.mark.parametrize(
+    ("played", "said"), [("crash 3", "its tokenizer cannot be loaded"), ("hang 3", "did not end in time")]
+)
+def test_a_generator_that_fails_loses_no_step(
+    busy: Server, monkeypatch: pytest.MonkeyPatch, played: str, said: str
+) -> None:
+    monkeypatch.setenv("PLAYED_BENCH", played)
+    found = ramp(busy.url)
+    assert found.steps
+    assert said in found.stopped
+    assert said in text.render(found)
+
+
+def test_a_python_without_vllm_is_said_in_a_sentence(busy: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert "this Python has no vLLM" in ramp(busy.url).stopped
+    with pytest.raises(BadUsage, match="cannot be run"):
+        ramp(busy.url, python="/nowhere/python")
+
+
+def test_a_server_that_dies_ends_the_ramp() -> None:
+    def answer(request: Request) -> Reply | None:
+        if request.path != "/metrics":
+            return Reply(status=404)
+        return Reply(PAGES[request.count - 1]) if request.count < 12 else None
+
+    with serving(answer) as server:
+        found = ramp(server.url)
+    assert "the server stopped answering" in found.stopped
+
+
+def test_an_unreachable_server_is_no_ramp() -> None:
+    with pytest.raises(Unreachable):
+        ramp("http://127.0.0.1:9")
+
+
+def test_ctrl_c_keeps_what_was_measured(busy: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLAYED_BENCH", "hang 3")
+    monkeypatch.setattr("diag.ramp.run.MOST_SECONDS", 60.0)
+    steps = tmp_path / "steps"
+
+    def interrupt() -> None:
+        while not steps.exists() or steps.stat().st_size < 3:
+            time.sleep(0.05)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    found = ramp(busy.url)
+    assert found.stopped == "interrupted"
+    assert len(found.steps) >= 2
+    left = subprocess.run(["pgrep", "-f", "vllm.benchmarks.serve"], capture_output=True, text=True, check=False)
+    assert str(os.getpid()) not in left.stdout

@@ -1,0 +1,73 @@
+"""What `diag ramp --attach` says of servers that were recorded while others made the load."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from jsonschema import validate
+from support.paths import RECORDINGS
+
+from diag.commands import ramp as work
+from diag.commands.observe import ObserveOptions
+from diag.report import ramp as text
+from diag.report.ramp_page import render
+
+SCHEMA = json.loads((Path(text.__file__).parent / "diag.ramp.schema.json").read_text(encoding="utf-8"))
+
+
+def ramped(name: str) -> tuple[work.Ramp, dict[str, Any]]:
+    found = work.run(work.RampOptions(ObserveOptions([str(RECORDINGS / name)]), attach=True))
+    document = text.document(found)
+    validate(document, SCHEMA)
+    return found, document
+
+
+@pytest.mark.parametrize(
+    ("name", "binds", "flag", "after"),
+    [
+        ("kv_saturated_fit", "kv_cache", "--num-gpu-blocks-override", None),
+        ("kv_cascade", "kv_cache", "--num-gpu-blocks-override", None),
+        ("queue_saturation", "sequence_cap", "--max-num-seqs", 161),
+        ("api_server_bound", "api_server", "--api-server-count", 6),
+    ],
+)
+def test_what_binds_and_the_flag_that_moves_it(name: str, binds: str, flag: str, after: float | None) -> None:
+    _, document = ramped(name)
+    assert document["binds"]["id"] == binds
+    assert (document["binds"]["changes"][0]["flag"], document["binds"]["changes"][0]["after"]) == (flag, after)
+    assert document["next"] != binds
+
+
+@pytest.mark.parametrize("name", ["healthy", "healthy_after_cascade", "healthy_vllm_0_20_2"])
+def test_nothing_binds_a_healthy_server(name: str) -> None:
+    found, document = ramped(name)
+    assert document["binds"] is None
+    assert "nothing yet" in text.render(found)
+
+
+def test_a_page_without_network_and_script_has_its_curves() -> None:
+    page = render(ramped("queue_saturation")[0])
+    root = ElementTree.fromstring(page.partition("\n")[2])
+    assert len(list(root.iter("svg"))) == 6
+    assert "sequence cap" in page
+    assert "<script" not in page
+
+
+def test_a_screen_is_at_most_100_columns_wide() -> None:
+    assert max(map(len, text.render(ramped("kv_saturated_fit")[0]).splitlines())) <= 100
+
+
+def test_an_idle_recording_has_no_ceiling() -> None:
+    found, document = ramped("idle")
+    assert (work.exit_code(found), document["ceiling"], document["steps"]) == (3, None, [])
+
+
+def test_the_command_prints_it() -> None:
+    command = [str(Path(sys.executable).parent / "diag"), "ramp", str(RECORDINGS / "queue_saturation"), "--attach"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sequence cap" in done.stdout
