@@ -115,6 +115,10 @@ DEATHS = (
 )
 """What shows that a server is dead: the value that does, and the reason in words."""
 SHUT_DOWN = "it was shut down in order, as its log shows, and nothing has started since"
+ENDING = (
+    "it was told to stop, as its log shows, and its API server still runs: vLLM waits for open connections without a "
+    "limit; after a grace period (Kubernetes: 30 s), end it with SIGKILL"
+)
 
 
 def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
@@ -164,12 +168,19 @@ def _silent(subject: Subject, queries: QueryCache) -> Progress | str:
     if _last(starting, INSTANCE, subject, queries):
         return Progress(subject, "starting", STARTS)
     if _last(shut_down, INSTANCE, subject, queries):
-        return SHUT_DOWN
+        return _shut_down(subject, queries)
     if _last(serves, INSTANCE, subject, queries, queries.whole):
         return GONE
     if _last(processes, INSTANCE, subject, queries):
         return Progress(subject, "starting", THERE)
     return NO_VLLM if _last(endpoint_without_vllm, INSTANCE, subject, queries, queries.whole) else NEVER
+
+
+def _shut_down(subject: Subject, queries: QueryCache) -> Progress | str:
+    """Of a server that was told to stop."""
+    if _last(start_under_way, INSTANCE, subject, queries):
+        return Progress(subject, "starting", THERE)
+    return ENDING if _last(processes, INSTANCE, subject, queries) else SHUT_DOWN
 
 
 SIGNALS = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support import rewriting
-from support.scenarios import Beside, found, judge, log, present, said
+from support.scenarios import Beside, found, judge, log, present, said, started
 
 from diag.diagnosis.report import Report
 
@@ -83,6 +83,16 @@ def test_a_server_that_was_shut_down_in_order_is_said_to_be(tmp_path: Path) -> N
     report = judge(tmp_path, "", log("", {}, 600, shut_down=60))
     assert report.verdict == "unknown"
     assert "shut down in order" in report.blind[0]
+
+
+def test_a_server_that_does_not_end_when_it_is_told_to_is_said_to_be(tmp_path: Path) -> None:
+    left = [("diag_vllm_process_cpu_seconds_total", ("7", "api_server", "0"), 19.0)]
+    told = log("", {}, 600, shut_down=60)
+    report = judge(tmp_path / "a", "", told, lambda _: left, started(NEVER - 700))
+    assert (report.verdict, present(report)) == ("unknown", set())
+    assert "told to stop" in report.blind[0]
+    again = judge(tmp_path / "b", "", told, lambda _: left, started(NEVER - 1))
+    assert [progress.state for progress in again.progress] == ["starting"]
 
 
 def oom_kill(ago: float) -> Beside:
