@@ -69,6 +69,7 @@ LABELS: Mapping[str, str] = {
     "device": "what the model runs on, cpu or cuda; empty where it is not known",
     "direction": "tx (sent) or rx (received)",
     "driver_version": "release of the NVIDIA driver",
+    "dtype": "the type of the weights: bf16 (also fp16), fp8, fp4, int8, int4 or mxfp4",
     "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS)
     + "; of a cgroup's memory high, max (its limits were met), oom (an allocation failed), oom_kill",
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
@@ -80,6 +81,7 @@ LABELS: Mapping[str, str] = {
     "line": "number of the line in the file; empty where it is not known",
     "model": "the name under which the model is served",
     "name": "product name of the GPU",
+    "part": "every_step, or experts: those that are routed",
     "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`",
     "pci_bus_id": "PCI address of the GPU",
     "peer": "index of the other GPU",
@@ -120,6 +122,23 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_config": _gauge("Running value of a vLLM flag; booleans are 0 and 1.", "flag"),
     "diag_vllm_info": _gauge(
         "Always 1; the labels name the release of vLLM, the model and the device.", "version", "model", "device"
+    ),
+    "diag_vllm_weight_bytes": _gauge(
+        "Bytes of weights on one GPU: those that every decode step reads, and those of all routed experts (0 without).",
+        "part",
+    ),
+    "diag_vllm_experts_per_token_ratio": _gauge(
+        "Share of the routed experts of a layer that one token goes to (0 to 1); 1 without experts."
+    ),
+    "diag_vllm_kv_cache_bytes_per_token": _gauge(
+        "Bytes of KV cache that a decode step reads on one GPU for each token of context, of the layers that attend to "
+        "all of it."
+    ),
+    "diag_vllm_flops_per_token": _gauge(
+        "Operations on one GPU that the weights take for each token, without attention and the output layer.", "dtype"
+    ),
+    "diag_vllm_all_reduce_bytes_per_token": _gauge(
+        "Bytes that one GPU sends for each token in the all-reduces of tensor parallelism; 0 without it."
     ),
     "diag_vllm_startup_phase": _gauge("1 for the start-up phase that vLLM is in, 0 for the others.", "phase"),
     "diag_vllm_startup_phase_seconds": _gauge("Seconds spent in this start-up phase so far.", "phase"),
@@ -227,6 +246,16 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_power_limit_min_watts": _gauge("Lowest power limit that can be set, in watts.", *GPU),
     "diag_gpu_power_limit_default_watts": _gauge(
         "Power limit as the vendor set it, in watts.", *GPU, unread="It shows whether somebody changed the limit."
+    ),
+    "diag_gpu_memory_bandwidth_max_bytes_per_second": _gauge(
+        "Bandwidth of the GPU's memory in bytes per second, by its data sheet; no sample with MIG.",
+        *GPU,
+    ),
+    "diag_gpu_flops_max": _gauge(
+        "Dense operations per second with weights of this type, by the GPU's data sheet.", *GPU, "dtype"
+    ),
+    "diag_gpu_nvlink_max_bytes_per_second": _gauge(
+        "Bandwidth of all NVLinks of a GPU in one direction in bytes per second, by its data sheet.", *GPU
     ),
     "diag_gpu_energy_joules_total": _counter(
         "Energy in joules since the driver was loaded.", *GPU, unread="For the energy that tokens cost."

@@ -264,7 +264,8 @@ def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
     """What comes first of two that nothing explains: the worse, the one that lasts, the wider, the better supported."""
     tie: tuple[float, ...] = ()
     if diagnosis.state == "present":
-        supported = sum(reading.holds is True for reading in diagnosis.supports) / max(1, len(diagnosis.supports))
+        known = [reading.holds for reading in diagnosis.supports if reading.holds is not None]
+        supported = sum(known) / max(1, len(known))
         tie = (-len(diagnosis.incident.explains), -supported)
     return (-RANK[diagnosis.severity], not diagnosis.ongoing, len(diagnosis.subject), *tie, diagnosis.incident.id)
 

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from diag.core.formatting import listed, number, plural, printable, quantity
 from diag.core.incident import RANK, Incident
 from diag.core.subjects import Subject
+from diag.diagnosis.ceilings import CeilingShares, ceiling_shares
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.onset import dated
@@ -117,7 +118,7 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All that was found; `gone` are vanished servers.
+    """All that was found; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs.
 
     `blind` are sentences, each a reason why finding nothing does not mean health: engines whose forward progress is
     unknown, incidents that could not be judged because the source refused queries or too little was seen.
@@ -131,6 +132,7 @@ class Report(NamedTuple):
     contract: tuple[str, ...]
     gone: tuple[str, ...] = ()
     normality: Normality = Normality()
+    ceilings: tuple[CeilingShares, ...] = ()
 
     @property
     def present(self) -> tuple[Finding, ...]:
@@ -178,6 +180,7 @@ def build_report(
         blind=blind,
         contract=tuple(queries.contract.lines()),
         gone=tuple(sorted(queries.gone)),
+        ceilings=ceiling_shares(queries),
     )
 
 

@@ -11,6 +11,7 @@ from diag.core.metric_families import Collector, Sample, render
 from diag.exporter.collector_thread import Collection, CollectionResult, CollectorThread
 from diag.exporter.host import HostCollectors
 from diag.exporter.vllm_page import Scraped
+from diag.vllm.capacity import series
 from diag.vllm.server.config import ServerFacts, settle
 
 log = logging.getLogger("diag.exporter")
@@ -74,6 +75,8 @@ class HostPage:
             yield "diag_vllm_info", (facts.version, ", ".join(facts.models), settled.device), 1
         for flag, value in sorted(settled.numbers.items()):
             yield "diag_vllm_config", (flag,), value
+        if up:  # by then the model's files are there
+            yield from series.of_server(settled, facts)
 
     def _log(self, problems: dict[str, str]) -> None:
         """One line in the log for every problem that comes or goes."""

@@ -104,6 +104,7 @@ class VllmServer:
             max_model_len=next((length for length in lengths if length is not None), None),
             server_info=from_server_info(info),
             launch=self.facts.launch,
+            root=_root(listed),
         )
 
     def _json(self, path: str) -> Any:
@@ -151,6 +152,12 @@ def _no_page(response: Response, path: str) -> str:
 
 def _get(node: Any, name: str) -> Any:
     return node.get(name) if isinstance(node, dict) else None
+
+
+def _root(listed: list[dict[str, Any]]) -> str:
+    """What the first model was loaded from; adapters have a parent."""
+    roots = (model.get("root") for model in listed if not model.get("parent"))
+    return next((root for root in roots if isinstance(root, str)), "")
 
 
 def _listed(models: Any) -> list[dict[str, Any]]:

@@ -103,6 +103,7 @@ def _footer(report: Report) -> list[str]:
         "source": [words.source(report, words.time_format(report))],
         "server": words.folded(list(observed.servers), ROWS),
         "normal": words.normality(report)[:NORMAL],
+        "ceiling": words.ceilings(report),
         "checked": words.checked(report, verbose=True),
         "unknown": words.blind(report),
         "not judged": words.undecided(report),

@@ -35,6 +35,10 @@ def document(report: Report) -> dict[str, Any]:
             {"subject": _subject(progress.subject), "state": progress.state, "reason": progress.reason}
             for progress in report.progress
         ],
+        "ceilings": [
+            {**shares._asdict(), "subject": _subject(shares.subject), "bound": shares.bound}
+            for shares in report.ceilings
+        ],
         "diagnoses": [_diagnosis(finding) for finding in report.findings],
         "thresholds": list(report.contract),
         "normal": _normality(report.normality),

@@ -108,6 +108,7 @@ def _footer(report: Report, verbose: bool) -> list[str]:
     facts = {
         "Source": [words.source(report, words.time_format(report))],
         "Compared with what is normal": words.normality(report)[:NORMAL],
+        "Ceiling": words.ceilings(report),
         "Checked": words.checked(report, verbose),
         "Unknown": [*words.blind(report), *(words.undecided(report) if verbose else [])],
         "Not collected": words.not_collected(report),

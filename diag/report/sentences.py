@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from diag.core.formatting import clock, escaped, listed, moment, printable, quantity
+from diag.core.formatting import clock, escaped, listed, moment, number, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
+from diag.diagnosis.ceilings import CeilingShares
 from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import FlagChange, Proposal, written
@@ -168,6 +169,27 @@ def not_busy(report: Report) -> list[str]:
         return [f"{place(progress.subject)} is {progress.state}: {progress.reason}" for progress in found]
     states = grouped((progress.state, place(progress.subject)) for progress in found)
     return [f"{len(places):,} {state}: {listed(sorted(places))}" for state, places in states.items()]
+
+
+def ceilings(report: Report) -> list[str]:
+    """How near each engine is to the ceilings of its GPUs; not of a fleet, whose dashboard shows it."""
+    if is_fleet(report):
+        return []
+    several = len(report.ceilings) > 1
+    return [
+        f"{place(shares.subject)}: {_ceiling(shares)}" if several else _ceiling(shares) for shares in report.ceilings
+    ]
+
+
+def _ceiling(shares: CeilingShares) -> str:
+    """ "38 % of the bandwidth ceiling at batch 12, 4 % of compute"."""
+    batch = f" at batch {number(shares.batch)}" if shares.batch else ""
+    named = {"the bandwidth ceiling": shares.bandwidth, "compute": shares.compute}
+    parts = [f"{quantity(share, 'share')} of {name}" for name, share in named.items() if share is not None]
+    links = {"NVLink": shares.nvlink, "PCIe": shares.pcie if shares.nvlink is None else None}
+    sent = [f"all-reduces {quantity(share, 'share')} of {name}" for name, share in links.items() if share is not None]
+    bound = f": {shares.bound}-bound" if shares.bound else ""
+    return ", ".join([parts[0] + batch, *parts[1:], *sent]) + bound
 
 
 def also(report: Report) -> list[str]:

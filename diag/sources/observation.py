@@ -5,9 +5,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from diag.core.metric_families import FAMILIES
 from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable, Target, median_interval, rounds
 from diag.promql import Block, Labels, Samples
 from diag.sources import scrape_notes as notes
+from diag.vllm.capacity.series import of_gpu
 from diag.vllm.command.shown import shown
 from diag.vllm.server import config
 from diag.vllm.server.config import RunningConfig, ServerFacts
@@ -140,6 +142,9 @@ def _ours(table: ScrapeTable, facts: ServerFacts, settled: RunningConfig) -> Ite
         yield row("diag_vllm_info", 1, version=version, model=models, device=settled.device)
     for flag, value in sorted(settled.numbers.items()):
         yield row("diag_vllm_config", value, flag=flag)
+    for labels in (labels for labels in table.labels if labels["__name__"] == "diag_gpu_info"):
+        for name, own, value in of_gpu(labels.get("name", ""), (labels.get("gpu", ""), labels.get("uuid", ""))):
+            yield row(name, value, **dict(zip(FAMILIES[name].labels, own, strict=True)))
 
 
 def _prefix(scrape: Scrape) -> str:

@@ -8,6 +8,7 @@ from diag.core.throttle_reasons import THROTTLE_REASONS
 from diag.exporter.gpu import nvml
 from diag.exporter.gpu.nvml import Device, Field, GpuLost, NvmlReading
 from diag.exporter.gpu.readings import NVLINK_BYTES, READINGS, UNCHANGING, of_links, seldom
+from diag.vllm.capacity import series
 
 ANEW = 300.0
 """Seconds after which what does not change, and what a GPU refused, is read again."""
@@ -75,7 +76,8 @@ class Gpu:
         self._slowdown = device.ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
         self._links = int(next((value for _, value in device.read(LINKS)), 0))
         self._each_link = of_links(self._links)
-        self._constant = [*self._read(device, UNCHANGING), *self._active_links(device)]
+        sheet = series.of_gpu(self.about[0], self.labels) if self.about and not self.instances else ()
+        self._constant = [*self._read(device, UNCHANGING), *self._active_links(device), *sheet]
         self._anew_at = now + ANEW
 
     def _active_links(self, device: Device) -> Iterator[Sample]:

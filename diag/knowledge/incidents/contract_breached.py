@@ -1,7 +1,7 @@
 """The latency SLO is violated, whatever the cause: the alert that pages."""
 
 from diag.incident import BurnRateWindow, Fix, Incident, LookAlike, documented, judged
-from diag.signals import error_budget_burn_rate, requests_running, waiting_share
+from diag.signals import NEAR_BANDWIDTH, NEAR_COMPUTE, error_budget_burn_rate, requests_running, waiting_share
 
 WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
 
@@ -29,6 +29,8 @@ incident = Incident(
     supports=(
         waiting_share.above(0.33, judged("a high share means that TTFT is queue time, not computation")),
         requests_running.at_least(1, judged("the engine is processing requests")),
+        NEAR_BANDWIDTH,
+        NEAR_COMPUTE,
     ),
     looks_like=(
         LookAlike(

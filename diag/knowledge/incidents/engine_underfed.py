@@ -2,6 +2,9 @@
 
 from diag.incident import Fix, Incident, LookAlike, judged, measured
 from diag.signals import (
+    EMPTY,
+    REACHED,
+    bandwidth_share,
     requests_finished,
     requests_running,
     requests_running_median,
@@ -26,6 +29,7 @@ incident = Incident(
         requests_waiting_peak.at_most(0, judged("no request waited in any sample")),
         requests_finished.at_least(10, judged("with less traffic, an idle moment proves nothing")),
     ),
+    supports=(bandwidth_share.below(EMPTY, REACHED),),
     looks_like=(LookAlike("engine_stalled", distinguish="Requests are in flight and do not finish."),),
     fixes=(
         Fix(

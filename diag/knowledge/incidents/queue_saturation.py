@@ -2,6 +2,8 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import (
+    NEAR_BANDWIDTH,
+    NEAR_COMPUTE,
     deferred_share,
     hardly_preempts,
     kv_cache_usage_with_next,
@@ -49,6 +51,8 @@ incident = Incident(
         requests_running_floor.at_least(
             0.9, measured("4 of 4 sequences run in nearly every sample", "queue_saturation")
         ),
+        NEAR_BANDWIDTH,
+        NEAR_COMPUTE,
     ),
     looks_like=(
         LookAlike(

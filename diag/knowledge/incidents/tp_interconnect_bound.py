@@ -2,6 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
+    all_reduce_share,
     half_of_the_ranks,
     nvlinks,
     odd_ranks,
@@ -36,6 +37,9 @@ incident = Incident(
         pcie_share.above(0.7, judged("a link is saturated at about 80 to 90 % of its rate")),
     ),
     supports=(
+        all_reduce_share.above(
+            0.2, judged("all-reduces overlap with no computation: at 20 % of the bandwidth they take 20 % of the time")
+        ),
         pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes")),
         slowest_clock.below(0.85, judged("all ranks wait for the slowest one")),
     ),

@@ -1,5 +1,6 @@
 """Every signal that is declared; an incident file imports them from diag.signals."""
 
+from diag.knowledge.signals.ceilings import *  # noqa: F403
 from diag.knowledge.signals.expressions import *  # noqa: F403
 from diag.knowledge.signals.features import *  # noqa: F403
 from diag.knowledge.signals.forward_progress import *  # noqa: F403

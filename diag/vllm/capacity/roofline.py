@@ -70,33 +70,31 @@ def link(gpu: GpuModel, tensor: int, pcie: bool = False) -> tuple[Literal["NVLin
 def _ceiling(replica: Replica, done: Work, tokens: float) -> Ceiling:
     gpu = replica.gpu
     name, speed = link(gpu, replica.setup.tensor, replica.pcie)
-    matrices, attention = _types(replica)
+    matrices = matrix_rate(gpu, matrix_type(replica.model, replica.setup))
+    attention = matrix_rate(gpu, "fp8" if replica.setup.kv_dtype.startswith("fp8") else "bf16")
     read = (done.weight_bytes + done.cache_bytes) / gpu.bandwidth
-    compute = done.matrix_flops / gpu.flops[matrices] + done.attention_flops / gpu.flops[attention]
+    compute = done.matrix_flops / matrices + done.attention_flops / attention
     send = done.sent_bytes / speed
     reading: Binder = "weights" if done.weight_bytes >= done.cache_bytes else "KV cache"
     binds: Binder = name if send > max(read, compute) else "compute" if compute > read else reading
     return Ceiling(tokens / (max(read, compute) + send), read, compute, send, binds)
 
 
-def _types(replica: Replica) -> tuple[str, str]:
-    """In which type matrices and attention are computed: those of weights and KV cache, of what the GPU has."""
-    has = replica.gpu.flops
-    attention = "fp8" if replica.setup.kv_dtype.startswith("fp8") else "bf16"
-    matrices = _matrix_type(replica)
-    return matrices if matrices in has else "bf16", attention if attention in has else "bf16"
+def matrix_rate(gpu: GpuModel, kind: str) -> float:
+    """Operations a second with weights of that type (`matrix_type`): integers of 4 bits are widened to 16 first."""
+    if kind == "mxfp4":  # only Blackwell multiplies it, with activations of 8 bits
+        kind = "fp8" if "fp4" in gpu.flops else "bf16"
+    return gpu.flops.get(kind, gpu.flops["bf16"])
 
 
-def _matrix_type(replica: Replica) -> str:
-    """The fastest type that kernels for these weights use; integers of 4 bits are widened to 16 first."""
-    settings = replica.model.quantization or {}
-    method = str(settings.get("quant_method", settings.get("quant_algo", replica.setup.quantization))).lower()
+def matrix_type(model: Model, setup: Setup) -> str:
+    """The type of the weights, in which kernels compute where the GPU can."""
+    settings = model.quantization or {}
+    method = str(settings.get("quant_method", settings.get("quant_algo", setup.quantization))).lower()
     if method == "compressed-tensors":
         weights = compressed_weights(settings)
         return f"{'fp' if weights.get('type') == 'float' else 'int'}{weights.get('num_bits')}"
     if method == "mxfp4":
-        return (
-            "fp8" if "fp4" in replica.gpu.flops else "bf16"
-        )  # only Blackwell multiplies it, with activations of 8 bits
+        return method
     written = f"{method} {settings.get('quant_algo', '')}".lower()
     return next((kind for kind in ("fp8", "fp4", "int8") if kind in written), "bf16")

@@ -6,6 +6,7 @@ that tensor parallelism gathers, and speculation. What is left out makes the rea
 routing: where the tokens of a step prefer the same experts, fewer are read.
 """
 
+import math
 from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
@@ -63,6 +64,18 @@ def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
         tokens * reached * _attention_flops(model, absorbed=False) / setup.tensor,
         _sent(model, setup, tokens),
     )
+
+
+def weights(model: Model, setup: Setup) -> tuple[float, float]:
+    """Bytes on one GPU that every decode step reads, and those of all routed experts; BadUsage as `check`."""
+    parts = [*_layers(model), embedding(model)]
+    every = _bytes(model, setup, parts, 0)
+    return every, _bytes(model, setup, parts, math.inf) - every
+
+
+def experts_share(model: Model) -> float:
+    """The share of a layer's experts that one token goes to; 1 without experts."""
+    return _experts_hit(model, 1)
 
 
 def reach(model: Model, at: int, context: float) -> float:

@@ -56,8 +56,8 @@ OWN = frozenset(
 class ServerFacts:
     """What is known of a server beside its page: /version, /v1/models, /server_info, its log, how it was started.
 
-    `process` is the command of its own process, where that was found; `launch` the one that the user gave; `log_whole`
-    is whether the log has all that was set.
+    `root` is the model's folder or id in /v1/models; `process` is the command of its own process, where that was found;
+    `launch` the one that the user gave; `log_whole` is whether the log has all that was set.
     """
 
     version: str = ""
@@ -68,6 +68,7 @@ class ServerFacts:
     launch: str = ""
     process: str = ""
     log_whole: bool = False
+    root: str = ""
 
 
 class SourcedValue(NamedTuple):
