@@ -331,6 +331,15 @@ def test_a_gpu_that_is_gone_from_the_list_is_not_up_and_a_new_one_is_shown(scrip
     assert [look(one).of("up", i) for i in range(3)] == [1, 1, 1]
 
 
+def test_a_gpu_has_the_peaks_of_its_data_sheet_where_there_is_one(script: Script) -> None:
+    script(H100, H100 | {"name": "NVIDIA Unheard 9000"})
+    shown = look(gpus())
+    assert shown.of("memory_bandwidth_max_bytes_per_second") == 3352e9
+    assert shown.of("flops_max", 0, "fp8") == 1979e12
+    assert shown.of("nvlink_max_bytes_per_second") == 450e9
+    assert not {name for name in shown.names(1) if "max_bytes" in name or "flops" in name}
+
+
 def test_a_multi_instance_gpu_has_no_utilisation_and_counts_the_processes_of_its_instances(script: Script) -> None:
     mig = {
         "also": {
@@ -346,6 +355,7 @@ def test_a_multi_instance_gpu_has_no_utilisation_and_counts_the_processes_of_its
     shown = look(gpus(owners={77: Owner("worker", "0")}))
     assert shown.of("utilization_ratio") is None
     assert shown.of("process_memory_bytes", 0, "77", "worker", "0") == 1000
+    assert shown.of("memory_bandwidth_max_bytes_per_second") is None  # an instance has a part of it
     assert look(gpus(visible="MIG-1")).of("serving") == 1
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support import bad_servers
 from support.bad_servers import PAGE, Reply, on_metrics, pages, serving, talking
+from support.paths import MODELS
 
 from diag.commands.exporter import Exporter, ExporterOptions
 from diag.core.metric_families import FAMILIES, Collected, render
@@ -212,6 +213,14 @@ def test_configuration_and_version_come_from_where_they_are_said() -> None:
     assert found['diag_vllm_config{flag="kv_cache_size_tokens"}'] == 128
     assert found['diag_vllm_info{device="",model="",version="0.32.0"}'] == 1
     assert b"secret" not in one.page(4)
+
+
+def test_the_work_of_a_known_model_is_shown_once_its_server_is_up() -> None:
+    launch = f"vllm serve {MODELS / 'llama-3.1-8b'}"
+    with serving(pages(PAGE)) as server:
+        found = values(exporter(server.url, launch=launch).page(4))
+    assert found["diag_vllm_kv_cache_bytes_per_token"] == 131_072
+    assert not {name for name in values(exporter(server.url, launch=launch).page(4)) if "per_token" in name}
 
 
 class Odd:

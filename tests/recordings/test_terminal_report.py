@@ -30,6 +30,7 @@ IN_ORDER = [
     "Next time",
     "Fix",
     "Relaunch",
+    "Ceiling",
     "Also",
     "Ruled out",
     "Unknown",

@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from support import rewriting
+from support.paths import MODELS
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import FAMILIES, Sample, render
 from diag.diagnosis.report import Finding, Report
+from diag.vllm.capacity import series
+from diag.vllm.server.config import RunningConfig, ServerFacts
 
 Beside = Callable[[float], Iterable[Sample]]
 """What stands beside vLLM so many seconds after the first scrape."""
@@ -38,6 +41,7 @@ def judge(folder: Path, vllm: str, *beside: Beside) -> Report:
 def everything(folder: Path) -> Path:
     """A recording of a busy server with all that can stand beside it."""
     beside = (gpu(0), gpu(1), workers(1.0, 0.9), config(tensor_parallel_size=2, gpu_memory_utilization=0.9))
+    beside += (model("mixtral-8x7b", "--tensor-parallel-size 2"),)
     scrapes = list(rewriting.scrapes("kv_cascade"))
     start = scrapes[0][0]
     spent = dict.fromkeys(PHASES[:-1], 10.0)
@@ -115,6 +119,7 @@ def gpu(index: int = 0, **changes: object) -> Beside:
     values = {**well, **told}
 
     def beside(t: float) -> Iterable[Sample]:
+        yield from series.of_gpu("NVIDIA H100 80GB HBM3", (str(index), f"GPU-{index}"))
         for key, value in values.items():
             number = value(t) if callable(value) else value
             if number is not None:
@@ -180,6 +185,14 @@ def cpu(waited: float | None = None, pressure: float = 0.0, throttled: float = 0
 def config(**flags: float) -> Beside:
     """What vLLM runs with."""
     return lambda _: [("diag_vllm_config", (flag,), value) for flag, value in flags.items()]
+
+
+def model(name: str, flags: str = "") -> Beside:
+    """The work of a model of tests/data/models, as an exporter publishes it."""
+    facts = ServerFacts(version="0.32.0", launch=f"vllm serve {MODELS / name} {flags}")
+    samples = series.of_server(RunningConfig(incomplete=""), facts)
+    assert samples
+    return lambda _: samples
 
 
 def log(

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 from support.paths import RECORDINGS
-from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, logged, memory, reading, workers
+from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, logged, memory, model, reading, workers
 
 from diag.core.metric_families import FAMILIES
 from diag.promql import STALE, Block, is_stale
@@ -245,6 +245,7 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
 """What a host adds: the recording ("" for a server that never answers), what is beside it then, and before."""
 
 TOLD = (
+    model("mixtral-8x7b", "--tensor-parallel-size 2"),
     config(tensor_parallel_size=2, gpu_memory_utilization=0.9),
     log("ready", dict.fromkeys(PHASES[:-1], 10.0), 600, LEAD, cuda_out_of_memory=500, engine_start_failed=900),
 )

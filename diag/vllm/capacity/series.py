@@ -19,10 +19,11 @@ from diag.vllm.memory.cache import NotCovered, layer_bytes
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.server.config import RunningConfig, ServerFacts
+from diag.vllm.server.launch import SET
 
 DTYPES = ("bf16", "fp8", "fp4", "int8", "int4", "mxfp4")
 """What `matrix_type` calls weights."""
-_WORDS = ("dtype", "quantization", "kv_cache_dtype")
+_WORDS = ("dtype", "kv_cache_dtype")
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 Known = tuple[tuple[str, float | str], ...]
 
@@ -42,10 +43,10 @@ def of_gpu(name: str, labels: tuple[str, ...]) -> Iterator[Sample]:
 def of_server(config: RunningConfig, facts: ServerFacts) -> tuple[Sample, ...]:
     """The work of a server, where its command and its model's config.json are here; else nothing."""
     command = facts.process or facts.launch or (f"vllm serve {shlex.quote(facts.root)}" if facts.root else "")
-    if config.incomplete or not command:
-        return ()
     settings = config.settings
     known = tuple((name, settings[name].value) for name in (*_SIZES, *_WORDS) if name in settings)
+    if config.incomplete or not command or any(value == SET for _, value in known):
+        return ()
     return _of_command(command, facts.version.partition("+")[0], known)
 
 
@@ -71,7 +72,7 @@ def _as_it_runs(planned: Setup, known: dict[str, float | str]) -> Setup:
         pipeline=pipeline or planned.pipeline,
         data=data or planned.data,
         float32=planned.float32 or dtype.removeprefix("torch.") in ("float32", "float"),
-        kv_dtype=planned.kv_dtype if kv_dtype in ("auto", "(set)") else kv_dtype,
+        kv_dtype=planned.kv_dtype if kv_dtype == "auto" else kv_dtype,
     )
 
 
