@@ -15,36 +15,29 @@ import numpy as np
 
 from diag.commands.observe import ObserveOptions, observe, running_of, scrape_plan, without_credentials
 from diag.commands.site import site
-from diag.core.contract import Contract
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists
 from diag.core.formatting import number, printable
 from diag.core.writing import written_whole
-from diag.diagnosis.query_cache import QueryCache
 from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
-from diag.knowledge.signals import configured
 from diag.ramp import results
-from diag.ramp.analysis import Circumstances, OwnTraffic, Ramp, conclude
+from diag.ramp.analysis import Circumstances, Ramp, conclude
 from diag.ramp.generator import Generator, environment
 from diag.ramp.plan import Limits
 from diag.ramp.run import BackgroundWatch, RampRun, between
-from diag.ramp.step import RATES, Offer, Step, measure, of_client, value
+from diag.ramp.step import Offer, Step, measure, of_client
+from diag.ramp.traffic import RequestLengths, own_traffic, request_lengths
 from diag.report import ramp as text
 from diag.report import ramp_page
 from diag.report.terminal import StepsBar, steps_bar
 from diag.sources.live.scrape import Watch
 from diag.sources.observation import Observation
-from diag.sources.samples import SampleSource
 from diag.vllm.command import parse as command
 
 TRAFFIC = 10.0
 """Seconds for which the server's own traffic is watched before the first step."""
-ASSUMED = 512, 128
-"""Tokens of prompt and answer where the server has not finished a request yet: those of vLLM's own benchmarks."""
 FOREVER = 86_400.0
-_SUM = "sum(last_over_time(vllm:request_{{0}}_tokens_{0}[1h]))"
-LENGTH = f"{_SUM.format('sum')} / ({_SUM.format('count')} > 0)"
 
 
 @dataclass(frozen=True)
@@ -163,9 +156,10 @@ def _generated(options: RampOptions, limits: Limits) -> Ramp:
         plan = scrape_plan(observed, lambda share: None)
         with BackgroundWatch(Watch(observed.targets, plan)).running() as watched:
             seen = _first_look(watched, tick)
-            traffic = _traffic(seen, limits.contract)
-            known = _circumstances(options, seen)._replace(traffic=traffic, lengths=_lengths(options, seen))
-            generator = _generator(options, seen, known)
+            traffic = own_traffic(seen, limits.contract)
+            lengths = request_lengths(seen, options.prompt_tokens, options.output_tokens)
+            known = _circumstances(options, seen)._replace(traffic=traffic, lengths=lengths)
+            generator = _generator(options, seen, known.model, lengths)
             known = known._replace(notes=tuple(_notes(known)))
             tick.pause()
             _ask(options, known, limits)
@@ -188,50 +182,20 @@ def _first_look(watched: BackgroundWatch, tick: "StepsBar") -> Observation:
     raise AssertionError
 
 
-def _traffic(seen: Observation, contract: Contract) -> OwnTraffic:
-    """What the server has to do without us; measured over all scrapes, idle ones included."""
-    queries = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), contract)
-    seconds = queries.span + seen.interval
-    return OwnTraffic(*((value(queries, RATES[name]) or 0.0) / seconds for name in OwnTraffic._fields))
-
-
-def _lengths(options: RampOptions, seen: Observation) -> tuple[float, float, str]:
-    """Tokens of prompt and answer: as given, else those of all requests that this server has finished."""
-    queries = QueryCache(SampleSource(seen.samples, seen.instants[-1:], seen.interval), Contract())
-    rows = [queries.source.ask(LENGTH.format(kind), seen.instants[-1:]) for kind in ("prompt", "generation")]
-    own = [round(float(row[-1])) for found in rows for row in found.values() if math.isfinite(row[-1])]
-    given = (options.prompt_tokens, options.output_tokens)
-    source = "as given" if all(given) else "the mean of this server's own requests" if len(own) == 2 else "assumed"
-    prompt, output = (wanted or usual for wanted, usual in zip(given, own if len(own) == 2 else ASSUMED, strict=True))
-    longest = value(queries, configured("max_model_len"))
-    if longest and prompt + output > longest:
-        prompt, output, source = (
-            _fitting(prompt, output, longest),
-            min(output, round(longest / 4)),
-            f"{source}, cut to --max-model-len",
-        )
-    return max(prompt, 1), max(output, 1), source
-
-
-def _fitting(prompt: int, output: int, longest: float) -> int:
-    return round(longest) - min(output, round(longest / 4)) - 8
-
-
-def _generator(options: RampOptions, seen: Observation, known: Circumstances) -> Generator:
+def _generator(options: RampOptions, seen: Observation, model: str, lengths: RequestLengths) -> Generator:
     address, credentials = parse(options.observe.targets[0]), from_environment(os.environ)
     if set(credentials.headers) - {"Authorization"} or credentials.client_cert:
         raise BadUsage("vllm bench serve takes headers and certificates from its command line only: use a bearer token")
     launch = seen.launch.get(seen.instances[0], "")
     started = command.read(launch) if launch else None
     named = (started.get("--tokenizer") or started.model) if started else ""
-    prompt, output, _ = known.lengths or (*ASSUMED, "")
+    model = model.partition(",")[0]
     return Generator(
         python=options.python,
         url=address.origin + address.path.rstrip("/").removesuffix(PAGE),
-        model=known.model.partition(",")[0],
-        tokenizer=options.tokenizer or named or known.model.partition(",")[0],
-        prompt_tokens=round(prompt),
-        output_tokens=round(output),
+        model=model,
+        tokenizer=options.tokenizer or named or model,
+        lengths=lengths,
         environment=environment(os.environ, credentials.headers.get("Authorization", ""), credentials.ca_file),
     )
 
@@ -249,12 +213,10 @@ def _ask(options: RampOptions, known: Circumstances, limits: Limits) -> None:
     target = without_credentials(options.observe.targets)
     if not sys.stdin.isatty():
         raise BadUsage(f"a ramp puts {target} under as much load as it can serve: confirm that with --yes")
-    prompt, output, source = known.lengths or (0, 0, "")
+    lengths = known.lengths.shown if known.lengths else ""
     sys.stderr.write(
-        f"diag ramp will put {target} under as much load as it can serve: steps of {number(limits.seconds)} s "
-        f"with twice as many requests each, {prompt:.0f} + {output:.0f} tokens a request ({source}). Its users will\n"
-        "notice.\n"
-        "Start? [y/N] "
+        f"diag ramp will put {target} under as much load as it can serve: steps of {number(limits.seconds)} s with\n"
+        f"twice as many requests each, {lengths}. Its users will notice.\nStart? [y/N] "
     )
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -14,6 +14,7 @@ from diag.knowledge.signals import runs_on_cpu
 from diag.ramp.binders import BINDERS, CLIENT_FIX, COMPUTE_FIX, Binder
 from diag.ramp.plan import Limits, ServingCeiling, ceiling, client_is_slow, closed, holds, why_enough
 from diag.ramp.step import Step, value
+from diag.ramp.traffic import OwnTraffic, RequestLengths
 
 FLAT = 0.15
 """Tokens per second that rise by less than this with twice the tokens in a step: the step is full."""
@@ -38,17 +39,10 @@ class BoundBy(NamedTuple):
     proposals: tuple[Proposal, ...] = ()
 
 
-class OwnTraffic(NamedTuple):
-    """What the server had before the ramp: requests and output tokens per second, and mean lengths in tokens."""
-
-    requests_per_second: float
-    output_tokens_per_second: float
-
-
 class Ramp(NamedTuple):
     """A whole ramp; `ended` is why it did not go on, `stopped` why it was cut short, "" where it was not.
 
-    `lengths` are the tokens of prompt and answer, and where they come from. `saturated` is the step that was judged.
+    `lengths` are those of the requests that diag sent. `saturated` is the step that was judged.
     """
 
     target: str
@@ -64,7 +58,7 @@ class Ramp(NamedTuple):
     traffic: OwnTraffic | None
     ended: str
     stopped: str
-    lengths: tuple[float, float, str] | None
+    lengths: RequestLengths | None
     notes: tuple[str, ...]
 
     @property
@@ -89,7 +83,7 @@ class Circumstances(NamedTuple):
     running: Mapping[str, Running] = {}
     traffic: OwnTraffic | None = None
     stopped: str = ""
-    lengths: tuple[float, float, str] | None = None
+    lengths: RequestLengths | None = None
     notes: tuple[str, ...] = ()
     attached: bool = False
 

@@ -21,6 +21,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.ramp.results import ResultUnreadable, of_vllm_bench
 from diag.ramp.step import ClientResult, Offer
+from diag.ramp.traffic import RequestLengths
 
 HOST = """
 import argparse, json, os, sys
@@ -62,7 +63,7 @@ class GeneratorFailed(Exception):
 
 @dataclass
 class Generator:
-    """How the load is made: the interpreter with vLLM, the server, the model's names and the lengths in tokens.
+    """How the load is made: the interpreter with vLLM, the server, the model's names, how long requests are.
 
     `folder` holds the result of a step, and what vLLM prints.
     """
@@ -71,8 +72,7 @@ class Generator:
     url: str
     model: str
     tokenizer: str
-    prompt_tokens: int
-    output_tokens: int
+    lengths: RequestLengths
     environment: Mapping[str, str]
     folder: Path = field(default_factory=Path)
     _host: "subprocess.Popen[bytes] | None" = None
@@ -162,8 +162,10 @@ class Generator:
             "--model": self.model,
             "--tokenizer": self.tokenizer,
             "--dataset-name": "random",
-            "--random-input-len": self.prompt_tokens,
-            "--random-output-len": self.output_tokens,
+            "--random-input-len": self.lengths.prompt - self.lengths.prefix,
+            "--random-output-len": self.lengths.output,
+            "--random-prefix-len": self.lengths.prefix,
+            "--random-range-ratio": round(self.lengths.spread, 2),
             "--num-prompts": prompts,
             "--seed": prompts,
             "--percentile-metrics": "ttft,tpot,itl,e2el",

@@ -37,8 +37,7 @@ def headline(ramp: Ramp) -> str:
     served = f" ({', '.join(named)})" if named else ""
     if ramp.lengths is None:
         return f"Ramp of {ramp.target}{served}"
-    prompt, output, source = ramp.lengths
-    return f"Ramp of {ramp.target}{served}: {prompt:.0f} + {output:.0f} tokens a request ({source})"
+    return f"Ramp of {ramp.target}{served}: {ramp.lengths.shown}"
 
 
 def summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
@@ -161,8 +160,8 @@ def document(ramp: Ramp) -> dict[str, Any]:
         "target": ramp.target,
         "model": ramp.model,
         "vllm": ramp.version,
-        "prompt_tokens": ramp.lengths[0] if ramp.lengths else None,
-        "output_tokens": ramp.lengths[1] if ramp.lengths else None,
+        "prompt_tokens": ramp.lengths.prompt if ramp.lengths else None,
+        "output_tokens": ramp.lengths.output if ramp.lengths else None,
         "slo": {name: getattr(contract, name) for name in (*SLOS.values(), "objective")},
         "ceiling": _step(ramp, ramp.ceiling.step) if ramp.ceiling else None,
         "knee": ramp.ceiling.knee.offer.concurrency if ramp.ceiling and ramp.ceiling.knee else None,

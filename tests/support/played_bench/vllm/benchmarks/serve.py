@@ -18,8 +18,9 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("metric-percentiles", "result-dir", "result-filename"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("random-input-len", "random-output-len", "num-prompts", "seed"):
+    for name in ("random-input-len", "random-output-len", "random-prefix-len", "num-prompts", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--random-range-ratio", type=float, required=True)
     parser.add_argument("--max-concurrency", type=int)
     parser.add_argument("--request-rate", type=float)
     parser.add_argument("--save-result", action="store_true")
