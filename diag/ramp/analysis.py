@@ -12,9 +12,11 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.readings import Reading
 from diag.knowledge.signals import runs_on_cpu
 from diag.ramp.binders import BINDERS, CLIENT_FIX, COMPUTE_FIX, Binder
+from diag.ramp.hardware import reached
 from diag.ramp.plan import Limits, ServingCeiling, ceiling, client_is_slow, closed, holds, why_enough
 from diag.ramp.step import Step, value
 from diag.ramp.traffic import OwnTraffic, RequestLengths
+from diag.vllm.capacity.roofline import Replica
 
 FLAT = 0.15
 """Tokens per second that rise by less than this with twice the tokens in a step: the step is full."""
@@ -86,6 +88,7 @@ class Circumstances(NamedTuple):
     lengths: RequestLengths | None = None
     notes: tuple[str, ...] = ()
     attached: bool = False
+    replica: Replica | None = None
 
 
 def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ramp:
@@ -142,7 +145,7 @@ def _first(candidates: Sequence[BoundBy], at: Step | None) -> BoundBy | None:
 def _candidates(steps: Sequence[Step], at: Step, limits: Limits, known: Circumstances) -> Iterator[BoundBy]:
     assert at.queries is not None
     yield _client(at)
-    yield _compute(steps, at)
+    yield _compute(steps, at, known.replica)
     for binder in BINDERS:
         yield from _declared(binder, at.queries, known.running)
     yield from _slo(at, limits)
@@ -228,10 +231,11 @@ def _client(at: Step) -> BoundBy:
     )
 
 
-def _compute(steps: Sequence[Step], at: Step) -> BoundBy:
+def _compute(steps: Sequence[Step], at: Step, replica: Replica | None) -> BoundBy:
     """Whether a larger batch still brings more: tokens/s against tokens in a step, over the steps of the ramp."""
     cpu = at.queries is not None and bool(value(at.queries, runs_on_cpu.promql))
-    name = "CPU compute" if cpu else "compute or memory bandwidth"
+    roof = reached(replica, at) if replica and not cpu else None
+    name = "CPU compute" if cpu else roof.binds if roof else "compute or memory bandwidth"
     compared = _compared(steps)
     if compared is None:
         return BoundBy("compute", name, "cannot tell", "", ("no two steps differ enough in tokens per step",))
@@ -240,6 +244,7 @@ def _compute(steps: Sequence[Step], at: Step) -> BoundBy:
     sentences = [
         f"twice the tokens in a step bring {quantity(gain, 'share')} more tokens/s: {_step(base)}, {_step(top)}",
         *_itl(base, top),
+        *([roof.sentence] if roof else []),
     ]
     if gain < LOSS:
         return BoundBy("compute", name, "cannot tell", "", (f"more in a step loses tokens/s: {sentences[0]}",))
