@@ -156,7 +156,9 @@ def test_on_a_known_gpu_the_roofline_says_which_resource_a_full_step_lacks() -> 
     assert found
     assert found.decode == pytest.approx(50 / 103, rel=0.02)
     assert found.binds == "memory bandwidth"
-    prefilling = reached(server, closed(1, 0.5, running=1.0)._replace(prompt_tokens_per_second=5_000))
+    prefilling = reached(
+        server, closed(1, 0.5, running=1.0)._replace(prompt_tokens_per_second=9_000, output_tokens_per_second=5)
+    )
     assert prefilling
     assert prefilling.binds == "compute"
     assert reached(server, alone._replace(requests_per_second=0.0)) is None

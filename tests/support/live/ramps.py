@@ -12,7 +12,7 @@ from typing import Any
 from support.live import server
 
 SLOW = Path(__file__).parent / "slow_python.py"
-PLENTY = ("--max-model-len", "2048", "--block-size", "32")
+PLENTY = ("--max-model-len", "1024", "--block-size", "32")
 
 
 @dataclass(frozen=True)
