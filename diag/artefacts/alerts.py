@@ -26,7 +26,9 @@ from diag.core.contract import Contract, Site
 from diag.core.incident import RANK, Condition, Incident, Severity, seconds
 from diag.promql import pretty
 
-INTERVAL = "15s"
+INTERVAL, SLOW_INTERVAL = "15s", "1m"
+SLOW = 900.0
+"""Seconds of a window from which a rule is evaluated every minute: nothing in it changes faster."""
 KEEP_FIRING = 300.0
 """Seconds for which an alert outlasts its conditions: a missed scrape or a short recovery does not start another."""
 MARGIN = 60.0
@@ -119,7 +121,8 @@ def _group(name: str, members: Sequence[Alert], shared: set[str], contract: Cont
     }
     rules: list[Rule] = [{"record": record, "expr": pretty(text)} for record, text in records.items()]
     rules += [rule(alert, contract, set(records.values()), known) for alert in members]
-    return {"name": name, "interval": INTERVAL, "rules": rules}
+    slow = all(seconds(window) >= SLOW for alert in members for window, _ in alert.conditions())
+    return {"name": name, "interval": SLOW_INTERVAL if slow else INTERVAL, "rules": rules}
 
 
 def rule(alert: Alert, contract: Contract, shared: set[str], known: Known) -> Rule:

@@ -18,3 +18,4 @@ from diag.knowledge.signals.resources import *  # noqa: F403
 from diag.knowledge.signals.settings import *  # noqa: F403
 from diag.knowledge.signals.slo import *  # noqa: F403
 from diag.knowledge.signals.startup import *  # noqa: F403
+from diag.knowledge.signals.upgrades import *  # noqa: F403

@@ -1,0 +1,49 @@
+"""A release is called slower where the same load shows it; where the load explains it, or may, nobody is blamed."""
+
+from pathlib import Path
+
+import pytest
+from support import rewriting, upgrades
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.diagnose import Diagnosis
+
+SLOWER: dict[str, dict[str, float]] = {
+    "as fast": {"slower": 1.0},
+    "within what differs from hour to hour": {"slower": 1.2},
+    "as slow as more clients explain": {"slower": 1.5, "load": 1.5},
+    "an open loop, whose requests pile up where tokens take longer": {"slower": 1.6, "open_loop": True},
+    "longer prompts": {"slower": 1.6, "prompt_tokens_total": 3.0},
+}
+CANNOT_TELL = tuple(SLOWER)[2:]
+
+
+def judged(folder: Path, pages: list[rewriting.Scrape]) -> Diagnosis:
+    report = doctor.run(ObserveOptions([str(rewriting.write(folder, pages))]))
+    return next(each.diagnosis for each in report.findings if each.diagnosis.incident.id == "version_regression")
+
+
+def test_the_slower_release_is_named_with_its_factor_and_the_settings_that_changed(tmp_path: Path) -> None:
+    found = judged(tmp_path, list(upgrades.scrapes(1.6)))
+    assert (found.state, found.culprits) == ("present", ("ITL 1.6x that of 1h ago", "vLLM 0.32.0"))
+    assert found.supports[0].culprits == ("enforce_eager",)
+
+
+def test_a_queue_that_is_served_more_slowly_is_named_by_its_throughput(tmp_path: Path) -> None:
+    """As many requests as fit run, each as fast as before, and fewer of them fit."""
+    pages = list(upgrades.scrapes(1.5, inter_token_latency_seconds_sum=1.0))
+    waits = [(at, host, rewriting.with_value(page, "vllm:num_requests_waiting{", "5")) for at, host, page in pages]
+    assert judged(tmp_path, waits).culprits[0].startswith("time per output token of the whole server 1.5")
+
+
+@pytest.mark.parametrize("name", SLOWER)
+def test_no_release_is_blamed_for_the_load(tmp_path: Path, name: str) -> None:
+    changes = SLOWER[name]
+    pages = upgrades.scrapes(**changes)  # type: ignore[arg-type]
+    assert judged(tmp_path, list(pages)).state == ("unknown" if name in CANNOT_TELL else "absent")
+
+
+def test_a_restart_of_the_same_release_is_no_upgrade(tmp_path: Path) -> None:
+    pages = [(at, host, page.replace("0.31.0", "0.32.0")) for at, host, page in upgrades.scrapes(1.6)]
+    assert judged(tmp_path, pages).state == "absent"
