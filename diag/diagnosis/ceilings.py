@@ -26,11 +26,16 @@ class CeilingShares(NamedTuple):
     batch: float | None
 
     @property
+    def nearest(self) -> float:
+        """The larger share of both ceilings."""
+        return max(self.bandwidth or 0.0, self.compute or 0.0)
+
+    @property
     def bound(self) -> str:
         """What binds the engine: "bandwidth", "compute", "" while both have room."""
-        shares = {"bandwidth": self.bandwidth or 0.0, "compute": self.compute or 0.0}
-        most = max(shares, key=lambda name: shares[name])
-        return most if shares[most] >= FULL else ""
+        if self.nearest < FULL:
+            return ""
+        return "bandwidth" if self.nearest == self.bandwidth else "compute"
 
 
 def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:

@@ -172,13 +172,12 @@ def not_busy(report: Report) -> list[str]:
 
 
 def ceilings(report: Report) -> list[str]:
-    """How near each engine is to the ceilings of its GPUs; not of a fleet, whose dashboard shows it."""
+    """How near each engine is to the ceilings of its GPUs, the nearest first; not of a fleet: a dashboard shows it."""
     if is_fleet(report):
         return []
     several = len(report.ceilings) > 1
-    return [
-        f"{place(shares.subject)}: {_ceiling(shares)}" if several else _ceiling(shares) for shares in report.ceilings
-    ]
+    ordered = sorted(report.ceilings, key=lambda shares: -shares.nearest)
+    return [f"{place(shares.subject)}: {_ceiling(shares)}" if several else _ceiling(shares) for shares in ordered]
 
 
 def _ceiling(shares: CeilingShares) -> str:

@@ -133,7 +133,7 @@ def _context(report: Report, finding: Finding | None) -> dict[str, Forms]:
     ruled_out = _ruled_out(finding.diagnosis) if finding else ""
     runbook = f", diag explain {finding.diagnosis.incident.id}" if finding else ""
     return {
-        "ceiling": [*_text("Ceiling", words.ceilings(report), 2), []],
+        "ceiling": [*_text("Ceiling", words.ceilings(report)[:1], 2), []],
         "also": _also(report, finding),
         "ruled out": _text("Ruled out", [ruled_out], 2),
         "unknown": _text("Unknown", _blind(report) if finding else [], 2),

@@ -30,12 +30,19 @@ from diag.promql import metric_names, parse
 
 SCHEMA = ROOT / "tests" / "data" / "grafana-dashboard.schema.json"
 """grafana/grafana-foundation-sdk, Apache-2.0: the model of a dashboard in Grafana 11 to 13."""
+
+
+def plain(promql: str) -> str:
+    """With the variables that are numbers and durations filled in."""
+    return promql.replace("$__rate_interval", "1m").replace("$price", "2.5")
+
+
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
 EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
 
 
-def test_there_is_a_page_for_every_incident_an_overview_and_one_of_gpus() -> None:
-    assert set(PAGES) == {incident.id for incident in load()} | {"overview", "gpus"}
+def test_there_is_a_page_for_every_incident_an_overview_and_pages_of_gpus_and_capacity() -> None:
+    assert set(PAGES) == {incident.id for incident in load()} | {"overview", "gpus", "capacity"}
     uids = [content["uid"] for content in PAGES.values()]
     assert uids == [f"diag-{name}" for name in PAGES]
     assert all(len(uid) <= 40 for uid in uids)
@@ -125,6 +132,7 @@ def test_a_panel_of_a_signal_has_the_signals_unit(incident: Incident) -> None:
 COUNTS = {
     *("Critical alerts", "Warning alerts", "Highest error budget burn rate", "Error budget burn rate"),
     *("Servers up", "Requests waiting", "Requests", "Servers", "GPU faults", "CPU cores used per worker"),
+    *("Decode batch", "Prompt length", "Answer length"),
 }
 """The panels beside those of signals that show plain numbers; a column of Servers has a unit of its own."""
 MEASURED = {
@@ -142,6 +150,10 @@ MEASURED = {
     "Share of time throttled": "percentunit",
     "Memory": "bytes",
     "PCIe and NVLink traffic": "Bps",
+    "Saturation": "percentunit",
+    "All-reduces / link bandwidth": "percentunit",
+    "Energy per million tokens": "kwatth",
+    "Cost per million output tokens": "currencyUSD",
 }
 SIGNALS = {condition.signal.name for incident in load() for condition in incident.every_condition}
 
@@ -184,7 +196,7 @@ def test_the_columns_of_the_servers_table_have_units_and_states_are_words() -> N
 @EVERY_PAGE
 def test_every_series_is_chosen_by_the_variables(page: str) -> None:
     for text in queries(page):
-        for name in metric_names(parse(text.replace("$__rate_interval", "1m"))):
+        for name in metric_names(parse(plain(text))):
             chosen = 'instance=~"$instance"' if name == "ALERTS" else 'job=~"$job", instance=~"$instance"'
             if PEERS in text:  # to see who differs takes all of them
                 chosen = "" if name == "ALERTS" else 'job=~"$job", model_name=~"$model"'
@@ -196,7 +208,7 @@ def test_every_series_is_chosen_by_the_variables(page: str) -> None:
 
 @EVERY_PAGE
 def test_every_metric_exists(page: str) -> None:
-    asked = {name for text in queries(page) for name in metric_names(parse(text.replace("$__rate_interval", "1m")))}
+    asked = {name for text in queries(page) for name in metric_names(parse(plain(text)))}
     assert in_no_recording(asked) == set()
 
 
@@ -206,6 +218,7 @@ HOT = {
     "throttle_seconds_total__sw_thermal": lambda t: 0.4 * t,
     "clock_hertz__sm": 1400e6,
     "xid_errors_total__79": lambda t: float(t > 60),
+    "nvlink_active_links": 18,
     "nvlink_bytes_total:rx": lambda t: 1e9 * t,
     "process_memory_bytes:7,other,": 1e9,
 }
@@ -243,7 +256,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def answered(server: Server, promql: str) -> bool:
     """Whether there is a series in the last quarter of an hour, with everything chosen."""
-    text = promql.replace("$__rate_interval", "1m")
+    text = plain(promql)
     text = re.sub(r"\$[a-z]\w*", ".*", text)
     now = time.time()
     form = urllib.parse.urlencode({"query": text, "start": now - 900, "end": now, "step": 15}).encode()

@@ -1,10 +1,11 @@
-"""All dashboards: an overview, a page per incident, a page of GPUs and ranks.
+"""All dashboards: an overview, a page per incident, a page of GPUs and ranks, one of capacity and cost.
 
 A panel evaluates what the alert evaluates, over the same window, and draws the alert's threshold as a line.
 """
 
 from collections.abc import Sequence
 
+from diag.artefacts.dashboards.capacity import capacity_page
 from diag.artefacts.dashboards.gpus import gpus_page
 from diag.artefacts.dashboards.incident_page import incident_page
 from diag.artefacts.dashboards.overview import overview
@@ -17,5 +18,9 @@ def dashboards(incidents: Sequence[Incident], contract: Contract) -> dict[str, s
     """The text of every dashboard by its file."""
     known = {incident.id: incident for incident in incidents}
     pages = {incident.id: incident_page(incident, known, contract) for incident in incidents}
-    pages |= {"overview": overview(contract), "gpus": gpus_page(incidents, contract)}
+    pages |= {
+        "overview": overview(contract),
+        "gpus": gpus_page(incidents, contract),
+        "capacity": capacity_page(contract),
+    }
     return {f"dashboards/{name}.json": render(page) for name, page in pages.items()}

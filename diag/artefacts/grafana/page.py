@@ -6,7 +6,7 @@ to date. Keys: the JSON schema of Grafana's foundation SDK.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grafanalib import core
@@ -29,7 +29,10 @@ KEYS = {
 
 @dataclass(frozen=True)
 class DashboardPage:
-    """One dashboard: titled rows of panels, variables by name, annotations as expression, title and colour."""
+    """One dashboard: titled rows of panels, variables by name, annotations as expression, title and colour.
+
+    `inputs` are variables that the reader types in: label and first value by name.
+    """
 
     uid: str
     title: str
@@ -38,11 +41,13 @@ class DashboardPage:
     variables: Mapping[str, str]
     annotations: Mapping[str, tuple[str, str, str]]
     links: Mapping[str, str]
+    inputs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def render(page: DashboardPage) -> str:
     """The dashboard as a JSON file."""
     variables = [_variable(name, query) for name, query in page.variables.items()]
+    variables += [_input(name, label, value) for name, (label, value) in page.inputs.items()]
     dashboard = core.Dashboard(
         title=page.title,
         description=page.description,
@@ -137,6 +142,11 @@ def _variable(name: str, query: str) -> dict[str, Any]:
         "sort": 1,
         "hide": 0,
     }
+
+
+def _input(name: str, label: str, value: str) -> dict[str, Any]:
+    chosen = {"selected": True, "text": value, "value": value}
+    return {"name": name, "label": label, "type": "textbox", "query": value, "current": chosen, "hide": 0}
 
 
 def _annotation(name: str, promql: str, title: str, color: str) -> dict[str, Any]:

@@ -132,6 +132,15 @@ def _state_cells(states: States) -> dict[str, Any]:
 
 def heatmap(header: PanelHeader, query: PanelQuery) -> Any:
     """A row of cells for each series, coloured by value."""
+    return _cells(header, query, "time_series")
+
+
+def histogram(header: PanelHeader, query: PanelQuery) -> Any:
+    """A row of cells for each bucket, coloured by what fell into it; the query has the buckets by `le`."""
+    return _cells(header, query, "heatmap")
+
+
+def _cells(header: PanelHeader, query: PanelQuery, form: str) -> Any:
     options = {
         "calculate": False,
         "cellGap": 1,
@@ -142,7 +151,7 @@ def heatmap(header: PanelHeader, query: PanelQuery) -> Any:
         "tooltip": {"mode": "single", "yHistogram": False},
         "yAxis": {"axisPlacement": "left"},
     }
-    return core.Heatmap(**_common(header, [query], height=8), extraJson={"options": options})
+    return core.Heatmap(**_common(header, [query], height=8, form=form), extraJson={"options": options})
 
 
 def text(content: str, width: int = 12) -> Any:
