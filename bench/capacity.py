@@ -9,6 +9,8 @@ import table
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests")]
 from support.public_figures import SOURCES, cache_figures, figures  # noqa: E402
 
+RAMPS = "## What binds a server at its ceiling"
+"""The section that bench/ramp.py writes."""
 KINDS = {
     "run": ("Output tokens/s, prompts included", ",.0f"),
     "decode": ("Output tokens/s, decode alone", ",.0f"),
@@ -55,4 +57,4 @@ def page() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    table.write("capacity.md", "\n".join(page()) + "\n")
+    table.write("capacity.md", "\n".join(page()) + "\n" + table.kept("capacity.md", RAMPS))

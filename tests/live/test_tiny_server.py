@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from support.bad_servers import Reply, Request, serving
-from support.live import cure, load, server
+from support.live import cure, load, ramps, server
 
 from diag.vllm.flags.defaults import default
 from diag.vllm.server.launch import FLAGS
@@ -150,6 +150,14 @@ def primary(report: dict[str, Any]) -> dict[str, Any]:
     """The one primary incident of a report."""
     (diagnosis,) = (diagnosis for diagnosis in report["diagnoses"] if diagnosis["primary"])
     return dict(diagnosis)
+
+
+def test_a_ramp_names_the_small_kv_cache_and_the_flag(vllm: server.Server) -> None:
+    found = ramps.ramp(vllm.url, (192, 192), "--from", "8", "--most", "32", "--rates", "0", "--step-seconds", "5")
+    assert found["binds"], json.dumps(found, indent=1)
+    assert (found["binds"]["id"], found["binds"]["changes"][0]["flag"]) == ("kv_cache", "--num-gpu-blocks-override")
+    assert [step["concurrency"] for step in found["steps"]][:2] == [8, 16]
+    assert found["steps"][0]["client"]["failed"] == 0
 
 
 def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: server.Server, tmp_path: Path) -> None:
