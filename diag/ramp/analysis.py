@@ -131,7 +131,7 @@ def _has_reached(steps: Sequence[Step], at: Step | None, limits: Limits, attache
         return True
     rising = closed(steps)
     flat = len(rising) > 1 and rising[-1].requests_per_second < 1.1 * rising[-2].requests_per_second
-    return flat or not holds(at, limits) or client_is_slow(at)
+    return flat or not holds(at, limits) or client_is_slow(at, limits)
 
 
 def _first(candidates: Sequence[BoundBy], at: Step | None) -> BoundBy | None:
@@ -144,7 +144,7 @@ def _first(candidates: Sequence[BoundBy], at: Step | None) -> BoundBy | None:
 
 def _candidates(steps: Sequence[Step], at: Step, limits: Limits, known: Circumstances) -> Iterator[BoundBy]:
     assert at.queries is not None
-    yield _client(at)
+    yield _client(at, limits)
     yield _compute(steps, at, known.replica)
     for binder in BINDERS:
         yield from _declared(binder, at.queries, known.running)
@@ -212,14 +212,14 @@ def _pressure(binder: Binder, queries: QueryCache, diagnosis: Diagnosis) -> floa
 # -- what only the ramp shows ------------------------------------------------------------------------------------------
 
 
-def _client(at: Step) -> BoundBy:
+def _client(at: Step, limits: Limits) -> BoundBy:
     """Whether the generator was the limit: what it was told to keep in flight is not there, and nothing waits."""
     offered, cores = at.offer.concurrency, at.client.cores if at.client else None
     used = f"; it used {number(cores)} CPU cores" if cores is not None else ""
     if not offered or at.in_flight is None:
         return BoundBy("client", "client", "cannot tell", "", ("the load was not offered by diag",))
     sentence = f"{number(at.in_flight)} of {offered} offered requests are in flight on average{used}"
-    slow = client_is_slow(at)
+    slow = client_is_slow(at, limits)
     return BoundBy(
         "client",
         "client",

@@ -66,7 +66,7 @@ def why_enough(steps: Sequence[Step], limits: Limits) -> str:
         return ""
     last, before = rising[-1], rising[-2] if len(rising) > 1 else None
     reasons = [breach.sentence for breach in last.breaches(limits.contract)]
-    if client_is_slow(last):
+    if client_is_slow(last, limits):
         reasons.append("fewer requests are in flight than were offered, and none waits")
     if before and _only_waits(before, last, limits):
         reasons.append(
@@ -85,10 +85,10 @@ def _only_waits(before: Step, last: Step, limits: Limits) -> bool:
     return ttft > limits.ttft and ttft > (before.ttft.p50 or 0.0) and not more
 
 
-def client_is_slow(step: Step) -> bool:
+def client_is_slow(step: Step, limits: Limits) -> bool:
     """Whether the generator has fewer requests in flight than it was told, although none of them has to wait."""
     offered = step.offer.concurrency
-    if not offered or step.in_flight is None:
+    if not offered or step.in_flight is None or not step.counts(limits.seconds):
         return False
     return step.in_flight < REACHED * offered and (step.waiting or 0.0) < 0.1 * offered
 
@@ -102,7 +102,7 @@ def _bracket(steps: Sequence[Step], limits: Limits) -> Offer | None:
     """The next open-loop rate: between one that was kept up with and one that was not, where there are both."""
     tried = [step for step in steps if step.offer.rate is not None]
     top = max((step.requests_per_second for step in closed(steps) if holds(step, limits)), default=0.0)
-    if len(tried) >= limits.brackets or not top or any(client_is_slow(step) for step in closed(steps)):
+    if len(tried) >= limits.brackets or not top or any(client_is_slow(step, limits) for step in closed(steps)):
         return None
     kept = [step.offer.rate or 0.0 for step in tried if holds(step, limits)]
     lost = [step.offer.rate or 0.0 for step in tried if not holds(step, limits)]
@@ -144,11 +144,18 @@ def prompts(offer: Offer, steps: Sequence[Step], warm: float, limits: Limits) ->
     """
     if offer.rate is not None:
         return max(20, math.ceil(1.2 * limits.seconds * offer.rate))
-    rates = [step.requests_per_second for step in closed(steps)] or [warm]
-    gain = rates[-1] / rates[-2] if len(rates) > 1 and rates[-2] > 0 else 2.0
-    expected = rates[-1] * (min(max(1.1 * gain, 1.1), 2.0) if steps else 1.0)
+    rates = [step.requests_per_second for step in closed(steps)]
     concurrency = offer.concurrency or 1
+    gain = rates[-1] / rates[-2] if len(rates) > 1 and rates[-2] > 0 else 2.0
+    expected = rates[-1] * min(max(1.1 * gain, 1.1), 2.0) if rates else warm * concurrency
     return max(20, 3 * concurrency, math.ceil(1.2 * limits.seconds * expected))
+
+
+def again(step: Step, sent: int, limits: Limits) -> int:
+    """How many requests make a step that was too short long enough; 0 where it counts."""
+    if step.counts(limits.seconds) or step.seconds >= 0.6 * limits.seconds:
+        return 0
+    return math.ceil(sent * min(1.5 * limits.seconds / max(step.seconds, 1.0), 10.0))
 
 
 def _rounded(rate: float) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from diag.core.errors import Unreachable
 from diag.core.formatting import clock, plural
 from diag.ramp.generator import Generator, GeneratorFailed
-from diag.ramp.plan import Limits, next_offer, prompts
+from diag.ramp.plan import Limits, again, next_offer, prompts
 from diag.ramp.step import ClientResult, Offer, Step, measure
 from diag.sources.live.scrape import Watch
 from diag.sources.observation import Observation
@@ -111,16 +111,25 @@ class RampRun:
             self.warm = max(client.requests_per_second, 0.01)
 
     def _step(self, offer: Offer) -> None:
-        """One step; it is measured also where it was cut short."""
-        start, client = time.time(), None
+        """One step, and once more with more requests where it was over too soon."""
         count = prompts(offer, self.steps, self.warm, self.limits)
+        step = self._measured(offer, count)
+        more = again(step, count, self.limits) if step and not self.stopped else 0
+        if more:
+            self.steps.pop()
+            step = self._measured(offer, more)
+        if step is None and not self.stopped:
+            self.stopped = f"no request was seen in the server while {plural(count, 'request')} were offered"
+
+    def _measured(self, offer: Offer, count: int) -> Step | None:
+        """A step with so many requests; it is measured also where it was cut short."""
+        start, client = time.time(), None
         try:
             client = self._load(offer, count, f"{offer.shown} requests", self.limits.seconds)
         finally:
             step = measure(offer, between(self.watched.seen(), start, time.time()), self.limits.contract, client)
             self.steps += [step] if step else []
-        if step is None and not self.stopped:
-            self.stopped = f"no request was seen in the server while {plural(count, 'request')} were offered"
+        return step
 
     def _load(self, offer: Offer, count: int, what: str, seconds: float) -> ClientResult | None:
         try:

@@ -13,7 +13,7 @@ from diag.ramp import results
 from diag.ramp.analysis import Circumstances, conclude, gain_per_doubling
 from diag.ramp.generator import environment
 from diag.ramp.hardware import reached
-from diag.ramp.plan import Limits, ceiling, next_offer, prompts, why_enough
+from diag.ramp.plan import Limits, again, ceiling, next_offer, prompts, why_enough
 from diag.ramp.step import ClientResult, Latency, Offer, Step, steady_part
 from diag.vllm.capacity.roofline import Replica
 from diag.vllm.command import parse as command
@@ -73,6 +73,8 @@ def test_a_slow_client_ends_it_and_is_what_binds() -> None:
     steps = [closed(1, 1), closed(16, 3)._replace(in_flight=6.0)]
     assert why_enough(steps, LIMITS) == "fewer requests are in flight than were offered, and none waits"
     assert offers(*steps) is None, "no open-loop step either"
+    short = steps[1]._replace(seconds=5.0)
+    assert why_enough([steps[0], short], LIMITS) == "", "it was over before all were in flight"
     waits = steps[1]._replace(waiting=4.0)
     assert "offered" not in why_enough([steps[0], waits], LIMITS), "the server makes them wait"
 
@@ -104,7 +106,10 @@ def test_a_step_has_as_many_requests_as_its_seconds_need() -> None:
     assert prompts(Offer(concurrency=1), [], 2.0, LIMITS) == 72
     assert prompts(Offer(concurrency=8), [closed(2, 2), closed(4, 4)], 1.0, LIMITS) == 288, "twice the rate so far"
     assert prompts(Offer(concurrency=8), [closed(2, 2), closed(4, 2)], 1.0, LIMITS) == 80, "a rate that no longer rises"
+    assert prompts(Offer(concurrency=4), [], 2.0, LIMITS) == 288, "the first step, with four at a time"
     assert prompts(Offer(rate=10.0), [], 1.0, LIMITS) == 360
+    assert again(closed(4, 4), 100, LIMITS) == 0
+    assert again(closed(4, 4)._replace(seconds=9.0), 100, LIMITS) == 500
 
 
 def test_a_step_is_judged_without_its_begin_and_its_end() -> None:
