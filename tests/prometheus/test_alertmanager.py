@@ -11,6 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 from support import alertmanager
@@ -24,7 +25,9 @@ from diag.core.contract import Contract, Site
 from diag.core.contract_file import read
 from diag.core.site_overrides import apply_overrides
 from diag.knowledge.catalog import load
+from diag.promql import Block
 
+ENGINE = "0' $(id) `touch x` <a http://e @here> \x1b\u202e"
 SITE = Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
 CONTRACT = Contract(ttft_seconds=1.0, site=SITE)  # a promise that the recorded cascade breaks
 GENERATED = files(load(), CONTRACT)
@@ -49,7 +52,7 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
     ):
         documented = snippet(GENERATED, "prometheus.yml").replace("/etc/prometheus/diag", str(tmp_path))
         config = documented.replace("alertmanager:9093", address)
-        with serving(program(PLACES[0]), blocks(timeline("kv_cascade")), config) as server:
+        with serving(program(PLACES[0]), hostile(blocks(timeline("kv_cascade"))), config) as server:
             until(lambda: firing(server) >= {"kv_eviction_cascade", "contract_breached"})
             page = until(lambda: [alert for alert in arrived if alert["labels"]["incident"] == "kv_eviction_cascade"])
             held_back = until(lambda: inhibited(address) & {"contract_breached"})
@@ -57,13 +60,24 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
     assert held_back
     assert "contract_breached" not in {alert["labels"]["incident"] for alert in arrived}
     annotations = page[0]["annotations"]
-    assert annotations["summary"] == "KV-cache preemption cascade on h:1 engine 0"
+    shown = "0? ??id? ?touch x? ?a http:?e ?here? ??"
+    assert annotations["summary"] == f"KV-cache preemption cascade on h:1 engine {shown}"
+    assert not {"<", "`", "$", "\x1b"} & set("".join(annotations.values()))
     assert annotations["runbook_url"] == "https://wiki.example/vllm/kv_eviction_cascade.md"
-    assert says[0]["subject"] == {"instance": "h:1", "engine": "0"}
+    assert says[0]["subject"] == {"instance": "h:1", "engine": ENGINE}
     assert [found["incident"] for found in says if found["primary"]] == ["kv_eviction_cascade"]
     begin, end = (int(part.split("=")[1]) for part in annotations["dashboard_url"].split("?")[1].split("&")[:2])
     assert end - begin == 3_600_000 and abs(end / 1000 - time.time()) < PATIENCE
-    assert annotations["dashboard_url"].endswith("&var-instance=h%3A1&var-engine=0")
+    assert annotations["dashboard_url"].endswith(f"&var-instance=h%3A1&var-engine={quote_plus(ENGINE)}")
+
+
+def hostile(series: list[Block]) -> list[Block]:
+    """The same of an engine with a hostile name, as whoever serves the page may choose it."""
+    named = (
+        tuple({**labels, "engine": ENGINE} if labels.get("engine") == "0" else labels for labels in block.labels)
+        for block in series
+    )
+    return [block._replace(labels=labels) for block, labels in zip(series, named, strict=True)]
 
 
 def pasted(command: str) -> list[dict[str, Any]]:

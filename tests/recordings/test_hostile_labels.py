@@ -8,22 +8,26 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support import rewriting, scenarios
 
-from diag.commands import doctor
+from diag.commands import config, doctor, lint, verify
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN
+from diag.core.metric_families import render
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
 from diag.knowledge.catalog import load
 from diag.report import dataframe, html, markdown, terminal, watch
 from diag.report import json as as_json
+from diag.report import verify as verify_text
 from diag.report.layout import continued
 from diag.sources.recording.reader import read
 from diag.sources.samples import SampleSource
@@ -82,6 +86,29 @@ def report(folder: Path) -> Report:
     return found
 
 
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """More servers than are told one by one, each with the harm in the name of its engine and its model."""
+    name = "kv_cascade"
+    pages = rewriting.side_by_side(*[list(rewriting.thinned(rewriting.scrapes(name), 5)) for _ in range(12)])
+    harm = f'engine="{sent(EVIL)}",model_name="{sent(EVIL)}"'
+    hostile = ((at, host, page.replace('engine="0",model_name="tiny"', harm)) for at, host, page in pages)
+    return doctor.run(ObserveOptions([str(rewriting.write(tmp_path_factory.mktemp("fleet"), hostile))]))
+
+
+def told(folder: Path) -> dict[str, str]:
+    """What the other commands print of the same recording, and of a command with the harm in each of its words."""
+    compared = verify.verify(str(folder), ObserveOptions([str(folder)]))
+    evil = shlex.quote(EVIL)
+    command = f"X={evil} vllm serve {evil} --served-model-name {evil} --max-num-seqs {evil} {shlex.quote('--' + EVIL)}"
+    return {
+        "verify": verify_text.terminal(compared),
+        "verify in markdown": verify_text.markdown(compared),
+        "config": config.run(ObserveOptions([str(folder)]), as_json=False),
+        "lint": lint.run(command, lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0],
+    }
+
+
 def printed(report: Report) -> dict[str, str]:
     return {
         "short": terminal.render(report),
@@ -93,8 +120,8 @@ def printed(report: Report) -> dict[str, str]:
     }
 
 
-def test_no_output_speaks_to_a_terminal_or_hides_a_character(report: Report) -> None:
-    for name, text in printed(report).items():
+def test_no_output_speaks_to_a_terminal_or_hides_a_character(report: Report, fleet: Report, folder: Path) -> None:
+    for name, text in [*printed(report).items(), *printed(fleet).items(), *told(folder).items()]:
         assert not UNSEEN & set(text), name
         assert text.isprintable() or set(filter(lambda char: not char.isprintable(), text)) == {"\n"}, name
 
@@ -104,9 +131,17 @@ def test_json_gives_the_labels_as_they_are(report: Report) -> None:
     assert {each["engine"] for each in subjects if "engine" in each} >= {EVIL}
 
 
-def test_markdown_has_no_link_no_mention_and_no_markup_of_a_label(report: Report) -> None:
-    text = re.sub(r"(`+).*?\1", "", markdown.render(report, verbose=True), flags=re.DOTALL)
-    assert "someone" in text
+@pytest.mark.parametrize("of", ["report", "fleet", "verify"])
+def test_markdown_has_no_link_no_mention_and_no_markup_of_a_label(
+    of: str, report: Report, fleet: Report, folder: Path
+) -> None:
+    written = (
+        told(folder)["verify in markdown"]
+        if of == "verify"
+        else printed(fleet if of == "fleet" else report)["markdown"]
+    )
+    text = re.sub(r"(`+).*?\1", "", written, flags=re.DOTALL)
+    assert "someone" in written
     for live in (
         r"(?<!\\)\[x",
         r"(?<!\\)<(?!!-- -->)",
@@ -118,14 +153,21 @@ def test_markdown_has_no_link_no_mention_and_no_markup_of_a_label(report: Report
         r"(?<!\\)[`$~&]",
     ):
         assert not re.search(live, text), live
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
+    for is_table, rows in groupby(text.splitlines(), lambda line: line.startswith("|")):
+        assert not is_table or len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
 
 
-def test_html_has_no_element_of_a_label(report: Report) -> None:
-    root = ElementTree.fromstring(html.render(report))
-    assert not list(root.iter("script"))
-    assert "<script>alert(1)</script>" in "".join(root.itertext())
+def test_html_has_no_element_of_a_label(report: Report, fleet: Report) -> None:
+    for page in (report, fleet):
+        root = ElementTree.fromstring(html.render(page))
+        assert not list(root.iter("script"))
+        assert "<script>alert(1)</script>" in "".join(root.itertext())
+
+
+def test_the_exporters_page_has_a_label_as_it_was_sent() -> None:
+    samples = [("diag_gpu_up", (EVIL, EVIL), 1.0)]
+    (family,) = text_string_to_metric_families(render(samples).decode())
+    assert [sample.labels for sample in family.samples] == [{"gpu": EVIL, "uuid": EVIL}]
 
 
 def commands(report: Report) -> Iterator[str]:

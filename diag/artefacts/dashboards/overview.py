@@ -98,7 +98,7 @@ def _servers(scope: DashboardScope) -> Any:
         "Healthy: state ok, no request waits, KV cache usage below 90 %, burn rate below 1."
         " A cell opens this page for its server alone."
     )
-    chosen = "&".join(f"var-{label}=${{__data.fields.{label}}}" for label in by)
+    chosen = "&".join(f"var-{label}=${{__data.fields.{label}:percentencode}}" for label in by)
     address = f"/d/{dashboard_uid('overview')}?{chosen}&${{__url_time_range}}"
     return panels.table(PanelHeader("Servers", description, width=24), columns, STATES, address)
 
