@@ -17,7 +17,8 @@ incident = Incident(
         Another vLLM release runs than before, and at the same load it is slower: a token takes longer with as many
         requests running, or less is generated while requests wait. Usual reasons: a default changed (the attention
         backend, the token budget, CUDA graphs), a kernel is no longer used for this model or GPU, or the new release
-        compiles or quantizes otherwise.
+        compiles or quantizes otherwise. Only a Prometheus or a long recording has the time before: a doctor that
+        watches for 30 seconds compares with a file of what is normal (--baseline).
     """,
     impact="streams are slower and each server serves fewer requests than before the upgrade",
     symptoms=(SLOWER, upgraded.at_least(1, judged("without another release there is nothing to compare"))),
