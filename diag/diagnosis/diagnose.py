@@ -227,23 +227,6 @@ def _reading_at(reading: Reading, at: int) -> Reading:
     return reading._replace(value=value, holds=held, culprits=())
 
 
-def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
-    """Since when a condition of a present incident held without a break, up to the instant that is reported.
-
-    Unix seconds, the first instant judged where it held from the start; None where it does not hold. A hole breaks
-    nothing.
-    """
-    if diagnosis.until is None:
-        return None
-    at = diagnosis.reported + 1
-    began = None
-    for instant, value in zip(reversed(diagnosis.instants[:at]), reversed(reading.history[:at]), strict=True):
-        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
-            break
-        began = instant if value is not None else began
-    return began
-
-
 def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     """Nest what follows from a present cause under it: under one that follows from nothing itself, if there is any."""
     present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from diag.core.subjects import Floats, Instants, Subject
+from diag.diagnosis.decision_table import COMPARE
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.query_cache import QueryCache, TelemetrySource
+from diag.diagnosis.readings import Reading
 
 MOST_DATED = 12
 """Incidents to date: each takes a few queries more."""
@@ -34,6 +36,23 @@ class SourceAtInstants(NamedTuple):
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject."""
         return self.source.ask(promql, instants)
+
+
+def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
+    """Since when a condition of a present incident held without a break, up to the instant that is reported.
+
+    Unix seconds, the first instant judged where it held from the start; None where it does not hold. A hole breaks
+    nothing.
+    """
+    if diagnosis.until is None:
+        return None
+    at = diagnosis.reported + 1
+    began = None
+    for instant, value in zip(reversed(diagnosis.instants[:at]), reversed(reading.history[:at]), strict=True):
+        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+            break
+        began = instant if value is not None else began
+    return began
 
 
 def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:

@@ -8,7 +8,8 @@ from diag.core.formatting import clock, escaped, listed, moment, number, printab
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
 from diag.diagnosis.ceilings import CeilingShares
-from diag.diagnosis.diagnose import Diagnosis, onset
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.onset import onset
 from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import FlagChange, Proposal, written
 from diag.diagnosis.readings import Reading
