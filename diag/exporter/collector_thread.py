@@ -16,16 +16,26 @@ log = logging.getLogger("diag.exporter")
 
 
 class CollectorFailed(Exception):
-    """A collector that has nothing to serve; the message is the sentence that says why."""
+    """A collector that has nothing to serve; the message is the sentence that says why.
+
+    `answered` says that what it asked is there all the same.
+    """
+
+    def __init__(self, sentence: str, answered: bool = False) -> None:
+        super().__init__(sentence)
+        self.answered = answered
 
 
 @dataclass(frozen=True)
 class CollectionResult(Generic[T]):
-    """What a collection gave: its value, or None and the problem; and the seconds that it took."""
+    """What a collection gave: its value, or None and the problem; the seconds that it took; whether what it asked
+    answered at all.
+    """
 
     value: T | None
     problem: str
     seconds: float
+    answered: bool
 
 
 class Collection(Generic[T]):
@@ -41,7 +51,7 @@ class Collection(Generic[T]):
         try:
             return self.future.result(max(left, 0.0))
         except StillRunning:
-            return CollectionResult(None, "takes longer than a scrape may", time.monotonic() - self.start)
+            return CollectionResult(None, "takes longer than a scrape may", time.monotonic() - self.start, False)
 
 
 class CollectorThread(Generic[T]):
@@ -71,12 +81,12 @@ def _work(name: str, collect: Callable[[], T], wanted: "SimpleQueue[Collection[T
 
 
 def _result(name: str, collect: Callable[[], T], start: float) -> CollectionResult[T]:
-    value, problem = None, ""
+    value, problem, answered = None, "", True
     try:
         value = collect()
     except CollectorFailed as error:
-        problem = str(error)
+        problem, answered = str(error), error.answered
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         log.debug("%s failed", name, exc_info=True)
-    return CollectionResult(value, problem, time.monotonic() - start)
+    return CollectionResult(value, problem, time.monotonic() - start, answered)

@@ -50,6 +50,8 @@ class HostPage:
         """The whole page; a collection may take so many seconds from its beginning on."""
         pairs = zip(self._threads, collections, strict=True)
         rendered = {thread.name: collection.result(seconds) for thread, collection in pairs}
+        if self._host.log:
+            self._host.log.page(scraped.answered)
         results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered]] = {"vllm": scraped, **rendered}
         problems = {name: _problem(result) for name, result in results.items()}
         self._log(problems)
@@ -64,8 +66,6 @@ class HostPage:
         if scraped and scraped.renamed:
             yield "diag_vllm_metrics_renamed", (scraped.renamed,), 1
         self._last_up = time.time() if up else self._last_up
-        if self._host.log:
-            self._host.log.page(up)
         yield "diag_vllm_up", (), float(up)
         if self._last_up:
             yield "diag_vllm_last_up_timestamp_seconds", (), self._last_up

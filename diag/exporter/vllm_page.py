@@ -12,7 +12,7 @@ from diag.exposition.lines import NotMetrics, is_cut, sample
 from diag.http.address import Address
 from diag.http.client import Client, Manner
 from diag.http.credentials import from_environment
-from diag.http.failure import Failure
+from diag.http.failure import Failure, WrongAnswer
 from diag.http.vllm_server import VllmServer
 from diag.vllm.server.config import Config, ServerFacts, from_page
 
@@ -106,7 +106,7 @@ class PageScraper:
             scraped = self._reader.read(self.server.page(), self.server.facts)
             return self._readable(scraped if self._facts_of == self._reader.start else self._with_facts(scraped))
         except (Failure, NotMetrics) as error:
-            raise CollectorFailed(f"{self.server.address.shown}: {error}") from error
+            raise CollectorFailed(f"{self.server.address.shown}: {error}", is_answer(error)) from error
 
     def _readable(self, scraped: Scraped) -> Scraped:
         """The page without the lines for which Prometheus would reject all of it, as far as they were read."""
@@ -128,6 +128,11 @@ class PageScraper:
         self.server.fetch_facts()
         self._facts_of = self._reader.start
         return self._reader.read(scraped.page, self.server.facts)
+
+
+def is_answer(error: Failure | NotMetrics) -> bool:
+    """Whether something answered, if not with metrics: an HTTP status, another page."""
+    return isinstance(error, WrongAnswer | NotMetrics)
 
 
 def server(address: Address, timeout: float, launch: str = "") -> VllmServer:

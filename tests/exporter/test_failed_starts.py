@@ -12,7 +12,6 @@ from diag.exporter.log.state import ServerLog
 from diag.exporter.log.tail import LogTail
 from diag.exporter.page import HostPage
 from diag.exporter.vllm_page import Scraped
-from diag.vllm.server.config import ServerFacts
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
 SERVING = [
@@ -166,18 +165,17 @@ def test_the_page_of_the_exporter_tells_its_log_whether_vllm_answers(tmp_path: P
     tail = LogTail(str(file), UTC, clock=lambda: now[0])
     tail.catch_up()
     page = HostPage(HostCollectors(None, tail, None))
-    nothing = CollectionResult[Scraped](None, "connection refused", 0.0)
+    refused = CollectionResult[Scraped](None, "connection refused", 0.0, answered=False)
+    locked = CollectionResult[Scraped](None, "requires credentials (HTTP 401)", 0.0, answered=True)
 
-    def crashes(scraped: CollectionResult[Scraped]) -> float:
+    def crashes(second: float, scraped: CollectionResult[Scraped]) -> float:
+        now[0] = NOW + second
         lines = page.page(scraped, page.collect(), 5.0).decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith("diag_vllm_log_consecutive_crashes "))
 
-    seen = []
-    for second in (0, 8, 16, 24):
-        now[0] = NOW + second
-        seen.append(crashes(nothing))
-    crashes(CollectionResult(Scraped(b"", True, "", {}, ServerFacts()), "", 0.0))
-    assert [*seen, crashes(nothing)] == [0, 0, 0, 3, 0]
+    assert [crashes(second, refused) for second in (0, 8, 16, 24)] == [0, 0, 0, 3]
+    crashes(30, locked)
+    assert [crashes(second, refused) for second in (32, 40, 48, 56)] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", FAILURES)

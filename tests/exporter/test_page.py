@@ -235,6 +235,7 @@ class Bare(HostCollectors):
     """A host of which nothing is known but these parts."""
 
     def __init__(self, *parts: Odd) -> None:
+        super().__init__(None, None, None)
         object.__setattr__(self, "parts", parts)
 
     @property
@@ -262,7 +263,7 @@ def test_a_part_that_hangs_or_raises_costs_only_itself(hanging: threading.Event)
         Odd("process", lambda: Collected([("diag_vllm_process_stopped", ("1", "worker", "0"), 1.0)])),
     )
     beside = HostPage(Bare(*parts))
-    nothing = CollectionResult[Scraped](None, "refused", 0.0)
+    nothing = CollectionResult[Scraped](None, "refused", 0.0, False)
     found = values(beside.page(nothing, beside.collect(), 0.3))
     success = {name: found[f'diag_scrape_success{{collector="{name}"}}'] for name in ("nvml", "log", "process")}
     assert success == {"nvml": 0, "log": 0, "process": 1}
@@ -271,7 +272,7 @@ def test_a_part_that_hangs_or_raises_costs_only_itself(hanging: threading.Event)
 
 def test_a_problem_leaves_the_samples_that_there_are() -> None:
     beside = HostPage(Bare(Odd("nvml", lambda: Collected([("diag_gpu_up", ("0", "u"), 0.0)], "GPU 0 is lost"))))
-    found = values(beside.page(CollectionResult[Scraped](None, "", 0.0), beside.collect(), 30))
+    found = values(beside.page(CollectionResult[Scraped](None, "", 0.0, False), beside.collect(), 30))
     assert found['diag_gpu_up{gpu="0",uuid="u"}'] == 0
     assert found['diag_scrape_success{collector="nvml"}'] == 0
 

@@ -230,7 +230,7 @@ def configured(text: str) -> Iterator[str]:
     servers, notes = configuration.configurations(seen), configuration.notes(seen)
     yield from (config_report.render(servers, notes), config_report.render_json(servers, notes))
     scraped = PageReader().read(PAGE, ServerFacts(launch=text, process=text))
-    yield HostPage(HostCollectors(None, None, None)).page(CollectionResult(scraped, "", 0.0), [], 1.0).decode()
+    yield HostPage(HostCollectors(None, None, None)).page(CollectionResult(scraped, "", 0.0, True), [], 1.0).decode()
 
 
 def recorded(text: str, folder: Path) -> str:

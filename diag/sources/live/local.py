@@ -7,9 +7,9 @@ from diag.core.metric_families import plain
 from diag.exporter.collector_thread import CollectionResult
 from diag.exporter.host import host_collectors
 from diag.exporter.page import HostPage
-from diag.exporter.vllm_page import PageReader, Scraped, is_ours
+from diag.exporter.vllm_page import PageReader, Scraped, is_answer, is_ours
 from diag.exposition.lines import NotMetrics
-from diag.http.failure import Failure, WrongAnswer
+from diag.http.failure import Failure
 from diag.http.vllm_server import VllmServer
 from diag.sources.live.target import Unanswered
 from diag.vllm.server.config import ServerFacts
@@ -41,13 +41,13 @@ class LocalPages:
                 return page
             scraped = self._reader.read(page, self._server.facts)
         except (Failure, NotMetrics) as error:
-            self._seen = self._seen or (self._host.has_server and not isinstance(error, WrongAnswer | NotMetrics))
+            self._seen = self._seen or (self._host.has_server and not is_answer(error))
             if not self._seen:
                 raise
-            nothing = CollectionResult[Scraped](None, str(error), time.monotonic() - begin)
+            nothing = CollectionResult[Scraped](None, str(error), time.monotonic() - begin, is_answer(error))
             raise Unanswered(error, self._host_page.page(nothing, collections, SECONDS)) from error
         self._seen = True
-        return self._host_page.page(CollectionResult(scraped, "", 0.0), collections, SECONDS)
+        return self._host_page.page(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
 
     def facts(self) -> ServerFacts:
         """What the server, its log and its processes report of it."""
