@@ -20,6 +20,11 @@ def run(**roles: int) -> Beside:
     return lambda _: [("diag_vllm_processes", (role,), number) for role, number in roles.items()]
 
 
+def ends(after: float) -> Beside:
+    """The engine's process is gone so many seconds after the first scrape."""
+    return lambda t: run(api_server=1, engine=int(t < after))(t)
+
+
 def answered(ago: float) -> Beside:
     """The exporter has seen vLLM's page, last so long before the first scrape."""
     return lambda _: [("diag_vllm_last_up_timestamp_seconds", (), NEVER - ago)]
@@ -57,6 +62,10 @@ LIVES: dict[str, tuple[str, tuple[Beside, ...]]] = {
     "an engine that was never seen": ("idle", (run(api_server=1),)),
     "a page that is not found of an engine that is there": ("", (log("ready", {}, 600), run(api_server=1, engine=1))),
     "an answer two days ago": ("", (answered(ago=2 * 86_400),)),
+    "an engine that ended as it was told, before its page": (
+        "idle",
+        (ends(40), log("ready", {}, 600, IDLE, shut_down=-38)),
+    ),
     "an orderly shutdown": ("engine_dead", (log("", {}, 600, KILLED, shut_down=-24),)),
 }
 

@@ -232,6 +232,8 @@ shut_down = Signal(
 )
 
 
+STOPPING_SECONDS = 60
+"""Seconds between the line that says that a server was told to stop and its last page."""
 LAST_UP = last("diag_vllm_last_up_timestamp_seconds", by="instance")
 OOM_KILL = last("diag_host_last_oom_kill_timestamp_seconds", by="instance")
 LAST_DEATH = f"max by (instance) (last_over_time({EVENT_TIME}{{event=~'{ENGINE_DEAD}|{WORKER_DIED}'}}[$window]))"
@@ -280,6 +282,11 @@ evidence_of_death = Signal(
     culprit_label="{event}",
     formerly=("evidence of death",),
 )
+# an engine that is told to stop ends before the page does
+STOPS = (
+    f"({ENGINE_PROCESSES} == bool 0) * ({since_start(SHUT_DOWN)})"
+    f" * (time() - {event_time(SHUT_DOWN)} < bool {STOPPING_SECONDS})"
+)
 # a shared log, or processes that are seen wrongly, do not stand against tokens; both together do, against those of the
 # data-parallel engines that are left
 GENERATES = (
@@ -291,6 +298,7 @@ tokens_or_shutdown = Signal(
     any_of(
         tokens=f"({GENERATES} unless on (instance) (({engine_death_logged.promql}) * ({engines_lost.promql}) > 0))",
         shutdown=f"({shut_down.promql})",
+        stops=f"({STOPS})",
     )
     + " or 0 * max by ($by) (count_over_time(up[$window]))",
     "tokens are processed, or the server was shut down in order: {value}",
