@@ -91,8 +91,9 @@ def measure(queries: QueryCache) -> list[Measured]:
     found: dict[tuple[Subject, str], list[Row]] = defaultdict(list)
     for subject in columns["running"]:
         for place, row in _rows(subject, columns):
-            version = next((name for name, there in versions[_instance(subject)] if there[place]), "")
-            found[subject, version].append({"at": float(instants[place]) / 1000, **row})
+            ran = [name for name, there in versions[_instance(subject)] if there[place]]
+            if len(ran) <= 1:  # of an upgrade within the window it says nothing
+                found[subject, "".join(ran)].append({"at": float(instants[place]) / 1000, **row})
     return [
         Measured(subject, kinds.of(_instance(subject), version), tuple(rows))
         for (subject, version), rows in found.items()

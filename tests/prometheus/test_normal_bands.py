@@ -1,4 +1,7 @@
-"""The bands of normal.rules.yaml: the same hour on seven days, of which one bad day moves neither median nor MAD."""
+"""What is normal, by a Prometheus: the bands of normal.rules.yaml, and a baseline that is learnt from its servers.
+
+A band is of the same hour on seven days, of which one bad day moves neither median nor MAD.
+"""
 
 import json
 import re
@@ -7,8 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.paths import ROOT
-from support.prometheus_server import PLACES, program
+from support.paths import RECORDINGS, ROOT
+from support.prometheus_server import PLACES, program, serving
+
+from diag.commands import baseline
+from diag.commands.observe import ObserveOptions
+from diag.sources.prometheus.scope import Scope, TimeSpan
+from diag.sources.recording.reader import read
+from diag.verify.baseline import read as read_baseline
 
 RULES = yaml.safe_load((ROOT / "alerts" / "normal.rules.yaml").read_text())["groups"][0]
 ITL = (0.020, 0.018, 0.019, 0.200, 0.021, 0.022, 0.020, 0.040)
@@ -37,6 +46,20 @@ def test_a_band_is_the_median_of_the_days_and_their_deviation(tmp_path: Path, pl
         "median7d": 0.02,
         "mad7d": 0.001,
     }
+
+
+@pytest.mark.prometheus
+def test_a_prometheus_teaches_what_the_recording_does(tmp_path: Path) -> None:
+    seen = read(RECORDINGS / "healthy")
+    span = TimeSpan(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
+    with serving(program(PLACES[0]), seen.samples.select([])) as server:
+        baseline.run(ObserveOptions([], prometheus=server.url, scope=Scope(span)), tmp_path / "there.json", False)
+    baseline.run(ObserveOptions([str(RECORDINGS / "healthy")]), tmp_path / "here.json", False)
+    (there,), (here,) = (read_baseline(tmp_path / name) for name in ("there.json", "here.json"))
+    assert (there.kind, there.starts, len(there.rows)) == (here.kind, here.starts, len(here.rows))
+    assert [row["itl_seconds"] for row in there.rows] == pytest.approx(
+        [row["itl_seconds"] for row in here.rows], rel=0.05
+    )
 
 
 def _histogram(server: str) -> list[dict[str, str]]:

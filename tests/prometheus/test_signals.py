@@ -29,6 +29,8 @@ BUSY = (
     "output_corrupted",
     "host_cpu_busy",
 )
+LONG = {"version_regression": "version_regression"}
+"""Incidents that need more than minutes, and the recordings at whose end their signals have values."""
 STRETCH = 7.5
 """Turns a scrape every 2 s into one every 15 s."""
 
@@ -86,8 +88,11 @@ def test_every_fix_says_where_it_comes_from(incident: Incident) -> None:
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
 def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str, stretch: float) -> None:
     """And all signals that limit something have a value on a server that is busy."""
-    held = [each for each in blocks(stretch) if each.labels[0]["instance"] in BUSY]
-    samples, at = promql.Samples(held), np.array(instants(stretch)[:2])
+    if incident.id in LONG:
+        samples, at = seen()[LONG[incident.id]].samples, seen()[LONG[incident.id]].instants[-2:]
+    else:
+        held = [each for each in blocks(stretch) if each.labels[0]["instance"] in BUSY]
+        samples, at = promql.Samples(held), np.array(instants(stretch)[:2])
     for condition in incident.conditions:
         text = fill(condition.signal.promql, incident.per, window, Contract().values())
         vector = promql.evaluate(text, samples, at)

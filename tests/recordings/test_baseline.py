@@ -50,7 +50,8 @@ def test_a_slower_server_is_so_many_times_its_normal_and_as_healthy_as_before(tm
     assert {name: round(reading.ratio or 0, 1) for name, reading in found.items()} == {"ITL (mean)": 1.8}
     sentence = r"ITL \(mean\) 37.4 ms: 1.79x this server's normal \(.*\) at 4.09 running requests.*, vLLM 0.32.0"
     assert re.fullmatch(sentence, found["ITL (mean)"].sentence)
-    assert report._replace(normality=doctor.run(ObserveOptions([slow])).normality) == doctor.run(ObserveOptions([slow]))
+    alone = doctor.run(ObserveOptions([slow]))
+    assert (report.verdict, report.present, report.blind) == (alone.verdict, alone.present, alone.blind)
     assert "Normal      ITL (mean) 37" in terminal.render(report)
     assert "unlike normal" in html.render(report)
     assert json.loads(as_json.render(report))["normal"]["baseline"] == str(file)
@@ -116,6 +117,22 @@ def test_a_file_that_is_no_baseline_is_refused_in_one_sentence(tmp_path: Path, t
         doctor.run(ObserveOptions([str(RECORDINGS / "healthy")]), tmp_path / "normal.json")
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_start_that_takes_longer_than_others_did_is_said_by_its_phase(tmp_path: Path) -> None:
+    file = saved(tmp_path, "healthy")
+    known = json.loads(file.read_text(encoding="utf-8"))
+    known["servers"][0]["startup_seconds"] = [{"compile": 9.0 + at, "load_weights": 2.0 + at} for at in range(3)]
+    file.write_text(json.dumps(known), encoding="utf-8")
+    found = notable(doctor.run(ObserveOptions([str(RECORDINGS / "healthy")]), file))
+    assert {name: (reading.value, reading.normal) for name, reading in found.items()} == {
+        "start-up phase compile": (38.0, 10.0)
+    }
+
+
+def test_each_release_of_an_upgraded_server_has_rows_of_its_own(tmp_path: Path) -> None:
+    normals = read(saved(tmp_path, "version_upgraded"))
+    assert [(normal.kind.version, len(normal.rows)) for normal in normals] == [("0.31.0", 15), ("0.32.0", 16)]
 
 
 def test_diag_toml_names_the_file(tmp_path: Path) -> None:
