@@ -64,6 +64,12 @@ class Readings(Sequence[Reading]):
             else self._reading(self._conditions[at])
         )
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Readings) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._conditions)
+
     def _reading(self, condition: Condition) -> Reading:
         measured, last = self._table.evidence.of(condition), self._table.last[self._place]
         history = tuple(None if np.isnan(value) else value for value in measured.values[self._place].tolist())
