@@ -61,8 +61,11 @@ def instants(stretch: float) -> list[int]:
 
 
 @pytest.mark.prometheus
-@pytest.mark.parametrize(("window", "stretch"), [("30s", 1.0), ("5m", STRETCH)], ids=["30s_by_2s", "5m_by_15s"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "window", "stretch"),
+    [(PLACES[0], "30s", 1.0), (PLACES[1], "5m", STRETCH)],  # releases differ in the rules of windows, not in their size
+    ids=["2_at_30s_by_2s", "3_at_5m_by_15s"],
+)
 def test_a_real_prometheus_agrees_on_every_signal(place: str, window: str, stretch: float) -> None:
     held = list(blocks(stretch))
     with serving(program(place), held) as server:

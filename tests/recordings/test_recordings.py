@@ -5,6 +5,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -24,6 +25,7 @@ ALL = sorted(path.name for path in ALL_RECORDINGS)
 SCHEMA = json.loads((ROOT / "diag" / "report" / "diag.doctor.schema.json").read_text(encoding="utf-8"))
 
 
+@cache
 def judged(name: str, incidents: Path | None = None) -> Report:
     return doctor.run(ObserveOptions([str(Path("tests") / "recordings" / name)], incidents=incidents))
 
@@ -160,4 +162,4 @@ def test_verbose_names_what_is_absent_and_what_is_unknown(more_incidents: Path) 
 
 
 def test_the_same_recording_gives_the_same_bytes() -> None:
-    assert as_json.render(judged("kv_cascade")) == as_json.render(judged("kv_cascade"))
+    assert as_json.render(judged("kv_cascade")) == as_json.render(judged.__wrapped__("kv_cascade"))
