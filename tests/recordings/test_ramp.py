@@ -13,8 +13,10 @@ from support.paths import RECORDINGS
 
 from diag.commands import ramp as work
 from diag.commands.observe import ObserveOptions
+from diag.ramp.traffic import request_lengths
 from diag.report import ramp as text
 from diag.report.ramp_page import render
+from diag.sources.recording.reader import read
 
 SCHEMA = json.loads((Path(text.__file__).parent / "diag.ramp.schema.json").read_text(encoding="utf-8"))
 
@@ -71,3 +73,18 @@ def test_the_command_prints_it() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "sequence cap" in done.stdout
+
+
+def test_requests_are_like_the_servers_own_unless_given() -> None:
+    own = request_lengths(read(RECORDINGS / "healthy"), None, None)
+    assert (own.prompt, own.output, own.prefix) == (172, 51, 0)
+    assert own.spread == pytest.approx(0.84, abs=0.01), "30 to 300 and 20 to 80 tokens, drawn evenly"
+    given = request_lengths(read(RECORDINGS / "healthy"), 100, 10)
+    assert given.shown == "100 + 10 tokens a request (as given)"
+    assert "assumed" in request_lengths(read(RECORDINGS / "idle"), None, None).source
+
+
+def test_no_request_is_longer_than_the_context() -> None:
+    found = request_lengths(read(RECORDINGS / "kv_cascade"), 100_000, 100_000)
+    assert found.prompt + found.output <= 2048
+    assert "cut to --max-model-len" in found.source
