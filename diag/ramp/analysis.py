@@ -137,9 +137,13 @@ def _has_reached(steps: Sequence[Step], at: Step | None, limits: Limits, attache
 def _first(candidates: Sequence[BoundBy], at: Step | None) -> BoundBy | None:
     """What stands in front of the engine hides all else; a full step explains a queue, unless it computes twice."""
     found = {one.id: one for one in candidates if one.state == "binds"}
-    recomputes = at is not None and (at.preemptions or 0.0) > RECOMPUTES * max(at.requests, 1.0)
+    recomputes = at is not None and _recomputes(at)
     before = ["api_server", "client", "power_or_heat", "kv_fetch", *(["kv_cache"] if recomputes else []), "compute"]
     return next((found[name] for name in before if name in found), next(iter(found.values()), None))
+
+
+def _recomputes(step: Step) -> bool:
+    return (step.preemptions or 0.0) > RECOMPUTES * max(step.requests, 1.0)
 
 
 def _candidates(steps: Sequence[Step], at: Step, limits: Limits, known: Circumstances) -> Iterator[BoundBy]:
@@ -242,12 +246,12 @@ def _compute(steps: Sequence[Step], at: Step, replica: Replica | None) -> BoundB
     base, top = compared
     gain = gain_per_doubling(base, top)
     sentences = [
-        f"twice the tokens in a step bring {quantity(gain, 'share')} more tokens/s: {_step(base)}, {_step(top)}",
+        f"twice the tokens in a step bring {_more(gain)} tokens/s: {_step(base)}, {_step(top)}",
         *_itl(base, top),
         *([roof.sentence] if roof else []),
     ]
     if gain < LOSS:
-        return BoundBy("compute", name, "cannot tell", "", (f"more in a step loses tokens/s: {sentences[0]}",))
+        return BoundBy("compute", name, "cannot tell", "", (f"something else takes time: {sentences[0]}",))
     flat = gain < FLAT
     return BoundBy(
         "compute",
@@ -261,8 +265,9 @@ def _compute(steps: Sequence[Step], at: Step, replica: Replica | None) -> BoundB
 
 
 def _compared(steps: Sequence[Step]) -> tuple[Step, Step] | None:
-    """The fullest step of the ramp, and the fullest of those with clearly less in them."""
-    known = [step for step in closed(steps) if step.tokens_per_step and step.tokens_per_second > 0]
+    """The fullest step of the ramp that computes nothing twice, and the fullest of those with clearly less in them."""
+    useful = [step for step in closed(steps) if not _recomputes(step)]
+    known = [step for step in useful if step.tokens_per_step and step.tokens_per_second > 0]
     top = max(known, key=lambda step: step.tokens_per_step or 0.0, default=None)
     if top is None:
         return None
@@ -275,6 +280,10 @@ def gain_per_doubling(base: Step, top: Step) -> float:
     """By what share tokens/s rise when a step holds twice the tokens."""
     doublings = math.log2((top.tokens_per_step or 1.0) / (base.tokens_per_step or 1.0))
     return float((top.tokens_per_second / base.tokens_per_second) ** (1 / doublings)) - 1
+
+
+def _more(gain: float) -> str:
+    return f"{quantity(abs(gain), 'share')} {'more' if gain >= 0 else 'fewer'}"
 
 
 def _step(step: Step) -> str:

@@ -1,5 +1,6 @@
 """Curves of a ramp as inline SVG: throughput and latency against load, the SLO and the knee marked."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -42,9 +43,15 @@ def _axes(scale: Scale, top: float, unit: str) -> Iterator[Markup]:
     yield horizontal(scale.bottom, scale, "axis")
     yield text(quantity(top, unit), scale.box.left - 6, scale.y(top) + 4, "end")
     yield text("0", scale.box.left - 6, scale.bottom + 4, "end")
-    for at in range(5):
-        load = scale.start + (scale.end - scale.start) * at / 4
-        yield text(number(load), scale.x(load), scale.box.height - 8, "middle")
+    step = _round(scale.end / 4)
+    for at in range(int(scale.end / step) + 1):
+        yield text(number(at * step), scale.x(at * step), scale.box.height - 8, "middle")
+
+
+def _round(least: float) -> float:
+    """The next of 1, 2, 5, 10, 20 ... from there on."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
 
 
 def _marks(curve: Curve, limit: float | None, scale: Scale) -> Iterator[Markup]:
