@@ -6,7 +6,7 @@ Whatever ends it, what was measured until then is kept and judged.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from diag.core.errors import Unreachable
 from diag.core.formatting import clock, plural
 from diag.ramp.generator import Generator, GeneratorFailed
 from diag.ramp.plan import Limits, again, next_offer, prompts
-from diag.ramp.step import ClientResult, Offer, Step, measure
+from diag.ramp.step import ClientResult, Offer, Step, measure, of_client
 from diag.sources.live.scrape import Watch
 from diag.sources.observation import Observation
 
@@ -57,9 +57,7 @@ class BackgroundWatch:
         """What was seen so far; None before the first scrape. Unreachable where the server never answered."""
         if self.failed and isinstance(self.failed[0], Unreachable):
             raise self.failed[0]
-        with suppress(ValueError):  # nothing was scraped yet
-            return self.watch.observation()
-        return None
+        return self.watch.observation() if self.watch.scrapes else None
 
     def gone(self) -> str:
         """Why the server counts as gone, "" while it answers."""
@@ -119,7 +117,8 @@ class RampRun:
             self.steps.pop()
             step = self._measured(offer, more)
         if step is None and not self.stopped:
-            self.stopped = f"no request was seen in the server while {plural(count, 'request')} were offered"
+            why = self.watched.watch.last_failures(1) or "they were over between two scrapes"
+            self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
 
     def _measured(self, offer: Offer, count: int) -> Step | None:
         """A step with so many requests; it is measured also where it was cut short."""
@@ -128,6 +127,7 @@ class RampRun:
             client = self._load(offer, count, f"{offer.shown} requests", self.limits.seconds)
         finally:
             step = measure(offer, between(self.watched.seen(), start, time.time()), self.limits.contract, client)
+            step = step or (of_client(offer, client, self.limits.contract) if client else None)
             self.steps += [step] if step else []
         return step
 

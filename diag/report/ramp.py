@@ -127,6 +127,8 @@ def remark(ramp: Ramp, step: Step) -> str:
         return "SLO"
     if not holds(step, ramp.limits):
         return "queue grows"
+    if step.by == "client" and ramp.saturated:
+        return "by the client"
     return "knee" if ramp.ceiling and step is ramp.ceiling.knee else ""
 
 

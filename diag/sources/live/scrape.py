@@ -107,6 +107,11 @@ class Watch:
         if self._task and not self._task.done():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
+    @property
+    def scrapes(self) -> int:
+        """How many of all servers have ended so far."""
+        return self._scrapes
+
     def last_failures(self, count: int) -> str:
         """Why the last so many scrapes of every server failed; "" where one of them did not, or there are fewer."""
         last = [scrape for server in self._servers for scrape in server.target.scrapes[-count:]]
