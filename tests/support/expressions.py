@@ -26,7 +26,14 @@ def expressions(window: str) -> list[str]:
     contract = Contract().values()
     texts = [fill(s.promql, each.per, window, contract) for each in INCIDENTS for s in every_signal(each)]
     texts += [each.query(window, contract) for each in INCIDENTS]
-    shared = (signals.progress, signals.requests_in_flight, signals.requests_in_flight_peak, signals.steps_per_second)
+    shared = (
+        signals.progress,
+        signals.nvlink_share,
+        signals.batch,
+        signals.requests_in_flight,
+        signals.requests_in_flight_peak,
+        signals.steps_per_second,
+    )
     texts += [fill(each.promql, ENGINE, window, contract) for each in shared]
     bare = (signals.endpoint_without_vllm.promql, signals.serves.promql, ENGINES, INSTANCES, GPUS)
     texts += [fill(each, INSTANCE, window, contract) for each in bare]

@@ -1,4 +1,4 @@
-"""Shares of the GPUs' ceilings (the roofline): memory bandwidth, arithmetic, and the links of tensor parallelism.
+"""Shares of the GPUs' ceilings (the roofline): memory bandwidth (MBU), FLOPs (MFU), and the links of tensor parallelism.
 
 The ceilings are of data sheets, the work is vLLM's own estimate (--enable-mfu-metrics), else the least that the model's
 shape needs (diag/vllm/capacity/work.py). Where GPU or model are not known there is no sample. An iteration without
@@ -52,7 +52,7 @@ ESTIMATED = " + ".join(_per_engine(f"vllm:estimated_{way}_bytes_per_gpu_total") 
 """0 without --enable-mfu-metrics."""
 BANDWIDTH = f"max by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window]) {SERVING})"
 bandwidth_share = Signal(
-    "memory bandwidth / its ceiling",
+    "memory bandwidth / peak (MBU)",
     f"max by ($by) {_times(f'(({ESTIMATED}) > 0 or {READ})', BANDWIDTH, '/')}",
     "weights and KV cache are read at {value} of the GPU's memory bandwidth",
     "share",
@@ -68,9 +68,9 @@ PEAK = (
 NEEDED = _times(COMPUTED, _known("diag_vllm_flops_per_token"))
 DONE = f"({_per_engine('vllm:estimated_flops_per_gpu_total')} > 0 or {NEEDED})"
 compute_share = Signal(
-    "arithmetic / its ceiling",
+    "FLOPs / peak (MFU)",
     f"max by ($by) {_times(DONE, PEAK, '/')}",
-    "the GPU computes at {value} of its data sheet",
+    "the GPU computes {value} of the FLOPs of its data sheet",
     "share",
 )
 
