@@ -1,4 +1,4 @@
-"""Shares of the GPUs' ceilings (the roofline): memory bandwidth (MBU), FLOPs (MFU), and the links of tensor parallelism.
+"""Shares of the GPUs' ceilings (the roofline): memory bandwidth (MBU), FLOPs (MFU), and tensor parallelism's links.
 
 The ceilings are of data sheets, the work is vLLM's own estimate (--enable-mfu-metrics), else the least that the model's
 shape needs (diag/vllm/capacity/work.py). Where GPU or model are not known there is no sample. An iteration without
