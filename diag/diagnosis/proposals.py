@@ -29,8 +29,8 @@ OLDEST = (0, 8, 0)
 """The first release that is judged: a flag that all since have is accepted, whatever runs."""
 _WORD = lazy(r"[\w.-]{0,40}")
 """What is shown of a launch command as it is: a plain word."""
-_PLACE = lazy(r"\{(\w+)\}")
-"""What a text of a fix leaves to be filled in."""
+_PLACE = lazy(r"((?:/[\w./-]*/)?)\{(\w+)\}((?:/[\w./-]*)?)")
+"""What a text of a fix leaves to be filled in; with the path around it, which is one of its own for each value."""
 _OF_SERVER = lazy(r"\{(log\w*|launch)\}")
 """What a fix's command needs to know of the server to be one."""
 _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
@@ -170,7 +170,7 @@ def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | No
 def _filled(text: str, value: str, labels: Mapping[str, Sequence[str]]) -> str:
     """A text with the labels and the value in the places that are left for them."""
     known = {**labels, "value": [value]}
-    return _PLACE.sub(lambda place: " ".join(known.get(place[1], [place[0]])), text)
+    return _PLACE.sub(lambda at: " ".join(at[1] + each + at[3] for each in known.get(at[2], [f"{{{at[2]}}}"])), text)
 
 
 def _prose(fix: Fix, after: Value) -> str:

@@ -195,6 +195,14 @@ def test_an_engine_that_left_no_word_is_quoted_by_who_noticed() -> None:
     assert text(READY, f"(APIServer pid=1) WARNING 11-21 02:00:00 [core_client.py:817] {said}", DEAD) == said
 
 
+def test_an_engine_that_is_stopped_because_another_died_is_not_quoted() -> None:
+    told = (
+        "(EngineCore_DP1 pid=69) INFO 11-21 02:00:00 [core.py:1454] [shutdown] EngineCore: trigger received signal=15"
+    )
+    said = "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
+    assert text(READY, told, f"(APIServer pid=1) ERROR 11-21 02:00:00 [core_client.py:1] {said}", DEAD) == said
+
+
 def test_a_start_that_a_signal_ended_is_quoted_by_the_signal() -> None:
     told = "[shutdown] EngineCore: trigger received signal=SIGTERM"
     ended = CORE + "Exception: WorkerProc initialization failed due to an exception. See stack trace for root cause."

@@ -17,9 +17,9 @@ STOP, CONT = 20, 62
 """Seconds of the recording at which EngineCore got SIGSTOP and SIGCONT."""
 
 
-def host(role: str, rank: str, state: str, host: str, halted: bool) -> str:
+def host(role: str, rank: str, state: str, host: str, *, halted: bool, pid: str) -> str:
     """What an exporter says of one process; without a host, one that does not say more than that it is halted."""
-    process = f'pid="4711",role="{role}",rank="{rank}"'
+    process = f'pid="{pid}",role="{role}",rank="{rank}"'
     lines = [
         f"diag_vllm_process_stopped{{{process}}} {halted:d}",
         f"diag_vllm_process_cpu_seconds_total{{{process}}} 9",
@@ -32,7 +32,7 @@ def host(role: str, rank: str, state: str, host: str, halted: bool) -> str:
 
 def look(
     folder: Path, begin: float, end: float, *, role: str = "engine", rank: str = "0", state: str = "stopped",
-    on: str = "gpu-7", recording: str = "engine_stalled",
+    on: str = "gpu-7", recording: str = "engine_stalled", pids: tuple[str, ...] = ("4711",),
 ) -> Report:  # fmt: skip
     """So many seconds of the recording with its process table."""
 
@@ -41,7 +41,12 @@ def look(
         for time, instance, page in pages:
             at = time - pages[0][0]
             if begin <= at <= end:
-                yield time, instance, page + host(role, rank, state, on, STOP <= at < CONT)
+                halted = STOP <= at < CONT
+                yield (
+                    time,
+                    instance,
+                    page + "".join(host(role, rank, state, on, halted=halted, pid=pid) for pid in pids),
+                )
 
     return doctor.run(ObserveOptions([str(rewriting.write(folder, scrapes()))]))
 
@@ -69,6 +74,13 @@ def test_a_halted_engine_is_named_with_what_lets_it_go_on(tmp_path: Path, state:
     assert commands(stall(report))[0] == command
     assert "py-spy" not in terminal.render(report, verbose=True)
     assert command in terminal.render(report)
+
+
+def test_two_halted_processes_are_two_words_and_two_paths(tmp_path: Path) -> None:
+    stopped = stall(look(tmp_path / "s", 25, 55, role="worker", pids=("4711", "12")))
+    assert commands(stopped)[0] == "kill -CONT 4711 12   # on gpu-7"
+    traced = stall(look(tmp_path / "t", 25, 55, role="worker", state="traced", pids=("4711", "12")))
+    assert commands(traced)[0] == "grep TracerPid /proc/4711/status /proc/12/status   # on gpu-7"
 
 
 def test_a_stopped_worker_is_one_of_its_engine(tmp_path: Path) -> None:
@@ -122,7 +134,7 @@ def test_a_stopped_api_server_is_no_dead_one_to_restart(tmp_path: Path) -> None:
 
     def scrapes() -> Iterator[rewriting.Scrape]:
         for time, instance, page in rewriting.scrapes("engine_dead"):
-            table = host("api_server", "0", "stopped", "gpu-7", not page)
+            table = host("api_server", "0", "stopped", "gpu-7", halted=not page, pid="4711")
             roles = "".join(f'diag_vllm_processes{{role="{role}"}} 1\n' for role in ("api_server", "engine"))
             yield time, instance, f"{page}{table}{roles}diag_vllm_up {int(bool(page))}\n"
 

@@ -24,7 +24,7 @@ SIGNALLED = "[shutdown] EngineCore: trigger received signal="
 """What an engine logs that was told to stop, also one that was still starting; its exceptions follow from that."""
 _SAYS_WHO = lazy(
     r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
-    r"|\[shutdown\] EngineCore: trigger|terminate called "
+    r"|terminate called "
     r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: )"
 )
 """What only warns, passes on a part of why another process failed, or names it."""
@@ -37,6 +37,8 @@ _UNRECOGNIZED = lazy(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL)
 _NUMBER = lazy(r"[\d.,]{1,12}")
 _REPEATED = lazy(r" ?\[type=\w+, input_value=.*", re.DOTALL)
 """All that pydantic was given, which may be anything."""
+
+_WHY = 3
 
 
 class LogError:
@@ -54,7 +56,7 @@ class LogError:
     def add(self, raised: Raised) -> None:
         """A line that may be the one; the first of those that say most stays."""
         known = self._found
-        if known is not None and raised.at - known.at > SURVIVED and (_weight(raised) == 2 or not self._ended):
+        if known is not None and raised.at - known.at > SURVIVED and (_weight(raised) == _WHY or not self._ended):
             self.begin()
         if self._found is None or _weight(raised) > _weight(self._found):
             self._found = raised
@@ -75,10 +77,12 @@ class LogError:
 
 
 def _weight(raised: Raised) -> int:
-    """2 says why, 1 says who failed, 0 only that something did."""
+    """3 says why, 2 who failed, 1 who was told to stop, which the server tells its other engines then, 0 nothing."""
     if _SAYS_WHO.match(raised.text):
+        return 2
+    if raised.text.startswith(SIGNALLED):
         return 1
-    return 0 if _SAYS_NOTHING.search(raised.text) else 2
+    return 0 if _SAYS_NOTHING.search(raised.text) else _WHY
 
 
 def _shown(text: str, most: int) -> str:
