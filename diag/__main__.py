@@ -1,0 +1,19 @@
+"""Starts the command, also as `python -m diag`: Ctrl-C ends it without a traceback while its parts are still loaded."""
+
+import signal
+
+
+def main() -> None:
+    """Run the command line."""
+    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from diag import cli
+
+    if interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()
