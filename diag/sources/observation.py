@@ -5,11 +5,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from diag.core.metric_families import FAMILIES
 from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable, Target, median_interval, rounds
 from diag.promql import Block, Labels, Samples
 from diag.sources import scrape_notes as notes
-from diag.vllm.capacity.series import of_gpu
 from diag.vllm.command.shown import shown
 from diag.vllm.server import config
 from diag.vllm.server.config import RunningConfig, ServerFacts
@@ -143,8 +141,17 @@ def _ours(table: ScrapeTable, facts: ServerFacts, settled: RunningConfig) -> Ite
     for flag, value in sorted(settled.numbers.items()):
         yield row("diag_vllm_config", value, flag=flag)
     for labels in (labels for labels in table.labels if labels["__name__"] == "diag_gpu_info"):
-        for name, own, value in of_gpu(labels.get("name", ""), (labels.get("gpu", ""), labels.get("uuid", ""))):
-            yield row(name, value, **dict(zip(FAMILIES[name].labels, own, strict=True)))
+        for name, value, own in _data_sheet(labels):
+            yield row(name, value, **own)
+
+
+def _data_sheet(info: Labels) -> Iterator[tuple[str, float, Labels]]:
+    """The names, values and labels of what is known of a GPU by its name."""
+    from diag.core.metric_families import FAMILIES  # noqa: PLC0415  # most pages name no GPU
+    from diag.vllm.capacity.series import of_gpu  # noqa: PLC0415
+
+    for name, labels, value in of_gpu(info.get("name", ""), (info.get("gpu", ""), info.get("uuid", ""))):
+        yield name, value, dict(zip(FAMILIES[name].labels, labels, strict=True))
 
 
 def _prefix(scrape: Scrape) -> str:
