@@ -411,7 +411,6 @@ def baseline(
     """
     from diag.commands.baseline import run
 
-    assert action is BaselineAction.save
     typer.echo(run(observe_options(targets, prometheus, scrape, evidence, configuration), file, even_ill))
 
 

@@ -15,6 +15,8 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, Report
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
+MOST_COMPARED = 50
+"""Ill servers of a fleet that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
 
 
@@ -24,7 +26,7 @@ def run(options: ObserveOptions, baseline: Path | None = None) -> Report:
     file = baseline or (Path(contract.baseline) if contract.baseline else None)
     if file is None:
         report, queries = look(options, contract, incidents)
-        return report._replace(normality=_by_peers(queries)) if _has_ill_peers(report) else report
+        return report._replace(normality=_by_peers(queries, report))
     from diag.verify.baseline import read
     from diag.verify.normal import by_baseline
 
@@ -45,15 +47,15 @@ def look(options: ObserveOptions, contract: Contract, incidents: Sequence[Incide
     return snapshot.report, snapshot.queries
 
 
-def _has_ill_peers(report: Report) -> bool:
-    """Whether some of several servers are ill: what the others do may say why."""
-    return len(report.observed.servers) > 1 and report.verdict in ("warning", "critical")
-
-
-def _by_peers(queries: QueryCache) -> Normality:
+def _by_peers(queries: QueryCache, report: Report) -> Normality:
+    """What the other servers of a fleet say of the first of those that are ill."""
+    diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
+    ill = list(dict.fromkeys(dict(diagnosis.subject).get("instance", "") for diagnosis in diagnoses))
+    if not ill or len(report.observed.servers) < 2:
+        return report.normality
     from diag.verify.normal import by_peers
 
-    return by_peers(queries)
+    return by_peers(queries, ill[:MOST_COMPARED])
 
 
 def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:

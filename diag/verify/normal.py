@@ -3,7 +3,7 @@
 What comes out is evidence beside the diagnosis, never an alarm: a server may be slower than ever and serve well.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -125,29 +125,30 @@ def _differs(ours: ServerKind, theirs: ServerKind) -> str:
     return f" (with another {listed([f'--{name}'.replace('_', '-') for name in flags])})" if flags else ""
 
 
-def by_peers(queries: QueryCache) -> Normality:
-    """Every engine compared with the others of its model and GPU; only what is clearly different is said."""
-    seen = measure(queries)
-    readings = [reading for group in _groups(seen) for reading in _by_peers(group) if reading.notable]
-    return Normality("", tuple(readings), ())
+def by_peers(queries: QueryCache, ill: Collection[str]) -> Normality:
+    """Some servers compared with the others of their kind; only what is clearly different is said."""
+    readings = [reading for group in _groups(measure(queries)) for reading in _by_peers(group, ill)]
+    return Normality("", tuple(reading for reading in readings if reading.notable), ())
 
 
 def _groups(seen: Iterable[Measured]) -> Iterator[list[Measured]]:
-    found: dict[tuple[str, str], list[Measured]] = {}
+    """The engines of one model, GPU and set of flags, whatever their release; where there are enough servers."""
+    found: dict[ServerKind, list[Measured]] = {}
     for one in seen:
         if one.kind.model:
-            found.setdefault((one.kind.model, one.kind.gpu), []).append(one)
+            found.setdefault(one.kind._replace(version=""), []).append(one)
     return (group for group in found.values() if len({one.instance for one in group}) > FEWEST_PEERS)
 
 
-def _by_peers(group: Sequence[Measured]) -> Iterator[NormalReading]:
-    """Of each engine by the rows of all others; of very many, by some of each."""
+def _by_peers(group: Sequence[Measured], ill: Collection[str]) -> Iterator[NormalReading]:
+    """Of each of these engines by the rows of all others; of very many, by some of each."""
     rows = [(one.instance, row) for one in group for row in one.rows]
     rows = rows[:: -(-len(rows) // MOST_COMPARED)]
     for one in group:
-        others = [row for name, row in rows if name != one.instance]
-        peers = len({name for name, _ in rows} - {one.instance})
-        yield from _readings(one, others, f"the median of {plural(peers, 'peer')}", "")
+        if one.instance in ill:
+            others = [row for name, row in rows if name != one.instance]
+            peers = len({name for name, _ in rows} - {one.instance})
+            yield from _readings(one, others, f"the median of {plural(peers, 'peer')}", "")
 
 
 def _readings(seen: Measured, rows: Sequence[Row], against: str, version: str) -> Iterator[NormalReading]:

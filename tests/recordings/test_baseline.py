@@ -143,13 +143,16 @@ def test_diag_toml_names_the_file(tmp_path: Path) -> None:
 
 
 def test_without_a_file_an_ill_server_is_compared_with_its_peers(tmp_path: Path) -> None:
-    """Four healthy replicas, and one that preempts."""
-    fleet = [list(rewriting.thinned(rewriting.scrapes(name), 2)) for name in (*4 * ["healthy"], "kv_cascade")]
-    slow = [*fleet[:3], list(rewriting.changed(fleet[3], slower)), fleet[4]]
-    said = doctor.run(
-        ObserveOptions([str(rewriting.write(tmp_path / "slow", rewriting.side_by_side(*slow)))])
-    ).normality
-    slowed = [reading for reading in said.readings if dict(reading.subject)["instance"] == "r3:8000"]
-    assert {reading.measure: round(reading.ratio or 0, 1) for reading in slowed}["ITL (mean)"] == 1.8
-    assert "the median of 4 peers" in slowed[0].sentence
-    assert not [reading for reading in said.readings if dict(reading.subject)["instance"] < "r3:8000"]
+    """Three healthy replicas, a slow one, and one that is slow and whose KV cache is full."""
+
+    def ill(page: str) -> str:
+        full = rewriting.with_value(slower(page), "vllm:kv_cache_usage_perc{", "1.0")
+        return rewriting.with_value(full, "vllm:num_requests_waiting{", "5")
+
+    fleet = [list(rewriting.scrapes("healthy")) for _ in range(3)]
+    fleet += [list(rewriting.changed(rewriting.scrapes("healthy"), change)) for change in (slower, ill)]
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "fleet", rewriting.side_by_side(*fleet)))]))
+    said = report.normality.readings
+    assert {dict(reading.subject)["instance"] for reading in said} == {"r4:8000"}
+    assert [round(reading.ratio or 0, 1) for reading in said if reading.measure == "ITL (mean)"] == [1.8]
+    assert "the median of 4 peers" in said[0].sentence

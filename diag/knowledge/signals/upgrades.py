@@ -92,9 +92,11 @@ def _slower(ago: str) -> str:
 
 SLOWER = " or ".join(map(_slower, AGO))
 UPGRADED = " or ".join(f"({_upgraded(ago)})" for ago in AGO)
+# without a restart there was no upgrade, also where no exporter names the release
+NOT_RESTARTED = "0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)"
 upgraded = Signal(
     "upgraded within the last day",
-    f"max by ($by) ({UPGRADED}) or 0 * max by ($by) (last_over_time({INFO}[{SPAN}]))",
+    f"max by ($by) ({UPGRADED}) or 0 * max by ($by) (last_over_time({INFO}[{SPAN}])) or {NOT_RESTARTED}",
     "the server runs another release than before, and has for 20 minutes: {value}",
     "bool",
     culprit_promql=UPGRADED,
