@@ -36,6 +36,8 @@ class _Refused(Exception):
 @lru_cache(maxsize=1024)
 def parse(promql: str) -> nodes.Expression:
     """Parse an expression and check that all of it is supported."""
+    if parts.depth(promql) > parts.MOST_DEEP:
+        raise _too_deep(promql)
     with suppress(ValueError, RecursionError, _Refused):  # what is wrong is said of the text as it is written
         return _expression(promql, parts.shortened(promql, _vector))
     try:
@@ -43,9 +45,13 @@ def parse(promql: str) -> nodes.Expression:
     except ValueError as error:
         raise Unsupported(f"`{promql}` is not PromQL: {error}") from error
     except RecursionError:
-        raise Unsupported(f"`{promql[:60]}...` is nested too deeply.") from None
+        raise _too_deep(promql) from None
     except _Refused as refused:
         raise Unsupported(f"`{promql}` uses {refused}, which is not supported.") from None
+
+
+def _too_deep(promql: str) -> Unsupported:
+    return Unsupported(f"`{promql[:60]}...` is nested too deeply.")
 
 
 def _expression(promql: str, shortened: str) -> nodes.Expression:

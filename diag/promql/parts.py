@@ -12,6 +12,11 @@ from diag.promql.nodes import Node
 LEAST = 120
 """Characters from which on a part is parsed on its own."""
 _TOKEN = re.compile(r"""[(),]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`""")
+MOST_DEEP = 500
+"""Operators and parentheses around or before one term: the parser takes time and memory with the square of them."""
+_DEEPER = re.compile(
+    r"""[({})\],\[]|[-+*/%^]|[=!<>]=?|\b(?i:and|or|unless|atan2)\b|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|`[^`]*+`"""
+)
 _NAME = "diag::part::"
 _named: dict[str, Node] = {}
 _names: dict[str, str] = {}
@@ -20,6 +25,26 @@ _names: dict[str, str] = {}
 def named(name: str | None) -> Node | None:
     """The part with this name."""
     return _named.get(name or "")
+
+
+def depth(text: str) -> int:
+    """How deep the tree of an expression can be at most: a row of operators is as deep as it is long."""
+    many = sum(map(text.count, "([{+-*/%^=!<>")) + sum(map(text.lower().count, ("and", "or", "unless", "atan2")))
+    if many <= MOST_DEEP:
+        return many
+    groups, deep, most = [0], 0, 0
+    for token in _DEEPER.finditer(text):
+        mark = token.group()
+        if mark in "([{":
+            groups.append(0)
+        elif mark in ")]}" and len(groups) > 1:
+            deep -= groups.pop()
+        elif mark == ",":
+            deep, groups[-1] = deep - groups[-1], 0
+        elif mark[0] not in "\"'`":
+            deep, groups[-1] = deep + 1, groups[-1] + 1
+        most = max(most, deep + len(groups))
+    return most
 
 
 class _Group:

@@ -16,6 +16,7 @@ from diag.exposition import lines, page
 from diag.exposition.lines import NotMetrics
 from diag.exposition.page import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
+from diag.promql import parts
 from diag.sources.prometheus import servers
 from diag.sources.recording import reader
 from diag.verify import baseline
@@ -45,6 +46,7 @@ STATED = {
     "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",
     "YAML in them": f"{yaml.MOST_VALUES:,} values with aliases written out, {yaml.MOST_DEPTH} levels",
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
+    "PromQL of an incident file": f"{parts.MOST_DEEP} operators and parentheses",
     "answer of a Prometheus": f"{prometheus_api.MOST_BYTES // MIB} MiB",
     "answers of a Prometheus that are none": f"{servers.MOST_UNUSABLE}",
     "time-outs of queries": f"{servers.MOST_TIMEOUTS - 1}",

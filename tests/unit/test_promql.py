@@ -18,6 +18,7 @@ from diag.promql import (
     metric_names,
     output_labels,
     parse,
+    parts,
     windows,
 )
 from diag.promql.regex import compiled, fully_matches
@@ -84,6 +85,15 @@ def test_what_is_not_supported_is_refused_by_name(promql: str, named: str) -> No
         parse(promql)
     assert f"`{promql}` uses " in str(refusal.value)
     assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("deep", ["--".join("a" * 300), "(" * 501 + "a" + ")" * 501, " or ".join(["a"] * 502)])
+def test_what_is_nested_too_deeply_is_refused_before_it_is_parsed(deep: str) -> None:
+    """The parser takes time and memory with the square of the depth: gigabytes for some kilobytes."""
+    with pytest.raises(Unsupported, match="is nested too deeply"):
+        parse(deep)
+    wide = ", ".join([f'"{deep}"', *["a"] * 10])
+    assert parts.depth(f"f({wide}, a{{b={wide}}})") < 20
 
 
 @pytest.mark.parametrize("promql", ["", "sum(", "rate(x)", "x[5m] offset", "1 > 2", "x and 1", "{}", "nothing(x)"])
