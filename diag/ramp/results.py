@@ -37,6 +37,8 @@ def _read(path: Path) -> list[Found]:
     shown = printable(str(path))
     try:
         document = json.loads(read_text(str(path), MOST_BYTES))
+    except OSError as error:
+        raise BadUsage(f"{shown} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise BadUsage(f"{shown} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
     try:
@@ -144,7 +146,8 @@ def _guidellm_latency(metrics: Mapping[str, Any], name: str, per_second: float) 
     percentiles = _within(spread, "percentiles")
     values = [_optional(percentiles, name) for name in ("p50", "p90", "p99")]
     p50, p90, p99 = (None if value is None else value / per_second for value in values)
-    return Latency(p50, p90, p99, _optional(spread, "count") or 0.0)
+    observed = _optional(spread, "count") or 0.0
+    return Latency(p50, p90, p99, observed) if observed else Latency()
 
 
 def _mean(metrics: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:

@@ -149,6 +149,8 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, document: str) -> N
     file.write_text(document)
     with pytest.raises(BadUsage, match=r"result\.json"):
         results.read([file])
+    with pytest.raises(BadUsage, match="cannot be read"):
+        results.read([tmp_path / "nothing"])
 
 
 def test_on_a_known_gpu_the_roofline_says_which_resource_a_full_step_lacks() -> None:
