@@ -39,7 +39,7 @@ BUDGET = Case(
     tokens=(512, 16),
 )
 COMPUTE = Case("CPU", "compute", "small", (*PLENTY, "--max-num-seqs", "64"), (512, 32))
-CLIENT = Case("slow client", "client", "tiny", (*PLENTY, "--max-num-seqs", "64"), (64, 64), share=0.15)
+CLIENT = Case("slow client", "client", "tiny", (*PLENTY, "--max-num-seqs", "64"), (64, 16), share=0.1)
 CASES = (KV_CACHE, SEQUENCES, BUDGET, COMPUTE, CLIENT)
 
 
