@@ -14,7 +14,7 @@ from diag.ramp.analysis import Circumstances, conclude, gain_per_doubling
 from diag.ramp.generator import environment
 from diag.ramp.hardware import reached
 from diag.ramp.plan import Limits, again, ceiling, next_offer, prompts, why_enough
-from diag.ramp.step import ClientResult, Latency, Offer, Step, steady_part
+from diag.ramp.step import ClientResult, Latency, Offer, Step, of_client, steady_part
 from diag.vllm.capacity.roofline import Replica
 from diag.vllm.command import parse as command
 from diag.vllm.hardware.gpus import named
@@ -169,3 +169,17 @@ def test_on_a_known_gpu_the_roofline_says_which_resource_a_full_step_lacks() -> 
     assert prefilling
     assert prefilling.binds == "compute"
     assert reached(server, alone._replace(requests_per_second=0.0)) is None
+
+
+def test_a_report_of_guidellm_is_read() -> None:
+    """Of guidellm 0.8.1 (report version 2) against a vLLM on a busy CPU; single requests are left out of the file."""
+    (two, four) = results.read([DATA / "guidellm-0.8.1.json"])
+    assert (two[0], four[0]) == (Offer(concurrency=2), Offer(concurrency=4))
+    found = four[1]
+    assert (found.completed, found.failed) == (12, 0)
+    assert found.requests_per_second == pytest.approx(17.8, abs=0.1)
+    assert found.ttft.p50 == pytest.approx(0.142, abs=0.001)
+    assert found.end - found.start == pytest.approx(found.seconds)
+    step = of_client(*four, LIMITS.contract)
+    assert (step.by, step.in_flight, step.ttft.late) == ("client", 4.0, 0.0)
+    assert of_client(*two, LIMITS.contract).ttft.late == pytest.approx(0.1), "percentiles above the SLO"
