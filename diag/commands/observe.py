@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from diag.commands.site import site
 from diag.core.contract import Contract
-from diag.core.errors import BadUsage, Unreachable
+from diag.core.errors import BadUsage, NoHostName, UnknownHost
 from diag.core.files import exists
 from diag.core.formatting import printable
 from diag.core.incident import Incident
@@ -103,9 +103,9 @@ def _nor_a_path(targets: Sequence[str]) -> Iterator[None]:
     """Where no such host is known, a target that looks like a path may be a recording whose name was mistyped."""
     try:
         yield
-    except (BadUsage, Unreachable) as error:
+    except (NoHostName, UnknownHost) as error:
         meant = next((target for target in targets if target and "://" not in target), "")
-        if not meant or "host name" not in str(error):
+        if not meant:
             raise
         from diag.http.address import without_user
 

@@ -2,7 +2,9 @@
 
 DiagError
 ├── BadUsage        options that contradict each other, or name nothing that exists
+│   └── NoHostName  no name that a host could have
 ├── Unreachable     no metrics page, no log and no process
+│   └── UnknownHost a host that nobody knows
 ├── Unsupported     not PromQL, or PromQL that the evaluator does not fully implement
 ├── QueryFailed     PromQL without a result on these samples (many-to-many matching, for example)
 ├── BadIncident     an incident file that is invalid
@@ -23,10 +25,18 @@ class BadUsage(DiagError):
     """Options contradict each other, or name nothing that exists."""
 
 
+class NoHostName(BadUsage):
+    """What stands in the place of a host cannot be the name of one."""
+
+
 class Unreachable(DiagError):
     """There is no metrics page, no log and no process to read."""
 
     exit_code = 69
+
+
+class UnknownHost(Unreachable):
+    """Nobody knows a host of that name."""
 
 
 class Unsupported(DiagError):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from diag.core.errors import BadUsage
+from diag.core.errors import BadUsage, NoHostName
 from diag.core.formatting import printable
 from diag.http.credentials import basic
 
@@ -16,6 +16,7 @@ PAGE = "/metrics"
 _PARTS = re.compile(r"(?:([^/?#@]*)://)?([^/?#]*)([^?#]*)(.*)", re.DOTALL)
 """Scheme, user and host and port, path, query and fragment of any text."""
 _HOST = re.compile(r"(?:.*@)?(?P<name>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>[^@]*))?", re.DOTALL)
+NO_HOST = "has no valid host name"
 _LEVELS = 5
 """How many levels of a path are looked below, beside the server's root."""
 
@@ -85,7 +86,7 @@ def parse(text: str) -> Address:
         raise BadUsage("the address of a server is empty: write http://HOST:PORT")
     why = _refused(text)
     if why:
-        raise BadUsage(f"{without_user(text)} {why}")
+        raise (NoHostName if why == NO_HOST else BadUsage)(f"{without_user(text)} {why}")
     url = urlsplit(text if "://" in text else f"http://{text}")
     port = PORTS[url.scheme] if url.port is None else url.port
     return Address(
@@ -106,7 +107,7 @@ def _refused(text: str) -> str:
     if "@" in path or ("@" in query and not is_port):
         return "has an @ behind its host: in a password write %2F for /, %3F for ?, %23 for #, in a path %40 for @"
     if host is None or not _is_host(host["name"]):
-        return "has no valid host name"
+        return NO_HOST
     if not is_port:
         return "has no valid port: a port is a number from 1 to 65535"
     missing = host["name"].lower() in PORTS or (not scheme and text.lower().startswith(("http:", "https:")))

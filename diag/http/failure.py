@@ -25,6 +25,10 @@ class WrongAnswer(Failure):
     """Something answers there, but not with what was asked for: an HTTP status, a missing page."""
 
 
+class UnknownName(Failure):
+    """No host of that name is known."""
+
+
 @dataclass(frozen=True)
 class Hints:
     """What to try, where that depends on the server; `cut` is for a connection that ends before the response."""
@@ -61,6 +65,7 @@ _MEANINGS: tuple[tuple[type[Exception], str, str, bool], ...] = (
     (zlib.error, "sent a damaged gzip body", "", True),
 )
 """Exception, reason, hint, whether the server was reached; special ones before general ones."""
+_NAMES = (socket.gaierror, UnicodeError)
 EXCEPTIONS = (OSError, http.client.HTTPException, UnicodeError, zlib.error)
 """What a request may raise."""
 
@@ -72,7 +77,8 @@ def from_exception(error: Exception, hints: Hints) -> Failure:
         return tls
     for kind, reason, hint, reached in _MEANINGS:
         if isinstance(error, kind):
-            return Failure(reason, hint.format(cut=hints.cut, address=hints.address), reached)
+            failure = UnknownName if kind in _NAMES else Failure
+            return failure(reason, hint.format(cut=hints.cut, address=hints.address), reached)
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return Failure(printable(text.lower(), 80), "is the host up?", reached=False)
 

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
-from diag.core.errors import Unreachable
+from diag.core.errors import UnknownHost, Unreachable
 from diag.core.formatting import listed, printable
 from diag.exposition.scrapes import Target
 from diag.http.address import parse_all
 from diag.http.client import Client, Manner
 from diag.http.credentials import Credentials, from_environment
-from diag.http.failure import sentence
+from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
 from diag.sources.live.clock import WatchClock
 from diag.sources.live.target import Discard, Pages, Sink, WatchedServer
@@ -208,10 +208,9 @@ async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
 
 def _unreachable(watched_servers: Sequence[WatchedServer]) -> Unreachable:
     failures = [(watched.server.address.shown, watched.failure) for watched in watched_servers if watched.failure]
+    kind = UnknownHost if any(isinstance(failure, UnknownName) for _, failure in failures) else Unreachable
     if len(failures) == 1:
         shown, failure = failures[0]
-        return Unreachable(sentence(printable(shown), failure) + ("" if failure.reached else WHO_TELLS))
+        return kind(sentence(printable(shown), failure) + ("" if failure.reached else WHO_TELLS))
     reasons = [f"{printable(shown)} ({failure})" for shown, failure in failures]
-    return Unreachable(
-        f"none of {len(watched_servers)} servers returned metrics: {listed(reasons)}; {failures[0][1].hint}"
-    )
+    return kind(f"none of {len(watched_servers)} servers returned metrics: {listed(reasons)}; {failures[0][1].hint}")
