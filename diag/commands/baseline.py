@@ -17,15 +17,16 @@ def run(options: ObserveOptions, file: Path | None, even_ill: bool) -> str:
     """Add what was observed to the file, [baseline] file of diag.toml unless it is named; what to print."""
     contract, incidents = site(options.incidents, options.contract)
     goal = file or (Path(contract.baseline) if contract.baseline else Path("baseline.json"))
-    learnt, left_out = [], []
+    learnt, left_out, seen = [], [], []
     for one in _observations(options):
         report, queries = look(one, contract, incidents)
         ill = {} if even_ill else _ill(report)
         left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in ill.items()]
         learnt.append(learn(queries, ill))
+        seen.append(report.observed.target)  # without credentials
     new = merged(normal for baseline in learnt for normal in baseline)
     if not any(normal.rows or normal.starts for normal in new):
-        raise BadUsage(_nothing(options, left_out))
+        raise BadUsage(_nothing(seen, left_out))
     return "\n".join([*left_out, _summary(goal, new, save(goal, new))])
 
 
@@ -46,11 +47,11 @@ def _ill(report: Report) -> dict[str, str]:
     return ill | {name.split(" ")[0]: why for name, why in blind.items() if why and name.split(" ")[0] not in ill}
 
 
-def _nothing(options: ObserveOptions, left_out: list[str]) -> str:
+def _nothing(seen: list[str], left_out: list[str]) -> str:
     if left_out:
         return f"{'; '.join(map(printable, left_out[:3]))}. To learn from it all the same, add --even-ill"
-    seen = options.prometheus or listed([printable(target) for target in options.targets])
-    return f"{seen}: no request was running while it was observed: there is nothing to learn; observe it under load"
+    targets = listed([printable(target) for target in seen])
+    return f"{targets}: no request was running while it was observed: there is nothing to learn; observe it under load"
 
 
 def _summary(file: Path, new: Baseline, known: Baseline) -> str:
