@@ -183,3 +183,14 @@ def test_a_report_of_guidellm_is_read() -> None:
     step = of_client(*four, LIMITS.contract)
     assert (step.by, step.in_flight, step.ttft.late) == ("client", 4.0, 0.0)
     assert of_client(*two, LIMITS.contract).ttft.late == pytest.approx(0.1), "percentiles above the SLO"
+
+
+def test_a_result_of_aiperf_is_read() -> None:
+    """Of AIPerf 0.13.0 (schema 1.4) against the mock server of guidellm 0.8.1."""
+    ((offer, found),) = results.read([DATA / "aiperf-0.13.0.json"])
+    assert offer == Offer(concurrency=4)
+    assert (found.completed, found.failed) == (24, 0)
+    assert found.requests_per_second == pytest.approx(11.38, abs=0.01)
+    assert found.ttft.p99 == pytest.approx(0.289, abs=0.001)
+    assert found.itl.p50 == pytest.approx(0.00189, abs=0.00001)
+    assert found.prompt_tokens_per_second == pytest.approx(1536 / 2.089, rel=0.01)
