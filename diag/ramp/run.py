@@ -61,11 +61,8 @@ class BackgroundWatch:
 
     def gone(self) -> str:
         """Why the server counts as gone, "" while it answers."""
-        seen = self.seen()
-        if seen is None or not len(seen.instants):
-            return ""
         last = self.watch.last_failures(GONE)
-        return f"the server stopped answering at {clock(seen.instants[-1] / 1000)}: {last}" if last else ""
+        return f"the server stopped answering at {clock(time.time())}: {last}" if last else ""
 
 
 def between(seen: Observation | None, start: float, end: float) -> Observation | None:
@@ -112,10 +109,8 @@ class RampRun:
         """One step, and once more with more requests where it was over too soon."""
         count = prompts(offer, self.steps, self.warm, self.limits)
         step = self._measured(offer, count)
-        more = again(step, count, self.limits) if step and not self.stopped else 0
-        if more:
-            self.steps.pop()
-            step = self._measured(offer, more)
+        if step and not self.stopped and (more := again(step, count, self.limits)) and self._measured(offer, more):
+            self.steps = [kept for kept in self.steps if kept is not step]
         if step is None and not self.stopped:
             why = self.watched.watch.last_failures(1) or "they were over between two scrapes"
             self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
