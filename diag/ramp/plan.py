@@ -66,7 +66,7 @@ def why_enough(steps: Sequence[Step], limits: Limits) -> str:
         return ""
     last, before = rising[-1], rising[-2] if len(rising) > 1 else None
     reasons = [breach.sentence for breach in last.breaches(limits.contract)]
-    if client_is_slow(last, limits):
+    if before and client_is_slow(last, limits) and last.requests_per_second < GAIN * before.requests_per_second:
         reasons.append("fewer requests are in flight than were offered, and none waits")
     if before and _only_waits(before, last, limits):
         reasons.append(

@@ -70,7 +70,8 @@ def test_it_ends_at_the_most_that_is_allowed() -> None:
 
 
 def test_a_slow_client_ends_it_and_is_what_binds() -> None:
-    steps = [closed(1, 1), closed(16, 3)._replace(in_flight=6.0)]
+    steps = [closed(8, 2.9), closed(16, 3)._replace(in_flight=6.0)]
+    assert why_enough([closed(8, 1), steps[1]], LIMITS) == "", "it still serves more"
     assert why_enough(steps, LIMITS) == "fewer requests are in flight than were offered, and none waits"
     assert offers(*steps) is None, "no open-loop step either"
     short = steps[1]._replace(seconds=5.0)
