@@ -22,6 +22,7 @@ from diag.knowledge.signals import (
     kv_cache_usage_peak,
     kv_cache_usage_peak_with_next,
     kv_cache_usage_with_next,
+    requests_running,
     requests_waiting_median,
 )
 from diag.knowledge.signals.gpu import BRAKE, THERMAL, throttled_share
@@ -60,6 +61,7 @@ throttled = Signal(
 
 WAIT = requests_waiting_median.at_least(1, judged("in half of the samples a request waits"))
 HAS_ROOM = kv_cache_usage_with_next.at_most(0.9, judged("one more request fits the KV cache"))
+RUNS = requests_running.at_least(1, judged("where none runs, something other than the budget holds them up"))
 AT_CAP = running_share_of_cap_median.at_least(
     0.95, documented("the scheduler admits up to --max-num-seqs: a flat line is the cap", SCHEDULER)
 )
@@ -164,7 +166,7 @@ TOKENS = Binder(
     "token budget",
     "requests wait although fewer run than --max-num-seqs admits and the KV cache has room: a step processes no more"
     " than --max-num-batched-tokens",
-    (WAIT, BELOW_CAP, HAS_ROOM),
+    (WAIT, BELOW_CAP, HAS_ROOM, RUNS),
     tuple(fix._replace(only_if=()) for fix in _of(queue_saturation.incident, "--max-num-batched-tokens")),
     token_budget_used,
 )

@@ -34,6 +34,7 @@ def ramped(name: str) -> tuple[work.Ramp, dict[str, Any]]:
         ("kv_saturated_fit", "kv_cache", "--num-gpu-blocks-override", None),
         ("kv_cascade", "kv_cache", "--num-gpu-blocks-override", None),
         ("queue_saturation", "sequence_cap", "--max-num-seqs", 161),
+        ("contention_smallbatch", "token_budget", "--max-num-batched-tokens", 512),
         ("api_server_bound", "api_server", "--api-server-count", 6),
     ],
 )
@@ -44,8 +45,8 @@ def test_what_binds_and_the_flag_that_moves_it(name: str, binds: str, flag: str,
     assert document["next"] != binds
 
 
-@pytest.mark.parametrize("name", ["healthy", "healthy_after_cascade", "healthy_vllm_0_20_2"])
-def test_nothing_binds_a_healthy_server(name: str) -> None:
+@pytest.mark.parametrize("name", ["healthy", "healthy_after_cascade", "healthy_vllm_0_20_2", "admission_deadlock"])
+def test_nothing_binds_a_server_that_is_not_at_its_ceiling(name: str) -> None:
     found, document = ramped(name)
     assert document["binds"] is None
     assert "nothing yet" in text.render(found)
