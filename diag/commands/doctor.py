@@ -15,7 +15,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, Report
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
-MOST_COMPARED = 50
+MOST_COMPARED = 20
 """Ill servers of a fleet that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
 
