@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from support import timelines
 from support.alert_rules import in_no_recording
-from support.dashboards import PAGES, panels, queries
+from support.dashboards import PAGES, panels, plain, queries
 from support.paths import ROOT
 from support.prometheus_server import PLACES, Server, hasty, program, serving
 from support.scenarios import gpu, memory, workers
@@ -30,11 +30,6 @@ from diag.promql import metric_names, parse
 
 SCHEMA = ROOT / "tests" / "data" / "grafana-dashboard.schema.json"
 """grafana/grafana-foundation-sdk, Apache-2.0: the model of a dashboard in Grafana 11 to 13."""
-
-
-def plain(promql: str) -> str:
-    """With the variables that are numbers and durations filled in."""
-    return promql.replace("$__rate_interval", "1m").replace("$price", "2.5")
 
 
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES)

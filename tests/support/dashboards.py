@@ -17,3 +17,8 @@ def queries(page: str) -> Iterator[str]:
     """Everything that a page asks: panels and annotations."""
     yield from (target["expr"] for panel in panels(page) for target in panel["targets"])
     yield from (annotation["expr"] for annotation in PAGES[page]["annotations"]["list"])
+
+
+def plain(promql: str) -> str:
+    """With the variables that are numbers and durations filled in."""
+    return promql.replace("$__rate_interval", "1m").replace("$gpu_cost", "2.5")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from support.dashboards import plain
 from support.paths import ROOT
 
 from diag import signals
@@ -68,7 +69,7 @@ def of_diagnosis() -> Iterator[str]:
 def selected() -> tuple[Selector, ...]:
     """Every selector of every expression, with the placeholders filled in."""
     ours = [filled(promql) for promql in {*of_signals(), *of_diagnosis()}]
-    panels = [parse(re.sub(r"\$__\w+", "5m", json.loads(text))) for text in set(of_dashboards())]
+    panels = [parse(plain(json.loads(text))) for text in set(of_dashboards())]
     return tuple(selector for expression in [*ours, *panels] for selector in selectors(expression))
 
 

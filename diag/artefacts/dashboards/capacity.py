@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diag.artefacts.dashboards.scope import PRICE, DashboardScope
+from diag.artefacts.dashboards.scope import GPU_COST, DashboardScope
 from diag.artefacts.dashboards.shared import (
     GENERATED,
     KV_CACHE_USAGE,
@@ -32,7 +32,7 @@ GPUS = f"count by ($by) (diag_gpu_power_watts {SERVING})"
 OUTPUT = f"({GENERATED} > 0)"
 KILOWATT_HOURS = 1e6 / 3.6e6
 """Of a million tokens, for each joule of one."""
-COST = f"$${PRICE} / 3600 * {GPUS} / {OUTPUT} * 1e6"
+COST = f"$${GPU_COST} / 3600 * {GPUS} / {OUTPUT} * 1e6"
 SATURATION = {
     "KV cache": KV_CACHE_USAGE,
     "sequence cap": running_share_of_cap.promql,
@@ -58,7 +58,7 @@ def capacity_page(contract: Contract) -> DashboardPage:
         variables=scope.variable_queries(),
         annotations=annotations(scope),
         links=links("README", contract.site),
-        inputs={PRICE: ("$ per GPU and hour", "1")},
+        inputs={GPU_COST: ("$ per GPU and hour", "1")},
     )
 
 
@@ -113,7 +113,7 @@ def _cost() -> list[LinePanel]:
         LinePanel(
             PanelHeader(
                 "Cost per million output tokens",
-                "All GPUs of the server at the price above, and if their memory bandwidth were used up.",
+                "All GPUs of the server at the cost above, and if their memory bandwidth were used up.",
                 "currencyUSD",
             ),
             (),

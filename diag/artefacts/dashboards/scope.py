@@ -9,8 +9,8 @@ from diag.knowledge.signals.peers import PEERS
 from diag.promql import metric_names, parse
 
 SHORT, RATE_INTERVAL = "1m", "$__rate_interval"
-PRICE = "price"
-"""A variable that is a number; an expression writes it as `$price`."""
+GPU_COST = "gpu_cost"
+"""A variable that is a number; an expression writes it as `$gpu_cost`."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DashboardScope:
     def narrow(self, promql: str) -> str:
         """The expression over what the page's variables choose; a comparison with peers needs all of them."""
         of_one = {*self.site.labels, "engine"} if PEERS in promql else set()
-        for name in sorted(metric_names(parse(promql.replace(f"${PRICE}", "1")))):
+        for name in sorted(metric_names(parse(promql.replace(f"${GPU_COST}", "1")))):
             chosen = {label: variable for label, variable in self._labels(name).items() if label not in of_one}
             matchers = ", ".join(f'{label}=~"${variable}"' for label, variable in chosen.items())
             if name.startswith("{"):  # a selector that matches the metric's name

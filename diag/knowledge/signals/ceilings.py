@@ -1,8 +1,8 @@
 """Shares of the GPUs' ceilings (the roofline): memory bandwidth (MBU), FLOPs (MFU), and tensor parallelism's links.
 
 The ceilings are of data sheets, the work is vLLM's own estimate (--enable-mfu-metrics), else the least that the model's
-shape needs (diag/vllm/capacity/work.py). Where GPU or model are not known there is no sample. An iteration without
-output is not counted, so that a share is too low rather than too high.
+shape needs (diag/vllm/capacity/work.py). Where GPU or model are not known there is no sample. Iterations without
+output are not counted; KV blocks are, as a whole.
 """
 
 from diag.core.incident import Signal, reported

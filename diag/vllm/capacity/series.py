@@ -1,6 +1,6 @@
 """The work of a running server and the data sheets of its GPUs as samples, from which PromQL makes shares of ceilings.
 
-Everything is of one GPU, and of what cannot be avoided: a share of a ceiling that is made of it is too low at worst.
+Everything is of one GPU, and what cannot be avoided.
 """
 
 import math
