@@ -125,7 +125,7 @@ class DecisionTable(NamedTuple):
 def decision_table(incident: Incident, window: Window, queries: QueryCache) -> DecisionTable:
     """Evaluate as many conditions of the incident over the window as it takes to decide."""
     evidence = Evidence(incident, window, queries)
-    states = _states(incident.conditions, evidence)
+    states = _states(incident, evidence)
     gone = np.array([queries.is_gone(subject) for subject in evidence.subjects], bool)
     decided, first, last, ongoing = _decided(states, gone)
     brief = (decided == 0) & ~_seen_enough(incident, evidence.subjects, queries)
@@ -170,13 +170,15 @@ def _in_hindsight(held: Trits, instants: Instants) -> Trits:
     return np.where(refuted[:, soon] > refuted[:, :-1], 0, held).astype(np.int8)
 
 
-def _states(conditions: Sequence[Condition], evidence: Evidence) -> Trits:
-    """Their conjunction per subject and instant: false beats missing, missing beats true.
+def _states(incident: Incident, evidence: Evidence) -> Trits:
+    """The conjunction of its conditions per subject and instant: false beats missing, missing beats true.
 
-    The shortest come first, for where all is false already, it does not matter what the others are.
+    Where all is false already, it does not matter what the others are: symptoms come first, the shortest of them above
+    all, since what rules a look-alike out holds on most servers.
     """
+    symptoms = sorted(incident.symptoms, key=lambda symptom: len(symptom.signal.promql))
     states = np.ones((len(evidence.subjects), len(evidence.instants)), np.int8)
-    for condition in sorted(conditions, key=lambda condition: len(condition.signal.promql)):
+    for condition in (*symptoms, *incident.conditions[len(symptoms) :]):
         held = evidence.of(condition).held
         states = np.where((states == 0) | (held == 0), 0, np.minimum(states, held)).astype(np.int8)
         if not states.any():
