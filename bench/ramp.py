@@ -82,6 +82,14 @@ def _change(found: dict[str, Any]) -> str:
     return f"`{change['flag']}` {change['before']} -> {change['after']}"
 
 
+def _kept(case: ramps.Case, folder: Path, seconds: str) -> Iterator[str]:
+    """The rows until something fails, and what that was: the other servers are measured all the same."""
+    try:
+        yield from rows(case, folder, seconds)
+    except (RuntimeError, ValueError) as error:
+        yield f"| {case.name} | | failed: {error} | | | | | | |"
+
+
 def main() -> None:
     """Measure and write; what was measured is written after each server."""
     seconds, *names = sys.argv[1:] or ["10"]
@@ -90,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for case in ramps.CASES:
             if not names or case.binds in names:
-                text += "".join(f"{row}\n" for row in rows(case, Path(folder), seconds))
+                text += "".join(f"{row}\n" for row in _kept(case, Path(folder), seconds))
                 table.write_section("capacity.md", text)
 
 
