@@ -93,3 +93,30 @@ def test_an_old_release_does_not_say_why_requests_wait_beside_adapters(tmp_path:
     report = judged(tmp_path, list(rewriting.changed(rewriting.scrapes("lora_thrash"), without)))
     assert of(report, "queue_saturation").state == "unknown"
     assert any("deferred share" in lack for lack in of(report, "queue_saturation").lacking)
+
+
+def test_requests_that_begin_while_load_grows_are_not_given_up(tmp_path: Path) -> None:
+    """What increase() adds outside of the scrapes is no request: here it would be every fourth one."""
+    labels = 'engine="0",model_name="m"'
+
+    def page(t: float) -> str:
+        begun, ended = (100 + 6 * max(0, t - since) for since in (84, 93))
+        return (
+            f"vllm:num_requests_running{{{labels}}} {begun - ended}\nvllm:num_requests_waiting{{{labels}}} 0\n"
+            f"vllm:time_to_first_token_seconds_count{{{labels}}} {begun}\n"
+            f'vllm:request_success_total{{{labels},finished_reason="stop"}} {ended}\n'
+        )
+
+    report = judged(tmp_path, [(1_700_000_000.0 + t, "h:1", page(t)) for t in range(0, 101, 10)])
+    assert of(report, "requests_aborted").state != "present"
+
+
+@pytest.mark.parametrize(("idle", "busy", "state"), [(150, 5, "absent"), (0, 25, "present")])
+def test_an_engine_that_is_idle_half_of_the_time_is_not_saturated(
+    tmp_path: Path, idle: int, busy: int, state: str
+) -> None:
+    """Every burst queues; demand is above capacity where the queue does not end."""
+    (start, host, first), *rest = list(rewriting.scrapes("queue_saturation"))[20 : 20 + busy]
+    empty = re.sub(r"^(vllm:num_requests_(?:running|waiting)\{.*) \S+$", r"\1 0", first, flags=re.MULTILINE)
+    before = [(start - 2 * at, host, empty) for at in range(idle, 0, -1)]
+    assert of(judged(tmp_path, [*before, (start, host, first), *rest]), "queue_saturation").state == state
