@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
@@ -32,6 +33,7 @@ RATES = {
     "output_tokens_per_second": counted("vllm:generation_tokens_total"),
     "prompt_tokens_per_second": counted("vllm:prompt_tokens_total"),
 }
+TOKENS_SO_FAR = "sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))"
 MEAN_RUNNING, MEAN_WAITING = (gauge("avg_over_time(", metric) for metric in (RUNNING, WAITING))
 
 
@@ -164,29 +166,34 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
     if observed is None:
         return None
     whole = QueryCache(SampleSource(observed.samples, observed.instants, observed.interval), contract)
-    in_flight = _scraped(whole)
-    steady = steady_part(in_flight, observed.instants.astype(float) / 1000)
+    in_flight, tokens = _scraped(whole, IN_FLIGHT), _scraped(whole, TOKENS_SO_FAR)
+    moved = np.diff(tokens, prepend=np.nan) > 0
+    steady = steady_part(in_flight, moved, observed.instants.astype(float) / 1000)
     if steady.stop - steady.start < 2:
         return None
     source = SampleSource(observed.samples, observed.instants[steady], observed.interval)
     return _measured(offer, QueryCache(source, contract), in_flight[steady], client)
 
 
-def steady_part(in_flight: Floats, times: Floats) -> slice:
-    """The scrapes between the arrival of the first requests and the departure of the last ones."""
-    busy = in_flight[np.nan_to_num(in_flight) > 0]
-    if not len(busy):
+def steady_part(in_flight: Floats, moved: NDArray[np.bool_], times: Floats) -> slice:
+    """The scrapes between the arrival of the first requests and the departure of the last ones.
+
+    `moved` is whether tokens were generated since the scrape before: short requests may be in flight at none.
+    """
+    active = (np.nan_to_num(in_flight) > 0) | moved
+    if not active.any():
         return slice(0, 0)
-    loaded = np.flatnonzero(np.nan_to_num(in_flight) >= np.median(busy) / 2)
+    level = np.median(np.nan_to_num(in_flight[active])) / 2
+    loaded = np.flatnonzero(active & (np.nan_to_num(in_flight) >= level))
     first, last = int(loaded[0]), int(loaded[-1])
     begin = times[first] + min(SETTLES[0] * (times[last] - times[first]), SETTLES[1])
     return slice(int(np.searchsorted(times, begin)), last + 1)
 
 
-def _scraped(queries: QueryCache) -> Floats:
-    """Requests in flight at every scrape of the one server, NaN where it failed."""
+def _scraped(queries: QueryCache, promql: str) -> Floats:
+    """A value at every scrape of the one server, NaN where it failed."""
     times = queries.source.instants
-    rows = list(queries.ask(IN_FLIGHT, INSTANCE, queries.holding(0.0), times).values())
+    rows = list(queries.ask(promql, INSTANCE, queries.holding(0.0), times).values())
     return rows[0] if rows else np.full(len(times), np.nan)
 
 

@@ -116,10 +116,13 @@ def test_a_step_has_as_many_requests_as_its_seconds_need() -> None:
 def test_a_step_is_judged_without_its_begin_and_its_end() -> None:
     times = np.arange(20.0)
     in_flight = np.array([0, 0, 1, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 3, 1, 0, 0.0])
-    steady = steady_part(in_flight, times)
+    still = np.zeros(20, bool)
+    steady = steady_part(in_flight, still, times)
     assert (steady.start, steady.stop) == (5, 16)
-    assert steady_part(np.full(20, np.nan), times) == slice(0, 0)
-    assert steady_part(np.zeros(20), times) == slice(0, 0)
+    assert steady_part(np.full(20, np.nan), still, times) == slice(0, 0)
+    assert steady_part(np.zeros(20), still, times) == slice(0, 0)
+    moves = (times > 2) & (times < 17)
+    assert steady_part(np.zeros(20), moves, times) == slice(5, 17), "no request is in flight at a scrape"
 
 
 def test_the_gain_of_twice_the_tokens_in_a_step() -> None:
