@@ -51,7 +51,8 @@ def _nothing(seen: list[str], left_out: list[str]) -> str:
     if left_out:
         return f"{'; '.join(map(printable, left_out[:3]))}. To learn from it all the same, add --even-ill"
     targets = listed([printable(target) for target in seen])
-    return f"{targets}: no request was running while it was observed: there is nothing to learn; observe it under load"
+    why = "no request was running, or too few scrapes were answered"
+    return f"{targets}: {why}: there is nothing to learn; observe it under load, and for longer"
 
 
 def _summary(file: Path, new: Baseline, known: Baseline) -> str:

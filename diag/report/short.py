@@ -117,7 +117,13 @@ def _no_incident(report: Report) -> dict[str, Forms]:
     if report.verdict == "unknown":
         head = f"Health could not be judged; {words.found_nothing(report)}."
         why = _text("Why", _blind(report), ROWS)
-        return {"impact": [paragraph(head)], "blank": [[""]], "servers": _servers(report), "why": why}
+        return {
+            "impact": [paragraph(head)],
+            "blank": [[""]],
+            "servers": _servers(report),
+            "why": why,
+            "normal": _normal(report),
+        }
     head = words.found_nothing(report)
     return {
         "impact": [paragraph(f"{head[0].upper()}{head[1:]}.")],

@@ -73,7 +73,7 @@ def by_baseline(queries: QueryCache, baseline: Baseline, file: str) -> Normality
     readings = [reading for readings, _ in found for reading in readings]
     reasons = dict.fromkeys(reason for _, reason in found if reason)
     if not found:
-        reasons = dict.fromkeys(["no request was running in any window that is long enough"])
+        reasons = dict.fromkeys(["no request was running, or too few scrapes were answered"])
     return Normality(file, (*readings, *_startups(queries, baseline)), tuple(reasons))
 
 
