@@ -55,7 +55,7 @@ def _too_deep(promql: str) -> Unsupported:
 
 
 def _expression(promql: str, shortened: str) -> nodes.Expression:
-    tree = ast.parse(shortened)
+    tree = _tree(shortened)
     if _BYTE_ESCAPE.search(promql):
         raise _Refused("an escaped byte")
     node = _node(tree)
@@ -64,16 +64,26 @@ def _expression(promql: str, shortened: str) -> nodes.Expression:
     return nodes.Expression(promql, node)
 
 
+def _tree(promql: str) -> ast.Expr:
+    """What the parser makes of a text; ValueError where it panics too, as it does of a duration beyond 64 bits."""
+    try:
+        return ast.parse(promql)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(str(error)) from None
+
+
 def _vector(promql: str) -> nodes.Node | None:
     """The node of a part, None where it yields no instant vector."""
-    node = _node(ast.parse(promql))
+    node = _node(_tree(promql))
     others = nodes.Range | nodes.Subquery | nodes.String
     return None if isinstance(node, others) or nodes.is_scalar(node) else node
 
 
 def pretty(promql: str) -> str:
     """The expression over as many lines as it takes to be read, one space deeper at each level: it has thirty."""
-    return re.sub(r"^ +", lambda indent: indent[0][::2], str(ast.parse(promql).prettify()), flags=re.MULTILINE)
+    return re.sub(r"^ +", lambda indent: indent[0][::2], str(_tree(promql).prettify()), flags=re.MULTILINE)
 
 
 def _node(tree: ast.Expr) -> nodes.Node:

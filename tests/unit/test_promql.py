@@ -96,7 +96,9 @@ def test_what_is_nested_too_deeply_is_refused_before_it_is_parsed(deep: str) -> 
     assert parts.depth(f"f({wide}, a{{b={wide}}})") < 20
 
 
-@pytest.mark.parametrize("promql", ["", "sum(", "rate(x)", "x[5m] offset", "1 > 2", "x and 1", "{}", "nothing(x)"])
+@pytest.mark.parametrize(
+    "promql", ["", "sum(", "rate(x)", "x[5m] offset", "1 > 2", "x and 1", "{}", "nothing(x)", f"x offset {9:0<40}"]
+)
 def test_what_is_not_promql_is_refused_with_the_reason_of_the_parser(promql: str) -> None:
     with pytest.raises(Unsupported, match=r"is not PromQL: \w"):
         parse(promql)
