@@ -65,11 +65,11 @@ def _expression(promql: str, shortened: str) -> nodes.Expression:
 
 
 def _tree(promql: str) -> ast.Expr:
-    """What the parser makes of a text; ValueError where it panics too, as it does of a duration beyond 64 bits."""
+    """What the parser makes of a text; ValueError also where a duration is too long for it, or for Python."""
     try:
         return ast.parse(promql)
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error).__name__ not in ("PanicException", "OverflowError"):
             raise
         raise ValueError(str(error)) from None
 
