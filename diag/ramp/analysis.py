@@ -131,7 +131,7 @@ def _has_reached(steps: Sequence[Step], at: Step | None, limits: Limits, attache
         return True
     rising = closed(steps)
     flat = len(rising) > 1 and rising[-1].requests_per_second < 1.1 * rising[-2].requests_per_second
-    return flat or not holds(at, limits)
+    return flat or not holds(at, limits) or client_is_slow(at, limits)
 
 
 def _first(candidates: Sequence[BoundBy], at: Step | None) -> BoundBy | None:
