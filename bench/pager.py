@@ -26,11 +26,11 @@ HEAD = """\
 a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
 configured as `alerts/README.md` says. The faults are real. The doctor is asked at once, of the server with `--log` and
 of the exporter; of Prometheus by the command in the alert, when that has come. The time to alert is from the fault, a
-launch that fails for one, to the arrival at the pager. A cell that is not as it should be says **wrong**, and what it
-should be.
+launch that fails for one, to the arrival at the pager; after that the exporter's `/livez` is asked. A cell that is not
+as it should be says **wrong**, and what it should be.
 
-| scenario | doctor live | doctor by exporter | doctor by Prometheus | alert | time to alert (s) | verify | commit |
-|---|---|---|---|---|---|---|---|
+| scenario | doctor live | by exporter | by Prometheus | alert | time to alert (s) | verify | /livez | commit |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -46,7 +46,8 @@ def row(outcome: Outcome) -> str:
     cells = {column: cell(outcome, column) for column in vars(outcome.got)}
     seconds = NOT_ASKED if outcome.seconds is None else f"{outcome.seconds:.0f}"
     alerts = [cells["alert"], seconds]
-    words = [outcome.name, cells["live"], cells["exporter"], cells["prometheus"], *alerts, cells["verify"]]
+    answers = [cells["live"], cells["exporter"], cells["prometheus"]]
+    words = [outcome.name, *answers, *alerts, cells["verify"], cells["livez"]]
     return f"| {' | '.join([*words, table.commit()])} |\n"
 
 

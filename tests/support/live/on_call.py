@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +73,20 @@ class OnCall:
     prometheus: str
     arrived: list[dict[str, Any]]
 
+    def livez(self, expected: str = "") -> str:
+        """The status that the exporter's liveness probe is answered with; that which is expected within 90 s."""
+        end = time.monotonic() + (90 if expected else 0)
+        while (status := self._livez()) != expected and time.monotonic() < end:
+            time.sleep(2)
+        return status
+
+    def _livez(self) -> str:
+        try:
+            with urllib.request.urlopen(f"{self.exporter}/livez", timeout=10) as answer:
+                return str(answer.status)
+        except urllib.error.HTTPError as refused:
+            return str(refused.code)
+
     def first_look(self) -> tuple[Said, Said]:
         """The doctor's live answer and the one by the exporter, asked at once."""
         with ThreadPoolExecutor(2) as both:
@@ -122,7 +137,9 @@ def on_call(folder: Path, watched: server.Server, in_haste: bool) -> Iterator[On
             config = scraping(alertmanager.snippet(shipped, "prometheus.yml"), folder, manager, address)
             program = prometheus_server.program(prometheus_server.PLACES[0])
             with prometheus_server.serving(program, (), config) as prometheus:
-                yield OnCall(watched.url, watched.log, f"http://{address}", prometheus.url, arrived)
+                who = OnCall(watched.url, watched.log, f"http://{address}", prometheus.url, arrived)
+                who.livez()  # the exporter judges liveness from the first question on
+                yield who
 
 
 def scraping(documented: str, folder: Path, manager: str, exporter: str) -> str:

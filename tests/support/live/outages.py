@@ -14,7 +14,7 @@ from pathlib import Path
 
 from support.live import server, slow_weights
 from support.live.cascades import api_key, gateway_limit, more_capacity
-from support.live.stage import FLAGS, NONE, SETTLES, Outcome, Row, Scenario, Stage, everywhere, look, outcome
+from support.live.stage import FLAGS, NONE, NOT_ASKED, SETTLES, Outcome, Row, Scenario, Stage, everywhere, look, outcome
 
 UNDER_WAY = 75.0
 """Seconds into a restart: longer than the window of a minute."""
@@ -22,15 +22,15 @@ LOADS, OVER_TWO_MINUTES = "110", 120.0
 """Seconds that the weights of a slow restart take, and what it takes in all."""
 BAD_FLAG = (*FLAGS, "--max-num-sequences", "32")
 LARGE_CONTEXT = ("--max-model-len", "8192", "--block-size", "32", "--num-gpu-blocks-override", "128")
-DEAD = everywhere("critical engine_dead", "engine_dead")
-STOPPED = everywhere("critical engine_stalled", "engine_stalled")
-GOES_ON = Row("healthy", "healthy", "critical engine_stalled (ended)")
-STOPPING = everywhere("unknown", NONE)
+DEAD = everywhere("critical engine_dead", "engine_dead", livez="503")
+STOPPED = everywhere("critical engine_stalled", "engine_stalled", livez="503")
+GOES_ON = Row("healthy", "healthy", "critical engine_stalled (ended)", livez="200")
+STOPPING = everywhere("unknown", NONE, livez=NOT_ASKED)
 STARTING = everywhere("unknown starting", NONE)
 SERVES = everywhere("healthy", NONE)
-CRASH_LOOP = everywhere("critical crash_loop", "crash_loop or crash_loop, startup_failed")
-BAD_START = everywhere("critical startup_failed", "startup_failed")
-TOO_LARGE = everywhere("critical gpu_out_of_memory", "gpu_out_of_memory")
+CRASH_LOOP = everywhere("critical crash_loop", "crash_loop or crash_loop, startup_failed", livez=NOT_ASKED)
+BAD_START = everywhere("critical startup_failed", "startup_failed", livez=NOT_ASKED)
+TOO_LARGE = everywhere("critical gpu_out_of_memory", "gpu_out_of_memory", livez=NOT_ASKED)
 
 
 def engine_killed(stage: Stage) -> Iterator[Outcome]:

@@ -26,11 +26,12 @@ class Row:
     prometheus: str = NOT_ASKED
     alert: str = NOT_ASKED
     verify: str = NOT_ASKED
+    livez: str = NOT_ASKED
 
 
-def everywhere(said: str, alert: str, verify: str = NOT_ASKED) -> Row:
-    """The same is said live, by the exporter and by Prometheus."""
-    return Row(said, said, said, alert, verify)
+def everywhere(said: str, alert: str, verify: str = NOT_ASKED, livez: str = "200") -> Row:
+    """The same is said live, by the exporter and by Prometheus; `livez` is the status of the exporter's /livez."""
+    return Row(said, said, said, alert, verify, livez)
 
 
 def alternatives(said: str) -> list[str]:
@@ -97,7 +98,9 @@ def look(who: OnCall, expected: Row) -> tuple[Row, Said]:
         if awaited not in (NOT_ASKED, NONE):
             who.wait_for(awaited)
         exporter, live = first.result()
-    return Row(live.short, exporter.short, who.by_prometheus(awaited).short), live
+    by_prometheus = who.by_prometheus(awaited).short
+    livez = NOT_ASKED if expected.livez == NOT_ASKED else who.livez(expected.livez)
+    return Row(live.short, exporter.short, by_prometheus, livez=livez), live
 
 
 def outcome(name: str, who: OnCall, expected: Row, got: Row, since: float) -> Outcome:
