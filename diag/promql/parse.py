@@ -90,7 +90,10 @@ def _node(tree: ast.Expr) -> nodes.Node:
     convert = _CONVERTERS.get(type(tree))
     if convert is None:
         raise _Refused(type(tree).__name__)
-    return convert(tree)
+    try:
+        return convert(tree)
+    except OverflowError as error:  # the parser hands a duration over when it is asked for
+        raise ValueError(str(error)) from None
 
 
 def _only(kind: Callable[..., _N], *fields: Hashable) -> _N:
