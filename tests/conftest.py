@@ -3,12 +3,10 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import hypothesis
 import pytest
 from support.paths import GOLDENS, ROOT, TESTS
-from xdist.scheduler import LoadScopeScheduling
 
 FAST = ("unit",)
 """The folders whose tests need nothing but Python, and a minute."""
@@ -26,25 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fast")
         if "golden" in getattr(item, "fixturenames", ()):
             item.add_marker("golden")
-
-
-APART = ("test_alerts.py", "test_renamed_metrics.py")
-"""The files whose tests take half a minute each and share nothing."""
-
-
-class ByFile(LoadScopeScheduling):
-    """A file's tests run in one process, so that its servers are started and its reports are made once."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return nodeid if file.endswith(APART) else file
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """In the order of the files: the long ones stand first or in the middle."""
-    config.option.loadscopereorder = False
-    return ByFile(config, log)
 
 
 def pytest_configure() -> None:
