@@ -6,6 +6,7 @@ times. Between the parentheses of a text a part is replaced by a name, and the n
 
 import re
 from collections.abc import Callable
+from itertools import count
 
 from diag.promql.nodes import Node
 
@@ -20,6 +21,7 @@ _DEEPER = re.compile(
 _NAME = "diag::part::"
 _named: dict[str, Node] = {}
 _names: dict[str, str] = {}
+_numbers = count()
 
 
 def named(name: str | None) -> Node | None:
@@ -90,7 +92,7 @@ def _name_of(inside: str, shortened: str, parse_vector: Callable[[str], Node | N
     """The name of a part, "" where it is no vector."""
     if inside not in _names:
         node = parse_vector(shortened)
-        name = f"{_NAME}{len(_names)}" if node else ""
+        name = f"{_NAME}{next(_numbers)}" if node else ""  # one of its own, also where another thread names a part now
         if node:
             _named[name] = node
         _names[inside] = name
