@@ -1,6 +1,5 @@
 import importlib
 import re
-from threading import Barrier, Thread
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from diag.promql import (
     parts,
     windows,
 )
-from diag.promql.nodes import Number
 from diag.promql.regex import compiled, fully_matches
 
 parsing = importlib.import_module("diag.promql.parse")
@@ -274,28 +272,6 @@ def test_a_series_in_two_blocks_is_refused() -> None:
 def test_a_block_that_makes_no_sense_is_refused(times: list[int], values: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="times that ascend"):
         Samples([Block(({"__name__": "x"},), np.array(times), np.array(values))])
-
-
-def test_parts_that_two_threads_name_at_once_are_two() -> None:
-    """A name that both had would stand for the part of one of them in every later expression."""
-    both, found = Barrier(2), []
-
-    def parse_slowly(text: str) -> Number:
-        both.wait(30)
-        return Number(float(text.partition("+")[0]))
-
-    def name(number: int) -> None:
-        part = f"({number} + {'1 + ' * parts.LEAST}1)"
-        short = parts.shortened(part, parse_slowly)
-        both.wait(30)
-        found.append((number, parts.named(short.strip("()")).value))
-
-    threads = [Thread(target=name, args=(number,)) for number in (101, 102)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == [(101, 101.0), (102, 102.0)]
 
 
 def test_windows_too_large_for_memory_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
