@@ -274,6 +274,24 @@ def test_a_block_that_makes_no_sense_is_refused(times: list[int], values: list[l
         Samples([Block(({"__name__": "x"},), np.array(times), np.array(values))])
 
 
+def test_a_part_that_is_named_while_another_one_is_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of a Prometheus are read in threads; a name that two parts had stood for one of them ever after."""
+
+    def part(number: int) -> str:
+        return f"({number}{' + 1' * parts.LEAST})"
+
+    class Interrupted(dict[str, float]):
+        def __setitem__(self, name: str, node: float) -> None:
+            monkeypatch.setattr(parts, "_named", self.__class__.__base__(self))
+            second.append(parts.shortened(part(2), lambda _: 2.0))
+            dict.__setitem__(parts._named, name, node)
+
+    second: list[str] = []
+    monkeypatch.setattr(parts, "_named", Interrupted(parts._named))
+    first = parts.shortened(part(1), lambda _: 1.0)
+    assert [parts.named(short.strip("()")) for short in (first, *second)] == [1.0, 2.0]
+
+
 def test_windows_too_large_for_memory_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     labels = tuple({"__name__": "x", "i": str(i)} for i in range(7))
