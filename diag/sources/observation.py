@@ -82,7 +82,7 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
 
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
     infos = table.last("vllm:cache_config_info")
-    by_page = config.from_page(infos, table.pages[-1].layout.engines if infos else 0)
+    by_page = config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
     return config.settle({**by_page, **config.words_of_page(infos)}, facts, _exported(table))
 
 

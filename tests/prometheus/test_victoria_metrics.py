@@ -8,6 +8,7 @@ from support import healthy_day, timelines
 from support import victoria_metrics as victoria
 from support.dashboards import PAGES, plain, queries
 from support.paths import ROOT
+from support.scenarios import gpu, workers
 from support.timelines import blocks
 
 from diag.core.contract import Contract
@@ -20,7 +21,7 @@ END = 1_790_000_000_000
 INSTANTS = (END - 660_000, END)
 """Four minutes after the faults set in, and a quarter of an hour: some are over by then."""
 INCIDENTS = load()
-RARE = re.compile(r"^ALERTS|incident\) \(ALERTS|> [01]$|nvlink_bytes|diag_gpu_pcie_throughput")
+RARE = re.compile(r"^ALERTS|(incident|instance)\) \(ALERTS|> [01]$|offset 1d|nvlink_(bytes|max)|pcie_throughput")
 """What there is only where rules are evaluated, after an event, or on other GPUs."""
 
 
@@ -40,16 +41,23 @@ def test_the_replay_of_a_sick_day_fires() -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[victoria.Server]:
     """Every timeline as an instance of its own."""
-    with victoria.serving([block for name in (*timelines.RECORDED, *timelines.HOSTS) for block in named(name)]) as held:
+    told = placed("told", timelines.timeline("healthy", gpu(0), gpu(1), workers(1.0, 0.9), *timelines.TOLD))
+    sick = [block for name in (*timelines.RECORDED, *timelines.HOSTS) for block in named(name)]
+    with victoria.serving([*sick, *told]) as held:
         yield held
 
 
 def named(name: str) -> list[Block]:
-    """The timeline of an incident as the samples of the instance of that name, the last at END.
+    """The timeline of an incident as the samples of the instance of that name."""
+    return placed(name, timelines.faulty(name)[0])
+
+
+def placed(name: str, series: timelines.Series) -> list[Block]:
+    """A timeline as the samples of the instance of that name, the last at END.
 
     Its peers keep their names, and no other instance is one: each timeline has a model of its own.
     """
-    (block,) = blocks(timelines.faulty(name)[0], END / 1000 - float(timelines.TIMES[-1]))
+    (block,) = blocks(series, END / 1000 - float(timelines.TIMES[-1]))
 
     def told(labels: Labels) -> Labels:
         model = {"model_name": name} if "model_name" in labels else {}
