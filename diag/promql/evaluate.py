@@ -97,13 +97,19 @@ class _Evaluation:
                 return instant_vector(node, self.samples, self.instants)
             case Negate(expr):
                 return _negated(self.vector(expr))
-            case Binary(op, left, right, matching, return_bool):
-                return binary(op, self.vector(left), self.vector(right), matching, return_bool)
+            case Binary():
+                return self._binary(node)
             case Aggregate():
                 return self._aggregate(node)
             case Call():
                 return self._call(node)
         raise TypeError(f"{node} is not a vector")
+
+    def _binary(self, node: Binary) -> Vector:
+        left = self.vector(node.left)
+        if node.op != "or" and not left.scalar and not left.labels:
+            return left  # whatever the other side is, nothing matches it
+        return binary(node.op, left, self.vector(node.right), node.matching, node.return_bool)
 
     def _aggregate(self, node: Aggregate) -> Vector:
         vector = self.vector(node.expr)

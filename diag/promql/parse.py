@@ -36,8 +36,6 @@ class _Refused(Exception):
 @lru_cache(maxsize=1024)
 def parse(promql: str) -> nodes.Expression:
     """Parse an expression and check that all of it is supported."""
-    if parts.depth(promql) > parts.MOST_DEEP:
-        raise _too_deep(promql)
     with suppress(ValueError, RecursionError, _Refused):  # what is wrong is said of the text as it is written
         return _expression(promql, parts.shortened(promql, _vector))
     try:
@@ -65,7 +63,12 @@ def _expression(promql: str, shortened: str) -> nodes.Expression:
 
 
 def _tree(promql: str) -> ast.Expr:
-    """What the parser makes of a text; ValueError also where a duration is too long for it, or for Python."""
+    """What the parser makes of a text; ValueError also where a duration is too long for it, or for Python.
+
+    RecursionError where it is too deep for it.
+    """
+    if parts.depth(promql) > parts.MOST_DEEP:
+        raise RecursionError
     try:
         return ast.parse(promql)
     except BaseException as error:

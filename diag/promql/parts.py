@@ -68,7 +68,10 @@ class _Group:
 
 
 def shortened(text: str, parse_vector: Callable[[str], Node | None]) -> str:
-    """The text with the parts between its parentheses replaced; `parse_vector` gives no node for what is no vector."""
+    """The text with the parts between its parentheses replaced; `parse_vector` gives no node for what is no vector.
+
+    RecursionError where there are more than MOST_DEEP parentheses around something.
+    """
     if len(text) < LEAST or _NAME in text or "#" in text:
         return text
     groups = [_Group(0)]
@@ -76,6 +79,8 @@ def shortened(text: str, parse_vector: Callable[[str], Node | None]) -> str:
         mark, at = token.group(), token.start()
         if mark == "(":
             groups.append(_Group(at + 1))
+            if len(groups) > MOST_DEEP:
+                raise RecursionError
         elif mark == ",":
             groups[-1].has_comma = True
         elif mark == ")" and len(groups) > 1:
