@@ -24,7 +24,6 @@ from diag.http.credentials import from_environment
 from diag.ramp import results
 from diag.ramp.analysis import Circumstances, Ramp, conclude
 from diag.ramp.generator import Generator, environment
-from diag.ramp.hardware import replica
 from diag.ramp.plan import Limits
 from diag.ramp.run import BackgroundWatch, RampRun, between
 from diag.ramp.step import Offer, Step, measure, of_client
@@ -141,7 +140,6 @@ def _circumstances(options: RampOptions, seen: Observation | None) -> Circumstan
         model=options.model or seen.models.get(name, ""),
         version=seen.versions.get(name, ""),
         running={name: running_of(seen, name)},
-        replica=replica(seen),
     )
 
 

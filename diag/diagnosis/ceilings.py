@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diag.core.formatting import number, quantity
 from diag.core.incident import Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.query_cache import QueryCache
@@ -36,6 +37,17 @@ class CeilingShares(NamedTuple):
         if self.nearest < FULL:
             return ""
         return "bandwidth" if self.nearest == self.bandwidth else "compute"
+
+    @property
+    def sentence(self) -> str:
+        """Such as "38 % of the bandwidth ceiling at batch 12, 4 % of compute"."""
+        batch = f" at batch {number(self.batch)}" if self.batch else ""
+        named = {"the bandwidth ceiling": self.bandwidth, "compute": self.compute}
+        parts = [f"{quantity(share, 'share')} of {name}" for name, share in named.items() if share is not None]
+        links = {"NVLink": self.nvlink, "PCIe": self.pcie if self.nvlink is None else None}
+        sent = [f"all-reduces {quantity(one, 'share')} of {name}" for name, one in links.items() if one is not None]
+        bound = f": {self.bound}-bound" if self.bound else ""
+        return ", ".join([parts[0] + batch, *parts[1:], *sent]) + bound
 
 
 def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:

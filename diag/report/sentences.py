@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from diag.core.formatting import clock, escaped, listed, moment, number, printable, quantity
+from diag.core.formatting import clock, escaped, listed, moment, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
-from diag.diagnosis.ceilings import CeilingShares
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.onset import onset
 from diag.diagnosis.progress import scope
@@ -178,18 +177,7 @@ def ceilings(report: Report) -> list[str]:
         return []
     several = len(report.ceilings) > 1
     ordered = sorted(report.ceilings, key=lambda shares: -shares.nearest)
-    return [f"{place(shares.subject)}: {_ceiling(shares)}" if several else _ceiling(shares) for shares in ordered]
-
-
-def _ceiling(shares: CeilingShares) -> str:
-    """ "38 % of the bandwidth ceiling at batch 12, 4 % of compute"."""
-    batch = f" at batch {number(shares.batch)}" if shares.batch else ""
-    named = {"the bandwidth ceiling": shares.bandwidth, "compute": shares.compute}
-    parts = [f"{quantity(share, 'share')} of {name}" for name, share in named.items() if share is not None]
-    links = {"NVLink": shares.nvlink, "PCIe": shares.pcie if shares.nvlink is None else None}
-    sent = [f"all-reduces {quantity(share, 'share')} of {name}" for name, share in links.items() if share is not None]
-    bound = f": {shares.bound}-bound" if shares.bound else ""
-    return ", ".join([parts[0] + batch, *parts[1:], *sent]) + bound
+    return [f"{place(shares.subject)}: {shares.sentence}" if several else shares.sentence for shares in ordered]
 
 
 def also(report: Report) -> list[str]:

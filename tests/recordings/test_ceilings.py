@@ -8,9 +8,13 @@ from support import rewriting, scenarios
 from support.scenarios import Beside, config, gpu, model
 
 from diag.commands import doctor
-from diag.commands.observe import ObserveOptions
+from diag.commands.observe import ObserveOptions, observe
+from diag.core.contract import Contract
 from diag.diagnosis.ceilings import CeilingShares
 from diag.diagnosis.report import Report
+from diag.ramp.analysis import Circumstances, conclude
+from diag.ramp.plan import Limits
+from diag.ramp.step import Offer, measure
 from diag.report import json, sentences, short
 
 LLAMA = model("llama-3.1-8b")
@@ -40,15 +44,20 @@ def page(t: float, estimated: float, engines: int) -> str:
     return "".join(f'vllm:{name}{{engine="{engine}",model_name="m"}} {value}\n' for name, engine, value in each)
 
 
-def report(folder: Path, *beside: Beside, estimated: float = 0, engines: int = 1) -> Report:
-    """What the doctor says of it with these parts beside it."""
+def record(folder: Path, *beside: Beside, estimated: float = 0, engines: int = 1) -> ObserveOptions:
+    """A recording of it with these parts beside it."""
 
     def pages() -> Iterator[rewriting.Scrape]:
         for t in range(0, 60, 2):
             text = page(t, estimated, engines)
             yield 1.7e9 + t, "h:1", text + scenarios.text(t, text, (config(kv_cache_size_tokens=CACHE), *beside))
 
-    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", pages()))]))
+    return ObserveOptions([str(rewriting.write(folder / "recording", pages()))])
+
+
+def report(folder: Path, *beside: Beside, estimated: float = 0, engines: int = 1) -> Report:
+    """What the doctor says of it."""
+    return doctor.run(record(folder, *beside, estimated=estimated, engines=engines))
 
 
 def shares(folder: Path, *beside: Beside, estimated: float = 0) -> CeilingShares:
@@ -125,3 +134,15 @@ def test_of_several_engines_the_short_report_has_the_nearest(tmp_path: Path) -> 
     assert [line.split(":1 ")[1][:15] for line in lines] == ["engine 1: 90 % "]
     assert len(sentences.ceilings(found)) == 2
     assert len(short.render(found).splitlines()) <= 20
+
+
+def test_a_ramp_names_the_resource_that_a_full_step_lacks(tmp_path: Path) -> None:
+    """Twice the requests at the same tokens per second: the step is full, and the data sheet says of what."""
+    seen = observe(record(tmp_path, gpu(0), estimated=2.5e12), Contract())
+    step = measure(Offer(2), seen, Contract(), None)
+    assert step
+    steps = [step._replace(offer=Offer(at), tokens_per_step=12.0 * at) for at in (1, 2)]
+    ramp = conclude(steps, Limits(Contract()), Circumstances("h:1"))
+    (found,) = (one for one in ramp.candidates if one.id == "compute")
+    assert (found.name, found.state) == ("memory bandwidth", "binds")
+    assert found.evidence[-1] == "by the data sheet, 74.6 % of the bandwidth ceiling at batch 12: bandwidth-bound"

@@ -5,21 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.paths import MODELS
 
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.ramp import results
-from diag.ramp.analysis import Circumstances, conclude, gain_per_doubling
+from diag.ramp.analysis import Circumstances, conclude
+from diag.ramp.candidates import gain_per_doubling
 from diag.ramp.generator import environment
-from diag.ramp.hardware import reached
 from diag.ramp.plan import Limits, again, ceiling, next_offer, prompts, why_enough
 from diag.ramp.step import ClientResult, Latency, Offer, Step, of_client, steady_part
-from diag.vllm.capacity.roofline import Replica
-from diag.vllm.command import parse as command
-from diag.vllm.hardware.gpus import named
-from diag.vllm.memory.model import read as read_model
-from diag.vllm.memory.setup import GpuSpec, setup
 
 LIMITS = Limits(Contract(ttft_seconds=5.0), seconds=30.0, most=64)
 DATA = Path(__file__).parent.parent / "data" / "load_tools"
@@ -155,24 +149,6 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, document: str) -> N
         results.read([file])
     with pytest.raises(BadUsage, match="cannot be read"):
         results.read([tmp_path / "nothing"])
-
-
-def test_on_a_known_gpu_the_roofline_says_which_resource_a_full_step_lacks() -> None:
-    """Llama 3.1 8B on an A100 40 GB reads 15 GB for each token: at most 103 tokens/s for one request."""
-    model, gpu = read_model(MODELS / "llama-3.1-8b"), named("a100-40")
-    started = command.read(f"vllm serve {MODELS / 'llama-3.1-8b'}", version="0.32.0")
-    server = Replica(model, setup(started, model, GpuSpec(gpu.memory, gpu.name), "0.32.0"), gpu)
-    alone = closed(1, 0.5, running=1.0)
-    found = reached(server, alone)
-    assert found
-    assert found.decode == pytest.approx(50 / 103, rel=0.02)
-    assert found.binds == "memory bandwidth"
-    prefilling = reached(
-        server, closed(1, 0.5, running=1.0)._replace(prompt_tokens_per_second=9_000, output_tokens_per_second=5)
-    )
-    assert prefilling
-    assert prefilling.binds == "compute"
-    assert reached(server, alone._replace(requests_per_second=0.0)) is None
 
 
 def test_a_report_of_guidellm_is_read() -> None:
