@@ -35,7 +35,7 @@ runs, and how far they are apart), then once with what it proposes. On a CPU, th
 
 def rows(case: ramps.Case, folder: Path, seconds: str) -> Iterator[str]:
     """The ramp twice, and once more with the change."""
-    options = ("--from", "2", "--most", "64", "--rates", "1", "--step-seconds", seconds)
+    options = ("--from", "2", "--most", "256", "--rates", "1", "--step-seconds", seconds)
     with server.running(folder, case.size, case.flags) as sick:
         found = [ramps.ramp(sick.url, case.tokens, *options, share=case.share) for _ in range(2)]
         yield _row(case, "as it is", found)
@@ -79,7 +79,8 @@ def _change(found: dict[str, Any]) -> str:
         return ""
     if not change["flag"]:
         return str(change["text"]).partition(":")[0]
-    return f"`{change['flag']}` {change['before']} -> {change['after']}"
+    before, after = ("-" if value is None else f"{value:g}" for value in (change["before"], change["after"]))
+    return f"`{change['flag']}` {before} -> {after}"
 
 
 def _kept(case: ramps.Case, folder: Path, seconds: str) -> Iterator[str]:

@@ -43,8 +43,8 @@ def _ill(report: Report) -> dict[str, str]:
     """The servers whose speed is not normal, and why: an incident, or nobody can tell."""
     found = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
     ill = {dict(diagnosis.subject).get("instance", ""): diagnosis.incident.id for diagnosis in reversed(found)}
-    blind = {name: why for name, _, why in (sentence.partition(": ") for sentence in report.blind)}
-    return ill | {name.split(" ")[0]: why for name, why in blind.items() if why and name.split(" ")[0] not in ill}
+    unknown = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}
+    return unknown | ill
 
 
 def _nothing(seen: list[str], left_out: list[str]) -> str:

@@ -8,9 +8,8 @@ from typing import Literal
 from diag.commands.observe import ObserveOptions, judge_observation, observe, prometheus_source
 from diag.commands.site import site
 from diag.core.contract import Contract
-from diag.core.errors import BadUsage
 from diag.core.incident import Incident
-from diag.core.writing import written_whole
+from diag.core.writing import refused_in_words, written_whole
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, Report
 
@@ -73,11 +72,8 @@ def write_html(report: Report, file: Path) -> None:
     """Write the report as one HTML page."""
     from diag.report import html
 
-    try:
-        with written_whole(file) as out:
-            out.write(html.render(report))
-    except OSError as error:
-        raise BadUsage(f"{file} cannot be written: {error.strerror}") from error
+    with refused_in_words(file), written_whole(file) as out:
+        out.write(html.render(report))
 
 
 def exit_code(report: Report, fail_on: str) -> int:

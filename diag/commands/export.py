@@ -7,8 +7,7 @@ from pathlib import Path
 from diag.commands.observe import ObserveOptions, observe, prometheus_source
 from diag.commands.site import site
 from diag.core.contract import Contract
-from diag.core.errors import BadUsage
-from diag.core.writing import written_whole
+from diag.core.writing import refused_in_words, written_whole
 from diag.diagnosis.query_cache import QueryCache, TelemetrySource
 from diag.sources.samples import SampleSource
 
@@ -19,13 +18,11 @@ def run(options: ObserveOptions, file: Path | None) -> str:
 
     contract, incidents = site(options.incidents, options.contract)
     source = _source(options, contract)
-    try:
-        with written_whole(file, newline="") if file else nullcontext(sys.stdout) as out:
-            values = dataframe.write(incidents, QueryCache(source, contract), out)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise BadUsage(f"{file or 'standard output'} cannot be written: {error.strerror}") from error
+    with (
+        refused_in_words(file or Path("standard output")),
+        written_whole(file, newline="") if file else nullcontext(sys.stdout) as out,
+    ):
+        values = dataframe.write(incidents, QueryCache(source, contract), out)
     return f"{file}: {values:,} values at {len(source.instants):,} instants"
 
 

@@ -70,7 +70,7 @@ class Exporter:
         collections = self._host_page.collect()
         return self._host_page.page(vllm.result(seconds), collections, seconds)
 
-    def answer(self, path: str, seconds: float) -> serve.Answer | None:
+    def answer(self, path: str, seconds: float) -> serve.Answer:
         """The page at /metrics, the probes, and at / where they are."""
         if path == "/metrics":
             return serve.Answer(200, self.page(seconds), serve.CONTENT_TYPE)
@@ -80,7 +80,7 @@ class Exporter:
         if path == "/readyz":
             health = self._liveness.health()
             return serve.Answer(200 if health.ready else 503, f"{health.readiness}\n".encode())
-        return serve.Answer(200, WHERE) if path == "/" else None
+        return serve.Answer(200 if path == "/" else 404, WHERE)
 
     def start(self) -> None:
         """Start what goes on between the scrapes: the log, Xid errors, the probe."""

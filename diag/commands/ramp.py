@@ -18,7 +18,7 @@ from diag.commands.site import site
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists
 from diag.core.formatting import number, printable
-from diag.core.writing import written_whole
+from diag.core.writing import refused_in_words, written_whole
 from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
 from diag.ramp import results
@@ -85,11 +85,8 @@ def print_report(ramp: Ramp, form: Literal["terminal", "json"]) -> None:
 
 def write_html(ramp: Ramp, file: Path) -> None:
     """Write it as a page; BadUsage where the file cannot be written."""
-    try:
-        with written_whole(file) as out:
-            out.write(ramp_page.render(ramp))
-    except OSError as error:
-        raise BadUsage(f"{file} cannot be written: {error.strerror}") from error
+    with refused_in_words(file), written_whole(file) as out:
+        out.write(ramp_page.render(ramp))
 
 
 # -- the load of another tool ------------------------------------------------------------------------------------------

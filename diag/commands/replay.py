@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from diag.core.errors import BadUsage
-from diag.core.formatting import printable
+from diag.core.formatting import listed, printable
+from diag.core.writing import refused_in_words
 from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen, PageServer, parse
 from diag.exporter.log.line import LogLine, entries
 from diag.sources.recording.reader import Recorded, read_pages
@@ -49,7 +50,7 @@ class ReplayedServer:
         self._replay = replay
         self._said = {path: json.dumps(what).encode() for path, what in said.items() if known[path]}
 
-    def answer(self, path: str, seconds: float) -> Answer | None:
+    def answer(self, path: str, seconds: float) -> Answer:
         """Its page, and its version and models where they are known; /health is always 200, as vLLM's is."""
         if path == "/metrics":
             scrape = self._replay.at(time.time())
@@ -57,7 +58,9 @@ class ReplayedServer:
             return Answer(503, failed) if scrape.failed else Answer(200, scrape.page, CONTENT_TYPE)
         if path == "/health":
             return Answer(200, b"")
-        return Answer(200, self._said[path], "application/json") if path in self._said else None
+        if path in self._said:
+            return Answer(200, self._said[path], "application/json")
+        return Answer(404, f"diag replay has {listed(['/metrics', '/health', *self._said])}\n".encode())
 
 
 def run(options: ReplayOptions) -> None:
@@ -97,11 +100,8 @@ def _log(options: ReplayOptions, recorded: Recorded, replay: Replay) -> Iterator
         return
     if not recorded.log.is_file():
         raise BadUsage(f"{options.recording} has no {recorded.log.name}: leave out --log")
-    try:
-        with options.log.open("a", encoding="utf-8") as file:
-            yield _writing(file, entries(recorded.log, recorded.log_zone, replay.first), replay)
-    except OSError as error:
-        raise BadUsage(f"{printable(str(options.log))} cannot be written: {error.strerror}") from error
+    with refused_in_words(options.log), options.log.open("a", encoding="utf-8") as file:
+        yield _writing(file, entries(recorded.log, recorded.log_zone, replay.first), replay)
 
 
 def _writing(file: TextIO, lines: Sequence[LogLine], replay: Replay) -> Iterator[None]:

@@ -28,7 +28,7 @@ def watch(options: ObserveOptions, until_resolved: bool) -> Report:
     _print(changes.first(report))
     while True:
         _print("".join(map(changes.line, transitions.observe(report))))
-        if until_resolved and transitions.is_calm and not report.blind:  # what is over may still be in the window
+        if until_resolved and transitions.is_calm and not report.not_judged:  # what is over may still be in the window
             return report
         report = _diagnose_again(options)
 

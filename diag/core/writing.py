@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from diag.core.errors import BadUsage
+from diag.core.formatting import printable
 
 
 @contextmanager
@@ -44,6 +45,17 @@ def _put(new: Path, goal: Path) -> None:
             raise
         goal.write_bytes(new.read_bytes())
         new.unlink()
+
+
+@contextmanager
+def refused_in_words(file: Path) -> Iterator[None]:
+    """BadUsage with the reason where this file of the user cannot be written; a pipe that closed stays one."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BadUsage(f"{printable(str(file))} cannot be written: {error.strerror}") from error
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.incident import Incident
 from diag.diagnosis import telemetry_checks as telemetry
+from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.report import Observed, Report, build_report, not_measured, server
@@ -68,7 +69,7 @@ def _as_of_last_scrape(remote: PrometheusSource, report: Report) -> Report:
         return report
     why = f"{remote.shown}: nothing was scraped in the last {quantity(late, 'seconds')} of the requested time"
     verdict = "unknown" if report.verdict == "healthy" else report.verdict
-    return report._replace(blind=(why, *report.blind), verdict=verdict)
+    return report._replace(not_judged=(NotJudged(why), *report.not_judged), verdict=verdict)
 
 
 def _context(

@@ -56,8 +56,8 @@ class Liveness:
         self._target.add(at, page)
         seen = observation(Origin("scrape", self._target.instance, self._every), [self._target], {})
         queries = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
-        known, blind = judge(queries)
-        told = _sentences(known) or f"cannot tell: {'; '.join(blind)}"
+        known, unknown = judge(queries)
+        told = _sentences(known) or f"cannot tell: {'; '.join(each.sentence for each in unknown)}"
         unready = _sentences([progress for progress in known if progress.state in UNREADY]) or self._no_page()
         failing = [progress for progress in known if progress.state in FAILED]
         if not failing:

@@ -50,15 +50,27 @@ class Progress(NamedTuple):
     reason: str
 
 
-def judge(queries: QueryCache) -> tuple[tuple[Progress, ...], tuple[str, ...]]:
-    """Each engine's progress, and a sentence for each subject whose progress is unknown; ordered by subject."""
+class NotJudged(NamedTuple):
+    """Why finding nothing does not mean health; of the subject, () for the whole look."""
+
+    why: str
+    subject: Subject = ()
+
+    @property
+    def sentence(self) -> str:
+        """With the subject."""
+        return f"{scope(self.subject)}: {self.why}" if self.subject else self.why
+
+
+def judge(queries: QueryCache) -> tuple[tuple[Progress, ...], tuple[NotJudged, ...]]:
+    """Each engine's progress, and why that of others is unknown; ordered by subject."""
     subjects = [subject for subject in queries.subjects(ENGINE) if not queries.is_gone(subject)]
     found = {subject: _judge_one(subject, queries) for subject in subjects}
     known = tuple(progress for progress in found.values() if isinstance(progress, Progress))
-    return known, tuple(f"{scope(subject)}: {why}" for subject, progress in found.items() if (why := _blind(progress)))
+    return known, tuple(NotJudged(why, subject) for subject, progress in found.items() if (why := _unknown(progress)))
 
 
-def _blind(found: Progress | str) -> str:
+def _unknown(found: Progress | str) -> str:
     """Why the health of an engine is unknown, or ""; one that is still starting serves nobody yet."""
     if isinstance(found, str):
         return found

@@ -11,7 +11,7 @@ from diag.diagnosis.ceilings import CeilingShares, ceiling_shares
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.onset import dated
-from diag.diagnosis.progress import Progress, judge
+from diag.diagnosis.progress import NotJudged, Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.quotes import Quote, quotes
@@ -120,15 +120,15 @@ class Finding(NamedTuple):
 class Report(NamedTuple):
     """All that was found; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs.
 
-    `blind` are sentences, each a reason why finding nothing does not mean health: engines whose forward progress is
-    unknown, incidents that could not be judged because the source refused queries or too little was seen.
+    `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
+    could not be judged because the source refused queries or too little was seen.
     """
 
     observed: Observed
     verdict: Verdict
     progress: tuple[Progress, ...]
     findings: tuple[Finding, ...]
-    blind: tuple[str, ...]
+    not_judged: tuple[NotJudged, ...]
     contract: tuple[str, ...]
     gone: tuple[str, ...] = ()
     normality: Normality = Normality()
@@ -167,17 +167,17 @@ def build_report(
     observed: Observed, incidents: Sequence[Incident], queries: QueryCache, running: Mapping[str, Running]
 ) -> Report:
     """Judge progress and incidents, and propose fixes for what is present."""
-    progress, blind = judge(queries)
+    progress, unknown = judge(queries)
     findings = tuple(
         _finding(diagnosis, queries, running) for diagnosis in dated(diagnose(incidents, queries), queries)
     )
-    blind = (*blind, *_refused(findings, queries), *_brief(findings, queries))
+    not_judged = (*unknown, *_refused(findings, queries), *_brief(findings, queries))
     return Report(
         observed=observed,
-        verdict=_verdict(findings, blind),
+        verdict=_verdict(findings, not_judged),
         progress=progress,
         findings=findings,
-        blind=blind,
+        not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries),
@@ -201,23 +201,25 @@ def _has(metrics: str, queries: QueryCache) -> bool:
     return bool(queries.ask(query, (), queries.whole)) or query in queries.unanswered
 
 
-def _refused(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
+def _refused(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudged]:
     """What could not be judged because the source refused queries: without an answer, nothing found is not health."""
     if not queries.unanswered.isdisjoint((INSTANCES, *PARTS.values())):
-        yield "queries refused: it is unknown which servers, engines and GPUs there are"
+        yield NotJudged("queries refused: it is unknown which servers, engines and GPUs there are")
     ids = sorted({finding.diagnosis.incident.id for finding in findings if finding.diagnosis.unanswered})
     if ids:
-        yield f"queries refused: {plural(len(ids), 'incident')} unknown for want of an answer ({listed(ids, most=5)})"
+        unknown = plural(len(ids), "incident")
+        yield NotJudged(f"queries refused: {unknown} unknown for want of an answer ({listed(ids, most=5)})")
 
 
-def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[str]:
+def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudged]:
     """That too little was seen to call anything absent."""
     brief = (finding.diagnosis.incident for finding in findings if finding.diagnosis.brief)
     windows = {incident.id: shortest_look(incident) for incident in brief}
     if windows:
         longest = max(*windows.values(), FEWEST_INTERVALS * queries.source.interval)
         seen, wanted = quantity(round(queries.span), "seconds"), quantity(longest, "seconds")
-        yield f"too little seen: {seen} do not rule out {plural(len(windows), 'incident')}; observe for {wanted}"
+        unruled = plural(len(windows), "incident")
+        yield NotJudged(f"too little seen: {seen} do not rule out {unruled}; observe for {wanted}")
 
 
 def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Running]) -> Finding:
@@ -241,10 +243,10 @@ def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:
     return any(re.search(rf"\b{family}", promql) for family in families for promql in lacking)
 
 
-def _verdict(findings: Sequence[Finding], blind: Sequence[str]) -> Verdict:
+def _verdict(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:
     """The worst severity that is present; "unknown" where nothing is, but something could not be judged."""
     present = (finding.diagnosis for finding in findings if finding.diagnosis.state == "present")
     worst = max((RANK[diagnosis.severity] for diagnosis in present), default=0)
     if worst:
         return "critical" if worst == RANK["critical"] else "warning"
-    return "unknown" if blind else "healthy"
+    return "unknown" if not_judged else "healthy"

@@ -1,4 +1,4 @@
-"""`diag exporter`: the page over HTTP or HTTPS, for Prometheus to scrape instead of vLLM's own; `diag replay`."""
+"""Pages over HTTP or HTTPS, for a Prometheus to scrape: of `diag exporter`, and of `diag replay`."""
 
 import math
 import socket
@@ -35,8 +35,8 @@ class Answer(NamedTuple):
 class Responder(Protocol):
     """What the server asks."""
 
-    def answer(self, path: str, seconds: float) -> Answer | None:
-        """What is at a path, within so many seconds; None where nothing is."""
+    def answer(self, path: str, seconds: float) -> Answer:
+        """What is at a path, within so many seconds; 404 and what there is where nothing is."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         if users and not users.accept(self.headers.get("Authorization", "")):
             self._answer(Answer(401, b"a user and a password are required\n"), ("WWW-Authenticate", "Basic"))
             return
-        found = self._responder.answer(self.path.partition("?")[0], self._seconds())
-        self._answer(found or Answer(404, b"there is nothing here\n"))
+        self._answer(self._responder.answer(self.path.partition("?")[0], self._seconds()))
 
     do_HEAD = do_GET  # noqa: N815
 

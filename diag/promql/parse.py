@@ -43,13 +43,9 @@ def parse(promql: str) -> nodes.Expression:
     except ValueError as error:
         raise Unsupported(f"`{promql}` is not PromQL: {error}") from error
     except RecursionError:
-        raise _too_deep(promql) from None
+        raise Unsupported(f"`{promql[:60]}...` is nested too deeply.") from None
     except _Refused as refused:
         raise Unsupported(f"`{promql}` uses {refused}, which is not supported.") from None
-
-
-def _too_deep(promql: str) -> Unsupported:
-    return Unsupported(f"`{promql[:60]}...` is nested too deeply.")
 
 
 def _expression(promql: str, shortened: str) -> nodes.Expression:

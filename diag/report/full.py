@@ -16,7 +16,7 @@ NORMAL = 20
 
 def render(report: Report) -> str:
     """The report as plain text, one line break at its end."""
-    lines = [*verdicts(report), *_blind(report), *labelled("progress", words.not_busy(report)), *_fleet(report)]
+    lines = [*verdicts(report), *_not_judged(report), *labelled("progress", words.not_busy(report)), *_fleet(report)]
     for finding, *others in words.alike(report):
         lines += ["", *_primary(finding, others, report)]
     lines += _section("also present", words.also(report))
@@ -24,9 +24,9 @@ def render(report: Report) -> str:
     return "\n".join([*lines, "", *_footer(report)]) + "\n"
 
 
-def _blind(report: Report) -> list[str]:
+def _not_judged(report: Report) -> list[str]:
     """Why the verdict is that nothing can be said."""
-    return labelled("why", list(report.blind)) if report.verdict == "unknown" else []
+    return labelled("why", [each.sentence for each in report.not_judged]) if report.verdict == "unknown" else []
 
 
 def _fleet(report: Report) -> list[str]:
@@ -105,7 +105,7 @@ def _footer(report: Report) -> list[str]:
         "normal": words.normality(report)[:NORMAL],
         "ceiling": words.ceilings(report),
         "checked": words.checked(report, verbose=True),
-        "unknown": words.blind(report),
+        "unknown": words.not_judged(report),
         "not judged": words.undecided(report),
         "not collected": words.not_collected(report),
         "thresholds": ["; ".join(report.contract)],

@@ -63,7 +63,7 @@ def _observed(report: Report) -> dict[str, Any]:
     return {
         **observed(report),
         "not_collected": list(report.observed.not_measured),
-        "progress_unknown": list(report.blind),
+        "progress_unknown": [each.sentence for each in report.not_judged],
         "notes": list(report.observed.notes),
     }
 

@@ -110,7 +110,7 @@ def _footer(report: Report, verbose: bool) -> list[str]:
         "Compared with what is normal": words.normality(report)[:NORMAL],
         "Ceiling": words.ceilings(report),
         "Checked": words.checked(report, verbose),
-        "Unknown": [*words.blind(report), *(words.undecided(report) if verbose else [])],
+        "Unknown": [*words.not_judged(report), *(words.undecided(report) if verbose else [])],
         "Not collected": words.not_collected(report),
         "Thresholds": list(report.contract),
         "Notes": list(report.observed.notes),

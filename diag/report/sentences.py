@@ -103,7 +103,7 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
             for group in groups
         ]
     if report.verdict == "unknown":
-        return [f"CANNOT TELL {line}" for line in folded([escaped(sentence) for sentence in report.blind])]
+        return [f"CANNOT TELL {line}" for line in folded([escaped(each.sentence) for each in report.not_judged])]
     return [f"HEALTHY {escaped(report.observed.target)}: {states(report)}; {found_nothing(report)}"]
 
 
@@ -313,9 +313,9 @@ def not_collected(report: Report) -> list[str]:
     return [f"{family.name}: {family.shows} ({family.hint})" for family in families]
 
 
-def blind(report: Report) -> list[str]:
+def not_judged(report: Report) -> list[str]:
     """Whose health is unknown, and why, where the headline is about something else."""
-    return [] if report.verdict == "unknown" else folded([escaped(sentence) for sentence in report.blind])
+    return [] if report.verdict == "unknown" else folded([escaped(each.sentence) for each in report.not_judged])
 
 
 def normality(report: Report) -> list[str]:

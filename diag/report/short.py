@@ -10,6 +10,7 @@ from functools import reduce
 from diag.core.formatting import escaped, listed, pasted, plural, printable
 from diag.core.incident import RANK
 from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import FAMILIES, Finding, Report
 from diag.report import evidence, fleet
@@ -116,7 +117,7 @@ def _no_incident(report: Report) -> dict[str, Forms]:
     """That nothing was found, or why nothing can be said."""
     if report.verdict == "unknown":
         head = f"Health could not be judged; {words.found_nothing(report)}."
-        why = _text("Why", _blind(report), ROWS)
+        why = _text("Why", _not_judged(report), ROWS)
         return {
             "impact": [paragraph(head)],
             "blank": [[""]],
@@ -142,7 +143,7 @@ def _context(report: Report, finding: Finding | None) -> dict[str, Forms]:
         "ceiling": [*_text("Ceiling", words.ceilings(report)[:1], 2), []],
         "also": _also(report, finding),
         "ruled out": _text("Ruled out", [ruled_out], 2),
-        "unknown": _text("Unknown", _blind(report) if finding else [], 2),
+        "unknown": _text("Unknown", _not_judged(report) if finding else [], 2),
         "note": _text("Note", _named_shortly(report.observed.notes, report), 2),
         "not seen": _text("Not seen", [_not_seen(report)], 2),
         "more": _text("More", [f"--verbose, --html report.html{runbook}"], 1),
@@ -277,11 +278,11 @@ def _fewer(lines: Lines, indent: str) -> Forms:
     return [form for form in ([lines] if len(lines) <= ROWS else []) + shorter if len(form) <= max(len(lines), 1)]
 
 
-def _blind(report: Report) -> list[str]:
+def _not_judged(report: Report) -> list[str]:
     """Why servers cannot be judged, those with the same reason together."""
-    sentences = (sentence.partition(": ") for sentence in report.blind)
-    reasons = words.grouped((why, shortened(escaped(name), NAME)) for name, _, why in sentences)
-    return [f"{listed(names)}: {why}" if why else listed(names) for why, names in reasons.items()]
+    whose = ((each.why, scope(each.subject) if each.subject else "") for each in report.not_judged)
+    reasons = words.grouped((escaped(why), shortened(escaped(name), NAME)) for why, name in whose)
+    return [f"{listed(names)}: {why}" if any(names) else why for why, names in reasons.items()]
 
 
 def _named_shortly(texts: Iterable[str], report: Report) -> list[str]:

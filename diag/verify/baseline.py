@@ -16,7 +16,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import exists, read_text
 from diag.core.formatting import printable
 from diag.core.subjects import LARGEST
-from diag.core.writing import only_writer, written_whole
+from diag.core.writing import only_writer, refused_in_words, written_whole
 from diag.diagnosis.query_cache import QueryCache
 from diag.verify.measures import COLUMNS, Row, ServerKind, measure, starts
 
@@ -77,14 +77,11 @@ def _rounded(name: str, value: float) -> float:
 
 def save(file: Path, new: Baseline) -> Baseline:
     """Add to the file, which is written whole or not at all; what it holds now."""
-    try:
-        with only_writer(file.resolve().parent):
-            known = read(file) if exists(file) else ()
-            both = merged((*known, *new))
-            with written_whole(file) as out:
-                out.write(_text(both))
-    except OSError as error:
-        raise BadUsage(f"{printable(str(file))} cannot be written: {error.strerror}") from error
+    with refused_in_words(file), only_writer(file.resolve().parent):
+        known = read(file) if exists(file) else ()
+        both = merged((*known, *new))
+        with written_whole(file) as out:
+            out.write(_text(both))
     return both
 
 

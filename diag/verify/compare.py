@@ -80,8 +80,7 @@ def _unknown(server: ServerSnapshot) -> tuple[str, ...]:
     """Why the state of a server cannot be judged, where nothing is known of its forward progress."""
     if any(server.owns(progress.subject) for progress in server.report.progress):
         return ()
-    named = (f"{server.instance}:", f"{server.instance} ")
-    return tuple(reason for reason in server.report.blind if reason.startswith(named))
+    return tuple(each.sentence for each in server.report.not_judged if server.owns(each.subject))
 
 
 def _down(after: ServerSnapshot, load_before: Load) -> str:

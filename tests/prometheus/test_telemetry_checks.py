@@ -198,4 +198,4 @@ def test_servers_that_replaced_others_are_judged_up_to_the_end(prometheus: Serve
 def test_what_was_well_when_it_was_last_scraped_is_not_called_healthy_now(prometheus: Server) -> None:
     report = judged(prometheus, "over")
     assert report.verdict == "unknown"
-    assert "nothing was scraped in the last 6.75 min" in report.blind[0]
+    assert "nothing was scraped in the last 6.75 min" in report.not_judged[0].sentence

@@ -116,7 +116,7 @@ def test_a_step_that_may_compile_is_no_stall_yet(tmp_path: Path, compiles: bool)
     shown = {"beside": COMPILED.format(now - 30)} if compiles else {"steps": 3}
     report = still(tmp_path, running=2, **shown)
     assert (report.verdict, present(report)) == ("unknown", set())
-    assert "compiles kernels" in report.blind[0]
+    assert "compiles kernels" in report.not_judged[0].sentence
 
 
 BY_A_COMPILER, IN_ITS_MAIN_THREAD = "children_cpu_seconds_total", "page_faults_total"
@@ -143,7 +143,7 @@ def test_a_step_that_compiles_without_a_line_in_the_log_is_no_stall_yet(
     """The first request with an image or an adapter, to an engine that has served for long."""
     report = pages(tmp_path, beside, running=2)
     assert (report.verdict, present(report)) == ("unknown", set())
-    assert "compiles kernels" in report.blind[0]
+    assert "compiles kernels" in report.not_judged[0].sentence
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,11 @@ def test_a_slower_server_is_so_many_times_its_normal_and_as_healthy_as_before(tm
     sentence = r"ITL \(mean\) 37.4 ms: 1.79x this server's normal \(.*\) at 4.09 running requests.*, vLLM 0.32.0"
     assert re.fullmatch(sentence, found["ITL (mean)"].sentence)
     alone = doctor.run(ObserveOptions([slow]))
-    assert (report.verdict, report.present, report.blind) == (alone.verdict, alone.present, alone.blind)
+    assert (report.verdict, report.present, report.not_judged) == (
+        alone.verdict,
+        alone.present,
+        alone.not_judged,
+    )
     assert "Normal      ITL (mean) 37" in terminal.render(report)
     assert "unlike normal" in html.render(report)
     assert json.loads(as_json.render(report))["normal"]["baseline"] == str(file)

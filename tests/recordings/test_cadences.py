@@ -48,7 +48,8 @@ def test_three_scrapes_prove_no_health() -> None:
     """Gauges need three scrapes, so with one missed scrape nothing would be known of them."""
     report = judge_observation(thinned(recording("healthy"), 30, 1), *site(None, None)).report
     assert report.verdict == "unknown"
-    assert re.fullmatch(r"too little seen: .* do not rule out \d+ incidents; observe for 90 s", report.blind[0])
+    why = report.not_judged[0].sentence
+    assert re.fullmatch(r"too little seen: .* do not rule out \d+ incidents; observe for 90 s", why)
 
 
 @pytest.mark.parametrize("every", [2, 5, 10, 15])

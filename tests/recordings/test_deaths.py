@@ -91,7 +91,7 @@ def test_a_zombie_is_no_process_that_starts(tmp_path: Path, state: str, expected
 def test_a_server_that_was_shut_down_in_order_is_said_to_be(tmp_path: Path) -> None:
     report = judge(tmp_path, "", log("", {}, 600, shut_down=60))
     assert report.verdict == "unknown"
-    assert "shut down in order" in report.blind[0]
+    assert "shut down in order" in report.not_judged[0].sentence
 
 
 def test_a_server_that_does_not_end_when_it_is_told_to_is_said_to_be(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_server_that_does_not_end_when_it_is_told_to_is_said_to_be(tmp_path: P
     told = log("", {}, 600, shut_down=60)
     report = judge(tmp_path / "a", "", told, lambda _: left, started(NEVER - 700))
     assert (report.verdict, present(report)) == ("unknown", set())
-    assert "told to stop" in report.blind[0]
+    assert "told to stop" in report.not_judged[0].sentence
     again = judge(tmp_path / "b", "", told, lambda _: left, started(NEVER - 1))
     assert [progress.state for progress in again.progress] == ["starting"]
 

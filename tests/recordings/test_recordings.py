@@ -66,7 +66,7 @@ def without_log(folder: Path, name: str) -> Report:
 def test_a_start_that_only_the_log_shows_is_not_guessed(tmp_path: Path, name: str) -> None:
     report = without_log(tmp_path, name)
     assert report.verdict == "unknown"
-    assert "its log would show" in report.blind[0]
+    assert "its log would show" in report.not_judged[0].sentence
 
 
 def test_a_tensor_parallel_stall_is_a_stall_whose_kind_the_page_cannot_tell(tmp_path: Path) -> None:

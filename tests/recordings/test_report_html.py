@@ -13,6 +13,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.formatting import moment
 from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Report
 from diag.report import html, svg
@@ -138,7 +139,7 @@ def hostile(report: Report) -> Report:
         observed=report.observed._replace(target=HOSTILE, notes=(HOSTILE,), servers=(HOSTILE,)),
         progress=tuple(each._replace(subject=subject) for each in report.progress),
         findings=(bad._replace(relaunch=HOSTILE), *rest),
-        blind=(HOSTILE,),
+        not_judged=(NotJudged(HOSTILE),),
     )
 
 

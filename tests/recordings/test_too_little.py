@@ -81,7 +81,7 @@ def test_a_page_without_cache_usage_does_not_show_whether_a_prefill_goes_on(tmp_
     report = judged(tmp_path, list(rewriting.changed(list(rewriting.scrapes("engine_stalled"))[:31], without)))
     assert of(report, "engine_stalled").state == "unknown"
     assert report.verdict == "unknown"
-    assert "/metrics has no KV cache usage" in report.blind[0]
+    assert "/metrics has no KV cache usage" in report.not_judged[0].sentence
 
 
 def test_an_old_release_does_not_say_why_requests_wait_beside_adapters(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_what_got_no_answer_is_not_healthy() -> None:
     report = judged("kv_cascade", "num_preemptions")
     states = {each.diagnosis.incident.id: each.diagnosis.state for each in report.findings}
     assert (states["kv_eviction_cascade"], report.verdict) == ("unknown", "unknown")
-    (line,) = (each for each in report.blind if "refused" in each)
+    (line,) = (each.sentence for each in report.not_judged if "refused" in each.sentence)
     assert "kv_eviction_cascade" in line
     assert line in " ".join(terminal.render(report).split())
 

@@ -70,7 +70,7 @@ def test_a_replica_that_shows_no_vllm_metrics_does_not_vanish(tmp_path: Path) ->
     blind = [(time, "blind:8000", "process_cpu_seconds_total 1\n") for time, _, _ in first]
     report = judged(re.write(tmp_path, sorted([*first, *blind])))
     assert report.verdict == "unknown"
-    assert [each.partition(":")[0] for each in report.blind] == ["blind"]
+    assert [dict(each.subject)["instance"] for each in report.not_judged] == ["blind"]
     unknown = {each.diagnosis.incident.id for each in report.findings if each.diagnosis.state == "unknown"}
     assert "kv_eviction_cascade" in unknown
 
@@ -78,7 +78,7 @@ def test_a_replica_that_shows_no_vllm_metrics_does_not_vanish(tmp_path: Path) ->
 def test_one_scrape_cannot_tell(tmp_path: Path) -> None:
     report = judged(re.write(tmp_path, list(re.scrapes("kv_cascade"))[30:31]))
     assert report.verdict == "unknown"
-    assert "too few scrapes" in report.blind[0]
+    assert "too few scrapes" in report.not_judged[0].sentence
 
 
 def test_scrapes_a_minute_apart_are_judged(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen, PageServer, 
 class Saying:
     """Answers the seconds it was given, and something at its root."""
 
-    def answer(self, path: str, seconds: float) -> Answer | None:
+    def answer(self, path: str, seconds: float) -> Answer:
         found = {"/metrics": Answer(200, b"seconds %.2f\n" % seconds, CONTENT_TYPE), "/": Answer(200, b"hello\n")}
-        return found.get(path)
+        return found.get(path, Answer(404, b"it has /metrics\n"))
 
 
 ANYWHERE = Listen("127.0.0.1", 0)
