@@ -1,10 +1,12 @@
 """Starts the command, also as `python -m diag`: Ctrl-C ends it without a traceback while its parts are still loaded."""
 
+import gc
 import signal
 
 
 def main() -> None:
     """Run the command line."""
+    gc.set_threshold(50_000)  # most objects of a run live until its end: looking for garbage among them is lost time
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -644,7 +644,6 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each core; nothing here multiplies
     if sys.stdout is None:  # closed, as by `>&-`: the exit status is the answer
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  until the end
-    gc.set_threshold(50_000)  # most objects of a run live until its end: looking for garbage among them is lost time
     try:
         status = _with_what_is_named(sys.argv[1:2])(standalone_mode=False)
         sys.stdout.flush()

@@ -5,7 +5,7 @@ A threshold that is a site's to decide is a name in a declaration and a number h
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.core.formatting import quantity
 from diag.core.metric_prefix import OWN
@@ -24,8 +24,7 @@ def _entry(default: float, meaning: str, unit: str, buckets: tuple[float, ...] =
     return field(default=default, metadata={"meaning": meaning, "unit": unit, "buckets": buckets})
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """How this site names servers and where its pages are.
 
     labels: what tells one server from another in its Prometheus. gpu_join: the labels that dcgm-exporter's series share
@@ -57,7 +56,7 @@ class Contract:
     itl_seconds: float = _entry(2.5, "ITL SLO", "seconds", ITL_BUCKETS)
     e2e_seconds: float = _entry(1920.0, "end-to-end latency SLO", "seconds", LATENCY_BUCKETS)
     objective: float = _entry(0.99, "SLO objective", "share")
-    site: Site = Site()
+    site: Site = field(default_factory=Site)
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     ignored_rules: Mapping[str, str] = field(default_factory=dict)
     baseline: str = ""

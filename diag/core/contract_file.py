@@ -153,7 +153,7 @@ class _File:
     def _site(self) -> Site:
         table = self._table("site")
         for name in table:
-            self._known(name, [field.name for field in fields(Site)], "site")
+            self._known(name, Site._fields, "site")
         checks: dict[str, Callable[[str, object], Any]] = {
             "labels": self._labels,
             "gpu_join": self._labels,

@@ -1,7 +1,7 @@
 """What can be seen of one vLLM server from its own host: its GPUs, its processes and its log."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import tzinfo
 
 from diag.core.metric_families import Collector
@@ -40,7 +40,7 @@ class HostCollectors:
     def completed(self, facts: ServerFacts) -> ServerFacts:
         """What a server reports of itself, with what its log and its processes add."""
         process = self.processes.launch() if self.processes else ""
-        return replace(self.log.state.completes(facts) if self.log else facts, process=process)
+        return (self.log.state.completes(facts) if self.log else facts)._replace(process=process)
 
 
 def host_collectors(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> HostCollectors:

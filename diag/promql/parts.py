@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable
 from itertools import count
 
+from diag.core.lazy_regex import lazy
 from diag.promql.nodes import Node
 
 LEAST = 120
 """Characters from which on a part is parsed on its own."""
-_TOKEN = re.compile(r"""[(),]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`""")
+_TOKEN = re.compile(r"""\(|\)|,|"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'|`[^`]*`""")
 MOST_DEEP = 500
 """Operators and parentheses around or before one term: the parser takes time and memory with the square of them."""
-_DEEPER = re.compile(
+_DEEPER = lazy(
     r"""[({})\],\[]|[-+*/%^]|[=!<>]=?|\b(?i:and|or|unless|atan2)\b|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|`[^`]*+`"""
 )
 _NAME = "diag::part::"
@@ -31,6 +32,8 @@ def named(name: str | None) -> Node | None:
 
 def depth(text: str) -> int:
     """How deep the tree of an expression can be at most: a row of operators is as deep as it is long."""
+    if len(text) <= MOST_DEEP:
+        return len(text)
     many = sum(map(text.count, "([{+-*/%^=!<>")) + sum(map(text.lower().count, ("and", "or", "unless", "atan2")))
     if many <= MOST_DEEP:
         return many
@@ -61,10 +64,11 @@ class _Group:
         """The group as it is written up to `end`, with its parts replaced."""
         return "".join([*self.pieces, text[self.copied : end]])
 
-    def add(self, begin: int, piece: str, end: int, text: str) -> None:
-        """Take up a piece for what stands between `begin` and `end`."""
-        self.pieces += (text[self.copied : begin], piece)
-        self.copied = end
+    def take(self, inner: "_Group", name: str, end: int, text: str) -> None:
+        """Take up a group that ends here: by its name, else what was replaced in it."""
+        if name or inner.pieces:
+            self.pieces += (text[self.copied : inner.begin], *([name] if name else inner.pieces))
+            self.copied = end if name else inner.copied
 
 
 def shortened(text: str, parse_vector: Callable[[str], Node | None]) -> str:
@@ -85,18 +89,16 @@ def shortened(text: str, parse_vector: Callable[[str], Node | None]) -> str:
             groups[-1].has_comma = True
         elif mark == ")" and len(groups) > 1:
             group = groups.pop()
-            inside = text[group.begin : at]
-            name = (
-                "" if group.has_comma or len(inside) < LEAST else _name_of(inside, group.until(at, text), parse_vector)
-            )
-            groups[-1].add(group.begin, name or group.until(at, text), at, text)
+            name = "" if group.has_comma or at - group.begin < LEAST else _name_of(group, at, text, parse_vector)
+            groups[-1].take(group, name, at, text)
     return groups[0].until(len(text), text)
 
 
-def _name_of(inside: str, shortened: str, parse_vector: Callable[[str], Node | None]) -> str:
+def _name_of(group: _Group, end: int, text: str, parse_vector: Callable[[str], Node | None]) -> str:
     """The name of a part, "" where it is no vector."""
+    inside = text[group.begin : end]
     if inside not in _names:
-        node = parse_vector(shortened)
+        node = parse_vector(group.until(end, text))
         name = f"{_NAME}{next(_numbers)}" if node else ""  # one of its own, also where another thread names a part now
         if node:
             _named[name] = node

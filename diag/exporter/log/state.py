@@ -5,7 +5,6 @@ not answer any more, no client can have. So such lines are read in both ways, an
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import tzinfo
 
 from diag.core.metric_families import Sample
@@ -63,7 +62,7 @@ class ServerLog:
         models = told.models or ((self.model,) if self.model else ())
         version = told.version or self.version
         log: dict[str, float | str] = {**self.config, **self._reading.facts.words}
-        return replace(told, version=version, models=models, log=log, log_whole=self._reading.facts.whole)
+        return told._replace(version=version, models=models, log=log, log_whole=self._reading.facts.whole)
 
     def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:
         """One line, or one redrawing of a bar, without its end; `live` says what a line without a time takes.

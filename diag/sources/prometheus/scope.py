@@ -3,15 +3,15 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import moment, printable
+from diag.core.lazy_regex import lazy
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
+_DURATION = lazy(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _LATEST = 1e11
 _WAYS = "2026-11-20T03:12:00Z (UTC by default), unix seconds, or -2h"
 
@@ -37,11 +37,10 @@ class TimeSpan(NamedTuple):
         return start, min(end, now)
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(NamedTuple):
     """Which servers, and when. `instances`, `models` and `jobs` are regular expressions, `matchers` are PromQL's."""
 
-    span: TimeSpan = field(default_factory=TimeSpan)
+    span: TimeSpan = TimeSpan()
     instances: Sequence[str] = ()
     models: Sequence[str] = ()
     jobs: Sequence[str] = ()

@@ -1,7 +1,6 @@
 """The running configuration: each setting with its source. No default is assumed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
@@ -52,8 +51,7 @@ OWN = frozenset(
 """What vLLM decides itself whatever was requested (larger blocks for a hybrid model, more tokens for an image)."""
 
 
-@dataclass(frozen=True)
-class ServerFacts:
+class ServerFacts(NamedTuple):
     """What is known of a server beside its page: /version, /v1/models, /server_info, its log, how it was started.
 
     `root` is the model's folder or id in /v1/models; `process` is the command of its own process, where that was found;
@@ -63,8 +61,8 @@ class ServerFacts:
     version: str = ""
     models: tuple[str, ...] = ()
     max_model_len: float | None = None
-    server_info: Values = field(default_factory=dict)
-    log: Values = field(default_factory=dict)
+    server_info: Mapping[str, Value] = {}
+    log: Mapping[str, Value] = {}
     launch: str = ""
     process: str = ""
     log_whole: bool = False
@@ -95,16 +93,15 @@ class Setting(NamedTuple):
         return tuple(other for other in self.others if not _agree(self.name, self.value, other.value))
 
 
-@dataclass(frozen=True)
-class RunningConfig:
+class RunningConfig(NamedTuple):
     """All that is known of how a server runs: `settings` and `environment` by name.
 
     `incomplete` is "" where everything that was set is here, so that other flags have their defaults; else the reason.
     `device` is what the model runs on: "cpu", "cuda", "" where no source tells.
     """
 
-    settings: Mapping[str, Setting] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Setting] = {}
+    environment: Mapping[str, str] = {}
     incomplete: str = Launch().incomplete
     problems: tuple[str, ...] = ()
     device: str = ""

@@ -1,8 +1,7 @@
 """The command that started a server: the flags read out of it, and its secrets taken out of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
@@ -79,15 +78,14 @@ _OPEN = ("", "auto", "-1", "None")
 """Values that leave a number to vLLM."""
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """The settings in FLAGS and WORDS that a command gives, and its environment; SET where a value is hidden.
 
     `incomplete` says why other flags may be set, "" where none can be.
     """
 
-    flags: Mapping[str, Value] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, Value] = {}
+    environment: Mapping[str, str] = {}
     incomplete: str = "the launch command is unknown"
 
 
