@@ -6,33 +6,30 @@ its log, its processes, its GPUs. `recording.toml` may say more, and
 `server.log` is what the server wrote meanwhile.
 """
 
-import math
 import re
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diag.core.errors import BadRecording
 from diag.core.files import exists, opened
 from diag.core.formatting import moment, plural, printable
-from diag.core.toml import load
 from diag.exposition.lines import MOST_BYTES
 from diag.exposition.scrapes import Target
 from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
 from diag.sources.observation import Observation, Origin, observation
-from diag.vllm.server.config import ServerFacts, settings
-from diag.vllm.server.launch import FLAGS
+from diag.sources.recording import about
+from diag.vllm.server.config import ServerFacts
 
 if TYPE_CHECKING:
     from diag.sources.recording.log import RecordedLog
 
 PAGES = ("metrics.prom.gz", "metrics.prom")
 LOG = "server.log"
-ABOUT = "recording.toml"
 MOST_SCRAPES, MOST_TARGETS = 500_000, 1_000
 MOST_VALUES = 100_000_000
 """Scrapes times series, over all targets: each value takes 8 bytes."""
@@ -42,7 +39,6 @@ LONGEST_INTERVAL = 86_400.0
 _MARK = re.compile(rb"\n# scrape(?:-failed)? ")
 _HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?:[ \t\r]([^\n]*))?(?:\n|$)")
 _DAY = 86_400_000
-_T = TypeVar("_T")
 
 
 class RecordedScrape(NamedTuple):
@@ -64,8 +60,8 @@ class Recorded(NamedTuple):
 
 def read_pages(path: Path) -> Recorded:
     """The pages of a recording themselves, to be served again; BadRecording where there is none."""
-    file, about, gathered = _gathered_of(path, keep=True)
-    facts = {instance: _facts(about, instance, "", file) for instance in gathered.targets}
+    file, told, gathered = _gathered_of(path, keep=True)
+    facts = {instance: about.facts(told, instance, "", file) for instance in gathered.targets}
     return Recorded(gathered.kept, facts, gathered.log_file, gathered.log_zone)
 
 
@@ -74,15 +70,15 @@ def read(path: Path, launch: str = "") -> Observation:
 
     Raises BadRecording where there is nothing to judge.
     """
-    file, about, gathered = _gathered_of(path)
+    file, told, gathered = _gathered_of(path)
     origin = Origin(
         "recording",
         str(path),
-        every=min(LONGEST_INTERVAL, _as(float, about.get("scrape_interval_seconds", 0.0), file)),
-        notes=(*_as(list, about.get("remarks", []), file), *gathered.notes()),
-        truth=_as(dict, about.get("truth", {}), file),
+        every=min(LONGEST_INTERVAL, about.typed(float, told.get("scrape_interval_seconds", 0.0), file)),
+        notes=(*about.typed(list, told.get("remarks", []), file), *gathered.notes()),
+        truth=about.typed(dict, told.get("truth", {}), file),
     )
-    facts = {instance: _facts(about, instance, launch, file) for instance in gathered.targets}
+    facts = {instance: about.facts(told, instance, launch, file) for instance in gathered.targets}
     facts |= {name: log.state.completes(facts[name]) for name, log in gathered.logs.items()}
     return observation(origin, list(gathered.targets.values()), facts)
 
@@ -90,31 +86,14 @@ def read(path: Path, launch: str = "") -> Observation:
 def _gathered_of(path: Path, keep: bool = False) -> "tuple[Path, Mapping[str, Any], _Gathered]":
     """The file of the pages, what recording.toml says, and what was read."""
     file = _pages_file(path)
-    about = _about(file.parent / ABOUT)
+    told = about.read(file.parent / about.ABOUT)
     try:
-        gathered = _gather(file, _log_zone(about, file), keep)
+        gathered = _gather(file, about.log_zone(told, file), keep)
     except OSError as error:
         raise BadRecording(f"cannot read {error.filename or file}: {error.strerror}") from error
     if not gathered.targets:
         raise BadRecording(f"{file} {gathered.why_nothing()}")
-    return file, about, gathered
-
-
-def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
-    try:
-        return _zone(about.get("log_utc_offset"))
-    except (ValueError, OverflowError) as error:
-        raise BadRecording(f"{file.parent / ABOUT}: log_utc_offset should be hours from UTC") from error
-
-
-def _zone(offset: object) -> tzinfo:
-    """`log_utc_offset` of recording.toml: hours, or text like "+02:00"; UTC if missing; ValueError if invalid."""
-    if isinstance(offset, int | float):
-        return timezone(timedelta(hours=offset))
-    text = str(offset or "+00:00").removeprefix("UTC") or "+00:00"
-    hours, _, minutes = text.lstrip("+-").partition(":")
-    size = timedelta(hours=int(hours), minutes=int(minutes or 0))
-    return timezone(-size if text.startswith("-") else size) if size else UTC
+    return file, told, gathered
 
 
 def _names_log(page: bytes) -> bool:
@@ -299,41 +278,3 @@ def _millis(text: bytes) -> int | None:
     except ValueError:
         return None
     return round(seconds * 1000) if 0 <= seconds < 1e11 else None
-
-
-def _about(file: Path) -> Mapping[str, Any]:
-    if not exists(file):
-        return {}
-    try:
-        return load(file)[1]
-    except OSError as error:
-        raise BadRecording(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadRecording(f"{file} is not valid TOML: {error}") from error
-
-
-def _as(kind: type[_T], value: object, file: Path) -> _T:
-    if kind is float and isinstance(value, int):
-        value = float(value)
-    if isinstance(value, float) and not 0 <= value < math.inf:
-        raise BadRecording(f"{file.parent / ABOUT}: {value} should be a number from 0 on")
-    if not isinstance(value, kind):
-        raise BadRecording(f"{file.parent / ABOUT}: {printable(repr(value), 60)} should be a {kind.__name__}")
-    return value
-
-
-def _facts(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
-    """What `recording.toml` says of one server; [config] is about all of them, [config."host:port"] about one."""
-    config = _as(dict, about.get("config", {}), file)
-    own = _as(dict, config.get(instance, {}), file)
-    longest = own.get("max_model_len")
-    flags = {name: value for name, value in config.items() if name in FLAGS}
-    server_info = flags | _as(dict, own.get("server_info", {}), file)
-    return ServerFacts(
-        version=_as(str, own.get("version", about.get("vllm", "")), file),
-        models=tuple(str(model) for model in _as(list, own.get("models", []), file)),
-        max_model_len=None if longest is None else _as(float, longest, file),
-        server_info=settings(server_info),
-        launch=launch or _as(str, own.get("launch", about.get("launch", "")), file),
-        process=_as(str, own.get("process", ""), file),
-    )

@@ -20,7 +20,8 @@ from diag.core.writing import only_writer, written_whole
 from diag.exposition.lines import CUT, is_cut
 from diag.sources.live.scrape import ScrapePlan, Watch, WatchProgress
 from diag.sources.observation import Observation
-from diag.sources.recording.reader import ABOUT, PAGES
+from diag.sources.recording.about import ABOUT
+from diag.sources.recording.reader import PAGES
 from diag.vllm.command.secrets import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.server.config import ServerFacts
