@@ -323,7 +323,7 @@ def test_one_lone_request_that_does_not_move_is_watched_for_longer(monkeypatch: 
     monkeypatch.setattr(observe, "LONGEST_SCRAPING", 4.0)
     with serving(on_metrics(Reply(STILL))) as server:
         report = doctor.run(ObserveOptions([server.url], every=0.2, watch=1.0))
-    assert report.observed.end - report.observed.start >= 3.5
+    assert report.observed.end - report.observed.start > 2, "a busy machine scrapes late, but not for 1 s only"
     assert [progress.state for progress in report.progress] == ["slow"]
 
 
@@ -333,10 +333,12 @@ def test_ctrl_c_before_anything_was_seen_ends_quietly() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"127.0.0.1:{silent.getsockname()[1]}"
+        silent.settimeout(60)
         process = subprocess.Popen([DIAG, "doctor", url, "--timeout", "30"], stderr=subprocess.PIPE, text=True)
-        time.sleep(1.5)
+        connection, _ = silent.accept()  # now it waits for an answer
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=10)
+        _, error = process.communicate(timeout=60)
+        connection.close()
     assert process.returncode == 130
     assert "Traceback" not in error
 
