@@ -22,6 +22,8 @@ LOSS = -0.25
 """A full step serves as much as before; where it serves less, something else takes the time: neighbours, recomputes."""
 APART = 1.5
 """How many times as many tokens in a step make two steps of a ramp comparable."""
+ALIKE = 1.2
+"""Up to how many times as many tokens in a step make two steps equally full."""
 RECOMPUTES = 0.2
 """Preemptions per finished request from which on tokens are computed twice."""
 State = Literal["binds", "ruled out", "cannot tell"]
@@ -139,10 +141,10 @@ def _compute(steps: Sequence[Step], at: Step) -> BoundBy:
     assert at.queries is not None
     roof = max(ceiling_shares(at.queries), key=lambda shares: shares.nearest, default=None)
     name = _hardware(at.queries, roof)
-    compared = _compared(steps)
-    if compared is None:
+    pair = compared(steps)
+    if pair is None:
         return BoundBy("compute", name, "cannot tell", "", ("no two steps differ enough in tokens per step",))
-    base, top = compared
+    base, top = pair
     gain = gain_per_doubling(base, top)
     sentences = [
         f"twice the tokens in a step bring {_more(gain)} tokens/s: {_step(base)}, {_step(top)}",
@@ -172,11 +174,16 @@ def _hardware(queries: QueryCache, roof: CeilingShares | None) -> str:
     return "memory bandwidth" if roof.nearest == roof.bandwidth else "compute"
 
 
-def _compared(steps: Sequence[Step]) -> tuple[Step, Step] | None:
-    """The fullest step of the ramp that computes nothing twice, and the fullest of those with clearly less in them."""
+def compared(steps: Sequence[Step]) -> tuple[Step, Step] | None:
+    """The best of the full steps that compute nothing twice, and the fullest of those with clearly less in them.
+
+    What disturbs a step, a neighbour on the host for one, only takes tokens/s away.
+    """
     useful = [step for step in closed(steps) if not recomputes(step)]
     known = [step for step in useful if step.tokens_per_step and step.tokens_per_second > 0]
-    top = max(known, key=lambda step: step.tokens_per_step or 0.0, default=None)
+    most = max((step.tokens_per_step or 0.0 for step in known), default=0.0)
+    full = [step for step in known if ALIKE * (step.tokens_per_step or 0.0) >= most]
+    top = max(full, key=lambda step: step.tokens_per_second, default=None)
     if top is None:
         return None
     less = [step for step in known if APART * (step.tokens_per_step or 0.0) <= (top.tokens_per_step or 0.0)]

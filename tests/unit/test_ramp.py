@@ -10,7 +10,7 @@ from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.ramp import results
 from diag.ramp.analysis import Circumstances, conclude
-from diag.ramp.candidates import gain_per_doubling
+from diag.ramp.candidates import compared, gain_per_doubling
 from diag.ramp.generator import environment
 from diag.ramp.plan import Limits, again, ceiling, next_offer, prompts, why_enough
 from diag.ramp.step import ClientResult, Latency, Offer, Step, of_client, steady_part
@@ -122,6 +122,13 @@ def test_a_step_is_judged_without_its_begin_and_its_end() -> None:
 def test_the_gain_of_twice_the_tokens_in_a_step() -> None:
     assert gain_per_doubling(closed(4, 4), closed(16, 16)) == pytest.approx(1.0)
     assert gain_per_doubling(closed(4, 4), closed(16, 4)) == pytest.approx(0.0)
+
+
+def test_a_disturbed_step_is_not_what_a_full_step_serves() -> None:
+    """Of three steps at a sequence cap of four, a neighbour on the host took half of what the last one serves."""
+    half, full, disturbed = closed(2, 2), closed(8, 4, tokens_per_step=4.0), closed(16, 2, tokens_per_step=4.3)
+    assert compared([half, full, disturbed]) == (half, full)
+    assert compared([full, disturbed]) is None
 
 
 def test_without_samples_of_the_server_nobody_knows_what_binds() -> None:
