@@ -1,0 +1,76 @@
+"""The chart of deploy/helm/diag rendered by Helm, and the schemas of Kubernetes and the Prometheus Operator."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import helm_python
+import jsonschema
+import kubernetes_validate
+import yaml
+from support.paths import DATA, ROOT
+
+CHART = ROOT / "deploy" / "helm" / "diag"
+KUBERNETES = "1.30"
+Values = Mapping[str, Any]
+Document = dict[str, Any]
+
+
+@cache
+def chart() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
+
+
+def merged(values: Values, over: Values) -> Document:
+    """Maps are merged, as Helm does; everything else is replaced."""
+    both = {
+        key: merged(values[key], value) if isinstance(value, dict) and isinstance(values.get(key), dict) else value
+        for key, value in over.items()
+    }
+    return {**values, **both}
+
+
+def texts(values: Values, name: str = "diag", namespace: str = "inference") -> dict[str, str]:
+    """What each template gives, by its name; HelmValuesError and HelmRenderError where a value is refused."""
+    made = chart().render(dict(values), name=name, namespace=namespace)
+    return {path.removeprefix("diag/templates/"): text for path, text in made.items()}
+
+
+def documents(values: Values, most_dashboards: int | None = 1, **release: str) -> list[Document]:
+    """Every object that would be installed; of the dashboards, which are all alike and large, only the first."""
+    found: list[Document] = []
+    for name, text in texts(values, **release).items():
+        if name.endswith(".yaml"):
+            objects = filter(None, yaml.load_all(text, Loader=yaml.CSafeLoader))
+            found += islice(objects, most_dashboards if name == "dashboards.yaml" else None)
+    return found
+
+
+def of_kind(found: Sequence[Document], kind: str) -> list[Document]:
+    return [document for document in found if document["kind"] == kind]
+
+
+def validate(document: Document) -> None:
+    """By the schema of its kind; a field that the schema does not name is refused."""
+    operators = _operators().get(document["kind"])
+    if operators:
+        jsonschema.validate(document, operators)
+    else:
+        assert kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+@cache
+def _operators() -> dict[str, Any]:
+    schemas = json.loads((DATA / "prometheus-operator.schemas.json").read_text())
+    return {kind: _strict(schema) for kind, schema in schemas.items()}
+
+
+def _strict(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if isinstance(schema.get("properties"), dict) else {}
+    return {**closed, **{key: _strict(value) for key, value in schema.items()}}

@@ -1,0 +1,333 @@
+"""The chart of deploy/helm/diag: every mode and value renders what Kubernetes and the Prometheus Operator take."""
+
+import base64
+import gzip
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+from support.helm import CHART, Document, Values, documents, merged, of_kind, texts, validate
+from support.paths import ROOT
+
+DOCS = (ROOT / "docs" / "kubernetes.md").read_text()
+EXAMPLE = ROOT / "deploy" / "kubernetes-sidecar.yaml"
+SIDECAR: Values = {"image": {"repository": "registry.example.com/diag"}, "sidecar": {"podLabels": {"app": "vllm"}}}
+"""What has no default."""
+BARE: Values = {**SIDECAR, "prometheusRule": {"enabled": False}, "dashboards": {"enabled": False}}
+MODES: dict[str, Values] = {
+    "sidecar": {"mode": "sidecar"},
+    "daemonset": {"mode": "daemonset"},
+    "standalone": {"mode": "standalone", "vllm": {"url": "http://vllm.inference:8000"}},
+}
+KINDS = {
+    "sidecar": ["ConfigMap", "PodMonitor"],
+    "daemonset": ["DaemonSet", "PodMonitor"],
+    "standalone": ["Deployment", "PodMonitor"],
+}
+SWITCHES: dict[str, tuple[str, Any]] = {
+    "mode": ("sidecar", "daemonset"),
+    "nameOverride": ("daemonset", "watch"),
+    "fullnameOverride": ("daemonset", "watch"),
+    "image.repository": ("sidecar", "registry.example.com/other"),
+    "image.tag": ("sidecar", "1.2.3"),
+    "image.digest": ("sidecar", f"sha256:{'0' * 64}"),
+    "image.pullPolicy": ("sidecar", "Always"),
+    "imagePullSecrets": ("sidecar", [{"name": "registry"}]),
+    "vllm.url": ("daemonset", "http://127.0.0.1:8080"),
+    "log.file": ("sidecar", ""),
+    "log.timezone": ("sidecar", "Europe/Berlin"),
+    "log.sizeLimit": ("sidecar", "500Mi"),
+    "log.hostPath": ("daemonset", "/var/log/vllm"),
+    "sidecar.container": ("sidecar", "server"),
+    "sidecar.podLabels": ("sidecar", {"model": "qwen"}),
+    "sidecar.namespaces": ("sidecar", ["chat", "search"]),
+    "sidecar.probes": ("sidecar", False),
+    "monitor.kind": ("sidecar", "ServiceMonitor"),
+    "monitor.labels": ("sidecar", {"release": "kube-prometheus-stack"}),
+    "monitor.interval": ("sidecar", "5s"),
+    "monitor.scrapeTimeout": ("sidecar", "4s"),
+    "monitor.podTargetLabels": ("sidecar", ["model"]),
+    "monitor.endpoint": ("sidecar", {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}),
+    "prometheusRule.enabled": ("sidecar", True),
+    "prometheusRule.labels": ("sidecar", {"release": "kube-prometheus-stack"}),
+    "prometheusRule.sets": ("sidecar", ["dcgm", "normal"]),
+    "prometheusRule.alertLabels": ("sidecar", {"team": "inference"}),
+    "dashboards.enabled": ("sidecar", True),
+    "dashboards.labels": ("sidecar", {"grafana": "vllm"}),
+    "dashboards.annotations": ("sidecar", {"grafana_folder": "Inference"}),
+    "networkPolicy.enabled": ("standalone", True),
+    "networkPolicy.from": ("standalone", [{"podSelector": {}}]),
+    "ptrace": ("daemonset", True),
+    "containerSecurityContext": ("sidecar", {"runAsUser": 1000}),
+    "listen": ("standalone", "::"),
+    "port": ("standalone", 9401),
+    "extraArgs": ("standalone", ["--probe", "60"]),
+    "extraEnv": ("standalone", [{"name": "VLLM_API_KEY", "value": "key"}]),
+    "extraVolumes": ("standalone", [{"name": "web", "secret": {"secretName": "web"}}]),
+    "extraVolumeMounts": ("standalone", [{"name": "web", "mountPath": "/web"}]),
+    "resources": ("standalone", {"limits": {"cpu": "1"}}),
+    "livenessProbe": ("standalone", {"httpGet": None, "tcpSocket": {"port": "diag-metrics"}}),
+    "readinessProbe": ("standalone", {"periodSeconds": 3}),
+    "podLabels": ("daemonset", {"team": "inference"}),
+    "podAnnotations": ("daemonset", {"note": "text"}),
+    "nodeSelector": ("daemonset", {"gpu": "true"}),
+    "tolerations": ("daemonset", [{"key": "nvidia.com/gpu", "operator": "Exists"}]),
+    "affinity": ("daemonset", {"podAntiAffinity": {}}),
+    "priorityClassName": ("daemonset", "high"),
+    "runtimeClassName": ("daemonset", "nvidia"),
+}
+"""Of every value: another one than the default, and a mode in which it changes something."""
+MAPS = ("containerSecurityContext", "resources", "livenessProbe", "readinessProbe", "labels", "annotations")
+
+
+def leaves(values: Values, above: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value and key not in MAPS:
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield above + key
+
+
+def setting(path: str, value: Any) -> Document:
+    first, _, rest = path.partition(".")
+    return {first: setting(rest, value) if rest else value}
+
+
+def patched(deployment: str, values: Values, path: Path) -> Document:
+    """A Deployment with the chart's patch, as kubectl applies it."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl: .ci/components installs it")
+    path.write_text(deployment)
+    (config,) = of_kind(documents(merged(BARE, values)), "ConfigMap")
+    command = ["kubectl", "patch", "--local", "-f", path, "-o", "yaml", "-p", config["data"]["patch.yaml"]]
+    return yaml.safe_load(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+def test_every_value_has_a_test() -> None:
+    assert sorted(leaves(yaml.safe_load((CHART / "values.yaml").read_text()))) == sorted(SWITCHES)
+    described = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    assert set(described) - {"global", "enabled"} == {path.partition(".")[0] for path in SWITCHES}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_installs_its_objects(mode: str) -> None:
+    found = documents(merged(BARE, MODES[mode]))
+    assert sorted(document["kind"] for document in found) == KINDS[mode]
+    for document in found:
+        validate(document)
+
+
+@pytest.mark.parametrize("path", SWITCHES)
+def test_each_value_changes_objects_which_stay_valid(path: str) -> None:
+    mode, value = SWITCHES[path]
+    section = path.partition(".")[0]
+    shown = {section: {"enabled": True}} if section in ("prometheusRule", "dashboards", "networkPolicy") else {}
+    base = merged(merged(BARE, MODES[mode]), {} if path.endswith(".enabled") else shown)
+    found = documents(merged(base, setting(path, value)))
+    assert found != documents(base)
+    for document in found:
+        validate(document)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"mode": "deployment"}, "at '/mode': value must be one of"),
+        ({"prot": 9400}, "additional properties 'prot' not allowed"),
+        ({"monitor": {"kind": "podMonitor"}}, "at '/monitor/kind': value must be one of"),
+        ({"monitor": {"interval": "15"}}, "at '/monitor/interval'"),
+        ({"port": "9400"}, "at '/port': got string, want integer"),
+        ({"image": {"digest": "latest"}}, "at '/image/digest'"),
+        ({"image": {"repository": ""}}, "image.repository is empty"),
+        ({"mode": "standalone"}, "vllm.url: in mode standalone no vLLM runs at 127.0.0.1"),
+        ({"networkPolicy": {"enabled": True}}, "networkPolicy.enabled: only in mode standalone"),
+        (
+            {"monitor": {"kind": "ServiceMonitor"}, "sidecar": {"namespaces": ["chat"]}},
+            "monitor.kind: a Service selects",
+        ),
+    ],
+    ids=lambda case: case[:30] if isinstance(case, str) else "",
+)
+def test_a_wrong_value_is_refused(values: Values, sentence: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=re.escape(sentence)):
+        documents(merged(BARE, values))
+
+
+def test_whom_to_scrape_has_no_default() -> None:
+    with pytest.raises(helm_python.HelmError, match="podLabels is empty"):
+        documents({**BARE, "sidecar": {}})
+
+
+def test_the_rules_are_those_of_the_rule_files_each_group_small_enough_for_kubectl_apply() -> None:
+    rules = of_kind(
+        documents(merged(SIDECAR, {"prometheusRule": {"sets": ["diag", "dcgm", "normal"]}})), "PrometheusRule"
+    )
+    files = [ROOT / "alerts" / name for name in ("diag.rules.yaml", "dcgm.yaml", "normal.rules.yaml")]
+    groups = [group for file in files for group in yaml.load(file.read_text(), Loader=yaml.CSafeLoader)["groups"]]
+    assert [group for rule in rules for group in rule["spec"]["groups"]] == groups
+    assert any("{{" in str(group) for group in groups)
+    assert len({rule["metadata"]["name"] for rule in rules}) == len(rules)
+    assert max(len(json.dumps(rule)) for rule in rules) < 256 * 2**10
+
+
+def test_alerts_get_the_labels_and_recorded_series_do_not() -> None:
+    values = {"prometheusRule": {"alertLabels": {"team": "inference", "severity": "none"}}}
+    made = of_kind(documents(merged(SIDECAR, values)), "PrometheusRule")
+    rules = [rule for each in made for group in each["spec"]["groups"] for rule in group["rules"]]
+    teams = {("alert" in rule, rule.get("labels", {}).get("team")) for rule in rules}
+    assert teams == {(True, "inference"), (False, None)}
+    assert "none" not in {rule.get("labels", {}).get("severity") for rule in rules}
+
+
+def test_every_dashboard_is_a_config_map_for_grafanas_sidecar() -> None:
+    maps = [
+        found
+        for found in of_kind(documents(SIDECAR, most_dashboards=None), "ConfigMap")
+        if "patch.yaml" not in found["data"]
+    ]
+    assert {name: json.loads(text) for found in maps for name, text in found["data"].items()} == {
+        file.name: json.loads(file.read_text()) for file in (ROOT / "dashboards").glob("*.json")
+    }
+    assert {found["metadata"]["labels"]["grafana_dashboard"] for found in maps} == {"1"}
+    assert {found["metadata"]["annotations"]["grafana_folder"] for found in maps} == {"vLLM"}
+    for found in maps:
+        validate(found)
+
+
+def test_a_packaged_chart_has_all_and_its_release_fits_into_a_secret(tmp_path: Path) -> None:
+    with helm_python.Chart.load(helm_python.package(CHART, destination=tmp_path)) as packaged:
+        rendered = packaged.render(dict(SIDECAR), name="diag", namespace="inference")
+        parts = {"templates": packaged.templates, "files": packaged.files, "schema": packaged.schema}
+    encoded = {
+        part: [base64.b64encode(str(each).encode()).decode() for each in content] for part, content in parts.items()
+    }
+    release = {"chart": encoded, "manifest": "\n".join(rendered.values())}
+    assert set(rendered) == {
+        f"diag/templates/{file.name}" for file in (CHART / "templates").iterdir() if file.suffix != ".tpl"
+    }
+    assert len(base64.b64encode(gzip.compress(json.dumps(release).encode()))) < 2**20
+
+
+def test_helm_finds_nothing_wrong() -> None:
+    report = helm_python.lint(CHART, dict(SIDECAR), strict=True)
+    assert [found for found in report["messages"] if "icon" not in found["error"]] == []
+
+
+def test_the_example_without_helm_is_what_the_patch_makes(tmp_path: Path) -> None:
+    deployment = patched(EXAMPLE.read_text(), {"monitor": {"kind": "Annotations"}}, tmp_path / "vllm.yaml")
+    assert deployment["spec"] == yaml.safe_load(EXAMPLE.read_text())["spec"]
+    validate(deployment)
+
+
+def test_the_patch_takes_the_place_of_other_probes(tmp_path: Path) -> None:
+    deployment = yaml.safe_load(EXAMPLE.read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    pod["containers"][1:], pod["volumes"] = [], [{"name": "models", "emptyDir": {}}]
+    probe = {"httpGet": {"path": "/health", "port": "http"}}
+    pod["containers"][0] |= {"livenessProbe": probe, "readinessProbe": probe, "volumeMounts": []}
+    found = patched(yaml.safe_dump(deployment), {}, tmp_path / "vllm.yaml")
+    vllm, diag = found["spec"]["template"]["spec"]["containers"]
+    assert (set(vllm["livenessProbe"]), diag["name"]) == (
+        {"exec", "failureThreshold", "periodSeconds", "timeoutSeconds"},
+        "diag",
+    )
+    assert {volume["name"] for volume in found["spec"]["template"]["spec"]["volumes"]} == {"models", "vllm-log"}
+    validate(found)
+
+
+def test_an_exporter_that_fails_its_probe_does_not_take_vllm_out_of_service(tmp_path: Path) -> None:
+    _, diag = patched(EXAMPLE.read_text(), {}, tmp_path / "vllm.yaml")["spec"]["template"]["spec"]["containers"]
+    assert "readinessProbe" not in diag
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_container_meets_the_restricted_standard_and_ptrace_asks_for_one_capability(mode: str) -> None:
+    for ptrace, user, capabilities in [
+        (False, 65532, {"drop": ["ALL"]}),
+        (True, 0, {"drop": ["ALL"], "add": ["SYS_PTRACE"]}),
+    ]:
+        context = container(documents(merged(merged(BARE, MODES[mode]), {"ptrace": ptrace})))["securityContext"]
+        assert (context["runAsUser"], context["runAsNonRoot"]) == (user, not ptrace)
+        assert context["capabilities"] == capabilities
+        assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def container(found: list[Document]) -> Document:
+    """That of the exporter."""
+    pods = [document["spec"] for document in found if document["kind"] in ("DaemonSet", "Deployment")]
+    pods += [yaml.safe_load(document["data"]["patch.yaml"])["spec"] for document in of_kind(found, "ConfigMap")]
+    return next(each for pod in pods for each in pod["template"]["spec"]["containers"] if each["name"] == "diag")
+
+
+def blocks(language: str) -> list[str]:
+    """Those of docs/kubernetes.md."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Every `helm install` of docs/kubernetes.md, in words."""
+    lines = "".join(blocks("console")).replace("\\\n", "").splitlines()
+    return [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith("$ helm install")]
+
+
+@pytest.mark.parametrize("words", commands(), ids=lambda words: words[2])
+def test_a_command_of_the_documentation_installs_what_it_says(words: list[str]) -> None:
+    assert (words[3], words[6:8]) == ("deploy/helm/diag", ["-f", "values.yaml"])
+    values = yaml.safe_load(next(block for block in blocks("yaml") if block.startswith("image:")))
+    for option, text in zip(words[8::2], words[9::2], strict=True):
+        parse = {"--set": helm_python.parse_set_string, "--set-string": helm_python.parse_set_string_values}[option]
+        values = merged(values, parse(text))
+    for document in documents(values, name=words[2], namespace=words[5]):
+        validate(document)
+        if document["kind"] in ("PodMonitor", "PrometheusRule"):
+            assert document["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+
+
+def test_a_chart_that_depends_on_this_one_takes_the_parts_by_name(tmp_path: Path) -> None:
+    for folder in ("charts", "templates"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "charts" / "diag").symlink_to(CHART)
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: own\nversion: 1.0.0\n")
+    (tmp_path / "templates" / "pod.yaml").write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: vllm}\n" + blocks("text")[0]
+    )
+    with helm_python.Chart.load(tmp_path) as chart:
+        rendered = chart.render({"diag": dict(SIDECAR)}, name="own", namespace="inference")
+    pod = yaml.safe_load(rendered["own/templates/pod.yaml"])
+    validate(pod)
+    vllm, diag = pod["spec"]["containers"]
+    assert diag == container(documents(BARE))
+    assert vllm["livenessProbe"]["exec"]["command"] == example()["containers"][0]["livenessProbe"]["exec"]["command"]
+    assert pod["spec"]["volumes"] == example()["volumes"]
+
+
+def example() -> Document:
+    return yaml.safe_load(EXAMPLE.read_text())["spec"]["template"]["spec"]
+
+
+def test_grafana_reads_the_annotation_that_the_dashboards_have() -> None:
+    (values,) = (yaml.safe_load(block) for block in blocks("yaml") if block.startswith("grafana:"))
+    annotation = values["grafana"]["sidecar"]["dashboards"]["folderAnnotation"]
+    assert annotation in yaml.safe_load((CHART / "values.yaml").read_text())["dashboards"]["annotations"]
+
+
+def test_the_notes_name_the_patch_and_kubectl_prints_it(tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl: .ci/components installs it")
+    rendered = texts(BARE)
+    (path,) = re.findall(r"-o (jsonpath=\S+)", rendered["NOTES.txt"])
+    assert path in DOCS
+    file = tmp_path / "configmap.yaml"
+    file.write_text(rendered["sidecar.yaml"])
+    command = ["kubectl", "patch", "--local", "-f", file, "-p", "{}", "-o", path.replace("'", "")]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed == yaml.safe_load(rendered["sidecar.yaml"])["data"]["patch.yaml"]
