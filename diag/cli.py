@@ -36,6 +36,7 @@ from diag.commands.options import (
     config_option,
     evidence_option,
     grouped,
+    kubernetes_option,
     load_option,
     observe_options,
     output_option,
@@ -126,6 +127,14 @@ def doctor(
     targets: Targets = None,
     *,
     prometheus: PrometheusOptions,
+    k8s: Annotated[
+        str,
+        kubernetes_option(
+            "--k8s",
+            metavar="[CONTEXT/]NAMESPACE[/SELECTOR]",
+            help="Find vLLM's pods there and ask them, their logs and their status through the API server.",
+        ),
+    ] = "",
     scrape: ScrapeOptions,
     probe: Annotated[
         bool, scrape_option("--probe", help="Also send one request for one token: a load that diag causes only then.")
@@ -174,7 +183,9 @@ def doctor(
     from diag.commands import doctor as work
 
     form = output.form
-    options = observe_options(targets, prometheus, scrape, evidence, configuration, probe=probe)
+    options = observe_options(targets, prometheus, scrape, evidence, configuration, probe=probe, k8s=k8s)
+    if k8s and (targets or prometheus.prometheus or evidence.log):
+        raise BadUsage("--k8s finds servers and their logs itself: leave out URLs, --prometheus and --log")
     if quiet and (verbose or keep_watching or form != "terminal"):
         raise BadUsage("--quiet prints line 1 only: leave out --verbose, --watch, --json and --markdown")
     if baseline and keep_watching:

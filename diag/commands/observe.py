@@ -27,6 +27,7 @@ from diag.verify.snapshot import Snapshot
 if TYPE_CHECKING:
     from diag.http.vllm_server import VllmServer
     from diag.report.terminal import Tick
+    from diag.sources.kubernetes.servers import ServersOfNamespace
     from diag.sources.live.local import LocalPages
     from diag.sources.live.scrape import ScrapePlan
     from diag.sources.prometheus.servers import PrometheusSource
@@ -43,7 +44,8 @@ SCRAPE_TIMEOUT, QUERY_TIMEOUT = 5.0, 30.0
 class ObserveOptions:
     """What the command line asked for; times in seconds. Without a `timeout`, the source's own is used.
 
-    `prometheus` is the URL of a Prometheus to ask about the servers in `scope` instead of asking `targets`.
+    `prometheus` is the URL of a Prometheus to ask about the servers in `scope` instead of asking `targets`; `k8s` names
+    the namespace whose pods to ask instead.
     """
 
     targets: Sequence[str]
@@ -58,6 +60,7 @@ class ObserveOptions:
     log_timezone: str = ""
     prometheus: str = ""
     scope: Scope = field(default_factory=Scope)
+    k8s: str = ""
 
 
 def take_snapshot(options: ObserveOptions) -> Snapshot:
@@ -77,6 +80,8 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
 
 def observe(options: ObserveOptions, contract: Contract) -> Observation:
     """The samples of one recording, or of live servers that are scraped for it."""
+    if options.k8s:
+        return _scrape(options, contract)
     paths = [Path(target) for target in options.targets if is_path(target)]
     if not paths:
         with _nor_a_path(options.targets):
@@ -145,8 +150,19 @@ def _scrape(options: ObserveOptions, contract: Contract) -> Observation:
         cache = _query_cache(observation, contract)
         return cache.span < LONGEST_SCRAPING and owed_and_still(judge(cache)[0])
 
-    with bar(f"watching {without_credentials(options.targets)}") as tick:
-        return watch(options.targets, scrape_plan(options, tick, may_be_stuck))
+    pods = _pods(options)
+    with bar(f"watching {pods.shown if pods else without_credentials(options.targets)}") as tick:
+        plan = scrape_plan(options, tick, may_be_stuck)
+        return pods.watch(plan) if pods else watch(options.targets, plan)
+
+
+def _pods(options: ObserveOptions) -> "ServersOfNamespace | None":
+    """The servers of a namespace, where one is meant."""
+    if not options.k8s:
+        return None
+    from diag.sources.kubernetes.servers import find
+
+    return find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
 
 
 def scrape_plan(

@@ -28,6 +28,7 @@ LONGEST_WAIT, LONGEST_PAUSE, LONGEST_WATCH = 3600.0, 86_400.0, 7 * 86_400.0
 vllm_option = partial(typer.Option, rich_help_panel="vLLM and GPU")
 scrape_option = partial(typer.Option, rich_help_panel="Scraping")
 prometheus_option = partial(typer.Option, rich_help_panel="Prometheus (instead of scraping)")
+kubernetes_option = partial(typer.Option, rich_help_panel="Kubernetes")
 evidence_option = partial(typer.Option, rich_help_panel="Evidence")
 serve_option = partial(typer.Option, rich_help_panel="Serving")
 sizing_option = partial(typer.Option, rich_help_panel="Comparing GPUs")

@@ -33,6 +33,7 @@ SHM_BROADCAST_WAIT = "shm_broadcast_wait"
 ENGINE_DEAD = "engine_dead"
 ENGINE_START_FAILED = "engine_start_failed"
 WORKER_DIED = "worker_died"
+KILLED_BY_SIGNAL = "killed_by_signal"
 SHUT_DOWN = "shut_down"
 GRAMMAR_FAILED = "grammar_failed"
 GRAMMAR_REJECTED = "grammar_rejected"
@@ -94,7 +95,7 @@ LOG_EVENTS = (
     LogEvent(ENGINE_START_FAILED, "A start ended with an error."),
     LogEvent(WORKER_DIED, "A worker process ended by itself.", ("exit_code",), fatal=True),
     LogEvent(
-        "killed_by_signal",
+        KILLED_BY_SIGNAL,
         "A process of the server was ended by a signal: it crashed, or somebody or the kernel killed it.",
         start_failure=True,
         fatal=True,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
+from typing import Protocol
 
 from diag.core.metric_families import Collector
 from diag.exporter.gpu.collector import GpuCollector
@@ -11,6 +12,27 @@ from diag.exporter.process.collector import ProcessCollector
 from diag.http.address import Address
 from diag.http.locality import is_here
 from diag.vllm.server.config import ServerFacts
+
+
+class ServerView(Protocol):
+    """What can be seen of one server beside its own page."""
+
+    @property
+    def collectors(self) -> Sequence[Collector]:
+        """What adds to its page."""
+
+    @property
+    def has_server(self) -> bool:
+        """Whether anything but its page shows that there is, or was, a server."""
+
+    def start(self) -> None:
+        """Start what goes on between two scrapes."""
+
+    def scraped(self, answered: bool) -> None:
+        """Whether its page has just answered: what its log may mean depends on it."""
+
+    def completed(self, facts: ServerFacts) -> ServerFacts:
+        """What a server reports of itself, with what else is known of it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,11 @@ class HostCollectors:
         for collector in (self.gpus, self.log):
             if collector:
                 collector.start()
+
+    def scraped(self, answered: bool) -> None:
+        """Whether its page has just answered: what its log may mean depends on it."""
+        if self.log:
+            self.log.page(answered)
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
         """What a server reports of itself, with what its log and its processes add."""

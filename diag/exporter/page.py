@@ -9,7 +9,7 @@ from diag import __version__
 from diag.core.formatting import printable
 from diag.core.metric_families import Collector, Sample, render
 from diag.exporter.collector_thread import Collection, CollectionResult, CollectorThread
-from diag.exporter.host import HostCollectors
+from diag.exporter.host import ServerView
 from diag.exporter.vllm_page import Scraped
 from diag.vllm.capacity import series
 from diag.vllm.server.config import ServerFacts, settle
@@ -30,9 +30,7 @@ class Rendered:
 class HostPage:
     """Everything on the page but vLLM's own part."""
 
-    def __init__(
-        self, host: HostCollectors, more: Callable[[], Iterable[Sample]] = tuple, write: Write = render
-    ) -> None:
+    def __init__(self, host: ServerView, more: Callable[[], Iterable[Sample]] = tuple, write: Write = render) -> None:
         self._host = host
         self._more = more
         self._write = write
@@ -50,8 +48,7 @@ class HostPage:
         """The whole page; a collection may take so many seconds from its beginning on."""
         pairs = zip(self._threads, collections, strict=True)
         rendered = {thread.name: collection.result(seconds) for thread, collection in pairs}
-        if self._host.log:
-            self._host.log.page(scraped.answered)
+        self._host.scraped(scraped.answered)
         results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered]] = {"vllm": scraped, **rendered}
         problems = {name: _problem(result) for name, result in results.items()}
         self._log(problems)

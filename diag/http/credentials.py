@@ -16,12 +16,16 @@ WAYS = "DIAG_BEARER_TOKEN, DIAG_BASIC_AUTH or DIAG_HEADERS_FILE"
 
 @dataclass(frozen=True)
 class Credentials:
-    """What every request carries; the headers are secrets."""
+    """What every request carries; the headers are secrets.
+
+    unverified: whether any certificate is accepted, which only a kubeconfig can ask for.
+    """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_file: str = ""
     client_cert: str = ""
     client_key: str = ""
+    unverified: bool = False
 
 
 def from_environment(environment: Mapping[str, str]) -> Credentials:
@@ -48,17 +52,19 @@ def basic(user_and_password: str) -> str:
 
 def tls(credentials: Credentials) -> ssl.SSLContext:
     """The context that checks servers against the system's authorities, or against DIAG_CA_FILE alone."""
-    return _context(credentials.ca_file, credentials.client_cert, credentials.client_key)
+    return _context(credentials.ca_file, credentials.client_cert, credentials.client_key, credentials.unverified)
 
 
 @cache  # to load the system's authorities takes longer than a scrape
-def _context(ca_file: str, client_cert: str, client_key: str) -> ssl.SSLContext:
+def _context(ca_file: str, client_cert: str, client_key: str, unverified: bool) -> ssl.SSLContext:
     if client_key and not client_cert:
         raise BadUsage("DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT")
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
     except OSError as error:
         raise BadUsage(f"DIAG_CA_FILE {ca_file} cannot be used: {_why(error)}") from error
+    if unverified:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if client_cert:
         try:
             # An empty password instead of a prompt: nobody may be there to answer it.

@@ -14,6 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ONE_FILE = {
     "grafanalib": "artefacts/grafana/",
     "bcrypt": "exporter/basic_auth.py",
+    "kubernetes": "sources/kubernetes/cluster.py",
     "yaml": "core/yaml.py",
     "vllm": "vllm/flags/parser.py",
     "typer": ("cli.py", "commands/options.py", "commands/help.py"),

@@ -12,6 +12,7 @@ from diag.core.log_events import (
     COMPILED_WHILE_SERVING,
     ENGINE_DEAD,
     ENGINE_START_FAILED,
+    KILLED_BY_SIGNAL,
     ON_DEVICE,
     QUOTED,
     SHUT_DOWN,
@@ -94,6 +95,18 @@ class LogReading:
     def request(self, own: float | None, read_at: float, live: bool) -> None:
         """A line of the web server about a request; `own` is its own time."""
         self._serve(self._at(own, read_at, live))
+
+    def process_ended(self, at: float, by_signal: bool) -> None:
+        """Who runs the server knows that its process ended; what nobody asked for may leave no line."""
+        if self._startup.over:
+            return
+        if by_signal:
+            self._events.count(KILLED_BY_SIGNAL, at)
+        if self._startup.ready:
+            self._startup.end(at)
+            self._crashes.crashed(at)
+        else:
+            self._fail(at)
 
     def take(self, line: Line, pattern: Pattern | None, read_at: float, live: bool) -> None:
         """A line, and what it is recognised as; `live` says what a line without a time takes."""

@@ -100,6 +100,11 @@ class ServerLog:
         self._silent_since = self._silent_since if self._silent_scrapes else at
         self._silent_scrapes += 1
 
+    def process_ended(self, at: float, by_signal: bool) -> None:
+        """Who runs the server knows that its process ended: what the log shows from here on is of another start."""
+        self._reading.process_ended(at, by_signal)
+        self._ended = None
+
     def _has_ended(self, now: float) -> bool:
         """Whether other starts failed, and the page no longer answers."""
         is_silent = self._silent_scrapes >= SILENT_SCRAPES and now - self._silent_since >= SILENT_SECONDS

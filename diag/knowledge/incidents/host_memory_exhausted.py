@@ -52,7 +52,7 @@ incident = Incident(
         ),
         LookAlike("gpu_out_of_memory", distinguish="The log says that an allocation on a GPU failed."),
     ),
-    explains=("engine_dead", "engine_stalled", "crash_loop", "contract_breached"),
+    explains=("engine_dead", "engine_stalled", "startup_failed", "crash_loop", "contract_breached"),
     fixes=(
         Fix(
             change="Drain this server and restart it at a moment of your choice, before the kernel kills it.",

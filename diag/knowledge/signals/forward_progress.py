@@ -6,6 +6,7 @@ from diag.core.log_events import (
     ENGINE_DEAD,
     ENGINE_START_FAILED,
     FATAL,
+    KILLED_BY_SIGNAL,
     SCHEDULER_PAUSED,
     SCHEDULER_RESUMED,
     SHUT_DOWN,
@@ -236,7 +237,8 @@ STOPPING_SECONDS = 60
 """Seconds between the line that says that a server was told to stop and its last page."""
 LAST_UP = last("diag_vllm_last_up_timestamp_seconds", by="instance")
 OOM_KILL = last("diag_host_last_oom_kill_timestamp_seconds", by="instance")
-LAST_DEATH = f"max by (instance) (last_over_time({EVENT_TIME}{{event=~'{ENGINE_DEAD}|{WORKER_DIED}'}}[$window]))"
+DEATHS = f"{ENGINE_DEAD}|{WORKER_DIED}|{KILLED_BY_SIGNAL}"
+LAST_DEATH = f"max by (instance) (last_over_time({EVENT_TIME}{{event=~'{DEATHS}'}}[$window]))"
 ENDED = f"(({LAST_UP}) > 0 or ({LAST_DEATH}) > 0)"
 """When the server ended: its last answer, or what its log says where nobody has seen it answer."""
 SOON = 120

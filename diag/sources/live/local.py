@@ -1,11 +1,11 @@
-"""A server on this host: its page with its GPUs, processes and log, as the exporter would serve it."""
+"""A server's page with what else is seen of it, as the exporter would serve it."""
 
 import time
 from datetime import tzinfo
 
 from diag.core.metric_families import plain
 from diag.exporter.collector_thread import CollectionResult
-from diag.exporter.host import host_collectors
+from diag.exporter.host import ServerView, host_collectors
 from diag.exporter.page import HostPage
 from diag.exporter.vllm_page import PageReader, Scraped, is_answer, is_ours
 from diag.exposition.lines import NotMetrics
@@ -18,19 +18,19 @@ SECONDS = 2.0
 """How long reading GPUs, processes or log may take."""
 
 
-class LocalPages:
+class JoinedPages:
     """Stands between a watch and a server; keeps the protocol `Pages`."""
 
-    def __init__(self, server: VllmServer, log: str, zone: tzinfo | None) -> None:
+    def __init__(self, server: VllmServer, host: ServerView) -> None:
         self._server = server
-        self._host = host_collectors(server.address, log, zone)
+        self._host = host
         self._host_page = HostPage(self._host, write=plain)
         self._reader = PageReader()
         self._seen = False
         self._host.start()
 
     def page(self) -> bytes:
-        """The whole page; Unanswered where there is none, but this host, or an earlier page, shows a server.
+        """The whole page; Unanswered where there is none, but its host, or an earlier page, shows a server.
 
         Failure or NotMetrics where nothing shows one, or where something else answers at its address.
         """
@@ -50,5 +50,12 @@ class LocalPages:
         return self._host_page.page(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
 
     def facts(self) -> ServerFacts:
-        """What the server, its log and its processes report of it."""
+        """What the server reports of itself, with what else is known of it."""
         return self._host.completed(self._server.facts)
+
+
+class LocalPages(JoinedPages):
+    """A server on this host, or one whose log was named."""
+
+    def __init__(self, server: VllmServer, log: str, zone: tzinfo | None) -> None:
+        super().__init__(server, host_collectors(server.address, log, zone))

@@ -3,13 +3,13 @@
 import asyncio
 import math
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from diag.core.errors import UnknownHost, Unreachable
 from diag.core.formatting import listed, printable
 from diag.exposition.scrapes import Target
-from diag.http.address import parse_all
+from diag.http.address import Address, parse_all
 from diag.http.client import Client, Manner
 from diag.http.credentials import Credentials, from_environment
 from diag.http.failure import UnknownName, sentence
@@ -38,7 +38,8 @@ class ScrapePlan:
     """How to watch; times in seconds.
 
     credentials: None reads the environment. probe: how long one request for one token may take, None for no probe.
-    beside: where the pages of a server come from if not from itself. on_progress: called after every scrape.
+    client: what requests of a server go through. beside: where its pages come from if not from itself.
+    on_progress: called after every scrape.
     should_go_on: called when the time is over, and then every few scrapes.
     """
 
@@ -48,6 +49,7 @@ class ScrapePlan:
     credentials: Credentials | None = None
     launch: str = ""
     probe: float | None = None
+    client: Callable[[Address, Credentials, Manner], Client] = Client
     beside: Callable[[VllmServer], Pages | None] = lambda _: None
     on_progress: Callable[[WatchProgress], None] = lambda _: None
     should_go_on: Callable[[Observation], bool] = lambda _: False
@@ -57,16 +59,21 @@ class _Interrupted(Exception):
     """Ctrl-C while a callback ran."""
 
 
-def watch(targets: Sequence[str], plan: ScrapePlan) -> Observation:
-    """Scrape live servers; Unreachable where none of them answers with metrics at first contact."""
+def watch(targets: Sequence[str] | Mapping[str, Address], plan: ScrapePlan) -> Observation:
+    """Scrape live servers, which are URLs, or addresses by instance.
+
+    Unreachable where none of them answers with metrics at first contact.
+    """
     return Watch(targets, plan).run()
 
 
 class Watch:
     """A watch of live servers; `facts` is what they report of themselves, by instance."""
 
-    def __init__(self, targets: Sequence[str], plan: ScrapePlan, sink: Sink | None = None) -> None:
-        self._addresses = parse_all(targets)
+    def __init__(
+        self, targets: Sequence[str] | Mapping[str, Address], plan: ScrapePlan, sink: Sink | None = None
+    ) -> None:
+        self._addresses = targets if isinstance(targets, Mapping) else parse_all(targets)
         self._plan = plan
         self._credentials = plan.credentials or from_environment(os.environ)
         self._sink = sink or Discard()
@@ -130,7 +137,7 @@ class Watch:
         if self._stopped:
             raise asyncio.CancelledError
         for instance, address in self._addresses.items():
-            client = Client(address, self._credentials, Manner(self._plan.timeout))
+            client = self._plan.client(address, self._credentials, Manner(self._plan.timeout))
             server = VllmServer(address, client, ServerFacts(launch=self._plan.launch))
             beside = self._plan.beside(server)
             self._servers.append(WatchedServer(Target(instance), server, beside, self._clock, self._sink))

@@ -1,0 +1,187 @@
+"""`diag doctor --k8s` against a real API server with RBAC; the kubelet is played, the pages are replayed recordings."""
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli import diag
+from support.kubernetes import cluster
+from support.kubernetes.cluster import Cluster, PlayedPod, iso, restamped, role, token
+from support.paths import RECORDINGS
+
+VLLM = {"image": "vllm/vllm-openai:v0.32.0", "args": ["--model", "tiny", "--api-key", "sekret-api-key"]}
+SECRETS = ("sekret", token("reader"))
+SHORTLY = ("--for", "8", "--every", "1", "--json")
+
+
+def log_of(recording: str, lines: int | None = None) -> str:
+    return "\n".join((RECORDINGS / recording / "server.log").read_text().splitlines()[:lines])
+
+
+def restarted(reason: str, status: int, now: float, message: str) -> dict[str, Any]:
+    over = {"exitCode": status, "reason": reason, "startedAt": iso(now - 80)[:19] + "Z", "finishedAt": iso(now - 20)}
+    waits = {"reason": "CrashLoopBackOff", "message": f"{message} restarting failed container=vllm pod=p"}
+    over["finishedAt"] = iso(now - 20)[:19] + "Z"
+    return {"restartCount": 5, "ready": False, "state": {"waiting": waits}, "lastState": {"terminated": over}}
+
+
+def pods(now: float) -> Iterator[PlayedPod]:
+    secret = {**VLLM, "env": [{"name": "HF_TOKEN", "value": "sekret-hf-token"}]}
+    yield PlayedPod(
+        "inference", "vllm-0", secret, recording="kv_cascade", log=restamped(log_of("kv_cascade"), now - 60)
+    )
+    runtime = {"name": "kserve-container", "image": "own/runtime", "ports": [{"containerPort": 8080}]}
+    labels = {"serving.kserve.io/inferenceservice": "qwen"}
+    yield PlayedPod("inference", "qwen-predictor", runtime, labels, recording="healthy", port=8080)
+    yield PlayedPod("inference", "router", {"image": "lmcache/lmstack-router"}, {"app": "vllm-router"})
+    yield PlayedPod("inference", "vllm-1", VLLM, phase="Pending")
+    yield PlayedPod(
+        "crashing",
+        "killed",
+        VLLM,
+        {"app": "killed"},
+        restarted("OOMKilled", 137, now, "back-off 40s"),
+        log=restamped(log_of("kv_cascade", 12), now - 25),
+        previous=restamped(log_of("kv_cascade", 12), now - 160),
+    )
+    yield PlayedPod(
+        "crashing",
+        "failed",
+        VLLM,
+        {"app": "failed"},
+        {**restarted("Error", 1, now, "back-off 10s"), "restartCount": 1},
+        log=restamped(log_of("startup_crash_blocksize16"), now - 21),
+    )
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    users = {"reader": "inference", "crasher": "crashing"}
+    with cluster.running(tmp_path_factory.mktemp("lab"), [*pods(time.time())], users) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def inference(lab: Cluster) -> subprocess.CompletedProcess[str]:
+    return lab.diag("doctor", "--k8s", "arn:aws:eks/lab/inference", *SHORTLY)
+
+
+def present(done: subprocess.CompletedProcess[str]) -> dict[str, set[str]]:
+    """The incidents that are present, by server."""
+    assert done.stdout, done.stderr
+    found: dict[str, set[str]] = {}
+    for each in json.loads(done.stdout)["diagnoses"]:
+        if each["state"] == "present":
+            found.setdefault(each["subject"]["instance"], set()).add(each["incident"])
+    return found
+
+
+@cluster.needed
+def test_each_server_of_a_namespace_is_found_and_judged(inference: subprocess.CompletedProcess[str]) -> None:
+    report = json.loads(inference.stdout)
+    assert {server.partition(": ")[0] for server in report["observed"]["servers"]} == {
+        "vllm-0:8000",
+        "qwen-predictor:8080",
+    }
+    assert "kv_eviction_cascade" in present(inference)["vllm-0:8000"]
+    assert "qwen-predictor:8080" not in present(inference)
+    assert any(note.startswith("pod vllm-1 is pending") for note in report["observed"]["notes"])
+    assert "log" not in report["observed"]["not_collected"]
+
+
+@cluster.needed
+def test_no_secret_of_a_kubeconfig_or_a_pod_is_shown(lab: Cluster, inference: subprocess.CompletedProcess[str]) -> None:
+    whole = lab.diag("doctor", "--k8s", "inference/app!=vllm-router", "--for", "3", "--every", "1", "--verbose")
+    assert "vllm-0:8000" in whole.stdout
+    for secret in SECRETS:
+        assert secret not in inference.stdout + inference.stderr + whole.stdout + whole.stderr
+
+
+@cluster.needed
+def test_a_container_that_the_kernel_killed_again_and_again_is_told_as_that(lab: Cluster) -> None:
+    done = lab.diag("doctor", "--k8s", "crashing/app=killed", "--for", "16", *SHORTLY[2:], user="crasher")
+    assert done.returncode == 2
+    assert {"host_memory_exhausted", "crash_loop"} <= present(done)["killed:8000"]
+    assert "OOMKilled, exit status 137" in done.stdout
+
+
+@cluster.needed
+def test_the_log_of_a_container_says_why_it_did_not_start(lab: Cluster) -> None:
+    done = lab.diag("doctor", "--k8s", "crashing/app=failed", *SHORTLY, user="crasher")
+    assert "startup_failed" in present(done)["failed:8000"]
+    assert "crash_loop" not in present(done)["failed:8000"]
+
+
+@cluster.needed
+def test_the_role_has_the_rights_that_are_used_and_no_others(
+    lab: Cluster, inference: subprocess.CompletedProcess[str]
+) -> None:
+    assert inference.returncode == 2
+    rules = role()["rules"]
+    assert lab.requests("reader") == {
+        (verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]
+    }
+
+
+@cluster.needed
+@pytest.mark.parametrize(
+    ("place", "user", "status", "reason"),
+    [
+        ("crashing", "reader", 69, "grant the verb list on pods; docs/kubernetes.md has the Role"),
+        ("inference/app=none", "reader", 69, "there is no pod in namespace inference with app=none"),
+        ("inference/app=vllm-router", "reader", 69, "none of 1 pod is a vLLM server in namespace inference"),
+        ("staging/inference", "reader", 64, "the kubeconfig has no context staging (it has: lab, arn:aws:eks/lab)"),
+        ("inference", "nobody", 69, "rejects the credentials of the kubeconfig (HTTP 401)"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_sentence(lab: Cluster, place: str, user: str, status: int, reason: str) -> None:
+    done = lab.diag("doctor", "--k8s", place, user=user)
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1)
+    assert reason in done.stderr
+
+
+def kubeconfig(folder: Path, server: str, **user: Any) -> str:
+    content = {
+        "current-context": "lab",
+        "clusters": [{"name": "lab", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "me"}}],
+    }
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(content))
+    return str(file)
+
+
+def test_an_api_server_that_hangs_or_is_not_there_is_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = kubeconfig(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", token="sekret")
+        hangs = diag("doctor", "--k8s", "inference", "--timeout", "0.3", KUBECONFIG=config)
+    gone = diag("doctor", "--k8s", "inference", KUBECONFIG=config)
+    assert (hangs.returncode, gone.returncode) == (69, 69)
+    assert "accepted the connection but sent nothing for 0.3 s" in hangs.stderr
+    assert "cannot connect to the Kubernetes API server http://127.0.0.1" in gone.stderr
+
+
+def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", "echo no >&2; exit 1"]}
+    broken = tmp_path / "broken"
+    broken.write_text("- a list\n")
+    for config, reason in (
+        (str(tmp_path / "none"), "there is no kubeconfig at"),
+        (str(broken), "cannot be used"),
+        (kubeconfig(tmp_path, "https://127.0.0.1:1", exec=plugin), "exec: process returned 1. no"),
+    ):
+        done = diag("doctor", "--k8s", "inference", KUBECONFIG=config)
+        assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+        assert reason in done.stderr
+
+
+def test_a_namespace_is_asked_alone() -> None:
+    for words in (("http://127.0.0.1:1",), ("--log", "x"), ("--prometheus", "http://127.0.0.1:1")):
+        done = diag("doctor", "--k8s", "inference", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (64, 1)

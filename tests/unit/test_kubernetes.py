@@ -1,0 +1,203 @@
+"""What is read of the pods of a cluster, without one: which are vLLM servers, and what their status means."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from diag.core.errors import BadUsage
+from diag.sources.kubernetes.cluster import Place, place
+from diag.sources.kubernetes.discovery import candidates
+from diag.sources.kubernetes.status import container_status, not_started, notes, quantity
+
+CONTEXTS = ["prod", "arn:aws:eks:eu-west-1:1:cluster/prod", "inference/api:6443/admin"]
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("inference", Place("", "inference", "")),
+        ("prod", Place("", "prod", "")),
+        ("prod/inference", Place("prod", "inference", "")),
+        ("prod/inference/app=vllm", Place("prod", "inference", "app=vllm")),
+        ("prod/app=vllm", Place("", "prod", "app=vllm")),
+        ("inference/app.kubernetes.io/name=vllm", Place("", "inference", "app.kubernetes.io/name=vllm")),
+        ("inference/app in (a, b)", Place("", "inference", "app in (a, b)")),
+        ("arn:aws:eks:eu-west-1:1:cluster/prod/inference", Place(CONTEXTS[1], "inference", "")),
+        ("inference/api:6443/admin/serving/app=x", Place(CONTEXTS[2], "serving", "app=x")),
+    ],
+)
+def test_a_place_is_a_context_a_namespace_and_a_selector(text: str, meant: Place) -> None:
+    assert place(text, CONTEXTS) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("staging/inference", "the kubeconfig has no context staging (it has: prod, "),
+        ("Inference", "takes [CONTEXT/]NAMESPACE[/SELECTOR]"),
+        ("", "takes [CONTEXT/]NAMESPACE[/SELECTOR]"),
+        ("prod/\x1b[31m/x", "\\x1b[31m/x is not of that form"),
+    ],
+)
+def test_what_names_no_place_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(BadUsage) as refused:
+        place(text, CONTEXTS)
+    assert reason in str(refused.value)
+
+
+def pod(labels: dict[str, str] | None = None, status: Any = None, **container: Any) -> dict[str, Any]:
+    """A pod with one container."""
+    return {
+        "metadata": {"name": "p", "labels": labels or {}},
+        "spec": {"containers": [{"name": "main", **container}]},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "main", **(status or {})}]},
+    }
+
+
+ISVC = {"serving.kserve.io/inferenceservice": "qwen"}
+LEADER = {"leaderworkerset.sigs.k8s.io/name": "big", "leaderworkerset.sigs.k8s.io/worker-index": "0"}
+RAY = [{"containerPort": 8265, "name": "dashboard"}, {"containerPort": 8085, "name": "metrics"}]
+SCRIPT = ["sh", "-c", "vllm serve qwen --port 8090 --tensor-parallel-size 8"]
+
+
+@pytest.mark.parametrize(
+    ("found", "ports", "is_certain"),
+    [
+        pytest.param(pod(image="vllm/vllm-openai:v0.32.0", args=["--model", "q"]), (8000, 8080), True, id="vllm"),
+        pytest.param(pod(image="reg:5000/x/own@sha256:1", command=SCRIPT), (8090, 8000, 8080), True, id="own image"),
+        pytest.param(pod(LEADER, image="own", command=SCRIPT), (8090, 8000, 8080), True, id="LeaderWorkerSet"),
+        pytest.param(
+            pod(ISVC, image="own", ports=[{"containerPort": 8080}]), (8080, 8000), False, id="KServe, own runtime"
+        ),
+        pytest.param(
+            pod(image="lmcache/vllm-openai", command=["vllm", "serve", "q"], ports=[{"containerPort": 8000}]),
+            (8000, 8080),
+            True,
+            id="production-stack",
+        ),
+        pytest.param(
+            pod({"llm-d.ai/role": "decode"}, image="ghcr.io/llm-d/llm-d-cuda:v0.3", command=["vllm", "serve", "q"]),
+            (8000, 8080),
+            True,
+            id="llm-d",
+        ),
+        pytest.param(
+            pod({"ray.io/cluster": "r"}, image="rayproject/ray-llm", ports=RAY),
+            (8085, 8265, 8000, 8080),
+            False,
+            id="Ray",
+        ),
+    ],
+)
+def test_servers_are_found_by_image_command_and_labels(found: Any, ports: tuple[int, ...], is_certain: bool) -> None:
+    (candidate,) = candidates(found)
+    assert (candidate.ports, candidate.certain) == (ports, is_certain)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(pod(image="postgres:17"), id="database"),
+        pytest.param(pod({"app": "vllm-router"}, image="lmcache/lmstack-router"), id="production-stack's router"),
+        pytest.param(pod({"llm-d.ai/x": "y"}, image="ghcr.io/llm-d/llm-d-routing-sidecar"), id="llm-d's sidecar"),
+        pytest.param(
+            pod({**LEADER, "leaderworkerset.sigs.k8s.io/worker-index": "1"}, image="own", command=SCRIPT),
+            id="rank that follows a leader",
+        ),
+    ],
+)
+def test_what_stands_beside_vllm_is_no_server(other: Any) -> None:
+    assert not list(candidates(other))
+
+
+def test_an_exporter_in_the_same_pod_is_asked_first() -> None:
+    both = pod(image="vllm/vllm-openai")
+    both["spec"]["containers"].append({"name": "diag", "image": "own/tools", "args": ["diag", "exporter"]})
+    (candidate,) = candidates(both)
+    assert (candidate.container, candidate.ports[0]) == ("main", 9400)
+
+
+def at(seconds_ago: float) -> str:
+    return datetime.fromtimestamp(NOW - seconds_ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def ended(reason: str, status: int, ago: float = 60.0, lasted: float = 40.0) -> dict[str, Any]:
+    over = {"reason": reason, "exitCode": status, "startedAt": at(ago + lasted), "finishedAt": at(ago)}
+    return {"terminated": over}
+
+
+def waiting(message: str) -> dict[str, Any]:
+    return {"waiting": {"reason": "CrashLoopBackOff", "message": f"{message} restarting failed container=main pod=p"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "crashes"),
+    [
+        pytest.param({"state": {"running": {"startedAt": at(50)}}}, 0, id="first run"),
+        pytest.param(
+            {"restartCount": 1, "state": {"running": {"startedAt": at(59)}}, "lastState": ended("Error", 1)},
+            1,
+            id="restarted at once",
+        ),
+        pytest.param(
+            {"restartCount": 9, "state": {"running": {"startedAt": at(20)}}, "lastState": ended("Error", 1)},
+            4,
+            id="restarted after 40 s",
+        ),
+        pytest.param(
+            {"restartCount": 9, "state": waiting("back-off 10s"), "lastState": ended("Error", 1)}, 2, id="second crash"
+        ),
+        pytest.param(
+            {"restartCount": 9, "state": waiting("back-off 5m0s"), "lastState": ended("Error", 1)}, 7, id="longest wait"
+        ),
+        pytest.param(
+            {"restartCount": 2, "state": waiting("back-off 5m0s"), "lastState": ended("Error", 1)}, 3, id="no more than"
+        ),
+        pytest.param(
+            {"restartCount": 9, "state": {"running": {"startedAt": at(700)}}, "lastState": ended("Error", 1, 1000)},
+            0,
+            id="steady for ten minutes",
+        ),
+        pytest.param(
+            {"restartCount": 1, "state": {"running": {"startedAt": at(59)}}, "lastState": ended("Completed", 0)},
+            0,
+            id="ended in order",
+        ),
+    ],
+)
+def test_crashes_in_a_row_are_told_by_how_long_the_kubelet_waits(status: Any, crashes: int) -> None:
+    assert container_status(pod(status=status), "main").crashes_in_a_row(NOW) == crashes
+
+
+def test_the_status_of_a_container_is_what_a_host_would_show() -> None:
+    limits = {"limits": {"memory": "1536Mi", "cpu": "500m"}}
+    status = {"restartCount": 2, "state": waiting("back-off 20s"), "lastState": ended("OOMKilled", 137)}
+    killed = pod(status=status, resources=limits)
+    assert {name: value for name, _, value in container_status(killed, "main").samples()} == {
+        "diag_host_last_oom_kill_timestamp_seconds": NOW - 60,
+        "diag_host_memory_limit_bytes": 1536 * 2**20,
+        "diag_host_cpu_limit_cores": 0.5,
+    }
+    assert list(notes(killed, "main")) == [
+        "container main of pod p: 2 restarts (the last at 2027-01-15 07:59:00 UTC, OOMKilled, exit status 137),"
+        " CrashLoopBackOff (back-off 20s)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("64Gi", 2.0**36), ("1e3", None), ("2", 2.0), ("250m", 0.25), ("3G", 3e9), (None, None)]
+)
+def test_a_quantity_is_a_number(text: str | None, value: float | None) -> None:
+    assert quantity(text) == value
+
+
+def test_a_pod_that_has_not_started_says_why() -> None:
+    lacking = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no nvidia.com/gpu"}
+    pending = {**pod(), "status": {"phase": "Pending", "conditions": [lacking]}}
+    assert not_started(pending) == "pod p is pending: Unschedulable, no nvidia.com/gpu"
+    pull = {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    pending["status"]["containerStatuses"] = [pull]
+    assert not_started(pending) == "pod p is pending: ImagePullBackOff, no such image"
+    assert not not_started(pod())
