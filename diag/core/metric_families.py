@@ -147,8 +147,8 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_vllm_startup_last_progress_timestamp_seconds": _gauge("Unix time of the last progress of the start."),
     "diag_vllm_log_consecutive_crashes": _gauge(
-        "Ends of the server that nobody asked for, by its log or the kubelet, since it last served for ten minutes or was "
-        "stopped."
+        "Ends of the server that nobody asked for, by its log or the kubelet, since it last served for ten minutes or"
+        " was stopped."
     ),
     "diag_vllm_log_events_total": _counter(
         "Log lines that show this event, since the exporter started.",
