@@ -132,8 +132,8 @@ def doctor(
         kubernetes_option(
             "--k8s",
             metavar="[CONTEXT/]NAMESPACE[/SELECTOR]",
-            help="Find vLLM's pods, as in prod-eu/inference/app=vllm, and read their pages, logs and status through the API"
-            " server.",
+            help="Find vLLM's pods, as in prod-eu/inference/app=vllm, and read their pages, logs and status through the"
+            " API server.",
         ),
     ] = "",
     scrape: ScrapeOptions,
