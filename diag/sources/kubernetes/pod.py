@@ -7,7 +7,7 @@ zone the container has does not matter.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from diag.core.formatting import printable
@@ -159,4 +159,4 @@ class PodView:
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
         """What the server reports of itself, with its log and the command of its container."""
-        return replace(self.log.state.completes(facts), process=self.command)
+        return self.log.state.completes(facts)._replace(process=self.command)
