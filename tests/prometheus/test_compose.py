@@ -54,9 +54,9 @@ def test_every_address_is_that_of_a_service_that_listens_there() -> None:
 
 
 @contextmanager
-def started(service: str, addresses: Mapping[str, str], folder: Path) -> Iterator[None]:
+def started(service: str, addresses: Mapping[str, str], folder: Path, *more: str) -> Iterator[None]:
     """One of our services by its own command, at an address of this host."""
-    command = [here(word, addresses, folder) for word in SERVICES[service]["command"]]
+    command = [*(here(word, addresses, folder) for word in SERVICES[service]["command"]), *more]
     command[command.index("--listen") + 1] = addresses[service]
     with subprocess.Popen([DIAG, *command], stderr=subprocess.DEVNULL) as process:
         try:
@@ -74,7 +74,7 @@ def here(text: str, addresses: Mapping[str, str], folder: Path) -> str:
 
 
 def answers(address: str, path: str = "/metrics") -> bytes:
-    """What it answers; nothing as long as it does not listen."""
+    """What it answers; nothing as long as it does not listen, or where it answers an error."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
             return answer.read()
@@ -82,9 +82,24 @@ def answers(address: str, path: str = "/metrics") -> bytes:
         return b""
 
 
+@pytest.fixture
+def hang(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The demo's server and exporter once more: its pages stay as they are after seconds, with requests in flight."""
+    folder = tmp_path / "hang"
+    folder.mkdir()
+    addresses = {service: f"127.0.0.1:{free_port()}" for service in ("vllm", "exporter")}
+    with (
+        started("vllm", addresses, folder, "--speed", "30", "--at-end", "hold"),
+        started("exporter", addresses, folder),
+    ):
+        assert answers(addresses["exporter"], "/livez")  # it judges from the first question on
+        yield addresses
+
+
 @pytest.mark.prometheus
 @pytest.mark.slow
-def test_a_replayed_cascade_pages_through_the_exporter_prometheus_and_alertmanager(tmp_path: Path) -> None:
+def test_a_replayed_cascade_pages_and_a_replayed_hang_fails_its_probe(tmp_path: Path, hang: dict[str, str]) -> None:
+    """Both last: the hang begins two minutes before it is proven, as docs/exporter.md has it."""
     (rules,) = (file for place, file in mounts("prometheus").items() if place.endswith("rules.yaml"))
     (tmp_path / "diag.rules.yaml").write_text(prometheus_server.hasty(rules.read_text()))
     addresses = {service: f"127.0.0.1:{free_port()}" for service in ("vllm", "exporter")}
@@ -99,3 +114,7 @@ def test_a_replayed_cascade_pages_through_the_exporter_prometheus_and_alertmanag
         program = prometheus_server.program(prometheus_server.PLACES[0])
         demo.enter_context(prometheus_server.serving(program, (), config))
         until(lambda: b'"kv_eviction_cascade"' in answers(addresses["alertmanager"], "/api/v2/alerts"))
+    until(lambda: not answers(hang["exporter"], "/livez"))
+    assert not answers(hang["exporter"], "/readyz")
+    assert answers(hang["exporter"])
+    assert answers(hang["vllm"])
