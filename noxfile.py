@@ -1,5 +1,8 @@
 """The tasks of a contributor: `nox -l` lists them, `nox -s fast` runs one."""
 
+import shutil
+from pathlib import Path
+
 import nox
 
 nox.options.default_venv_backend = "venv"
@@ -62,3 +65,41 @@ def docs(session: nox.Session) -> None:
     """Build docs/ into docs/_build; every warning, a broken link for one, is an error."""
     _install(session)
     session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
+
+
+def _built(pattern: str) -> list[str]:
+    return sorted(map(str, Path("dist").glob(pattern)))
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build the sdist, the wheel from it and the list of what it depends on (SBOM), into dist/; check all three."""
+    session.install("-q", "build", "twine", "check-wheel-contents", "cyclonedx-bom")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "-q")
+    session.run("twine", "check", "--strict", *_built("*"))
+    session.run("check-wheel-contents", *_built("*.whl"))
+    session.run("python", ".ci/check-dist", "dist", *session.posargs)
+    empty = Path(session.create_tmp(), "empty")
+    session.run("python", "-m", "venv", "--clear", "--without-pip", str(empty))
+    session.run("python", "-m", "pip", "--python", str(empty), "install", "-q", *_built("*.whl"))
+    session.run("cyclonedx-py", "environment", str(empty), "--output-reproducible", "-o", "dist/diag.cdx.json")
+
+
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"], venv_backend="uv")
+@nox.parametrize("resolution", ["highest", "lowest-direct"])
+def installed(session: nox.Session, resolution: str) -> None:
+    """Install dist/*.whl with the newest or the oldest dependencies that it allows, and run the README's main job."""
+    (wheel,) = _built("*.whl")
+    session.run("uv", "pip", "install", "-q", f"--resolution={resolution}", "--reinstall", wheel)
+    recording = Path("tests/recordings/kv_cascade").resolve()
+    session.chdir(session.create_tmp())
+    session.run("diag", "--version")
+    session.run("diag", "doctor", str(recording), success_codes=[2])
+
+
+@nox.session(python="3.11", venv_backend="uv")
+def oldest(session: nox.Session) -> None:
+    """The fast tests with the oldest dependencies that pyproject.toml allows."""
+    session.run("uv", "pip", "install", "-q", "--resolution=lowest-direct", "-e", ".[test]")
+    session.run("pytest", "-n", "2", "-m", "fast", *session.posargs)
