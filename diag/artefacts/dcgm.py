@@ -5,24 +5,15 @@ Fields and units: dcgm_fields.h of DCGM 4.6; which of them are scraped: default-
 value that means something else than ours is left out: a missing sample is unknown, a wrong one misleads.
 """
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
+from diag.core.recorded import Record
 from diag.core.throttle_reasons import THROTTLE_REASONS
 
 RUNNING = "vllm:num_requests_running"
 """Every vLLM server that answers has it."""
 MEBI = 1024**2
-
-
-class Record(NamedTuple):
-    """One rule: our metric, DCGM's value in our unit, the labels to add, and those of DCGM's to keep."""
-
-    metric: str
-    promql: str
-    labels: Mapping[str, str] = MappingProxyType({})
-    kept: tuple[str, ...] = ()
 
 
 def device(*fields: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diag.artefacts import alerts, dcgm, lint_rules, normal_rules, runbooks, telemetry_alerts
+from diag.artefacts import alerts, containers, dcgm, lint_rules, normal_rules, runbooks, telemetry_alerts
 from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.metric_reference import metric_reference
 from diag.artefacts.names import GENERATED_MARK
@@ -52,12 +52,14 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         "spec": {"groups": groups},
     }
     dcgm_rules = {"groups": [dcgm.group(contract.site.labels, contract.site.gpu_join)]}
+    kubernetes_rules = {"groups": [containers.group(contract.site.labels)]}
     inhibit = {"inhibit_rules": alerts.inhibitions(incidents, contract.site)}
     texts: dict[str, tuple[str, dict[str, Any]]] = {
         "diag.rules.yaml": ("a rule file for Prometheus.", {"groups": groups}),
         "prometheusrule.yaml": ("the rules of diag.rules.yaml for the Prometheus Operator.", resource),
         "normal.rules.yaml": (NORMAL, {"groups": [normal_rules.group()]}),
         "dcgm.yaml": (f"a rule file for Prometheus, for dcgm-exporter's metrics.\n{dcgm.HEADER}", dcgm_rules),
+        "kubernetes.yaml": (f"a rule file for Prometheus in Kubernetes.\n{containers.HEADER}", kubernetes_rules),
         "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
         "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.", RELABEL),
     }

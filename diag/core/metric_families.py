@@ -225,6 +225,10 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_host_cpu_throttled_seconds_total": _counter(
         "Seconds for which the CPU quota has kept the server's cgroup from running, all CPUs together."
     ),
+    "diag_host_cpu_periods_total": _counter(
+        "Periods (of 100 ms, if nobody has set another length) in which the server's cgroup ran under its CPU quota."
+    ),
+    "diag_host_cpu_throttled_periods_total": _counter("Those of these periods in which the quota was used up."),
     "diag_host_pressure_ratio": _gauge(
         "Share of the last 10 s in which something in the server's cgroup waited for this resource (PSI; 0 to 1).",
         "resource",

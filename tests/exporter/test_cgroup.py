@@ -68,6 +68,8 @@ def test_version_2_without_page_cache(tmp_path: Path) -> None:
         "memory_events_total oom_kill": 1,
         "cpu_limit_cores": 1.5,
         "cpu_throttled_seconds_total": 2.5,
+        "cpu_periods_total": 10,
+        "cpu_throttled_periods_total": 5,
         "pressure_ratio cpu": 0.425,
     }
 
@@ -83,6 +85,8 @@ def test_version_1_has_other_names_and_no_pressure_of_a_group(tmp_path: Path) ->
         "memory_events_total oom_kill": 1,
         "cpu_limit_cores": 1.5,
         "cpu_throttled_seconds_total": 2.5,
+        "cpu_periods_total": 10,
+        "cpu_throttled_periods_total": 5,
         "pressure_ratio cpu": 0.3,
     }
 

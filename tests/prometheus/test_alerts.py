@@ -44,7 +44,7 @@ def _promtool() -> None:
         pytest.skip("no promtool: .ci/components installs it")
 
 
-@pytest.mark.parametrize("file", ["diag.rules.yaml", "dcgm.yaml", "normal.rules.yaml"])
+@pytest.mark.parametrize("file", ["diag.rules.yaml", "dcgm.yaml", "kubernetes.yaml", "normal.rules.yaml"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_real_promtool_accepts_the_rules(place: str, file: str) -> None:
     promtool = program(place).with_name("promtool")

@@ -11,6 +11,7 @@ from diag.core.metric_families import Sample
 
 NO_LIMIT = 2.0**62
 """Version 1 writes the largest number of pages for no limit."""
+PERIODS = {"diag_host_cpu_periods_total": "nr_periods", "diag_host_cpu_throttled_periods_total": "nr_throttled"}
 EVENTS = ("high", "max", "oom", "oom_kill")
 RESOURCES = ("cpu", "memory", "io")
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
@@ -66,6 +67,10 @@ class ControlGroup:
         throttled = [_throttled(stat) for stat in stats if stat.keys() & {"throttled_usec", "throttled_time"}]
         if throttled:
             yield "diag_host_cpu_throttled_seconds_total", (), sum(throttled)
+        for stat in stats[:1]:
+            for metric, key in PERIODS.items():
+                if key in stat:
+                    yield metric, (), stat[key]
 
 
 def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) -> ControlGroup:

@@ -46,7 +46,7 @@ STEADILY = (
 )
 FILLS = (
     f"((({USED} / ({LIMIT} > 0)) > bool 0.9) * (({LIMIT} - {USED}) / clamp_min({GROWTH}, 1) < bool 900)"
-    f" * {STEADILY} * {SERVES})"
+    f" * {STEADILY} * ({SERVES} or {last('up')}))"
 )
 GROUP_KILLS = 'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))'
 KILLED = f"((abs({OOM_KILL} - {ENDED}) < bool {SOON}) * (1 - {SERVES}))"
@@ -81,6 +81,11 @@ memory_killed = Signal(
 WAITED = "rate(diag_vllm_process_cpu_wait_seconds_total[$window])"
 PRESSURE = 'max by ($by) (avg_over_time(diag_host_pressure_ratio{resource="cpu"}[$window]))'
 THROTTLED = "max by ($by) (rate(diag_host_cpu_throttled_seconds_total[$window]))"
+# how much of a period is lost nobody counts: where the seconds are known, they say more
+THROTTLED_PERIODS = (
+    "clamp_max(max by ($by) (rate(diag_host_cpu_throttled_periods_total[$window]))"
+    " / (max by ($by) (rate(diag_host_cpu_periods_total[$window])) > 0), 1)"
+)
 cpu_wait_share = Signal(
     "time that a process of vLLM waits for a CPU",
     f"max by ($by) ({WAITED})",
@@ -96,8 +101,8 @@ cpu_pressure = Signal(
 cpu_throttled = Signal(
     "CPU throttling",
     # the kernel adds up what each CPU of the group has lost
-    f"clamp_max({THROTTLED}, 1)",
-    "the CPU quota stops the server's cgroup for {value} of the time",
+    f"clamp_max({THROTTLED}, 1) or {THROTTLED_PERIODS}",
+    "the CPU quota stops the server's cgroup for {value} of the time (of the periods, where only these are counted)",
     "share",
 )
 # What waits need not miss anything: two ranks that spin on two cores waited for 84 % of the time and served well, and
@@ -114,7 +119,7 @@ HURTS = any_of(late=TOKENS_LATE, quota=f"({THROTTLED} > bool 0.5)")
 cpu_starvation = Signal(
     "time without a CPU",
     f"max by ($by) ({WAITED}) * {HURTS}"
-    f" or clamp_max(({THROTTLED} > {PRESSURE}) or {PRESSURE} or {THROTTLED}, 1) * {TOKENS_LATE}",
+    f" or clamp_max(({THROTTLED} > {PRESSURE}) or {PRESSURE} or {THROTTLED} or {THROTTLED_PERIODS}, 1) * {TOKENS_LATE}",
     "for {value} of the time the server is ready to run and has no CPU",
     "share",
     culprit_promql=f"{WAITED} > 0.3",

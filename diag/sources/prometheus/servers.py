@@ -2,24 +2,24 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from threading import Lock
 
 import numpy as np
 
 from diag.core.contract import Site
 from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
-from diag.core.formatting import listed, moment, plural, printable
+from diag.core.formatting import listed, moment, printable
 from diag.core.incident import regroup
 from diag.core.metric_prefix import OWN, with_prefix
-from diag.core.subjects import LARGEST, Floats, Instants, Subject
+from diag.core.subjects import Floats, Instants, Subject
 from diag.http.prometheus_api import Refused, Unusable
 from diag.promql import add_matchers, parse, pretty
 from diag.sources.prometheus.client import Prometheus, Series
+from diag.sources.prometheus.containers import ANY, OURS, SET_ASIDE, Containers, mentioned
 from diag.sources.prometheus.labelled_config import INFO, Flags, completed, flags
 from diag.sources.prometheus.members import SERVES, Member, by_prefix, described, is_among, member
+from diag.sources.prometheus.queries import Queries, laid_out
 from diag.sources.prometheus.scope import Scope, any_of
 
 RENAMED = "diag_vllm_metrics_renamed"
@@ -32,10 +32,6 @@ _BEFORE = 86_400_000
 """How long before the span a server may have answered last and still belong to it."""
 _SAMPLED = 3
 _FEW = 20
-MOST_TIMEOUTS = 3
-MOST_UNUSABLE = 10
-_FEW_REFUSALS = 3
-_NUMBER = re.compile(r"\d+")
 
 
 class PrometheusSource:
@@ -47,10 +43,7 @@ class PrometheusSource:
     def __init__(self, prometheus: Prometheus, scope: Scope, site: Site = DEFAULT_SITE) -> None:
         self._prometheus = prometheus
         self._scope, self._labels, self.prefix = scope, site.labels, site.prefix
-        self._refused: Counter[str] = Counter()
-        self._reasons: dict[str, str] = {}
-        self._timeouts, self._given_up, self._lock = 0, "", Lock()
-        self._unusable: list[str] = []
+        self._asking = Queries(prometheus)
         for matcher in scope.matchers:
             _check(matcher)
         try:
@@ -60,11 +53,16 @@ class PrometheusSource:
             self._matchers = self._narrowing(scope)
             self.instants, self.interval = self._cadence()
             self._flags = self._known_flags()
+            self._in_containers = self._measured_by_others()
             # expressions that rules record are cheaper to query; a recorded series may lack a label to match
             self._recorded = {} if scope.matchers else prometheus.recorded()
         except Refused as error:
             raise Unreachable(f"{prometheus.shown} rejects queries: {error}") from error
-        self.queries = 0
+
+    @property
+    def queries(self) -> int:
+        """How many were asked for rows."""
+        return self._asking.count
 
     @property
     def shown(self) -> str:
@@ -78,18 +76,9 @@ class PrometheusSource:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about the results: queries that Prometheus rejected, and its own warnings."""
-        refusals = self._refused.most_common(_FEW_REFUSALS)
-        refused = [
-            f"Prometheus rejected {plural(count, 'query', 'queries')}: {self._reasons[reason]}"
-            for reason, count in refusals
-        ]
-        others = self._refused.total() - sum(count for _, count in refusals)
-        refused += [f"Prometheus rejected {plural(others, 'query', 'queries')} for other reasons"] if others else []
-        unusable = f"{plural(len(self._unusable), 'query', 'queries')} got no usable answer"
-        refused += [f"{unusable}: {self._unusable[0]}"] if self._unusable else []
         warnings = self._prometheus.warnings
         partial = [f"Prometheus warns that results may be partial: {listed(warnings)}"] if warnings else []
-        return (*self._pace(), *refused, *partial)
+        return (*self._pace(), *self._asking.notes, *partial)
 
     def _pace(self) -> list[str]:
         step = float(self.instants[1] - self.instants[0]) / 1000 if len(self.instants) > 1 else self.interval
@@ -181,13 +170,17 @@ class PrometheusSource:
         return {prefix: names for prefix, names in by_prefix(self.members).items() if prefix != self.prefix}
 
     def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
-        """One row per subject, NaN where there is no finite sample; NotAnswered where the server refuses the query.
-
-        Where servers differ in the names of their metrics, each is asked for its own.
-        """
+        """One row per subject, NaN where there is no finite sample; NotAnswered where the server refuses the query."""
         whole = regroup(promql, self._labels)
         if CONFIG in promql:
             whole = completed(whole, self._flags)
+        rows = self._by_name(promql, whole, instants)
+        if self._in_containers.servers and mentioned(promql):
+            rows = {**rows, **self._by_container(whole, instants)}
+        return rows
+
+    def _by_name(self, promql: str, whole: str, instants: Instants) -> Mapping[Subject, Floats]:
+        """Where servers differ in the names of their metrics, each is asked for its own."""
         if OWN not in promql or RENAMED in promql:
             return self._asked(with_prefix(whole, self.prefix), self.members.keys(), instants)
         rows: dict[Subject, Floats] = {}
@@ -205,6 +198,41 @@ class PrometheusSource:
         if not _complete(rows, names):
             rows = self._rows(whole, instants)
         return rows
+
+    def _by_container(self, whole: str, instants: Instants) -> Mapping[Subject, Floats]:
+        """Of the servers whose containers other exporters measure, by the metrics of those."""
+        rows: dict[Subject, Floats] = {}
+        matchers = self._matchers_of(whole)
+        for prefix, names in by_prefix({name: self.members[name] for name in self._in_containers.servers}).items():
+            plain = add_matchers(with_prefix(whole, prefix), matchers)
+            with suppress(NotAnswered):
+                found = self._read(self._in_containers.completed(plain, matchers, self.interval), instants)
+                rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
+        return rows
+
+    def _measured_by_others(self) -> Containers:
+        """The servers whose containers no exporter of ours measures, where there is another one that may."""
+        try:
+            if not self._prometheus.instant(ANY, self.end):
+                return Containers()
+            ours, pods = self._labels_of(OURS), self._labels_of('__name__="up",pod!=""')
+            aside = bool(self._prometheus.instant(SET_ASIDE, self.end))
+        except (Refused, Unusable):
+            return Containers()
+        others = self.members.keys() - {self._name(labels) for labels in ours}
+        found = [labels for labels in pods if self._name(labels) in others]
+        return Containers(
+            servers=frozenset(map(self._name, found)),
+            pods=sorted({re.escape(labels["pod"]) for labels in found}),
+            labels=self._labels,
+            all_named=all(labels.get("container") for labels in found),
+            aside=aside,
+        )
+
+    def _labels_of(self, matchers: str) -> list[Mapping[str, str]]:
+        """The labels of the series of our servers that the span may have."""
+        whole = ",".join(filter(None, [matchers, self._matchers]))
+        return self._prometheus.series([f"{{{whole}}}"], self.start, self.end)
 
     def exists(self, metric: str) -> bool:
         """Whether any target at all has the metric at the end of the span."""
@@ -231,55 +259,20 @@ class PrometheusSource:
         return [series["metric"] for series in self._prometheus.instant(add_matchers(promql, self._matchers), at)]
 
     def _rows(self, promql: str, instants: Instants) -> dict[Subject, Floats]:
-        self.queries += 1
+        return self._read(add_matchers(promql, self._matchers_of(promql)), instants)
+
+    def _read(self, promql: str, instants: Instants) -> dict[Subject, Floats]:
         rows: dict[Subject, Floats] = {}
         at = instants + self._lag
-        for series in self._answered(add_matchers(promql, self._matchers_of(promql)), at):
+        for series in self._asking.answered(promql, at):
             subject = self._subject(series["metric"])
             if dict(subject).get("instance") in self.members:
-                rows[subject] = _laid_out(series, at)
+                rows[subject] = laid_out(series, at)
         return rows
 
     def _matchers_of(self, promql: str) -> str:
         """The matchers for a query; one that compares servers with the peers of their model has to see these."""
         return ",".join(self._scope.matchers) if "model_name" in promql else self._matchers
-
-    def _answered(self, promql: str, instants: Instants) -> list[Series]:
-        if self._given_up:
-            raise Unreachable(self._given_up)  # several queries run at a time: the next ones need not wait in vain too
-        try:
-            if len(instants) == 1:
-                return self._prometheus.instant(promql, int(instants[0]))
-            first, second, last = (int(instants[at]) for at in (0, 1, -1))
-            return self._prometheus.range(promql, first, last, second - first)
-        except Refused as error:
-            self._note(error)
-            raise NotAnswered from error
-        except Unusable as error:
-            self._note_unusable(error)
-            raise NotAnswered from error
-        except Unreachable as error:
-            self._given_up = str(error)
-            raise
-
-    def _note_unusable(self, error: Unusable) -> None:
-        """One such answer leaves one thing unknown; where there are many, nothing is worth saying."""
-        with self._lock:
-            self._unusable.append(str(error))
-        if len(self._unusable) > MOST_UNUSABLE:
-            self._given_up = str(error)
-            raise error
-
-    def _note(self, error: Refused) -> None:
-        why = _NUMBER.sub("", str(error))  # the length of the query, for one
-        with self._lock:
-            self._reasons.setdefault(why, str(error))
-            self._refused[why] += 1
-            self._timeouts += error.timed_out
-        if self._timeouts >= MOST_TIMEOUTS:
-            hint = "select fewer servers or a shorter --window"
-            self._given_up = f"{self._prometheus.shown} times out on queries: {error}; {hint}"
-            raise Unreachable(self._given_up) from error
 
     def _subject(self, labels: Mapping[str, str]) -> Subject:
         """The labels without a metric's name, and `instance` for those by which the site tells its servers apart."""
@@ -318,16 +311,3 @@ def _lag(times: Instants, last: int, interval: int) -> int:
     """How late scrapes are on the grid at most: queried that much later, no instant misses its own scrape."""
     late = (times - last + interval // 2) % interval - interval // 2 if interval else np.zeros(1, np.int64)
     return int(late.max(initial=0))
-
-
-def _laid_out(series: Series, instants: Instants) -> Floats:
-    """The finite values at the instants; a server may round its times."""
-    if "value" in series:
-        value = float(series["value"][1])
-        return np.array([value if abs(value) < LARGEST else math.nan])
-    row = np.full(len(instants), np.nan)
-    times, values = np.array(series["values"], np.float64).T
-    places = np.rint((times * 1000 - instants[0]) / (instants[1] - instants[0])).astype(np.int64)
-    inside = (places >= 0) & (places < len(row)) & (np.abs(values) < LARGEST)
-    row[places[inside]] = values[inside]
-    return row

@@ -1,0 +1,102 @@
+"""cAdvisor and kube-state-metrics as evidence: what they say of a server's container, through a real Prometheus."""
+
+import time
+
+import numpy as np
+import pytest
+from support.bad_servers import serving
+from support.cluster import Cluster, Pod, scrape_config
+from support.prometheus_server import PLACES, program
+from support.prometheus_server import serving as prometheus
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.knowledge import containers
+from diag.promql import Block
+from diag.sources.prometheus.scope import Scope, TimeSpan
+
+pytestmark = pytest.mark.prometheus
+PODS = [
+    Pod("starved", throttled=0.95, tokens_late=True),
+    Pod("throttled-in-time", throttled=0.95),
+    Pod("late-with-cpu", throttled=0.05, tokens_late=True),
+    Pod("growing", used=29.8, growth=0.02, cached=1.0),
+    Pod("reading-files", used=20.0, cached=9.8, cache_growth=0.02),
+    Pod("large-and-steady", used=30.4, cached=1.0),
+    Pod("killed", used=31.0, dies=12.0, killed=True),
+    Pod("killed-long-ago", killed_before=True),
+    Pod("looping", dies=8.0, restarts_every=6.0),
+    Pod("restarted-once", dies=14.0, restarts_every=12.0),
+]
+CAUSES = {"host_cpu_starved", "host_memory_exhausted", "crash_loop"}
+SCENE = 32.0
+"""Seconds: a death is judged 15 s after it."""
+
+
+@pytest.mark.slow
+def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see() -> None:
+    cluster = Cluster(PODS)
+    with serving(cluster) as pages, prometheus(program(PLACES[0]), (), scrape_config(pages.instance, PODS)) as server:
+        time.sleep(max(0.0, cluster.begin + SCENE - time.time()))
+        report = doctor.run(ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(window="25s"))))
+    present = [each.diagnosis for each in report.present]
+    found = {(dict(each.subject)["instance"].partition(":")[0], each.incident.id) for each in present}
+    assert {(pod, incident) for pod, incident in found if incident in CAUSES} == {
+        ("starved", "host_cpu_starved"),
+        ("growing", "host_memory_exhausted"),
+        ("killed", "host_memory_exhausted"),
+        ("looping", "crash_loop"),
+    }
+    dead = {dict(each.subject)["instance"]: each.explained_by for each in present if each.incident.id == "engine_dead"}
+    assert dead == {"killed:8000": "host_memory_exhausted"}
+
+
+NOW = 1_795_000_000_000
+LIMIT = "kube_pod_container_resource_limits"
+KEY = ("namespace", "pod", "container")
+FOUND = "last_over_time(vllm:num_requests_running{$named}[1h])"
+
+
+def server(pod: str, container: str = "vllm", **labels: str) -> dict[str, str]:
+    own = {"__name__": "vllm:num_requests_running", "instance": f"{pod}:8000", "namespace": "llm", "pod": pod}
+    return {**own, **({"container": container} if container else {}), **labels}
+
+
+def limit(pod: str, container: str = "vllm", aside: str = "", **labels: str) -> dict[str, str]:
+    """What kube-state-metrics tells of a container; its own labels stand before those that were set aside."""
+    of_target = dict(zip(KEY, ("monitoring", "kube-state-metrics-0", "kube-state-metrics"), strict=True))
+    workload = {f"{aside}{label}": value for label, value in zip(KEY, ("llm", pod, container), strict=True)}
+    return {"__name__": LIMIT, "resource": "memory", **(of_target if aside else {}), **workload, **labels}
+
+
+SCENES = {  # the series and their values, and the limit that the server has by them
+    "labels of the workload": ([(server("a"), 1), (limit("a"), 32)], 32),
+    "labels set aside": ([(server("b"), 1), (limit("b", aside="exported_"), 33)], 33),
+    "two containers": ([(server("c"), 1), (limit("c"), 34), (limit("c", "sidecar"), 1)], 34),
+    "an engine each": ([(server("d", engine="0"), 1), (server("d", engine="1"), 1), (limit("d"), 35)], 35),
+    "no container named": ([(server("e", ""), 1), (limit("e"), 36), (limit("e", "istio-proxy"), 1)], 36),
+    "no container named, and two": ([(server("f", ""), 1), (limit("f"), 37), (limit("f", "other"), 1)], None),
+    "scraped through a proxy": ([(server("g", "queue-proxy"), 1), (limit("g", "queue-proxy"), 1)], None),
+    "another pod": ([(server("h"), 1), (limit("hh"), 38)], None),
+    "another container": ([(server("i"), 1), (limit("i", "sidecar"), 39)], None),
+    "one cluster": ([(server("j", cluster="eu"), 1), (limit("j", cluster="eu"), 40)], 40),
+    "another cluster": ([(server("k", cluster="eu"), 1), (limit("k", cluster="us"), 41)], None),
+    "a pod that was made anew": ([(server("l"), 1), (limit("l", uid="1"), 42), (limit("l", uid="2"), 42)], 42),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_server_gets_the_metrics_of_its_own_container_and_of_no_other(place: str) -> None:
+    """By one query for all of them, as a rule asks it."""
+    series = [each for given, _ in SCENES.values() for each in given]
+    info = [{**labels, "__name__": "kube_pod_container_info"} for labels, _ in series if labels["__name__"] == LIMIT]
+    values = np.array([[float(value)] for _, value in series] + [[1.0]] * len(info))
+    block = Block((*(labels for labels, _ in series), *info), np.array([NOW]), values)
+    (record,) = (each for each in containers.RECORDS if each.metric == "diag_host_memory_limit_bytes")
+    asked = containers.of_pods(containers.joined(record, ["instance"], containers.servers(FOUND, ["instance"])))
+    with prometheus(program(place), [block]) as held:
+        answer = held.query(asked, NOW)
+    assert answer is not None
+    limits = {dict(labels)["instance"]: value for labels, value in answer.items()}
+    expected = {given[0][0]["instance"]: value for given, value in SCENES.values() if value is not None}
+    assert limits == expected
