@@ -59,6 +59,17 @@ def validate(document: Document) -> None:
         jsonschema.validate(document, operators)
     else:
         assert kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    if "patch.yaml" in document.get("data", {}):
+        validate(_patched(yaml.safe_load(document["data"]["patch.yaml"].replace("$patch: replace", ""))))
+
+
+def _patched(patch: Document) -> Document:
+    """A Deployment of nothing but what the patch has, and of what it must have."""
+    labels = {"app": "vllm"}
+    patch["spec"]["template"].setdefault("metadata", {})["labels"] = labels
+    patch["spec"]["template"]["spec"]["containers"][0]["image"] = "vllm/vllm-openai:latest"
+    spec = {**patch["spec"], "selector": {"matchLabels": labels}}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "vllm"}, "spec": spec}
 
 
 @cache
