@@ -33,6 +33,7 @@ from diag.commands.options import (
     Targets,
     Timeout,
     UserIncidents,
+    allow_option,
     config_option,
     evidence_option,
     grouped,
@@ -161,6 +162,12 @@ def doctor(
     until_what: Annotated[
         Until | None, output_option("--until", metavar="resolved", help="With --watch: exit once no incident is left.")
     ] = None,
+    alertmanager: Annotated[
+        str,
+        output_option(
+            "--alertmanager", metavar="URL", help="With --watch: also post what begins and ends as alerts to this one."
+        ),
+    ] = "",
     fail_on: Annotated[
         FailOn,
         output_option("--fail-on", metavar="VERDICT", help="Exit with 0 below this: warning, critical or never."),
@@ -193,12 +200,14 @@ def doctor(
         raise BadUsage("--watch prints incidents as they begin and end: leave out --baseline")
     if until_what and not keep_watching:
         raise BadUsage("--until needs --watch: it says when the watch ends")
+    if alertmanager and not keep_watching:
+        raise BadUsage("--alertmanager needs --watch: it is told what begins and what ends")
     if keep_watching and form != "terminal":
         raise BadUsage("--watch prints lines as incidents begin and end: leave out --json and --markdown")
     if keep_watching:
         from diag.commands import watch
 
-        report, status = watch.watch(options, until_what is Until.resolved), 0
+        report, status = watch.watch(options, until_what is Until.resolved, alertmanager), 0
     else:
         report = work.run(options, baseline)
         work.print_report(report, form, verbose=verbose, quiet=quiet)
@@ -630,6 +639,36 @@ def list_incidents(incidents: UserIncidents = None) -> None:
     from diag.commands.incidents import run
 
     typer.echo(run(incidents), nl=False)
+
+
+@command("Diagnose")
+def mcp(
+    servers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="URL...", help="Servers that may be asked about; none by default.", show_default=False),
+    ] = None,
+    *,
+    recordings: Annotated[
+        Path | None, allow_option("--recordings", metavar="DIR", help="Folder whose recordings may be asked about.")
+    ] = None,
+    prometheus: Annotated[
+        str, allow_option("--prometheus", metavar="URL", help="Prometheus that may be asked, about all its servers.")
+    ] = "",
+    scrape: ScrapeOptions,
+    deadline: Annotated[
+        float, seconds_option("--deadline", min=1, max=LONGEST_WAIT, help="Time until an answer is given up.")
+    ] = 180.0,
+    evidence: EvidenceOptions,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Serve doctor, explain, lint, budget, config and verify as read-only tools for agents (MCP over stdio).
+
+    An agent can ask about nothing but the servers, recordings and the Prometheus that are named here.
+    """
+    from diag.commands.mcp.command import McpOptions, run
+
+    base = observe_options([], scrape, evidence, configuration)
+    run(McpOptions(tuple(servers or ()), recordings, prometheus, deadline, base))
 
 
 @command("Set up Prometheus and Grafana")

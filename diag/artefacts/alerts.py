@@ -135,7 +135,7 @@ def rule(alert: Alert, contract: Contract, shared: set[str], known: Known) -> Ru
         "for": incident.hold,
         "keep_firing_for": f"{keeps_firing(incident, known) / 60:.0f}m",
         "labels": {"incident": incident.id, "severity": alert.severity},
-        "annotations": _annotations(alert, contract),
+        "annotations": annotations(alert, contract),
     }
 
 
@@ -172,7 +172,8 @@ def _condition(window: str, condition: Condition, incident: Incident, contract: 
     return f"{name} {condition.op} {contract.limit(condition.limit):g}"
 
 
-def _annotations(alert: Alert, contract: Contract) -> dict[str, str]:
+def annotations(alert: Alert, contract: Contract) -> dict[str, str]:
+    """What an alert tells its reader, with templates of Prometheus for what only it knows."""
     incident, site = alert.incident, contract.site
     return {
         "summary": f"{incident.title} on {subject(incident, site)}",

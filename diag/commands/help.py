@@ -80,7 +80,7 @@ NOTES = {
         "diag doctor http://127.0.0.1:8000 --log /var/log/vllm.log",
         "diag doctor --prometheus http://prom:9090 --at 2026-11-20T03:30 --window 2h",
         exits={0: "healthy", 1: "warning", 2: "critical", 3: "cannot tell: telemetry is missing", **UNREACHABLE},
-        environment=CREDENTIALS,
+        environment={**CREDENTIALS, "DIAG_ALERTMANAGER_...": "the same for --alertmanager, which gets no others"},
     ),
     "verify": notes(
         "diag verify recordings/before http://127.0.0.1:8000",
@@ -153,6 +153,12 @@ NOTES = {
         "diag lint 'vllm serve Qwen/Qwen3-8B --num-gpu-blocks-override 128'",
         "diag lint deploy/vllm.yaml --vllm-version 0.32.0 --ignore eager",
         exits={0: "nothing worse than info", 1: "warnings", 2: "errors"},
+    ),
+    "mcp": notes(
+        "diag mcp http://127.0.0.1:8000 --log /var/log/vllm.log",
+        "diag mcp --recordings ./recordings --prometheus http://prom:9090",
+        exits={0: "standard input ended"},
+        environment=CREDENTIALS,
     ),
     "incidents": notes("diag incidents", "diag incidents --incidents ./incidents", exits={0: "printed"}),
 }

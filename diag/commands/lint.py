@@ -39,18 +39,19 @@ _TAG = re.compile(rf"(?:^|/)vllm-openai[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSIO
 
 @dataclass(frozen=True)
 class LintOptions:
-    """The options of the command."""
+    """The options of the command; of a `foreign` text nobody here vouches for, and no file is opened for it."""
 
     vllm_version: str = ""
     vllm_python: str = ""
     ignore: Collection[str] = ()
     contract: Path | None = None
+    foreign: bool = False
 
 
 def run(text: str, options: LintOptions, as_json: bool) -> tuple[str, int]:
     """What to print about a command, and the exit status."""
     ignored = ignored_rules(options.ignore, find(options.contract))
-    found = judge(text, options.vllm_version, options.vllm_python, ignored)
+    found = judge(text, options.vllm_version, options.vllm_python, ignored, foreign=options.foreign)
     return (report.render(found) if as_json else report.text(found)), found.status
 
 
@@ -65,13 +66,16 @@ def ignored_rules(ignore: Collection[str], contract: Contract) -> frozenset[str]
     return frozenset({*ignore, *contract.ignored_rules})
 
 
-def judge(text: str, wanted: str = "", python: str = "", ignored: Collection[str] = ()) -> LintReport:
+def judge(
+    text: str, wanted: str = "", python: str = "", ignored: Collection[str] = (), *, foreign: bool = False
+) -> LintReport:
     """Lint a command, or the file that holds it, for a release; `python` has the vLLM whose parser is asked too."""
-    first, python = read(text), python or installed_parser.interpreter()
+    understand = _of_elsewhere if foreign else read
+    first, python = understand(text), python or installed_parser.interpreter()
     parser = _ParserAnswer.of(python, first)
     chosen, source = _release(first, wanted, parser)
     asked = parser.version and release(parser.version) == release(chosen)
-    command = read(text, version=chosen)
+    command = understand(text, version=chosen)
     seen, not_seen = _look(command, chosen)
     found = lint(replace(seen, parser_error=parser.error if asked else ""))
     kept = tuple(finding for finding in found if finding.rule not in ignored)
@@ -91,6 +95,12 @@ def judge(text: str, wanted: str = "", python: str = "", ignored: Collection[str
     )
 
 
+def _of_elsewhere(text: str, version: str = "") -> Command:
+    """The command in a text, without a look at any file of this host."""
+    found = parse(text, version)
+    return found if found.elsewhere else found._replace(elsewhere="not looked at for a command from elsewhere")
+
+
 @dataclass(frozen=True)
 class _ParserAnswer:
     """What an installed vLLM's own parser says of a command, "" where it accepts it; without `version`: not asked."""
@@ -103,6 +113,8 @@ class _ParserAnswer:
     def of(cls, python: str, command: Command) -> "_ParserAnswer":
         if not python:
             return cls(problem=(f"{NOT_ASKED}vLLM is not installed beside diag (--vllm-python names another Python)",))
+        if command.config and command.elsewhere:
+            return cls(problem=(f"{NOT_ASKED}the --config file is {command.elsewhere}",))
         words = list(command.words[command.arguments :])
         if any(map(is_open, words)):
             return cls(problem=(f"{NOT_ASKED}the command has variables that a shell fills in",))

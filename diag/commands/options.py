@@ -26,6 +26,7 @@ LONGEST_WAIT, LONGEST_PAUSE, LONGEST_WATCH = 3600.0, 86_400.0, 7 * 86_400.0
 """Seconds at most: for a response, between two scrapes, and for all of them."""
 
 vllm_option = partial(typer.Option, rich_help_panel="vLLM and GPU")
+allow_option = partial(typer.Option, rich_help_panel="What may be asked")
 scrape_option = partial(typer.Option, rich_help_panel="Scraping")
 prometheus_option = partial(typer.Option, rich_help_panel="Prometheus (instead of scraping)")
 kubernetes_option = partial(typer.Option, rich_help_panel="Kubernetes")

@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from diag.commands.doctor import run
 from diag.commands.observe import ObserveOptions
@@ -12,25 +13,37 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
 from diag.report import watch as changes
 
+if TYPE_CHECKING:
+    from diag.commands.posting import WatchAlerts
+
 PAUSE_SECONDS = 15.0
 """Between two diagnoses through a Prometheus, which has nothing new before its next scrape, or of a lost server."""
 
 
-def watch(options: ObserveOptions, until_resolved: bool) -> Report:
-    """Print what begins and what ends; returns the last report.
+def watch(options: ObserveOptions, until_resolved: bool, alertmanager: str = "") -> Report:
+    """Print what begins and what ends, and post it to an Alertmanager where there is one; returns the last report.
 
     Ends by Ctrl-C or, where `until_resolved`, once no incident is left. A server lost after the first diagnosis may
     come back.
     """
     _refuse_the_past(options)
+    told = _told(options, alertmanager) if alertmanager else None
     transitions = Transitions()
     report = _diagnose(options)
     _print(changes.first(report))
     while True:
         _print("".join(map(changes.line, transitions.observe(report))))
+        if told:
+            told.holds(transitions.holding, report)
         if until_resolved and transitions.is_calm and not report.not_judged:  # what is over may still be in the window
-            return report
-        report = _diagnose_again(options)
+            return told.at_the_end(report) if told else report
+        report = _diagnose_again(options, told)
+
+
+def _told(options: ObserveOptions, alertmanager: str) -> "WatchAlerts":
+    from diag.commands.posting import WatchAlerts
+
+    return WatchAlerts(options, alertmanager, _print)
 
 
 def _refuse_the_past(options: ObserveOptions) -> None:
@@ -48,7 +61,7 @@ def _diagnose(options: ObserveOptions) -> Report:
     return report
 
 
-def _diagnose_again(options: ObserveOptions) -> Report:
+def _diagnose_again(options: ObserveOptions, told: "WatchAlerts | None") -> Report:
     """The next report that there is; scraping takes its time, and a Prometheus is left alone for a while."""
     last_error = ""
     while True:
@@ -59,6 +72,8 @@ def _diagnose_again(options: ObserveOptions) -> Report:
             reason = re.sub(r"\d+", "", str(error))  # the same error with another time in it is not printed again
             if reason != last_error:
                 _print(changes.lost(str(error), time.time()))
+            if told and last_error:  # twice in a row: once may be a blip
+                told.is_lost(str(error))
             last_error = reason
         else:
             _print(changes.found(report) if last_error else "")

@@ -32,5 +32,15 @@ def found(report: Report) -> str:
     return "".join(_line(report.observed.end, f"observed again: {head}") for head in words.headline(report, moment))
 
 
+def not_posted(error: str, at: float) -> str:
+    """The Alertmanager does not take the alerts."""
+    return _line(at, f"alerts cannot be posted, which is tried again: {error}")
+
+
+def posted_again(at: float) -> str:
+    """It takes them again."""
+    return _line(at, "alerts are posted again")
+
+
 def _line(at: float, text: str) -> str:
     return f"{moment(at)}  {escaped(text)}\n"

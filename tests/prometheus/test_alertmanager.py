@@ -5,6 +5,7 @@ The samples end minutes from now, so that both servers see them as the present.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,11 +17,15 @@ from urllib.parse import quote_plus
 import pytest
 from support import alertmanager
 from support.alertmanager import snippet
+from support.paths import RECORDINGS
 from support.prometheus_server import PLACES, Server, hasty, program, serving
 from support.timelines import blocks, timeline
 from support.waiting import PATIENCE, until
 
+from diag.artefacts.filled_alerts import filled_alerts
 from diag.artefacts.generate import files
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract, Site
 from diag.core.contract_file import read
 from diag.core.site_overrides import apply_overrides
@@ -68,7 +73,17 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
     assert [found["incident"] for found in says if found["primary"]] == ["kv_eviction_cascade"]
     begin, end = (int(part.split("=")[1]) for part in annotations["dashboard_url"].split("?")[1].split("&")[:2])
     assert end - begin == 3_600_000 and abs(end / 1000 - time.time()) < PATIENCE
+    assert filled() == {name: re.sub(r"\d{9,}", "N", annotations[name]) for name in filled()}
     assert annotations["dashboard_url"].endswith(f"&var-instance=h%3A1&var-engine={quote_plus(ENGINE)}")
+
+
+def filled() -> dict[str, str]:
+    """What a watch without a Prometheus posts of the same engine, whatever the time is."""
+    first = doctor.run(ObserveOptions([str(RECORDINGS / "kv_cascade")])).present[0].diagnosis
+    diagnosis = first._replace(subject=(("engine", ENGINE), ("instance", "h:1")))
+    (alert,) = filled_alerts(diagnosis, CONTRACT, time.time())
+    texts = {name: re.sub(r"\d{9,}", "N", text) for name, text in alert.annotations.items()}
+    return {name: texts[name] for name in ("summary", "impact", "runbook_url", "dashboard_url")}
 
 
 def hostile(series: list[Block]) -> list[Block]:

@@ -1,6 +1,7 @@
 """A watch tells what begins and what ends, once it has lasted, and lasts itself until it is told to end."""
 
 import gc
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,18 +18,23 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from support import rewriting
+from support import alertmanager, rewriting
 from support.bad_servers import Answer, Reply, on_metrics
 from support.bad_servers import serving as vllm_serving
 from support.paths import RECORDINGS, ROOT
 from support.prometheus_server import PLACES, Server, program, serving
 from support.timelines import BEFORE, TIMES, blocks, timeline
+from support.waiting import until
 
+from diag.artefacts.filled_alerts import filled_alerts
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.core.contract import Contract
 from diag.core.incident import Severity
 from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.transitions import Transition, Transitions
+from diag.http.alertmanager_api import Alertmanager
+from diag.knowledge.catalog import load
 from diag.promql import Block
 from diag.report import watch as changes
 
@@ -168,8 +175,14 @@ def test_it_is_calm_after_a_flicker_of_a_server_that_vanished() -> None:
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-HASTY = "import diag.commands.watch; diag.commands.watch.PAUSE_SECONDS = 0.3; from diag.cli import main; main()"
+HASTY = """
+from diag.cli import main
+from diag.commands import posting, watch
+posting.RETRY = watch.PAUSE_SECONDS = 0.3
+main()
+"""
 SPAN = ("--window", "32s")
+GENERATED = {name: (ROOT / name).read_text() for name in ("alerts/inhibit_rules.yaml", "alerts/README.md")}
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  "
 
 
@@ -211,16 +224,64 @@ def holding(*blocks: Block) -> Iterator[Server]:
 
 
 @pytest.mark.prometheus
-def test_a_watch_until_resolved_tells_the_end_and_ends_well() -> None:
+def test_a_watch_until_resolved_tells_the_end_to_its_reader_and_to_a_pager(tmp_path: Path) -> None:
     """Although what is over is still in the window."""
-    with holding(played("healthy", "kv_cascade", since=8.0)) as server:
-        process = hasty("--prometheus", server.url, "--window", "150s", "--until", "resolved")
+    with (
+        alertmanager.pager() as (webhook, arrived),
+        alertmanager.running(tmp_path, GENERATED, at_once(webhook)) as address,
+        holding(played("healthy", "kv_cascade", since=8.0)) as server,
+    ):
+        told = ("--alertmanager", f"http://{address}")
+        process = hasty("--prometheus", server.url, "--window", "150s", "--until", "resolved", *told)
         out, error = process.communicate(timeout=60)
+        until(lambda: len(arrived) > 1)
     assert (process.returncode, error) == (0, "")
     first, *rest = out.splitlines()
     assert re.match(rf"{STAMP}CRITICAL {HARM} on h:1 engine 0, ongoing since before [0-9 :-]+ UTC: ", first)
     assert [each for each in rest if HARM in each] == [rest[0]]
     assert re.fullmatch(rf"{STAMP}ended   CRITICAL {HARM} on h:1 engine 0", rest[0])
+    assert [alert["status"] for alert in arrived] == ["firing", "resolved"]
+    labels, annotations = arrived[0]["labels"], arrived[0]["annotations"]
+    severity = {"severity": "critical", "incident": HARM, "alertname": "VllmKvEvictionCascade"}
+    assert labels == {**severity, "instance": "h:1", "engine": "0"}
+    assert annotations["summary"] == "KV-cache preemption cascade on h:1 engine 0"
+    assert f"diag doctor --prometheus {server.url} --match 'instance=\"h:1\"'" in annotations["doctor"]
+
+
+@pytest.mark.prometheus
+def test_what_follows_from_an_incident_is_inhibited_as_if_a_prometheus_had_sent_it(tmp_path: Path) -> None:
+    breached = next(each for each in load() if each.id == "contract_breached")
+    effect = sick().present[0].diagnosis._replace(incident=breached)
+    alerts = [each for one in (sick().present[0].diagnosis, effect) for each in filled_alerts(one, Contract(), 0.0)]
+    lasting = {"endsAt": "2100-01-01T00:00:00Z"}
+    with (
+        alertmanager.pager() as (webhook, arrived),
+        alertmanager.running(tmp_path, GENERATED, at_once(webhook)) as address,
+    ):
+        until(lambda: inhibited(address) is not None)
+        sent = [{"labels": alert.labels, "annotations": alert.annotations, **lasting} for alert in alerts]
+        Alertmanager(f"http://{address}", {}).post(sent)
+        assert until(lambda: inhibited(address)) == {"contract_breached"}
+        until(lambda: arrived)
+    assert [alert["labels"]["incident"] for alert in arrived] == [HARM]
+
+
+def at_once(webhook: str) -> str:
+    """The documented routes, all of them to this pager, without waiting for more alerts."""
+    config = alertmanager.snippet(GENERATED, "alertmanager.yml")
+    for place in ("pager", "tickets"):
+        config = config.replace(f"http://{place}.example/", webhook)
+    return config.replace("  receiver: tickets\n", "  receiver: tickets\n  group_wait: 1s\n  group_interval: 1s\n", 1)
+
+
+def inhibited(address: str) -> set[str] | None:
+    """The incidents that the Alertmanager holds back; None before it answers."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/api/v2/alerts", timeout=10) as response:
+            alerts = json.load(response)
+    except OSError:
+        return None
+    return {alert["labels"]["incident"] for alert in alerts if alert["status"]["inhibitedBy"]}
 
 
 @pytest.mark.prometheus
@@ -308,6 +369,7 @@ def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["--alertmanager", "http://a"], "--alertmanager needs --watch: it is told what begins and what ends"),
         (["--until", "resolved"], "--until needs --watch: it says when the watch ends"),
         (["--watch", "--json"], "--watch prints lines as incidents begin and end: leave out --json and --markdown"),
         (["--watch", "--markdown"], "--watch prints lines as incidents begin and end: leave out --json and --markdown"),

@@ -17,6 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support import rewriting, scenarios
 
 from diag.commands import config, doctor, lint, verify
+from diag.commands.mcp import pages
+from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, written
+from diag.commands.mcp.command import own_texts
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN
@@ -155,6 +158,24 @@ def test_markdown_has_no_link_no_mention_and_no_markup_of_a_label(
         assert not re.search(live, text), live
     for is_table, rows in groupby(text.splitlines(), lambda line: line.startswith("|")):
         assert not is_table or len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
+@pytest.mark.parametrize("detail", [False, True])
+def test_an_agent_reads_a_label_only_between_marks_that_it_cannot_close(
+    detail: bool, report: Report, fleet: Report, folder: Path
+) -> None:
+    one, own = ObserveOptions([str(folder)]), own_texts(ObserveOptions([]))
+    command = f"vllm serve {shlex.quote(EVIL)} {shlex.quote('--' + EVIL)} --max-num-seqs {shlex.quote(EVIL + '⟧')}"
+    found = lint.run(command, lint.LintOptions(foreign=True), as_json=True)[0]
+    documents = [pages.report(report, detail), pages.report(fleet, detail), pages.findings(json.loads(found), detail)]
+    documents += [pages.configuration(json.loads(config.run(one, as_json=True)), detail)]
+    documents += [pages.comparison(verify.verify(str(folder), one), detail)]
+    for document in documents:
+        answer = written(fitted(marked(document, own), DETAILED if detail else COMPACT))
+        assert not UNSEEN & set(answer)
+        outside = re.sub("⟦[^⟦⟧]*⟧", "", answer)
+        assert not {word for word in ("touch", "script", "evil.example", "someone", "⟦", "⟧") if word in outside}
+    assert "⟦=1+1" in written(marked(documents[0], own))
 
 
 def test_html_has_no_element_of_a_label(report: Report, fleet: Report) -> None:

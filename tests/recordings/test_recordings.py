@@ -15,6 +15,9 @@ from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
 from support.reports import present_only, uncounted
 
 from diag.commands import doctor
+from diag.commands.mcp import pages, schemas
+from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, written
+from diag.commands.mcp.command import own_texts
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
@@ -46,6 +49,19 @@ def test_what_truly_happened_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_what_did_not_happen_is_not_claimed(name: str) -> None:
     assert not present(judged(name)) & set(truth(name)["absent"])
+
+
+OWN = own_texts(ObserveOptions([]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_agents_answer_fits_its_bound_and_its_schema(name: str) -> None:
+    for detail, tokens in ((False, COMPACT), (True, DETAILED)):
+        answer = fitted(marked(pages.report(judged(name), detail), OWN), tokens)
+        assert len(written(answer)) <= 3 * tokens
+        jsonschema.validate(answer, schemas.REPORT)
+        assert {each["incident"] for each in answer["diagnoses"]} == present(judged(name))
+        assert not [each for each in answer.get("left_out", []) if each.startswith("diagnoses:")]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if truth(name)["verdict"] == "healthy"])

@@ -15,6 +15,8 @@ ONE_FILE = {
     "grafanalib": "artefacts/grafana/",
     "bcrypt": "exporter/basic_auth.py",
     "kubernetes": "sources/kubernetes/cluster.py",
+    "mcp": "commands/mcp/server.py",
+    "jsonschema": "commands/mcp/server.py",
     "yaml": "core/yaml.py",
     "vllm": "vllm/flags/parser.py",
     "typer": ("cli.py", "commands/options.py", "commands/help.py"),

@@ -1,0 +1,1 @@
+"""`diag mcp`: the tools of diag for agents, over the Model Context Protocol."""

@@ -1,0 +1,107 @@
+"""What an agent may ask about: the servers, recordings and the Prometheus that the command line names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from diag.commands.observe import ObserveOptions
+from diag.core.errors import BadUsage
+from diag.core.formatting import listed, printable
+from diag.http.address import Address, parse, without_user
+from diag.sources.prometheus.scope import Scope
+from diag.sources.recording.reader import PAGES
+
+PROMETHEUS = "prometheus"
+"""The name under which the Prometheus is asked."""
+MOST_NAMED = 50
+"""Recordings in a sentence."""
+
+
+class NotAllowed(BadUsage):
+    """An agent asked for something that nobody allowed, or gave arguments that make no sense; safe to be shown."""
+
+
+@dataclass(frozen=True)
+class AllowedTargets:
+    """The allow-list: servers by their addresses without credentials, a folder of recordings, a Prometheus.
+
+    `base` are the options that whoever started the server chose, for every target.
+    """
+
+    servers: Mapping[str, str] = field(default_factory=dict)
+    recordings: Path | None = None
+    prometheus: str = ""
+    base: ObserveOptions = field(default_factory=lambda: ObserveOptions([]))
+
+    def options(self, name: str, scope: Scope | None = None) -> ObserveOptions:
+        """How the target of that name is observed; without a name the only one there is. NotAllowed for any other."""
+        name = name or self._only()
+        if self.prometheus and name in (PROMETHEUS, parse(self.prometheus).shown):
+            return replace(self.base, prometheus=self.prometheus, scope=scope or Scope(), log="", launch="")
+        if scope and scope != Scope():
+            raise NotAllowed("at, window, instance and model are for the target prometheus: only it knows other times")
+        target = self.recording(name) or self._server(name)
+        if not target:
+            raise NotAllowed(
+                f"{without_user(name) if '@' in name else printable(name, 80)} is not among the targets: {self.named()}"
+            )
+        known = replace(self.base, targets=[target])
+        return known if target in self.servers.values() else replace(known, log="", launch="")
+
+    def recording(self, name: str) -> str:
+        """The path of a recording below the folder, "" where there is none of that name."""
+        if not self.recordings:
+            return ""
+        try:
+            folder = (self.recordings / name).resolve()
+            is_below = folder.is_relative_to(self.recordings.resolve())
+            return str(folder) if is_below and _is_recording(folder) else ""
+        except (OSError, ValueError):
+            return ""
+
+    def _server(self, name: str) -> str:
+        try:
+            return self.servers.get(_identity(parse(name)), "")
+        except BadUsage:
+            return ""
+
+    def _only(self) -> str:
+        names = [*self.servers, *self._recorded(), *([PROMETHEUS] if self.prometheus else [])]
+        if len(names) != 1:
+            raise NotAllowed(f"name a target: {self.named()}")
+        return names[0]
+
+    def _recorded(self) -> list[str]:
+        """The names of the recordings that lie directly in the folder."""
+        try:
+            folders = sorted(self.recordings.iterdir()) if self.recordings else []
+        except OSError:
+            return []
+        return [folder.name for folder in folders if self.recording(folder.name)]
+
+    def named(self) -> str:
+        """All targets in one line."""
+        recorded = [printable(name, 60) for name in self._recorded()]
+        parts = [*self.servers, *([f"{PROMETHEUS} ({parse(self.prometheus).shown})"] if self.prometheus else [])]
+        parts += [f"the recordings {listed(recorded, most=MOST_NAMED)}"] if recorded else []
+        return "; ".join(parts) or "none was allowed when diag mcp was started (URLs, --recordings, --prometheus)"
+
+
+def allowed(urls: Sequence[str], recordings: Path | None, prometheus: str, base: ObserveOptions) -> AllowedTargets:
+    """The allow-list of a command line; BadUsage where a part of it is none."""
+    for url in (*urls, *([prometheus] if prometheus else [])):
+        address = parse(url)
+        if address.authorization or address.query:
+            raise BadUsage(f"{address.shown}: credentials of servers come from the environment, not from their URLs")
+    if recordings and not recordings.is_dir():
+        raise BadUsage(f"--recordings {printable(str(recordings))} is not a folder")
+    return AllowedTargets({_identity(parse(url)): url for url in urls}, recordings, prometheus, base)
+
+
+def _identity(address: Address) -> str:
+    """An address however it was written."""
+    return "" if address.authorization or address.query else address.shown.rstrip("/").removesuffix("/metrics")
+
+
+def _is_recording(folder: Path) -> bool:
+    return folder.is_dir() and any((folder / name).is_file() for name in PAGES)
