@@ -111,8 +111,7 @@ class WatchAlerts:
     """What a watch finds as the alerts that the generated rules would give; BadUsage where `url` is no address."""
 
     def __init__(self, options: ObserveOptions, url: str, say: Callable[[str], None]) -> None:
-        self._addresses = parse_all([options.prometheus] if options.prometheus else options.targets)
-        self._contract, self._is_live = _contract(options), not options.prometheus
+        self._watched, self._contract = _watched(options), _contract(options)
         self._posts = AlertPosts(Alertmanager(url, os.environ).post, say)
         self._holding: list[FilledAlert] = []
         self._known: dict[Key, Diagnosis] = {}
@@ -144,7 +143,7 @@ class WatchAlerts:
 
     def is_lost(self, reason: str) -> None:
         """Nothing can be observed: what held may hold still, and that nobody sees it is an alert of its own."""
-        lost = (no_telemetry(name, reason, self._contract.site, time.time()) for name in self._addresses)
+        lost = (no_telemetry(name, reason, self._contract.site, time.time()) for name in self._watched)
         self._posts.holds([*self._holding, *lost])
 
     def at_the_end(self, report: Report) -> Report:
@@ -153,10 +152,19 @@ class WatchAlerts:
         return report
 
     def _alerts(self, diagnosis: Diagnosis) -> Iterator[FilledAlert]:
-        address = self._addresses.get(dict(diagnosis.subject).get("instance", "")) if self._is_live else None
+        anywhere = next(iter(self._watched.values()))
+        command = self._watched.get(dict(diagnosis.subject).get("instance", ""), anywhere)
         for alert in filled_alerts(diagnosis, self._contract, time.time()):
-            command = {"doctor": f"diag doctor {shlex.quote(address.shown)}"} if address else {}
-            yield alert._replace(annotations={**alert.annotations, **command})
+            yield alert._replace(annotations={**alert.annotations, "doctor": command or alert.annotations["doctor"]})
+
+
+def _watched(options: ObserveOptions) -> Mapping[str, str]:
+    """What is watched by its name, with the command that diagnoses it; "" where that is the one of the rule."""
+    if options.prometheus:
+        return {parse(options.prometheus).instance: ""}
+    if options.k8s:
+        return {options.k8s: f"diag doctor --k8s {shlex.quote(options.k8s)}"}
+    return {name: f"diag doctor {shlex.quote(each.shown)}" for name, each in parse_all(options.targets).items()}
 
 
 def _contract(options: ObserveOptions) -> Contract:

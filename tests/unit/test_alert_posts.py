@@ -23,7 +23,7 @@ from diag.knowledge.catalog import load
 
 ONE = FilledAlert({"alertname": "VllmOne", "severity": "warning"}, {"summary": "s"}, 1.7e9)
 TWO = FilledAlert({"alertname": "VllmTwo", "severity": "critical"}, {}, 1.7e9)
-SEEN = Observed("scrape", "http://eu", 1.8e9, 1.8e9, 4, 0)
+REPORT = Report(Observed("scrape", "http://eu", 1.8e9, 1.8e9, 4, 0), "critical", (), (), (), ())
 Posted = list[Mapping[str, Any]]
 
 
@@ -115,7 +115,7 @@ def test_a_cause_that_is_over_mutes_what_still_follows_from_it(monkeypatch: pyte
     """As the rule of the cause does, by its keep_firing_for: else its consequences page when it ends."""
     known = {each.id: each for each in load()}
     cause, effect = present(known["kv_eviction_cascade"], "critical"), present(known["contract_breached"], "critical")
-    report = Report(SEEN, "critical", (), tuple(map(Finding, (cause, effect))), (), ())
+    report = REPORT._replace(findings=tuple(map(Finding, (cause, effect))))
     with serving(lambda request: Reply()) as server:
         watch = WatchAlerts(ObserveOptions(["http://eu"]), server.url, print)
 
@@ -130,6 +130,23 @@ def test_a_cause_that_is_over_mutes_what_still_follows_from_it(monkeypatch: pyte
         late = posting.time.time() + 3600
         monkeypatch.setattr(posting.time, "time", lambda: late)
         assert told(effect) == {"kv_eviction_cascade": False, "contract_breached": True}
+
+
+def test_an_alert_of_a_scraped_server_names_the_command_for_it() -> None:
+    incident = next(each for each in load() if each.id == "engine_stalled")
+    for how, command in (
+        (ObserveOptions(["https://eu/pod-1/m"]), "diag doctor https://eu:443/pod-1/m"),
+        (ObserveOptions([], k8s="ns/app=vllm x"), "diag doctor --k8s 'ns/app=vllm x'"),
+        (ObserveOptions([], prometheus="http://prom/p"), "diag doctor --prometheus http://prom:80/p --match"),
+    ):
+        with serving(lambda request: Reply()) as server:
+            watch = WatchAlerts(how, server.url, print)
+            watch.holds({("", ()): present(incident, "critical")}, REPORT)
+            watch.is_lost("cannot connect")
+            watch.at_the_end(REPORT)
+        held, lost = json.loads(server.requests[-1].body)
+        assert held["annotations"]["doctor"].startswith(command)
+        assert lost["labels"]["alertname"] == "VllmTelemetryAbsent" and lost["labels"]["instance"]
 
 
 # -- what they say ----------------------------------------------------------------------------------------------------

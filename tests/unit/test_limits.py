@@ -8,6 +8,8 @@ import pytest
 from support.paths import ROOT
 
 from diag.commands import options
+from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
+from diag.commands.mcp.schemas import COMMAND
 from diag.core import toml, yaml
 from diag.exporter.log import line as log_line
 from diag.exporter.log import tail
@@ -17,7 +19,7 @@ from diag.exposition.lines import NotMetrics
 from diag.exposition.page import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.promql import parts
-from diag.sources.prometheus import servers
+from diag.sources.prometheus import queries
 from diag.sources.recording import reader
 from diag.verify import baseline
 from diag.vllm.command import parse
@@ -48,9 +50,11 @@ STATED = {
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
     "PromQL of an incident file": f"{parts.MOST_DEEP} operators and parentheses",
     "answer of a Prometheus": f"{prometheus_api.MOST_BYTES // MIB} MiB",
-    "answers of a Prometheus that are none": f"{servers.MOST_UNUSABLE}",
-    "time-outs of queries": f"{servers.MOST_TIMEOUTS - 1}",
+    "answers of a Prometheus that are none": f"{queries.MOST_UNUSABLE}",
+    "time-outs of queries": f"{queries.MOST_TIMEOUTS - 1}",
     "file with a token or headers": f"{credentials.MOST_BYTES // MIB} MiB",
+    "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
+    "launch command given to `diag mcp`": f"{COMMAND['maxLength']:,} characters",
     "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",
     "`--for`": f"{options.LONGEST_WATCH:,.0f} s",
     "`--timeout`": f"{options.LONGEST_WAIT:,.0f} s",
