@@ -186,6 +186,18 @@ def test_the_status_of_a_container_is_what_a_host_would_show() -> None:
     ]
 
 
+def test_a_probe_that_failed_is_told_with_the_time_that_it_allows() -> None:
+    probe = {"startupProbe": {"periodSeconds": 10, "failureThreshold": 30}}
+    message = "Startup probe failed: Get http://10.0.0.1:8000/health: connect: connection refused"
+    events = [
+        {"message": message, "count": 31, "involvedObject": {"fieldPath": "spec.containers{main}"}},
+        {"message": message, "count": 9, "involvedObject": {"fieldPath": "spec.containers{another}"}},
+    ]
+    assert list(notes(pod(**probe), "main", events)) == [
+        "container main of pod p: its startupProbe failed 31 times: the kubelet restarts it after 300 s of that"
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("64Gi", 2.0**36), ("1e3", None), ("2", 2.0), ("250m", 0.25), ("3G", 3e9), (None, None)]
 )

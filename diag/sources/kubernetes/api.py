@@ -10,6 +10,7 @@ from diag.core.formatting import printable
 from diag.http.client import Client, Manner, Request, Response
 from diag.http.failure import Failure, Hints, WrongAnswer, sentence
 from diag.sources.kubernetes.cluster import Cluster
+from diag.sources.kubernetes.discovery import part
 
 ROLE = "docs/kubernetes.md has the Role"
 HINTS = Hints("is this the address of a Kubernetes API server?", too_long="is the API server overloaded?")
@@ -60,7 +61,7 @@ class Api:
             page = self._json(f"{namespaced(namespace)}/pods", "list pods", namespace, query)
             items = page.get("items") or []
             yield from items
-            count, more = count + len(items), _of(page, "metadata").get("continue")
+            count, more = count + len(items), part(page, "metadata").get("continue")
             if not more or count >= MOST_PODS:
                 return
             query["continue"] = more
@@ -68,6 +69,14 @@ class Api:
     def pod(self, namespace: str, name: str) -> Mapping[str, Any]:
         """One pod as it is now; Failure where it is gone or cannot be read."""
         return self._json(f"{namespaced(namespace)}/pods/{quote(name)}", "get pods", namespace, {})
+
+    def events(self, namespace: str, pod: str) -> list[Mapping[str, Any]]:
+        """What the kubelet and others reported of a pod lately; none where that may not be read."""
+        try:
+            query = {"fieldSelector": f"involvedObject.name={pod}"}
+            return self._json(f"{namespaced(namespace)}/events", "list events", namespace, query).get("items") or []
+        except Failure:
+            return []
 
     def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> bytes:
         """A part of a container's log, each line with its time before it; Failure where it cannot be read."""
@@ -124,8 +133,3 @@ def _message(body: bytes) -> str:
 def _shortly(why: str) -> str:
     """The end of a Go error: "connection refused" for "dial tcp 10.0.0.1:8000: connect: connection refused"."""
     return printable(why.strip().rpartition("connect: ")[2], 100)
-
-
-def _of(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = node.get(name)
-    return found if isinstance(found, dict) else {}

@@ -30,6 +30,7 @@ _TLS = re.compile(r"(?:^|\s)--ssl-(?:keyfile|certfile)\b")
 _EXPORTER = re.compile(r"\bdiag\s+exporter\b")
 _PAGES = ("metrics", "vllm", "http", "api", "serving", "user-port")
 """Names of ports, those first that are likelier to have the page."""
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 class Candidate(NamedTuple):
@@ -47,9 +48,8 @@ def candidates(pod: Pod) -> Iterator[Candidate]:
     """The containers of a pod that may be vLLM servers; none of a rank whose group only its leader speaks for."""
     if _labels(pod).get("leaderworkerset.sigs.k8s.io/worker-index", "0") != "0":
         return
-    containers = spec(pod).get("containers") or []
-    exporter = any(_EXPORTER.search(_words(container)) for container in containers)
-    for container in containers:
+    exporter = any(_EXPORTER.search(_words(container)) for container in containers(pod))
+    for container in containers(pod):
         certain = is_vllm(container)
         if certain or (_may_be(pod, container) and not _OTHER.search(_image(container))):
             ports = _ports(pod, container)
@@ -87,12 +87,14 @@ def _may_be(pod: Pod, container: Mapping[str, Any]) -> bool:
 
 
 def _ports(pod: Pod, container: Mapping[str, Any]) -> tuple[int, ...]:
-    """That of the command first, then those that the container declares, those of the annotation, the usual ones."""
+    """That of the command first, then those that the container declares and that are probed, then the usual ones."""
     said = [int(port) for port in _PORT.findall(_words(container))]
     declared = [port for port in container.get("ports") or [] if port.get("protocol", "TCP") == "TCP"]
     declared.sort(key=lambda port: _rank(str(port.get("name", ""))))
-    annotated = str((pod.get("metadata", {}).get("annotations") or {}).get("prometheus.io/port", ""))
+    probed = [part(part(container, probe), "httpGet").get("port") for probe in PROBES]
+    annotated = str(part(part(pod, "metadata"), "annotations").get("prometheus.io/port", ""))
     found = [*said, *(int(port.get("containerPort", 0)) for port in declared)]
+    found += [port for port in probed if isinstance(port, int)]
     found += [int(annotated)] if annotated.isascii() and annotated.isdecimal() else []
     return tuple(port for port in dict.fromkeys([*found, *DEFAULT_PORTS]) if 0 < port < 2**16)[:MOST_PORTS]
 
@@ -116,14 +118,19 @@ def _image(container: Mapping[str, Any]) -> str:
 
 def name(pod: Pod) -> str:
     """Its name."""
-    return str(pod.get("metadata", {}).get("name", ""))
+    return str(part(pod, "metadata").get("name", ""))
 
 
-def spec(pod: Pod) -> Mapping[str, Any]:
-    """What it should be."""
-    found = pod.get("spec")
+def part(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """What stands there, empty where nothing does."""
+    found = node.get(key)
     return found if isinstance(found, dict) else {}
 
 
+def containers(pod: Pod) -> Sequence[Mapping[str, Any]]:
+    """Its containers as they should be."""
+    return part(pod, "spec").get("containers") or ()
+
+
 def _labels(pod: Pod) -> Mapping[str, str]:
-    return pod.get("metadata", {}).get("labels") or {}
+    return part(part(pod, "metadata"), "labels")

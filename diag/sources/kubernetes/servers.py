@@ -24,6 +24,7 @@ from diag.sources.live.local import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, watch
 from diag.sources.observation import Observation
 
+REFUSED = "connection refused"
 MOST_SERVERS = 100
 """Watched at once: each is asked for its page and its log at every scrape."""
 
@@ -107,27 +108,28 @@ def _none(place: Place, pods: Sequence[Pod], reasons: Sequence[str]) -> str:
 
 def _look(api: Api, namespace: str, pod: Pod, candidate: Candidate) -> FoundServer | str:
     """The server; or why it cannot be judged, "" for what is none."""
-    shown = f"pod {printable(candidate.pod)}"
+    shown, status = f"pod {printable(candidate.pod)}", container_status(pod, candidate.container)
     try:
         port = _port(api, namespace, candidate)
     except Failure as error:
         if not candidate.certain:
             return f"{shown}: {error}; {error.hint}" if error.reached else ""
         port = candidate.ports[0]
-        if error.reached and container_status(pod, candidate.container).ready:
+        if status.ready and (status.probed or str(error) != REFUSED):
             return (
                 f"{shown} is ready, but cannot be asked through the API server's proxy ({error}); {error.hint}; or run:"
                 f" kubectl port-forward -n {namespace} {shown.replace(' ', '/')} {port}"
             )
-    log = ContainerLog(api, namespace, candidate, container_status(pod, candidate.container))
+    log = ContainerLog(api, namespace, candidate, status)
     log.begin()
     problem = [log.problem] if log.problem else []
+    events = [] if status.ready and not status.restarts else api.events(namespace, candidate.pod)
     instance = f"{candidate.pod}:{port}"
     return FoundServer(
         instance,
         _address(api, namespace, candidate, port),
         PodView(log, candidate.command),
-        (*notes(pod, candidate.container), *problem),
+        (*notes(pod, candidate.container, events), *problem),
     )
 
 

@@ -5,14 +5,14 @@ Pure: a pod as the API server describes it in, numbers and sentences out.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from diag.core.formatting import moment, plural, printable
 from diag.core.metric_families import Sample
 from diag.exporter.log.crashes import STEADY_SECONDS
-from diag.sources.kubernetes.discovery import Pod, name, spec
+from diag.sources.kubernetes.discovery import Pod, containers, name, part
 
 OOM_KILLED = "OOMKilled"
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 10.0, 300.0
@@ -42,13 +42,17 @@ class Ended(NamedTuple):
 
 
 class ContainerStatus(NamedTuple):
-    """A container at one look; `last` is the latest run that is over, None where the first one goes on."""
+    """A container at one look; `last` is the latest run that is over, None where the first one goes on.
+
+    ready: whether the kubelet says so, which says something where it is `probed` for that.
+    """
 
     restarts: int = 0
     waits: str = ""
     message: str = ""
     running_since: float = 0.0
     ready: bool = False
+    probed: bool = False
     last: Ended | None = None
     memory_limit: float | None = None
     cpu_limit: float | None = None
@@ -85,17 +89,19 @@ class ContainerStatus(NamedTuple):
 
 def container_status(pod: Pod, container: str) -> ContainerStatus:
     """The status of that container."""
-    status = next(iter(_named(pod.get("status", {}).get("containerStatuses"), container)), {})
-    state, last = _of(status, "state"), _of(_of(status, "lastState"), "terminated")
-    limits = _of(_of(next(iter(_named(spec(pod).get("containers"), container)), {}), "resources"), "limits")
-    waiting = _of(state, "waiting")
-    ended = _of(state, "terminated") or last
+    status = next(iter(_named(part(pod, "status").get("containerStatuses"), container)), {})
+    state, last = part(status, "state"), part(part(status, "lastState"), "terminated")
+    wanted = next(iter(_named(containers(pod), container)), {})
+    limits = part(part(wanted, "resources"), "limits")
+    waiting = part(state, "waiting")
+    ended = part(state, "terminated") or last
     return ContainerStatus(
         restarts=int(status.get("restartCount") or 0),
         waits=str(waiting.get("reason", "")),
         message=str(waiting.get("message", "")),
-        running_since=_time(_of(state, "running").get("startedAt")),
+        running_since=_time(part(state, "running").get("startedAt")),
         ready=status.get("ready") is True,
+        probed="readinessProbe" in wanted,
         last=_ended(ended) if ended else None,
         memory_limit=quantity(limits.get("memory")),
         cpu_limit=quantity(limits.get("cpu")),
@@ -104,22 +110,22 @@ def container_status(pod: Pod, container: str) -> ContainerStatus:
 
 def not_started(pod: Pod) -> str:
     """Why no container of a pod has run yet or will run any more, as a sentence; "" where that is not so."""
-    status, shown = pod.get("status", {}), f"pod {printable(name(pod))}"
-    if pod.get("metadata", {}).get("deletionTimestamp"):
+    status, shown = part(pod, "status"), f"pod {printable(name(pod))}"
+    if part(pod, "metadata").get("deletionTimestamp"):
         return f"{shown} is being deleted"
     if status.get("phase") in ("Succeeded", "Failed"):
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
         return f"{shown} has ended ({printable(why or status['phase'], 200)})"
     if status.get("phase") != "Pending":
         return ""
-    waiting = [_of(_of(each, "state"), "waiting") for each in _statuses(status)]
+    waiting = [part(part(each, "state"), "waiting") for each in _statuses(status)]
     reasons = [*waiting, *(each for each in status.get("conditions") or [] if each.get("status") == "False")]
     told: Mapping[str, Any] = next((each for each in reasons if each.get("reason") and each.get("message")), {})
     why = f"{told['reason']}, {told['message']}" if told else "its containers are being created"
     return f"{shown} is pending: {printable(why, 200)}"
 
 
-def notes(pod: Pod, container: str) -> Iterator[str]:
+def notes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
     """What a reader should know of a container that was restarted or waits: one sentence at most."""
     found = container_status(pod, container)
     told = []
@@ -130,8 +136,22 @@ def notes(pod: Pod, container: str) -> Iterator[str]:
     if found.waits:
         why = found.message.partition(" restarting failed")[0]
         told.append(printable(found.waits) + (f" ({printable(why, 200)})" if why else ""))
+    told += _failed_probes(next(iter(_named(containers(pod), container)), {}), events)
     if told:
         yield f"container {printable(container)} of pod {printable(name(pod))}: {', '.join(told)}"
+
+
+def _failed_probes(container: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The probes for which the kubelet restarts a container, as often as its events say that they failed."""
+    field = f"spec.containers{{{container.get('name')}}}"
+    own = [each for each in events if part(each, "involvedObject").get("fieldPath") == field]
+    for probe in ("startupProbe", "livenessProbe"):
+        kind = probe.removesuffix("Probe")
+        failed = [each for each in own if str(each.get("message", "")).lower().startswith(f"{kind} probe failed")]
+        if failed:
+            times, settings = sum(int(each.get("count") or 1) for each in failed), part(container, probe)
+            allowed = int(settings.get("periodSeconds", 10)) * int(settings.get("failureThreshold", 3))
+            yield f"its {probe} failed {plural(times, 'time')}: the kubelet restarts it after {allowed} s of that"
 
 
 def quantity(text: object) -> float | None:
@@ -162,8 +182,3 @@ def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _named(items: Any, wanted: str) -> list[Mapping[str, Any]]:
     return [item for item in items or [] if item.get("name") == wanted]
-
-
-def _of(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = node.get(name)
-    return found if isinstance(found, dict) else {}
