@@ -16,7 +16,7 @@ from support.paths import RECORDINGS
 
 VLLM = {"image": "vllm/vllm-openai:v0.32.0", "args": ["--model", "tiny", "--api-key", "sekret-api-key"]}
 SECRETS = ("sekret", token("reader"))
-SHORTLY = ("--for", "8", "--every", "1", "--json")
+SHORTLY = ("--for", "3", "--every", "1", "--json")
 
 
 def log_of(recording: str, lines: int | None = None) -> str:
@@ -68,7 +68,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def inference(lab: Cluster) -> subprocess.CompletedProcess[str]:
-    return lab.diag("doctor", "--k8s", "arn:aws:eks/lab/inference", *SHORTLY)
+    return lab.diag("doctor", "--k8s", "arn:aws:eks/lab/inference", "--for", "8", *SHORTLY[2:])
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +191,4 @@ def test_a_namespace_is_asked_alone() -> None:
     for words in (("http://127.0.0.1:1",), ("--log", "x"), ("--prometheus", "http://127.0.0.1:1")):
         done = diag("doctor", "--k8s", "inference", *words)
         assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+        assert "--k8s finds servers and their logs itself" in done.stderr

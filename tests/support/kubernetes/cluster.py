@@ -163,7 +163,7 @@ def role() -> Mapping[str, Any]:
     """The Role that docs/kubernetes.md gives."""
     manifests = (ROOT / "docs" / "kubernetes.md").read_text().split("```yaml\n")[1:]
     found = (document for text in manifests for document in yaml.safe_load_all(text.partition("```")[0]))
-    return next(document for document in found if document["kind"] == "Role")
+    return next(document for document in found if document.get("kind") == "Role")
 
 
 def _rights(users: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
