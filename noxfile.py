@@ -86,12 +86,19 @@ def package(session: nox.Session) -> None:
     session.run("cyclonedx-py", "environment", str(empty), "--output-reproducible", "-o", "dist/diag.cdx.json")
 
 
+def _resolve(session: nox.Session, resolution: str, *more: str) -> None:
+    """Install what pyproject.toml needs; the oldest release is the oldest that has a wheel for this Python."""
+    options = ("--only-binary=:all:", f"--resolution={resolution}", "-r", "pyproject.toml")
+    session.run("uv", "pip", "install", "-q", *options, *more)
+
+
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], venv_backend="uv")
 @nox.parametrize("resolution", ["highest", "lowest-direct"])
 def installed(session: nox.Session, resolution: str) -> None:
     """Install dist/*.whl with the newest or the oldest dependencies that it allows, and run the README's main job."""
     (wheel,) = _built("*.whl")
-    session.run("uv", "pip", "install", "-q", f"--resolution={resolution}", "--reinstall", wheel)
+    _resolve(session, resolution)
+    session.run("uv", "pip", "install", "-q", "--no-deps", "--reinstall", wheel)
     recording = Path("tests/recordings/kv_cascade").resolve()
     session.chdir(session.create_tmp())
     session.run("diag", "--version")
@@ -101,5 +108,6 @@ def installed(session: nox.Session, resolution: str) -> None:
 @nox.session(python="3.11", venv_backend="uv")
 def oldest(session: nox.Session) -> None:
     """The fast tests with the oldest dependencies that pyproject.toml allows."""
-    session.run("uv", "pip", "install", "-q", "--resolution=lowest-direct", "-e", ".[test]")
+    _resolve(session, "lowest-direct", "--extra=test")
+    session.run("uv", "pip", "install", "-q", "--no-deps", "-e", ".")
     session.run("pytest", "-n", "2", "-m", "fast", *session.posargs)
