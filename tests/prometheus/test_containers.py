@@ -1,13 +1,20 @@
 """cAdvisor and kube-state-metrics as evidence: what they say of a server's container, through a real Prometheus."""
 
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from support.alert_rules import only
 from support.bad_servers import serving
-from support.cluster import Cluster, Pod, scrape_config
+from support.cluster import Cluster, Pod, scrape_config, timeline_of
+from support.firing import all_fired
+from support.paths import ROOT
 from support.prometheus_server import PLACES, program
 from support.prometheus_server import serving as prometheus
+from support.timelines import LEAD
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -49,6 +56,31 @@ def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see() ->
     }
     dead = {dict(each.subject)["instance"]: each.explained_by for each in present if each.incident.id == "engine_dead"}
     assert dead == {"killed:8000": "host_memory_exhausted"}
+
+
+LASTING = {  # of each alert: pods with which it fires, and those with which it must not
+    "host_cpu_starved": (PODS[0], PODS[1], PODS[2]),
+    "host_memory_exhausted": (
+        Pod("killed", used=31.0, dies=LEAD, killed=True),
+        Pod("killed-long-ago", killed_before=True),
+        Pod("large-and-steady", used=30.4, cached=1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("incident", LASTING)
+def test_the_recording_rules_make_alerts_fire_and_only_those(incident: str, tmp_path: Path) -> None:
+    groups = [*groups_of(ROOT / "alerts" / "kubernetes.yaml"), *groups_of(only(incident, tmp_path))]
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": groups}))
+    pods = {pod.name: timeline_of(pod) for pod in LASTING[incident]}
+    names = {dict(key)["__name__"] for series in pods.values() for key in series}
+    found = all_fired(tmp_path / "rules.yaml", pods, names, tmp_path)
+    ill, *healthy = (found[pod.name].incidents for pod in LASTING[incident])
+    assert (ill, *healthy) == ({incident}, *(set() for _ in healthy))
+
+
+def groups_of(file: Path) -> list[dict[str, object]]:
+    return yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
 
 
 NOW = 1_795_000_000_000

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 from support.bad_servers import Reply, Request
 from support.paths import RECORDINGS
+from support.timelines import TIMES, Key, Series, timeline
 
 from diag.sources.recording.reader import read_pages
 from diag.sources.recording.replay import Replay
@@ -54,13 +56,13 @@ class Cluster:
     def __init__(self, pods: list[Pod]) -> None:
         self.begin = time.time()
         self._pods = {pod.name: pod for pod in pods}
+        self.exporters = {"cadvisor": self._cadvisor, "kube-state-metrics": self._kube}
         (pages,) = read_pages(RECORDINGS / "healthy").scrapes.values()
         self._vllm = Replay(pages, self.begin, 1.0, True)
 
     def __call__(self, request: Request) -> Reply | None:
         now, name = time.time(), request.path.strip("/")
-        exporter = {"cadvisor": self._cadvisor, "kube-state-metrics": self._kube}.get(name)
-        if exporter:
+        if exporter := self.exporters.get(name):
             return Reply("\n".join([*exporter(now - self.begin), ""]).encode())
         page = self._vllm.at(now).page.decode()
         pod = self._pods[name]
@@ -73,7 +75,7 @@ class Cluster:
             for pod, values in zip(self._pods.values(), families, strict=True):
                 of_pod = f'namespace="llm",pod="{pod.name}"'
                 own = f'container="vllm",id="/kubepods/{pod.name}/vllm",image="docker.io/vllm/vllm-openai",name="0f"'
-                yield f"{name}{{{own},{of_pod}}} {values[name]} {round(time.time() * 1000)}"
+                yield f"{name}{{{own},{of_pod}}} {values[name]} {round((self.begin + seconds) * 1000)}"
                 whole = f'container="",id="/kubepods/{pod.name}",image="",name=""'
                 yield f"{name}{{{whole},{of_pod}}} {values[name] + 64 * GIB}"
 
@@ -154,3 +156,32 @@ def scrape_config(target: str, pods: list[Pod]) -> str:
         labels = f'instance: "{pod.name}:8000", namespace: llm, pod: {pod.name}, container: vllm'
         jobs.append(JOB.format(name=pod.name, honor="false", target=target, labels=labels))
     return f"global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:{''.join(jobs)}\n"
+
+
+SAMPLE = re.compile(r"([a-z_]+)\{(.*)\} (\S+)(?: \d+)?")
+
+
+def timeline_of(pod: Pod) -> Series:
+    """A healthy server in this pod, and what the exporters tell of it, for the rules: see timelines.py."""
+    server = {"namespace": "llm", "pod": pod.name, "container": "vllm"}
+    alive = pod.dies > TIMES
+    series: Series = {}
+    for key, values in timeline("healthy").items():
+        labels = {**dict(key), **server}
+        if pod.tokens_late and "inter_token_latency" in labels["__name__"] and "le" in labels:
+            labels["le"] = f"{LATER * float(labels['le'])}" if labels["le"] != "+Inf" else "+Inf"
+        gone = 0.0 if labels["__name__"] == "up" else np.nan
+        series[frozenset(labels.items())] = np.where(alive, values, gone)
+    return {**series, **_exporters(pod)}
+
+
+def _exporters(pod: Pod) -> Series:
+    cluster = Cluster([pod])
+    cluster.begin = 0.0
+    series: dict[Key, dict[int, float]] = {}
+    for place, seconds in enumerate(TIMES):
+        lines = [line for exporter in cluster.exporters.values() for line in exporter(float(seconds))]
+        for name, labels, value in (found.groups() for found in map(SAMPLE.fullmatch, lines) if found):
+            key = frozenset({"__name__": name, **dict(re.findall(r'(\w+)="([^"]*)"', labels))}.items())
+            series.setdefault(key, {})[place] = float(value)
+    return {key: np.array([values.get(place, np.nan) for place in range(TIMES.size)]) for key, values in series.items()}

@@ -175,9 +175,7 @@ RULE_FILES = {
 
 
 def test_the_rules_are_those_of_the_rule_files_each_group_small_enough_for_kubectl_apply() -> None:
-    rules = of_kind(
-        documents(merged(SIDECAR, {"prometheusRule": {"sets": [*RULE_FILES]}})), "PrometheusRule"
-    )
+    rules = of_kind(documents(merged(SIDECAR, {"prometheusRule": {"sets": [*RULE_FILES]}})), "PrometheusRule")
     files = [ROOT / "alerts" / name for name in RULE_FILES.values()]
     groups = [group for file in files for group in yaml.load(file.read_text(), Loader=yaml.CSafeLoader)["groups"]]
     assert [group for rule in rules for group in rule["spec"]["groups"]] == groups
