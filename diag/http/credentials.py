@@ -5,6 +5,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.core.files import read_text
@@ -18,7 +19,8 @@ WAYS = "DIAG_BEARER_TOKEN, DIAG_BASIC_AUTH or DIAG_HEADERS_FILE"
 class Credentials:
     """What every request carries; the headers are secrets.
 
-    unverified: whether any certificate is accepted, which only a kubeconfig can ask for.
+    unverified: whether any certificate is accepted; server_name: whom it is for, where that is not the host. Only a
+    kubeconfig can ask for these two.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -26,6 +28,7 @@ class Credentials:
     client_cert: str = ""
     client_key: str = ""
     unverified: bool = False
+    server_name: str = ""
 
 
 def from_environment(environment: Mapping[str, str]) -> Credentials:
@@ -52,15 +55,38 @@ def basic(user_and_password: str) -> str:
 
 def tls(credentials: Credentials) -> ssl.SSLContext:
     """The context that checks servers against the system's authorities, or against DIAG_CA_FILE alone."""
-    return _context(credentials.ca_file, credentials.client_cert, credentials.client_key, credentials.unverified)
+    given = credentials
+    return _context(given.ca_file, given.client_cert, given.client_key, given.unverified, given.server_name)
+
+
+class _NamedContext(ssl.SSLContext):
+    """Asks for another name than that of the host, and checks for it."""
+
+    server_name = ""
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        """Encrypt a connection."""
+        return super().wrap_socket(*args, **(options | {"server_hostname": self.server_name}))
+
+
+def _verifying(ca_file: str, server_name: str) -> ssl.SSLContext:
+    if not server_name:
+        return ssl.create_default_context(cafile=ca_file or None)
+    context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.server_name = server_name
+    if ca_file:
+        context.load_verify_locations(ca_file)
+    else:
+        context.load_default_certs()
+    return context
 
 
 @cache  # to load the system's authorities takes longer than a scrape
-def _context(ca_file: str, client_cert: str, client_key: str, unverified: bool) -> ssl.SSLContext:
+def _context(ca_file: str, client_cert: str, client_key: str, unverified: bool, server_name: str) -> ssl.SSLContext:
     if client_key and not client_cert:
         raise BadUsage("DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT")
     try:
-        context = ssl.create_default_context(cafile=ca_file or None)
+        context = _verifying(ca_file, server_name)
     except OSError as error:
         raise BadUsage(f"DIAG_CA_FILE {ca_file} cannot be used: {_why(error)}") from error
     if unverified:

@@ -4,6 +4,8 @@ import base64
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support import bad_servers as bad
@@ -208,3 +210,18 @@ def test_a_proxy_that_cannot_be_used_is_a_failure(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("http_proxy", url)
     with pytest.raises(Failure, match="through the proxy"):
         client("http://server.invalid").get("/")
+
+
+# Certificates
+
+
+def test_a_certificate_for_another_name_counts_where_a_kubeconfig_names_that(tmp_path: Path) -> None:
+    cert, key = bad.certificate(tmp_path, "server")  # for 127.0.0.1
+    by_host = Credentials(ca_file=str(cert))
+    with serving(bad.pages(bad.PAGE), bad.server_context(cert, key)) as server:
+        url = parse(f"https://localhost:{server.port}")
+        with pytest.raises(Failure, match="is not trusted"):
+            Client(url, by_host, Manner(30)).get("/metrics")
+        named = replace(by_host, server_name="127.0.0.1")
+        assert Client(url, named, Manner(30)).get("/metrics").status == 200
+        assert Client(url, Credentials(unverified=True), Manner(30)).get("/metrics").status == 200

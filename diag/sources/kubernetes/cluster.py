@@ -108,8 +108,6 @@ def _loaded(load: Callable[[Any], None]) -> Cluster:
         raise Unreachable(f"the kubeconfig's credential plugin did not end within {PLUGIN_SECONDS:g} s") from error
     if configuration.proxy != by_environment:
         raise BadUsage("proxy-url of a kubeconfig is not supported: set https_proxy to it")
-    if getattr(configuration, "tls_server_name", None):
-        raise BadUsage("tls-server-name of a kubeconfig is not supported: name the server as its certificate does")
     token = configuration.auth_settings().get("BearerToken", {}).get("value")
     return Cluster(
         parse(configuration.host),
@@ -119,6 +117,7 @@ def _loaded(load: Callable[[Any], None]) -> Cluster:
             client_cert=configuration.cert_file or "",
             client_key=configuration.key_file or "",
             unverified=not configuration.verify_ssl,
+            server_name=configuration.tls_server_name or "",
         ),
     )
 
