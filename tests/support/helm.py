@@ -56,7 +56,7 @@ def validate(document: Document) -> None:
     """By the schema of its kind; a field that the schema does not name is refused."""
     operators = _operators().get(document["kind"])
     if operators:
-        jsonschema.validate(document, operators)
+        operators.validate(document)
     else:
         assert kubernetes_validate.validate(document, KUBERNETES, strict=True)
     if "patch.yaml" in document.get("data", {}):
@@ -73,9 +73,9 @@ def _patched(patch: Document) -> Document:
 
 
 @cache
-def _operators() -> dict[str, Any]:
+def _operators() -> dict[str, jsonschema.Draft202012Validator]:
     schemas = json.loads((DATA / "prometheus-operator.schemas.json").read_text())
-    return {kind: _strict(schema) for kind, schema in schemas.items()}
+    return {kind: jsonschema.Draft202012Validator(_strict(schema)) for kind, schema in schemas.items()}
 
 
 def _strict(schema: Any) -> Any:
