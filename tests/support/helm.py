@@ -60,7 +60,16 @@ def validate(document: Document) -> None:
     else:
         assert kubernetes_validate.validate(document, KUBERNETES, strict=True)
     if "patch.yaml" in document.get("data", {}):
-        validate(_patched(yaml.safe_load(document["data"]["patch.yaml"].replace("$patch: replace", ""))))
+        validate(_patched(without_directives(yaml.safe_load(document["data"]["patch.yaml"]))))
+
+
+def without_directives(patch: Any) -> Any:
+    """A patch without what it takes away."""
+    if isinstance(patch, list):
+        return [without_directives(each) for each in patch if not isinstance(each, dict) or "$patch" not in each]
+    if isinstance(patch, dict):
+        return {key: without_directives(value) for key, value in patch.items() if value is not None}
+    return patch
 
 
 def _patched(patch: Document) -> Document:

@@ -14,10 +14,11 @@ from typing import Any
 import helm_python
 import pytest
 import yaml
-from support.helm import CHART, Document, Values, documents, merged, of_kind, texts, validate
+from support.helm import CHART, Document, Values, documents, merged, of_kind, texts, validate, without_directives
 from support.paths import ROOT
 
 DOCS = (ROOT / "docs" / "kubernetes.md").read_text()
+DOCS_OF_THE_PROBE = (ROOT / "docs" / "exporter.md").read_text()
 EXAMPLE = ROOT / "deploy" / "kubernetes-sidecar.yaml"
 SIDECAR: Values = {"image": {"repository": "registry.example.com/diag"}, "sidecar": {"podLabels": {"app": "vllm"}}}
 """What has no default."""
@@ -85,6 +86,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "runtimeClassName": ("daemonset", "nvidia"),
 }
 """Of every value: another one than the default, and a mode in which it changes something."""
+PROBES = ("livenessProbe", "readinessProbe")
 MAPS = ("containerSecurityContext", "resources", "livenessProbe", "readinessProbe", "labels", "annotations")
 
 
@@ -168,9 +170,12 @@ def test_whom_to_scrape_has_no_default() -> None:
 
 def test_the_rules_are_those_of_the_rule_files_each_group_small_enough_for_kubectl_apply() -> None:
     rules = of_kind(
-        documents(merged(SIDECAR, {"prometheusRule": {"sets": ["diag", "kubernetes", "dcgm", "normal"]}})), "PrometheusRule"
+        documents(merged(SIDECAR, {"prometheusRule": {"sets": ["diag", "kubernetes", "dcgm", "normal"]}})),
+        "PrometheusRule",
     )
-    files = [ROOT / "alerts" / name for name in ("diag.rules.yaml", "kubernetes.yaml", "dcgm.yaml", "normal.rules.yaml")]
+    files = [
+        ROOT / "alerts" / name for name in ("diag.rules.yaml", "kubernetes.yaml", "dcgm.yaml", "normal.rules.yaml")
+    ]
     groups = [group for file in files for group in yaml.load(file.read_text(), Loader=yaml.CSafeLoader)["groups"]]
     assert [group for rule in rules for group in rule["spec"]["groups"]] == groups
     assert any("{{" in str(group) for group in groups)
@@ -225,20 +230,37 @@ def test_the_example_without_helm_is_what_the_patch_makes(tmp_path: Path) -> Non
     validate(deployment)
 
 
-def test_the_patch_takes_the_place_of_other_probes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("probes", [(), PROBES], ids=["none", "of /health"])
+def test_the_patch_takes_the_place_of_other_probes(probes: tuple[str, ...], tmp_path: Path) -> None:
     deployment = yaml.safe_load(EXAMPLE.read_text())
     pod = deployment["spec"]["template"]["spec"]
-    pod["containers"][1:], pod["volumes"] = [], [{"name": "models", "emptyDir": {}}]
-    probe = {"httpGet": {"path": "/health", "port": "http"}}
-    pod["containers"][0] |= {"livenessProbe": probe, "readinessProbe": probe, "volumeMounts": []}
+    vllm = {key: value for key, value in pod["containers"][0].items() if key not in (*PROBES, "volumeMounts")}
+    health = {"httpGet": {"path": "/health", "port": "http"}}
+    pod |= {"containers": [vllm | dict.fromkeys(probes, health)], "volumes": [{"name": "models", "emptyDir": {}}]}
     found = patched(yaml.safe_dump(deployment), {}, tmp_path / "vllm.yaml")
-    vllm, diag = found["spec"]["template"]["spec"]["containers"]
-    assert (set(vllm["livenessProbe"]), diag["name"]) == (
-        {"exec", "failureThreshold", "periodSeconds", "timeoutSeconds"},
-        "diag",
-    )
+    assert found["spec"]["template"]["spec"]["containers"] == example()["containers"]
     assert {volume["name"] for volume in found["spec"]["template"]["spec"]["volumes"]} == {"models", "vllm-log"}
-    validate(found)
+
+
+@pytest.mark.parametrize(("status", "passes"), [(200, True), (401, True), (503, False), (None, True)])
+def test_vllms_probe_fails_at_an_answer_of_503_alone(status: int | None, passes: bool, tmp_path: Path) -> None:
+    curl = tmp_path / "curl"  # prints what -w '%{http_code}' does; an image may have none
+    if status is not None:
+        curl.write_text(f"#!/bin/sh\necho {status}\n")
+        curl.chmod(0o755)
+    for probe in PROBES:
+        command = example()["containers"][0][probe]["exec"]["command"]
+        assert command[2] in DOCS_OF_THE_PROBE or probe == "readinessProbe"
+        assert (
+            subprocess.run(["/bin/sh", *command[1:]], env={"PATH": str(tmp_path)}, check=False).returncode == 0
+        ) is passes
+
+
+def test_a_second_patch_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    changed = {"port": 9401, "extraEnv": [{"name": "B", "value": "2"}], "resources": {"limits": {"cpu": "1"}}}
+    once = patched(EXAMPLE.read_text(), {"extraEnv": [{"name": "A", "value": "1"}]}, tmp_path / "once.yaml")
+    twice = patched(yaml.safe_dump(once), changed, tmp_path / "twice.yaml")
+    assert twice["spec"]["template"]["spec"]["containers"][1] == container(documents(merged(BARE, changed)))
 
 
 def test_an_exporter_that_fails_its_probe_does_not_take_vllm_out_of_service(tmp_path: Path) -> None:
@@ -262,7 +284,10 @@ def test_the_container_meets_the_restricted_standard_and_ptrace_asks_for_one_cap
 def container(found: list[Document]) -> Document:
     """That of the exporter."""
     pods = [document["spec"] for document in found if document["kind"] in ("DaemonSet", "Deployment")]
-    pods += [yaml.safe_load(document["data"]["patch.yaml"])["spec"] for document in of_kind(found, "ConfigMap")]
+    pods += [
+        without_directives(yaml.safe_load(document["data"]["patch.yaml"]))["spec"]
+        for document in of_kind(found, "ConfigMap")
+    ]
     return next(each for pod in pods for each in pod["template"]["spec"]["containers"] if each["name"] == "diag")
 
 

@@ -72,7 +72,6 @@ volumeMounts:
   valueFrom: {fieldRef: {fieldPath: status.hostIP}}
 {{- end }}
 {{- if ne .Values.mode "standalone" }}
-# NVML without a GPU of its own: it only reads.
 - name: NVIDIA_VISIBLE_DEVICES
   value: all
 - name: NVIDIA_DRIVER_CAPABILITIES
@@ -109,7 +108,7 @@ volumeMounts:
 {{- end }}
 
 {{- /* What vLLM's own container gets: where it writes its log, and probes that tell a hang from a long step. Only an
-answer of 503 counts: a sidecar that is being restarted answers nothing. */}}
+answer of 503 counts: a sidecar that is being restarted answers nothing, nor does an image without curl. */}}
 {{- define "diag.vllm" -}}
 {{- if include "diag.log" . }}
 volumeMounts:
@@ -127,7 +126,7 @@ readinessProbe:
 
 {{- define "diag.probe" -}}
 exec:
-  command: [sh, -c, "test 503 != $(curl -s -m 4 -o /dev/null -w '%{http_code}' http://127.0.0.1:{{ .port }}/{{ .path }})"]
+  command: [sh, -c, 'test 503 != "$(curl -s -m 4 -o /dev/null -w "%{http_code}" http://127.0.0.1:{{ .port }}/{{ .path }})"']
 periodSeconds: 10
 timeoutSeconds: 5
 {{- end }}
