@@ -32,7 +32,7 @@ def tests(session: nox.Session) -> None:
 def live(session: nox.Session) -> None:
     """A real vLLM on the CPU; DIAG_VLLM_PYTHON names the interpreter that has it (.ci/components makes one)."""
     _install(session)
-    session.run("pytest", "-m", "live", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "live", *session.posargs)
 
 
 @nox.session

@@ -16,17 +16,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what is printed now as what is expected")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`-m fast` selects what a contributor runs all the time, `-m golden` what compares whole outputs."""
+    """`-m fast` selects what a contributor runs all the time, `-m golden` what compares whole outputs.
+
+    The live tests of a file share a server, so they run in one process.
+    """
     for item in items:
-        needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow", "vllm"}
+        if item.get_closest_marker("live"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow"}
         if item.path.relative_to(TESTS).parts[0] in FAST and not needs:
             item.add_marker("fast")
         if "golden" in getattr(item, "fixturenames", ()):
             item.add_marker("golden")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "live" and config.option.dist != "no":
+        config.option.dist = "loadgroup"
     hypothesis.settings.register_profile("unhurried", deadline=None)  # the machine may be busy
     hypothesis.settings.load_profile("unhurried")
 

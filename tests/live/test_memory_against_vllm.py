@@ -13,7 +13,7 @@ from diag.vllm.memory import cache, weights
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import Setup
 
-pytestmark = [pytest.mark.vllm, server.needed]
+pytestmark = [pytest.mark.live, server.needed]
 LIVE = TESTS / "support" / "live"
 
 

@@ -68,7 +68,7 @@ def test_a_release_to_which_a_flag_is_not_proposed_would_have_refused_it(fix: Fi
             )
 
 
-@pytest.mark.vllm
+@pytest.mark.live
 @server.needed
 def test_the_installed_parser_accepts_every_proposal() -> None:
     lines = [(line, fix) for _, fix in FIXES for line in commands(fix)]

@@ -1,13 +1,12 @@
 """The generated alerting rules, evaluated by a real promtool over a timeline."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import yaml
 from support import timelines
-from support.firing import Fired, all_fired
 from support.paths import ALL_RECORDINGS, ROOT
 from support.rewriting import OLD_NAMES
 
@@ -74,7 +73,3 @@ def only(incident: str | None, folder: Path, file: Path = RULES) -> Path:
     chosen = folder / "only.yaml"
     chosen.write_text(json.dumps({"groups": kept}))
     return chosen
-
-
-def all_evaluated(folder: Path, series: Mapping[str, timelines.Series]) -> dict[str, Fired]:
-    return all_fired(RULES, series, metrics_read(), folder)

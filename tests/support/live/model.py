@@ -1,0 +1,73 @@
+"""The files of a random Llama with a byte tokenizer, without weights: the server invents them (`--load-format dummy`).
+
+They are written as `PreTrainedTokenizerFast.save_pretrained` does it, which takes ten seconds to load.
+"""
+
+import json
+from pathlib import Path
+
+SPECIAL = ("<s>", "</s>", "<unk>", "<pad>")
+HEAD = 64
+SIZES = {"tiny": (128, 2), "small": (512, 4)}
+"""Hidden size and layers: one decodes fast enough to fill a KV cache, the other prefills slowly enough to freeze its
+neighbours."""
+
+
+def write(folder: Path, size: str) -> None:
+    """Write a model of that size."""
+    words = {word: at for at, word in enumerate([*SPECIAL, *_bytes()])}
+    hidden, layers = SIZES[size]
+    files = {
+        "config.json": _config(hidden, layers, len(words)),
+        "tokenizer.json": _tokenizer(words),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **dict(zip(("bos_token", "eos_token", "unk_token", "pad_token"), SPECIAL, strict=True)),
+        },
+    }
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _bytes() -> list[str]:
+    """The characters that stand for bytes in a byte-level vocabulary: printable ones for themselves."""
+    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    return [chr(each) for each in sorted([*own, *range(0x100, 0x200 - len(own))])]
+
+
+def _tokenizer(words: dict[str, int]) -> dict[str, object]:
+    """One token for a byte."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    by_bytes = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": words[each], "content": each, **plain} for each in SPECIAL],
+        "pre_tokenizer": {**by_bytes, "add_prefix_space": False},
+        "decoder": {**by_bytes, "add_prefix_space": True},
+        "model": {"type": "BPE", "vocab": words, "merges": []},
+    }
+
+
+def _config(hidden: int, layers: int, words: int) -> dict[str, object]:
+    """A Llama of that size."""
+    heads = max(2, hidden // HEAD)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 3,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": HEAD,
+        "vocab_size": -(-words // HEAD) * HEAD,
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 3,
+    }
