@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "live" and config.option.dist != "no":
-        config.option.dist = "loadgroup"
+        config.option.dist, config.option.loadscopereorder = "loadgroup", True  # the file with most tests first
     hypothesis.settings.register_profile("unhurried", deadline=None)  # the machine may be busy
     hypothesis.settings.load_profile("unhurried")
 

@@ -7,6 +7,7 @@ held equal to it there, all rules over everything.
 import shutil
 import subprocess
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from support.alert_rules import (
 )
 from support.firing import Fired, all_fired, evaluated, fired
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
-from support.prometheus_server import PLACES, answer, program, serving
+from support.prometheus_server import PLACES, Answer, answer, program, serving
 from support.scenarios import Beside, crashed, gpu, log, started, workers
 from support.timelines import CALM, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, timeline
 from support.waiting import until
@@ -232,7 +233,9 @@ def test_alerts_have_the_labels_that_identify_a_server_at_this_site(tmp_path: Pa
     assert "instance" not in "".join(rule["expr"] for rule in rules(file))
     series = timeline("kv_cascade", *CALM, before=CALM)
     moved = {frozenset({*key, ("cluster", "c"), ("pod", "p")}): values for key, values in series.items()}
-    assert fired(file, moved, metrics_read(), tmp_path).incidents == {"kv_eviction_cascade"}
+    assert fired(only("kv_eviction_cascade", tmp_path, file), moved, metrics_read(), tmp_path).incidents == {
+        "kv_eviction_cascade"
+    }
     assert "var-pod={{ $labels.pod | urlquery }}" in file.read_text()
 
 
@@ -300,13 +303,23 @@ def test_a_warning_never_mutes_a_critical_alert() -> None:
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("prefix", ["vllm_", "kserve_vllm:", "ray_vllm_"])
-def test_the_relabelling_gives_renamed_metrics_their_names_back(place: str, prefix: str) -> None:
-    page = prefix.encode() + b'num_requests_running{engine="0"} 3\ndiag_vllm_up 1\n'
-    with bad_servers.serving(bad_servers.pages(page)) as target:
-        job = {"job_name": "vllm", "static_configs": [{"targets": [target.url.removeprefix("http://")]}]}
+def test_the_relabelling_gives_renamed_metrics_their_names_back(place: str) -> None:
+    pages = [
+        bad_servers.pages(prefix.encode() + b'num_requests_running{engine="0"} 3\ndiag_vllm_up 1\n')
+        for prefix in ("vllm_", "kserve_vllm:", "ray_vllm_")
+    ]
+    with ExitStack() as targets:
+        addresses = [targets.enter_context(bad_servers.serving(page)).url.removeprefix("http://") for page in pages]
+        job = {"job_name": "vllm", "static_configs": [{"targets": addresses}]}
         job |= yaml.safe_load((ROOT / "alerts" / "relabel.yaml").read_text())
         config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]}
         with serving(program(place), [], yaml.safe_dump(config)) as server:
-            held = until(lambda: answer(server, '{__name__=~".*vllm.*"}'))
-    assert {dict(key)["__name__"] for key in held} == {"vllm:num_requests_running", "diag_vllm_up"}
+            held = until(lambda: whole(answer(server, '{__name__=~".*vllm.*"}'), 2 * len(pages)))
+    assert {(labels["__name__"], labels["instance"]) for labels in map(dict, held)} == {
+        (name, address) for name in ("vllm:num_requests_running", "diag_vllm_up") for address in addresses
+    }
+
+
+def whole(held: Answer | None, series: int) -> Answer | None:
+    """What a Prometheus holds, once so many series are there."""
+    return held if held and len(held) >= series else None
