@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 from support.paths import GOLDENS, ROOT, TESTS
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling, WorkStealingScheduling
 
 FAST = ("unit",)
 """The folders whose tests need nothing but Python, and a minute."""
@@ -16,15 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what is printed now as what is expected")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`-m fast` selects what a contributor runs all the time, `-m golden` what compares whole outputs.
-
-    The live tests of a file share a server, so they run in one process.
-    """
+    """`-m fast` selects what a contributor runs all the time, `-m golden` what compares whole outputs."""
     for item in items:
-        if item.get_closest_marker("live"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow"}
         if item.path.relative_to(TESTS).parts[0] in FAST and not needs:
             item.add_marker("fast")
@@ -32,9 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("golden")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if config.option.markexpr == "live" and config.option.dist != "no":
-        config.option.dist, config.option.loadscopereorder = "loadgroup", True  # the file with most tests first
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Live tests of a file share a server, so they run in one process; others share with neighbours what they read."""
+    scheduling = LoadFileScheduling if config.option.markexpr == "live" else WorkStealingScheduling
+    return scheduling(config, log)
+
+
+def pytest_configure() -> None:
     hypothesis.settings.register_profile("unhurried", deadline=None)  # the machine may be busy
     hypothesis.settings.load_profile("unhurried")
 

@@ -32,8 +32,8 @@ from diag.commands.exporter import WHERE
 DIAG = str(Path(sys.executable).parent / "diag")
 LOG = ROOT / "tests" / "recordings" / "tp2_long_stall" / "server.log"
 HANG = ROOT / "tests" / "data" / "logs" / "v1_0.11.0_tp2_capture_hang.log"
-SPAN, SPANS, AT_ONCE = 2_000, 12, 4
-MOST_KIB = 512
+SPAN, SPANS, AT_ONCE = 1_000, 24, 4
+MOST_KIB = 256
 """Of memory that a span of scrapes may add: a quarter of a KiB for each."""
 
 
@@ -201,7 +201,7 @@ def test_thousands_of_scrapes_leak_nothing(soaking: Running) -> None:
     """Four at a time, while GPUs vanish and come back and the log rotates.
 
     A leak takes more with every thousand scrapes, once what the start had left over is used up. What threads set aside
-    for themselves, later on a busy machine, comes to an end: 4,000 scrapes then add next to nothing.
+    for themselves, later on a busy machine, comes to an end: 2,000 scrapes then add next to nothing.
     """
     failed: list[str] = []
     over = threading.Event()

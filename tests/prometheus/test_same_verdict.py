@@ -1,9 +1,11 @@
 """A Prometheus that holds what was recorded gives the verdict of the recording, whichever of three engines it is."""
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -62,10 +64,22 @@ def asked_of(server: Server, seen: Observation, *instances: str) -> Report:
     return doctor.run(ObserveOptions([], prometheus=server.url, scope=Scope(span(seen), instances)))
 
 
-@pytest.fixture(scope="module", params=PLACES)
+def kind(name: str) -> tuple[object, ...]:
+    """What is the same of recordings that show the same: the truth, and the release where it is an older one."""
+    seen = recorded(name)
+    return seen.truth["verdict"], *seen.truth["present"], *re.findall(r"vllm_[\d_]+", name)
+
+
+recorded = cache(lambda name: read(RECORDINGS / name))
+OF_EACH_KIND = [*{kind(name): name for name in NAMES}.values()]
+ENGINES = {PROMETHEUS3: NAMES, "PATH": OF_EACH_KIND, "victoria": OF_EACH_KIND}
+"""All recordings in one engine, those that differ in all three."""
+
+
+@pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """All recordings, each as a server of its own name."""
-    blocks = [block for name in NAMES for block in named(read(RECORDINGS / name), name)]
+    """Each recording as a server of its own name."""
+    blocks = [block for name in ENGINES[request.param] for block in named(recorded(name), name)]
     with serving(request.param, blocks) as held:
         yield held
 
@@ -85,10 +99,17 @@ def quoted(report: Report) -> list[tuple[str, str, int | None]]:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cache
+def judged(name: str) -> Report:
+    """The verdict of the recording itself."""
+    return doctor.run(ObserveOptions([f"tests/recordings/{name}"]))
+
+
+@pytest.mark.parametrize(
+    ("server", "name"), [(engine, name) for engine, names in ENGINES.items() for name in names], indirect=["server"]
+)
 def test_the_verdict_is_that_of_the_recording(server: Server, name: str) -> None:
-    there = asked_of(server, read(RECORDINGS / name), name)
-    here = doctor.run(ObserveOptions([f"tests/recordings/{name}"]))
+    there, here = asked_of(server, recorded(name), name), judged(name)
     assert states(there) == states(here)
     assert quoted(there) == quoted(here)
     assert [each.state for each in there.progress] == [each.state for each in here.progress]
