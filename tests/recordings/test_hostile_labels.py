@@ -25,6 +25,7 @@ from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN
 from diag.core.metric_families import render
 from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.quotes import Quote
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
 from diag.knowledge.catalog import load
@@ -167,7 +168,9 @@ def test_an_agent_reads_a_label_only_between_marks_that_it_cannot_close(
     one, own = ObserveOptions([str(folder)]), own_texts(ObserveOptions([]))
     command = f"vllm serve {shlex.quote(EVIL)} {shlex.quote('--' + EVIL)} --max-num-seqs {shlex.quote(EVIL + '⟧')}"
     found = lint.run(command, lint.LintOptions(foreign=True), as_json=True)[0]
-    documents = [pages.report(report, detail), pages.report(fleet, detail), pages.findings(json.loads(found), detail)]
+    quote = Quote(EVIL, file=EVIL, line=1, process=EVIL, cause=EVIL)
+    logged = report._replace(findings=tuple(each._replace(quotes=(quote,)) for each in report.findings))
+    documents = [pages.report(logged, detail), pages.report(fleet, detail), pages.findings(json.loads(found), detail)]
     documents += [pages.configuration(json.loads(config.run(one, as_json=True)), detail)]
     documents += [pages.comparison(verify.verify(str(folder), one), detail)]
     for document in documents:
@@ -175,7 +178,7 @@ def test_an_agent_reads_a_label_only_between_marks_that_it_cannot_close(
         assert not UNSEEN & set(answer)
         outside = re.sub("⟦[^⟦⟧]*⟧", "", answer)
         assert not {word for word in ("touch", "script", "evil.example", "someone", "⟦", "⟧") if word in outside}
-    assert "⟦=1+1" in written(marked(documents[0], own))
+    assert all(each["quotes"][0]["text"] == EVIL for each in documents[0]["diagnoses"] if each["primary"])
 
 
 def test_html_has_no_element_of_a_label(report: Report, fleet: Report) -> None:

@@ -1,16 +1,20 @@
 """An agent asks about nothing but what the command line names, and reads no more than it can."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from diag.commands import lint
 from diag.commands.mcp.answers import fitted, marked, quoted, written
 from diag.commands.mcp.command import McpOptions, run
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed, allowed
+from diag.commands.mcp.tools import TOOLS
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
+budget = next(tool for tool in TOOLS if tool.name == "budget")
 BASE = ObserveOptions([], log="vllm.log", launch="vllm serve m")
 
 
@@ -69,6 +73,18 @@ def test_a_url_with_credentials_is_refused_without_them(url: str) -> None:
         with pytest.raises(BadUsage, match="credentials of servers come from the environment") as refused:
             allowed(servers, None, prometheus, BASE)
         assert "word" not in str(refused.value)
+
+
+def test_no_file_is_opened_for_a_command_of_an_agent(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{broken")
+    (tmp_path / "flags.yaml").write_text("num-gpu-blocks-override: 128\n")
+    command = f"vllm serve {tmp_path} --config {tmp_path}/flags.yaml"
+    ours, foreign = (lint.judge(command, "0.32.0", sys.executable, foreign=foreign) for foreign in (False, True))
+    assert {each.rule for each in foreign.findings} < {each.rule for each in ours.findings}
+    assert "broken" not in str(foreign) and str(foreign).count("not looked at for a command from elsewhere") == 3
+    for what in (command, str(tmp_path), f"vllm serve {tmp_path}", str(tmp_path / "config.json")):
+        with pytest.raises(NotAllowed, match="opened for an agent"):
+            budget.work(AllowedTargets(), {"command": what, "gpu": "h100"})
 
 
 def test_a_folder_that_is_none_and_a_log_on_standard_input_are_refused(tmp_path: Path) -> None:
