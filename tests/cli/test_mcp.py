@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ MODEL = MODELS / "llama-3.1-8b"
 
 
 @asynccontextmanager
-async def session(*words: str, **environment: str) -> AsyncIterator[Client]:
+async def session(*words: str, mode: str = "auto", **environment: str) -> AsyncIterator[Client]:
     """A client of `diag mcp`; anything on standard output that is not the protocol fails it."""
     stray: list[Exception] = []
 
@@ -33,7 +34,7 @@ async def session(*words: str, **environment: str) -> AsyncIterator[Client]:
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "diag", "mcp", *words], env={**ENVIRONMENT, **environment}, cwd=ROOT
     )
-    async with Client(command, message_handler=heard) as client:
+    async with Client(command, mode=mode, message_handler=heard) as client:
         yield client
     assert stray == []
 
@@ -101,7 +102,7 @@ FILES = "vllm serve m --config /etc/passwd"
 
 def test_bad_arguments_are_refused_in_a_sentence() -> None:
     async def talk() -> None:
-        async with session("http://127.0.0.1:9", *RECORDINGS) as client:
+        async with session("http://127.0.0.1:9", *RECORDINGS, mode="legacy") as client:
             assert "there is no tool record: the tools are doctor" in await refused(client, "record", target="x")
             assert "'token' was unexpected" in await refused(client, "doctor", target="healthy", token="secret")
             assert "is not of type 'boolean'" in await refused(client, "doctor", target="healthy", detail="yes")
@@ -153,6 +154,20 @@ def test_a_call_that_takes_too_long_is_given_up() -> None:
 
     with talking(hang) as slow:
         asyncio.run(talk(slow.url))
+
+
+def test_it_answers_behind_what_is_no_protocol_and_ends_by_ctrl_c() -> None:
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}
+    command, pipe = [sys.executable, "-m", "diag", "mcp"], subprocess.PIPE
+    env = {**os.environ, **ENVIRONMENT}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=env) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(f"no protocol\n{json.dumps(hello)}\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "diag"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == -signal.SIGINT
 
 
 def test_without_the_sdk_it_says_what_to_install() -> None:

@@ -1,6 +1,7 @@
 """The MCP server over standard input and output: the one file that speaks the official SDK."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -102,6 +103,9 @@ class DiagServer:
 
 def serve(targets: AllowedTargets, own: frozenset[str], instructions: str, deadline: float) -> None:
     """Serve until standard input ends; standard output carries nothing but the protocol."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # a thread waits for standard input, which Python would wait for in turn
     asyncio.run(_serve(targets, own, instructions, deadline))
 
 
