@@ -3,8 +3,8 @@
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -77,11 +77,16 @@ ENGINES = {PROMETHEUS3: NAMES, "PATH": OF_EACH_KIND, "victoria": OF_EACH_KIND}
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """Each recording as a server of its own name."""
-    blocks = [block for name in ENGINES[request.param] for block in named(recorded(name), name)]
-    with serving(request.param, blocks) as held:
-        yield held
+def engines() -> Iterator[Callable[[str], Server]]:
+    """Starts each engine once: each recording is a server of its own name."""
+    with ExitStack() as running:
+
+        @cache
+        def started(engine: str) -> Server:
+            blocks = [block for name in ENGINES[engine] for block in named(recorded(name), name)]
+            return running.enter_context(serving(engine, blocks))
+
+        yield started
 
 
 def states(report: Report) -> dict[tuple[str, str], str]:
@@ -105,11 +110,9 @@ def judged(name: str) -> Report:
     return doctor.run(ObserveOptions([f"tests/recordings/{name}"]))
 
 
-@pytest.mark.parametrize(
-    ("server", "name"), [(engine, name) for engine, names in ENGINES.items() for name in names], indirect=["server"]
-)
-def test_the_verdict_is_that_of_the_recording(server: Server, name: str) -> None:
-    there, here = asked_of(server, recorded(name), name), judged(name)
+@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine, names in ENGINES.items() for name in names])
+def test_the_verdict_is_that_of_the_recording(engines: Callable[[str], Server], engine: str, name: str) -> None:
+    there, here = asked_of(engines(engine), recorded(name), name), judged(name)
     assert states(there) == states(here)
     assert quoted(there) == quoted(here)
     assert [each.state for each in there.progress] == [each.state for each in here.progress]
