@@ -73,8 +73,8 @@ def _built(pattern: str) -> list[str]:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Build the sdist, the wheel from it and the list of what it depends on (SBOM), into dist/; check all three."""
-    session.install("-q", "build", "twine", "check-wheel-contents", "cyclonedx-bom")
+    """Build the sdist, the wheel from it, the chart and the list of dependencies (SBOM), into dist/, and check them."""
+    session.install("-q", "build", "twine", "check-wheel-contents", "cyclonedx-bom", "helm-python-sdk")
     shutil.rmtree("dist", ignore_errors=True)
     session.run("python", "-m", "build", "-q")
     session.run("twine", "check", "--strict", *_built("*"))
@@ -84,6 +84,7 @@ def package(session: nox.Session) -> None:
     session.run("python", "-m", "venv", "--clear", "--without-pip", str(empty))
     session.run("python", "-m", "pip", "--python", str(empty), "install", "-q", *_built("*.whl"))
     session.run("cyclonedx-py", "environment", str(empty), "--output-reproducible", "-o", "dist/diag.cdx.json")
+    session.run("python", "-c", "import helm_python; helm_python.package('deploy/helm/diag', destination='dist')")
 
 
 def _resolve(session: nox.Session, resolution: str, *more: str) -> None:
