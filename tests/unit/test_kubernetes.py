@@ -1,13 +1,20 @@
 """What is read of the pods of a cluster, without one: which are vLLM servers, and what their status means."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from support.bad_servers import Reply, Request, serving
 
 from diag.core.errors import BadUsage
-from diag.sources.kubernetes.cluster import Place, place
+from diag.http.address import parse
+from diag.http.credentials import Credentials
+from diag.sources.kubernetes.api import Api
+from diag.sources.kubernetes.cluster import Cluster, Place, place
 from diag.sources.kubernetes.discovery import candidates
+from diag.sources.kubernetes.pod import ContainerLog
 from diag.sources.kubernetes.status import container_status, not_started, notes, quantity
 
 CONTEXTS = ["prod", "arn:aws:eks:eu-west-1:1:cluster/prod", "inference/api:6443/admin"]
@@ -213,3 +220,53 @@ def test_a_pod_that_has_not_started_says_why() -> None:
     pending["status"]["containerStatuses"] = [pull]
     assert not_started(pending) == "pod p is pending: ImagePullBackOff, no such image"
     assert not not_started(pod())
+
+
+def lines(*texts: str, ago: float) -> str:
+    """A log as the API server gives it: each line a second after the one before."""
+    return "".join(f"{at(ago - number)[:-1]}.000000000Z {text}\n" for number, text in enumerate(texts))
+
+
+CRASHED, KILLED = "diag_vllm_log_consecutive_crashes", "diag_host_last_oom_kill_timestamp_seconds"
+FAILED, WAITED = (f"diag_vllm_log_events_total {event}" for event in ("engine_start_failed", "shm_broadcast_wait"))
+STARTS = (
+    "(EngineCore pid=7) INFO 01-15 08:00:00 [core.py:93] Initializing a V1 LLM engine (v0.32.0) with config: model=q"
+)
+
+
+WAITS = (
+    "(EngineCore pid=7) INFO 01-15 08:00:00 [shm_broadcast.py:681] No available shared memory broadcast block found in"
+    " 60 seconds."
+)
+
+
+def test_a_restart_in_the_middle_of_a_watch_is_noticed_and_no_line_of_the_log_is_lost_or_read_twice() -> None:
+    status: dict[str, Any] = {"state": {"running": {"startedAt": at(300)}}}
+    logs, now = {"": lines(STARTS, WAITS, ago=300)}, [NOW - 100]
+
+    def answer(request: Request) -> Reply:
+        asked = parse_qs(urlsplit(request.path).query)
+        if urlsplit(request.path).path.endswith("/log"):
+            return Reply(logs.get(asked.get("previous", [""])[0], "").encode())
+        return Reply(json.dumps(pod(status=status)).encode())
+
+    with serving(answer) as server:
+        api = Api(Cluster(parse(server.url), Credentials()), 5.0)
+        (candidate,) = candidates(pod(image="vllm/vllm-openai"))
+        log = ContainerLog(api, "n", candidate, container_status(pod(status=status), "main"), lambda: now[0])
+        log.begin()
+        before = values(log)
+        logs |= {"true": lines(STARTS, WAITS, WAITS, ago=300), "": lines(STARTS, ago=50)}
+        status |= {
+            "restartCount": 1,
+            "state": {"running": {"startedAt": at(55)}},
+            "lastState": ended("OOMKilled", 137),
+        }
+        now[0] = NOW
+        after = values(log)
+    assert [before[name] for name in (CRASHED, FAILED, WAITED, KILLED)] == [0, 0, 1, 0]
+    assert [after[name] for name in (CRASHED, FAILED, WAITED, KILLED)] == [1, 1, 2, NOW - 60]
+
+
+def values(log: ContainerLog) -> dict[str, float]:
+    return {" ".join((name, *labels)): value for name, labels, value in log.collect().samples}
