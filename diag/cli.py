@@ -32,6 +32,7 @@ from diag.commands.options import (
     ScrapeOptions,
     Targets,
     Timeout,
+    TopScrapeOptions,
     UserIncidents,
     allow_option,
     config_option,
@@ -215,6 +216,33 @@ def doctor(
     if html:
         work.write_html(report, html)
     raise typer.Exit(status)
+
+
+@command("Diagnose")
+def top(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="URL...",
+            help="URLs of vLLM servers or of diag exporters.  [default: the servers that run on this host]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    prometheus: PrometheusOptions,
+    scrape: TopScrapeOptions,
+    evidence: EvidenceOptions,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Show live servers, worst first, in a terminal: verdict, load, latency, GPUs; Enter opens one.
+
+    Keys: s sorts, / filters, g shows GPUs, p pauses, r records the last minutes, o opens the runbook, q quits. Needs
+    pip install 'diag[top]'.
+    """
+    from diag.commands import top as work
+
+    options = observe_options(targets, prometheus, scrape, evidence, configuration)
+    work.run(options, here=not targets and not options.prometheus)
 
 
 @command("Diagnose")

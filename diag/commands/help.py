@@ -82,6 +82,12 @@ NOTES = {
         exits={0: "healthy", 1: "warning", 2: "critical", 3: "cannot tell: telemetry is missing", **UNREACHABLE},
         environment={**CREDENTIALS, "DIAG_ALERTMANAGER_...": "the same for --alertmanager, which gets no others"},
     ),
+    "top": notes(
+        "diag top http://127.0.0.1:8000 http://127.0.0.1:8001",
+        "diag top --prometheus http://prom:9090 --model 'qwen.*'",
+        exits={0: "quit", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
     "verify": notes(
         "diag verify recordings/before http://127.0.0.1:8000",
         "diag verify recordings/before recordings/after --markdown",

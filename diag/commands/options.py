@@ -100,6 +100,14 @@ class BaselineScrapeOptions(ScrapeOptions):
 
 
 @dataclass(frozen=True)
+class TopScrapeOptions:
+    """How live servers are scraped for as long as somebody looks."""
+
+    every: Annotated[float, seconds_option("--every", min=0.5, max=60.0, help="Time between two scrapes.")] = 5.0
+    timeout: Timeout = None
+
+
+@dataclass(frozen=True)
 class PrometheusOptions:
     """Which Prometheus is queried, about which servers, and for which time."""
 

@@ -26,7 +26,7 @@ def watch(options: ObserveOptions, until_resolved: bool, alertmanager: str = "")
     Ends by Ctrl-C or, where `until_resolved`, once no incident is left. A server lost after the first diagnosis may
     come back.
     """
-    _refuse_the_past(options)
+    refuse_the_past(options, "--watch")
     told = _told(options, alertmanager) if alertmanager else None
     transitions = Transitions()
     report = _diagnose(options)
@@ -46,11 +46,12 @@ def _told(options: ObserveOptions, alertmanager: str) -> "WatchAlerts":
     return WatchAlerts(options, alertmanager, _print)
 
 
-def _refuse_the_past(options: ObserveOptions) -> None:
+def refuse_the_past(options: ObserveOptions, what: str) -> None:
+    """BadUsage for a recording, and for a time that is over; `what` diagnoses the present."""
     if not options.prometheus and any(map(exists, options.targets)):
-        raise BadUsage("--watch needs live servers or a Prometheus: a recording does not change")
+        raise BadUsage(f"{what} needs live servers or a Prometheus: a recording does not change")
     if options.scope.span.at or options.scope.span.until:
-        raise BadUsage("--watch diagnoses the present: leave out --at and --to")
+        raise BadUsage(f"{what} diagnoses the present: leave out --at and --to")
 
 
 def _diagnose(options: ObserveOptions) -> Report:

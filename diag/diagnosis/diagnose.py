@@ -103,6 +103,19 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
     return _order(_explain(_rule_out(diagnoses)))
 
 
+def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """The same where an incident that has ended is absent: what it explained stands for itself."""
+    now = [
+        found._replace(
+            state="absent" if found.state == "present" and not found.ongoing else found.state,
+            explained_by=None,
+            primary=False,
+        )
+        for found in diagnoses
+    ]
+    return _order(_explain(now))
+
+
 def _judge(incident: Incident, queries: QueryCache) -> Iterator[Diagnosis]:
     """One diagnosis per subject: by what was watched, else by the long windows in which an SLO burns slowly."""
     slow = [found for burning in slow_burns(incident, queries) for found in _decide(*burning, queries)]

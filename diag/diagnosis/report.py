@@ -174,7 +174,7 @@ def build_report(
     not_judged = (*unknown, *_refused(findings, queries), *_brief(findings, queries))
     return Report(
         observed=observed,
-        verdict=_verdict(findings, not_judged),
+        verdict=verdict_of(findings, not_judged),
         progress=progress,
         findings=findings,
         not_judged=not_judged,
@@ -243,7 +243,7 @@ def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:
     return any(re.search(rf"\b{family}", promql) for family in families for promql in lacking)
 
 
-def _verdict(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:
+def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:
     """The worst severity that is present; "unknown" where nothing is, but something could not be judged."""
     present = (finding.diagnosis for finding in findings if finding.diagnosis.state == "present")
     worst = max((RANK[diagnosis.severity] for diagnosis in present), default=0)

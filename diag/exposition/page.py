@@ -4,6 +4,7 @@ What stands before a value is parsed once for each distinct series; after that a
 of a page with the same series as the page before it only the lines that changed are read.
 """
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -55,10 +56,10 @@ class Parser:
     As in Prometheus, every series gets the label `instance`; the page's own becomes `exported_instance`.
     """
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, known: Iterable[Labels] = ()) -> None:
         self.instance = instance
-        self.labels: list[Labels] = []
-        self._rows: dict[frozenset[tuple[str, str]], int] = {}
+        self.labels: list[Labels] = list(known)
+        self._rows = {frozenset(labels.items()): row for row, labels in enumerate(self.labels)}
         self._heads: dict[bytes, int] = {}
         self._last: tuple[list[int], Layout] | None = None
         self._before: _Read | None = None

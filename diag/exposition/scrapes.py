@@ -1,9 +1,12 @@
 """The scrapes of one target, gathered page by page and laid out in columns."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +16,8 @@ from diag.exposition.lines import NotMetrics
 from diag.exposition.page import Page, Parser
 from diag.promql import STALE, Labels, distinct
 
+FEW_SERIES = 5_000
+"""Of scrapes that were forgotten, so many series may be left behind."""
 Floats = NDArray[np.float64]
 Millis = NDArray[np.int64]
 
@@ -32,22 +37,48 @@ class Target:
         self.instance = instance
         self.scrapes: list[Scrape] = []
         self._parser = Parser(instance)
+        self._lock = Lock()
 
     def add(self, at: int, page: bytes) -> str:
         """Add a scrape that was answered; the reason where it returned no metrics page, else ""."""
-        try:
-            scrape = Scrape(at, self._parser.parse(page))
-        except NotMetrics as error:
-            scrape = Scrape(at, None, str(error))
-        self.scrapes.append(scrape)
+        with self._lock:
+            try:
+                scrape = Scrape(at, self._parser.parse(page))
+            except NotMetrics as error:
+                scrape = Scrape(at, None, str(error))
+            self.scrapes.append(scrape)
         return scrape.reason
 
     def fail(self, at: int, reason: str, beside: bytes = b"") -> None:
         """Add a failed scrape, with what stands beside the server (for example its log) where that can be read."""
         page = None
-        with suppress(NotMetrics):
-            page = self._parser.parse(beside) if beside else None
-        self.scrapes.append(Scrape(at, page, reason))
+        with self._lock:
+            with suppress(NotMetrics):
+                page = self._parser.parse(beside) if beside else None
+            self.scrapes.append(Scrape(at, page, reason))
+
+    def forget(self, before: int) -> None:
+        """Drop the scrapes before a time, unix milliseconds; and once most series are of those, what they were."""
+        with self._lock:
+            del self.scrapes[: bisect_left(self.scrapes, before, key=lambda scrape: scrape.at)]
+            pages = [scrape.page for scrape in self.scrapes if scrape.page]
+            if len(self._parser.labels) > FEW_SERIES + 2 * max((len(page.values) for page in pages), default=0):
+                self._start_again(pages)
+
+    def _start_again(self, pages: Sequence[Page]) -> None:
+        """With the series of these pages alone: every engine that restarts, every adapter leaves some behind."""
+        used = sorted({row for page in pages for row in page.layout.rows.tolist()})
+        places = {row: place for place, row in enumerate(used)}
+        layouts = {id(page.layout): page.layout for page in pages}
+        moved = {
+            key: layout._replace(rows=np.array([places[row] for row in layout.rows.tolist()], np.intp))
+            for key, layout in layouts.items()
+        }
+        self._parser = Parser(self.instance, [self._parser.labels[row] for row in used])
+        self.scrapes = [
+            scrape._replace(page=scrape.page._replace(layout=moved[id(scrape.page.layout)])) if scrape.page else scrape
+            for scrape in self.scrapes
+        ]
 
     @property
     def size(self) -> int:
@@ -56,13 +87,15 @@ class Target:
 
     def table(self) -> "ScrapeTable":
         """Lay out what was gathered; a scrape that is not newer than another of this target sorts by its time."""
-        ordered = sorted(self.scrapes, key=lambda scrape: scrape.at)
+        with self._lock:
+            scrapes, labels = list(self.scrapes), tuple(self._parser.labels)
+        ordered = sorted(scrapes, key=lambda scrape: scrape.at)
         kept = [scrape for i, scrape in enumerate(ordered) if i == 0 or scrape.at > ordered[i - 1].at]
         return ScrapeTable(
             self.instance,
-            tuple(self._parser.labels),
+            labels,
             tuple(kept),
-            out_of_order=sum(b.at < a.at for a, b in zip(self.scrapes, self.scrapes[1:], strict=False)),
+            out_of_order=sum(b.at < a.at for a, b in pairwise(scrapes)),
             dropped=len(ordered) - len(kept),
         )
 

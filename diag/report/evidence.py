@@ -33,7 +33,8 @@ def spark(reading: Reading) -> str:
     parts = [reading.history[at : at + step] for at in range(0, len(reading.history), step)]
     history = [worst((value for value in part if value is not None), default=None) for part in parts]
     known = [value for value in history if value is not None]
-    if len(known) < 2 or not (sys.stdout.encoding or "").lower().startswith("utf"):
+    encoding = getattr(sys.stdout, "encoding", "utf-8")  # what stands in its place in diag top has none
+    if len(known) < 2 or not (encoding or "").lower().startswith("utf"):
         return ""
     low, span = min(known), (max(known) - min(known)) or 1.0
     return "".join("·" if value is None else BARS[int((value - low) / span * (len(BARS) - 1))] for value in history)

@@ -14,13 +14,17 @@ VERDICTS = ("critical", "warning", "unknown", "gone", "healthy")
 
 
 class FleetRow(NamedTuple):
-    """One server's line: its verdict, the states of its engines, what is present on it, and since when."""
+    """One server's line: its verdict, the states of its engines, what is present on it, and since when.
+
+    `name` is its label as it is, `instance` as it may be printed.
+    """
 
     instance: str
     verdict: str
     states: str
     incidents: str
     when: str
+    name: str = ""
 
     @property
     def summary(self) -> str:
@@ -59,11 +63,12 @@ def _server(
         states=", ".join(sorted(set(states))),
         incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes)),
         when=words.when(causes[0], written_as) if causes else "",
+        name=name,
     )
 
 
-def counts(rows: Sequence[FleetRow]) -> str:
+def counts(verdicts: Sequence[str]) -> str:
     """How many servers have which verdict: "1,000 servers: 3 critical, 40 warning, 957 healthy"."""
-    by_verdict = Counter(row.verdict for row in rows)
-    verdicts = ", ".join(f"{by_verdict[verdict]:,} {verdict}" for verdict in VERDICTS if by_verdict[verdict])
-    return f"{plural(len(rows), 'server')}: {verdicts}"
+    counted = Counter(verdicts)
+    shown = ", ".join(f"{counted[verdict]:,} {verdict}" for verdict in VERDICTS if counted[verdict])
+    return f"{plural(len(verdicts), 'server')}: {shown}"

@@ -37,7 +37,7 @@ def _fleet(report: Report) -> list[str]:
     ill = [server for server in servers if server.verdict != "healthy"]
     rows = [(server.verdict, server.instance, server.summary) for server in ill[:SERVERS]]
     rest = [f"  and {len(ill) - SERVERS:,} more that are not healthy"] if len(ill) > SERVERS else []
-    return ["", fleet.counts(servers), *table(rows), *rest]
+    return ["", fleet.counts([server.verdict for server in servers]), *table(rows), *rest]
 
 
 def _primary(finding: Finding, others: list[Finding], report: Report) -> list[str]:

@@ -41,7 +41,7 @@ def render(report: Report) -> str:
         anchors={anchor(finding.diagnosis) for finding in findings},
         headlines=[_headline(line) for line in words.headline(report, moment)],
         servers=servers,
-        counts=fleet.counts(servers),
+        counts=fleet.counts([server.verdict for server in servers]),
         timeline=sorted(present, key=lambda diagnosis: diagnosis.since or 0.0)[:MOST_ROWS],
         absent=_absent(report),
         version=__version__,

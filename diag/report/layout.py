@@ -5,11 +5,14 @@ Whatever is laid out here is made harmless to a terminal first.
 
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from diag.core.formatting import escaped, pasted
 
 WIDTH = 100
+_width: ContextVar[int] = ContextVar("width", default=WIDTH)
 LABEL = 17
 """The column of labels: the longest of them and two spaces."""
 _LEAST_ROOM = 30
@@ -20,9 +23,26 @@ _WORD = r"""(?:[^\s'"\\]|\\.|'[^']*+'|"(?:[^"\\]|\\.)*+")++"""
 _FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 
 
+@contextmanager
+def columns(count: int) -> Iterator[None]:
+    """Lay out at most so many columns while the block runs, for a window that is narrower."""
+    token = _width.set(min(count, WIDTH))
+    try:
+        yield
+    finally:
+        _width.reset(token)
+
+
+def line_width() -> int:
+    """How many columns a line may have."""
+    return _width.get()
+
+
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
     """Text wrapped behind `start`, its other lines behind `rest`; a name with hyphens stays whole, to be copied."""
-    return textwrap.wrap(escaped(text), WIDTH, initial_indent=start, subsequent_indent=rest, break_on_hyphens=False)
+    return textwrap.wrap(
+        escaped(text), line_width(), initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
+    )
 
 
 def labelled(label: str, texts: Sequence[str], width: int = LABEL) -> list[str]:
@@ -69,12 +89,12 @@ def one_line_each(
     wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
     indents = [_label(label if at == 0 else "", width) if label else "  " for at in range(len(rows))]
     others = sum(wide) - wide[flexible] + 2 * (len(wide) - 1)
-    wide[flexible] = min(wide[flexible], max(WIDTH - len(indents[0]) - others, _LEAST_NAME))
+    wide[flexible] = min(wide[flexible], max(line_width() - len(indents[0]) - others, _LEAST_NAME))
     lines = []
     for indent, row in zip(indents, cells, strict=True):
         row[flexible] = shortened(row[flexible], wide[flexible])
         columns = (f"{cell:{'>' if at in right else '<'}{wide[at]}}" for at, cell in enumerate(row))
-        lines.append(shortened(f"{indent}{'  '.join(columns)}".rstrip(), WIDTH))
+        lines.append(shortened(f"{indent}{'  '.join(columns)}".rstrip(), line_width()))
     return lines
 
 
@@ -90,8 +110,8 @@ def continued(command: str, start: str, rest: str) -> list[str]:
     lines = [start]
     for part in re.findall(_FLAG_OR_WORD, command):
         joined = f"{lines[-1]}{'' if lines == [start] else ' '}{part}"
-        lines[-1:] = [joined] if len(joined) <= WIDTH - 2 else [lines[-1], f"{rest}{part}"]
-    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]] if max(map(len, lines)) <= WIDTH - 2 else []
+        lines[-1:] = [joined] if len(joined) <= line_width() - 2 else [lines[-1], f"{rest}{part}"]
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]] if max(map(len, lines)) <= line_width() - 2 else []
 
 
 def shortened(text: str, room: int) -> str:
@@ -104,13 +124,13 @@ def clipped(lines: Sequence[str], most: int) -> list[str]:
     """The first few lines, the last of them ending in "…" where more followed."""
     if len(lines) <= most:
         return list(lines)
-    return [*lines[: most - 1], f"{lines[most - 1][: WIDTH - 2].rstrip('.,;: ')} …"]
+    return [*lines[: most - 1], f"{lines[most - 1][: line_width() - 2].rstrip('.,;: ')} …"]
 
 
 def _row(start: str, last: str, widest: int) -> list[str]:
     if not last:
         return paragraph(start.strip(), start[: len(start) - len(start.lstrip())])
-    if WIDTH - len(start) < min(widest, _LEAST_ROOM):
+    if line_width() - len(start) < min(widest, _LEAST_ROOM):
         return paragraph(f"{start.strip()}  {last}", "  ", " " * 6)
     return paragraph(last, start, " " * len(start))
 

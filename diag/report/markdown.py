@@ -61,7 +61,7 @@ def _fleet(report: Report) -> str:
         for server in servers
         if server.verdict != "healthy"
     ]
-    counts = fleet.counts(servers)
+    counts = fleet.counts([server.verdict for server in servers])
     return f"{counts}\n\n{table(('verdict', 'server', 'incidents', 'when'), rows)}" if rows else f"{counts}\n"
 
 

@@ -170,7 +170,10 @@ def _servers(report: Report) -> Forms:
         if row.verdict != "healthy"
     )
     rows = [(verdict, incidents, listed(names, most=2)) for (verdict, incidents), names in ill.items()]
-    return [[fleet.counts(servers), *form, ""] for form in _fewer(one_line_each(rows, 2), "  ")]
+    return [
+        [fleet.counts([server.verdict for server in servers]), *form, ""]
+        for form in _fewer(one_line_each(rows, 2), "  ")
+    ]
 
 
 def _where(group: Sequence[Finding], report: Report) -> Forms:

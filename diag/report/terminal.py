@@ -17,6 +17,7 @@ from diag.report.verdict import verdicts
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
 
 _RELATIVE_LINK = lazy(r"\[([^]]+)\]\((?!https?://)[^)]*\)")
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
@@ -63,19 +64,24 @@ def write(report: Report, *, verbose: bool = False, quiet: bool = False) -> None
 
 
 def _write_coloured(plain: str) -> None:
+    _console().print(styled(plain), end="", soft_wrap=True)
+
+
+def styled(plain: str) -> "Text":
+    """The text of a report with its styles; nothing in it is markup."""
     from rich.text import Text
 
     text = Text(plain)
     for pattern, style in STYLES.items():
         text.highlight_regex(f"(?m){pattern}", style)
-    _console().print(text, end="", soft_wrap=True)
+    return text
 
 
 def page(markdown: str) -> None:
     """Show Markdown with its headings, tables and code laid out, through $PAGER (default: less; empty: none)."""
     import pydoc  # loads much that no report needs
 
-    text, pager = _laid_out(markdown), os.environ.get("PAGER", "less")
+    text, pager = laid_out(markdown), os.environ.get("PAGER", "less")
     if shutil.which(pager.partition(" ")[0]):
         os.environ.setdefault("LESS", "FRX")  # colours, and no pager for what fits on one screen
         pydoc.pipepager(text, pager)
@@ -83,7 +89,7 @@ def page(markdown: str) -> None:
         sys.stdout.write(text)
 
 
-def _laid_out(markdown: str) -> str:
+def laid_out(markdown: str, width: int = WIDTH) -> str:
     """Markdown for a terminal; code is not wrapped, to be copied, and links within the documentation are left out."""
     from rich.markdown import CodeBlock, Markdown
     from rich.syntax import ANSI_DARK, ANSISyntaxTheme, Syntax
@@ -103,7 +109,7 @@ def _laid_out(markdown: str) -> str:
         elements: ClassVar = {**Markdown.elements, "fence": Code, "code_block": Code}
 
     console = _console()
-    console.width = min(console.width, WIDTH)
+    console.width = min(console.width, width)
     console.push_theme(Theme({"markdown.code": "bold cyan"}))
     with console.capture() as captured:
         console.print(Runbook(_RELATIVE_LINK.sub(r"\1", markdown), hyperlinks=False), crop=False)

@@ -6,7 +6,7 @@ from diag.core.formatting import escaped, plural, quantity
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
-from diag.report.layout import WIDTH, shortened
+from diag.report.layout import WIDTH, line_width, shortened
 
 LEAST_NAME = 20
 """Columns that the name of a server gets in line 1."""
@@ -30,10 +30,10 @@ def verdicts(report: Report) -> list[str]:
 def line(start: str, where: str, ends: Sequence[str]) -> str:
     """At most 100 columns: the first of the ends that leaves the name of the place some room, which is shortened."""
     name = escaped(where)
-    least = min(len(name), LEAST_NAME)
-    room = [WIDTH - len(f"{start}   {end}") for end in ends]
+    least = min(len(name), LEAST_NAME * line_width() // WIDTH)
+    room = [line_width() - len(f"{start}   {end}") for end in ends]
     at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
-    return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}", WIDTH)
+    return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}", line_width())
 
 
 def place(diagnoses: Sequence[Diagnosis], report: Report) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 
-from diag.exporter.process.table import ProcessTable, ancestry
+from diag.exporter.process.table import ProcessTable, ancestry, read_table
 from diag.vllm.command.harmless import VARIABLES
 from diag.vllm.command.shell import placeholder
 from diag.vllm.command.shown import shown
@@ -63,11 +63,32 @@ def _top(table: ProcessTable, listener: int) -> int:
 
 def port_of(argv: tuple[str, ...]) -> str:
     """The port that a vLLM server's command line names; "" where a file may name it."""
-    port = "" if any(word.partition("=")[0] == "--config" for word in argv) else "8000"
-    for word, after in pairwise((*argv, "")):
-        name, joined, value = word.partition("=")
-        port = (value if joined else after) if name == "--port" else port
-    return port
+    return _last_given(argv, "--port") or ("" if any(_named(word, "--config") for word in argv) else "8000")
+
+
+def _last_given(argv: tuple[str, ...], flag: str) -> str:
+    """The value of a flag that counts, "" where it is not given."""
+    values = ((word, word.partition("=")[2], after) for word, after in pairwise((*argv, "")) if _named(word, flag))
+    return next(reversed([value if "=" in word else after for word, value, after in values]), "")
+
+
+def _named(word: str, flag: str) -> bool:
+    return word.partition("=")[0] == flag
+
+
+def servers_here() -> list[str]:
+    """The URLs of the vLLM servers that run on this host, by their command lines, those with a known port."""
+    table = read_table({}, {})
+    serving = {pid for pid, entry in table.items() if entry.serves}
+    tops = (table[pid].argv for pid in sorted(serving) if serving.isdisjoint(ancestry(table, pid)[1:]))
+    return list(dict.fromkeys(_url(argv) for argv in tops if port_of(argv)))
+
+
+def _url(argv: tuple[str, ...]) -> str:
+    scheme = "https" if _last_given(argv, "--ssl-certfile") else "http"
+    host = _last_given(argv, "--host")
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{port_of(argv)}"
 
 
 def _server(table: ProcessTable, pid: int, listens: bool) -> ServerProcess:

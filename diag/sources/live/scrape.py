@@ -125,6 +125,11 @@ class Watch:
         failed = bool(last) and len(last) >= count * len(self._servers) and all(scrape.reason for scrape in last)
         return last[-1].reason if failed else ""
 
+    def forget(self, before: int) -> None:
+        """Drop the scrapes before a time, unix milliseconds: a watch that nobody ends must not grow."""
+        for server in self._servers:
+            server.target.forget(before)
+
     def observation(self) -> Observation:
         """What was seen so far, also while it runs in another thread; there is at least one scrape."""
         watched = [server for server in self._servers if server.target.scrapes]

@@ -114,14 +114,14 @@ class Recorder:
 
     def page(self, at: int, instance: str, page: bytes) -> bytes:
         """Write a page; return it as it was written."""
-        kept = _fit(page)
+        kept = fit(page)
         self._holds_pages = True
         self._scrape(at, f"# scrape {at / 1000:.3f} {instance}\n".encode() + kept)
         return kept
 
     def failed(self, at: int, instance: str, reason: str, beside: bytes) -> bytes:
         """Write a failed scrape, and what stands beside the server as it is returned."""
-        kept = _fit(beside)
+        kept = fit(beside)
         self._holds_pages = self._holds_pages or bool(kept)
         self._scrape(at, f"# scrape-failed {at / 1000:.3f} {instance} {printable(reason)}\n".encode() + kept)
         return kept
@@ -158,7 +158,7 @@ class Recorder:
             raise self._unwritable(error) from error
 
 
-def _fit(page: bytes) -> bytes:
+def fit(page: bytes) -> bytes:
     """A page without names of home folders, without what a reader would take for the next scrape, and with an end."""
     page = _HEADER.sub(b"# (scrape)", _HOME.sub(b"~", page))
     whole, newline, rest = page.rpartition(b"\n")

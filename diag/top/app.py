@@ -1,0 +1,304 @@
+"""The view in a terminal (the only importer of textual): it looks at the last frame, at most twice a second.
+
+Whatever comes from a server is `Text`, never markup, and was made harmless to a terminal before.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.coordinate import Coordinate
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Input, Static
+from textual.widgets.data_table import RowKey
+
+from diag.core.errors import DiagError
+from diag.core.formatting import escaped
+from diag.http.background import start
+from diag.report.layout import WIDTH
+from diag.report.terminal import laid_out, styled
+from diag.top.feed import Feed
+from diag.top.frame import Frame, ServerRow
+from diag.top.server_page import render
+from diag.top.table import ServerColumn, View, name_cell, next_order, shown_columns, shown_rows, summary
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at the last frame: so many repaints at most, beside those for a key."""
+VERDICT_STYLES = {"critical": "bold red", "warning": "bold yellow", "unknown": "magenta", "gone": "magenta"}
+"""Of a row; what is healthy has none."""
+MARGIN = 3
+"""Columns beside a page: its padding and the scrollbar."""
+Cells = list[Text]
+
+
+class ServerTable(DataTable[Text]):
+    """The servers in their order; the cursor stays on its server."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "scroll_top", show=False),
+        Binding("end", "scroll_bottom", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row", header_height=2, zebra_stripes=False)
+        self.rows_shown: list[ServerRow] = []
+        self._heading: Sequence[tuple[str, int, bool]] = ()
+        self._keys: list[RowKey] = []
+
+    @property
+    def selected(self) -> ServerRow | None:
+        """The server under the cursor."""
+        return self.rows_shown[self.cursor_row] if self.cursor_row < len(self.rows_shown) else None
+
+    def show(self, rows: list[ServerRow], every: Sequence[ServerRow], view: View) -> None:
+        """Show these rows; what has not changed is not drawn again."""
+        before = self.selected
+        width, columns = shown_columns(self.app.size.width - 1, [row.instance for row in every], view)
+        self._head([("server", width, False), *((column.title, column.width, column.right) for column in columns)])
+        self._count(len(rows))
+        for at, row in enumerate(rows):
+            for place, cell in enumerate(_cells(row, width, columns)):
+                where = Coordinate(at, place)
+                if self.get_cell_at(where) != cell:
+                    self.update_cell_at(where, cell)
+        self.rows_shown = rows
+        names = [row.instance for row in rows]
+        if before and before.instance in names:
+            self.move_cursor(row=names.index(before.instance))
+
+    def _head(self, heading: Sequence[tuple[str, int, bool]]) -> None:
+        if heading == self._heading:
+            return
+        self.clear(columns=True)
+        self._heading, self._keys = heading, []
+        for title, width, right in heading:
+            self.add_column(Text(title, justify="right" if right else "left"), width=width)
+
+    def _count(self, count: int) -> None:
+        while len(self._keys) > count:
+            self.remove_row(self._keys.pop())
+        while len(self._keys) < count:
+            self._keys.append(self.add_row(*[Text()] * len(self._heading)))
+
+
+def _cells(row: ServerRow, width: int, columns: Sequence[ServerColumn]) -> Cells:
+    style = VERDICT_STYLES.get(row.verdict, "")
+    texts = [
+        Text(column.cell(row), style=style if place == 0 else "", justify="right" if column.right else "left")
+        for place, column in enumerate(columns)
+    ]
+    return [Text(name_cell(row, width), style=style), *texts]
+
+
+class TextScreen(Screen[None]):
+    """A page of text over the table; Escape goes back."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "app.pop_screen", "Back")]
+
+    def __init__(self, text: Text) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """The text, and the keys."""
+        with VerticalScroll():
+            yield Static(self._text, id="text", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def show(self, text: Text) -> None:
+        """Another text in its place; the scroll position stays."""
+        self.query_one("#text", Static).update(text)
+
+
+class ServerScreen(TextScreen):
+    """The page of one server, made anew with every frame."""
+
+    def __init__(self, instance: str, draw: Callable[[], None]) -> None:
+        super().__init__(Text(""))
+        self.instance = instance
+        self._draw_top = draw
+
+    def on_mount(self) -> None:
+        """Have the page made."""
+        self._draw_top()
+
+
+class TopApp(App[None]):
+    """The table of servers, their pages, and the keys."""
+
+    CSS = """
+    #summary { height: 3; padding: 0 1; }
+    ServerTable { height: 1fr; scrollbar-size: 1 1; }
+    #filter { display: none; height: 1; border: none; padding: 0 1; }
+    #filter.open { display: block; }
+    VerticalScroll { scrollbar-size: 1 1; }
+    #text { padding: 0 1; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("q,ctrl+c", "quit", "Quit"),
+        ("s", "sort", "Sort"),
+        ("slash", "filter", "Filter"),
+        ("g", "gpus", "GPUs"),
+        ("p", "pause", "Pause"),
+        ("r", "record", "Record"),
+        ("o", "runbook", "Runbook"),
+        Binding("escape", "all", show=False),
+    ]
+
+    def __init__(self, feed: Feed, runbook: Callable[[str], str], waits_for: str) -> None:
+        """Show the frames of a feed; `runbook` is the Markdown of an incident, `waits_for` what is scraped or asked."""
+        super().__init__(ansi_color=True)
+        self.animation_level = "none"
+        self.feed, self._runbook, self._waits_for = feed, runbook, waits_for
+        self.frame: Frame | None = None
+        self.servers = ServerTable()
+        self._view, self._paused = View(), False
+
+    def compose(self) -> ComposeResult:
+        """The verdict, the servers, the filter, the keys."""
+        yield Static(Text(escaped(self._waits_for)), id="summary", markup=False)
+        yield self.servers
+        yield Input(placeholder="text in a name, model, verdict, state or incident", id="filter")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.theme = "ansi-dark"
+        filter_input = self.query_one("#filter", Input)
+        filter_input.cursor_blink = False
+        self.servers.focus()
+        self.feed.start()
+        self.set_interval(LOOK_EVERY, self._look)
+
+    def on_unmount(self) -> None:
+        """End the thread."""
+        self.feed.stop()
+
+    def _look(self) -> None:
+        """Draw the last frame where it is a new one."""
+        if self.feed.failed:
+            self.exit()
+        elif self.feed.latest is not self.frame and not self._paused:
+            self.frame = self.feed.latest
+            self.draw()
+
+    def on_resize(self) -> None:
+        """Other columns fit in."""
+        self.draw()
+
+    def _fatal_error(self) -> None:
+        """End the view; the command says what went wrong, without what its variables held."""
+        self.feed.failed = self.feed.failed or self._exception
+        self._close_messages_no_wait()
+
+    def draw(self) -> None:
+        """Draw the frame that there is."""
+        frame = self.frame
+        if frame is None or not self.screen_stack:
+            return
+        base = self.screen_stack[0]
+        found = shown_rows(frame.rows, self._view)
+        lines = summary(frame, self._view, len(found), self.size.width - 2)
+        paused = Text("PAUSED  ", style="reverse") if self._paused else Text()
+        base.query_one("#summary", Static).update(Text.assemble(styled("\n".join(lines[:2])), "\n", paused, lines[2]))
+        self.servers.show(found, frame.rows, self._view)
+        if isinstance(self.screen, ServerScreen):
+            self._draw_page(self.screen, frame)
+
+    def _draw_page(self, screen: ServerScreen, frame: Frame) -> None:
+        """Make the page in a thread: it may query a Prometheus."""
+        row = self._row(screen.instance)
+        width = min(self.size.width - MARGIN, WIDTH)
+
+        def show(page: str) -> None:
+            if screen.is_attached:
+                screen.show(styled(page))
+
+        self._in_background(lambda: render(frame, row, width) if row else "this server is no longer there", show)
+
+    def _in_background(self, work: Callable[[], str], show: Callable[[str], None]) -> None:
+        """Do what may take its time in a thread that nothing waits for, not even the end."""
+
+        def run() -> None:
+            try:
+                self.call_from_thread(show, work())
+            except DiagError as error:
+                self.call_from_thread(self._tell, str(error), "error")
+            except Exception as error:  # noqa: BLE001  the command tells it, once the view has ended
+                self.feed.failed = error
+
+        start(run)
+
+    def _row(self, instance: str) -> ServerRow | None:
+        rows = self.frame.rows if self.frame else ()
+        return next((row for row in rows if row.instance == instance), None)
+
+    def on_data_table_row_selected(self) -> None:
+        """Enter opens a server."""
+        row = self.servers.selected
+        if row:
+            self.push_screen(ServerScreen(row.instance, self.draw))
+
+    def action_sort(self) -> None:
+        """The next order."""
+        self._change(self._view._replace(order=next_order(self._view.order)))
+
+    def action_gpus(self) -> None:
+        """The columns of the GPUs first, or those of the engines."""
+        self._change(self._view._replace(gpus=not self._view.gpus))
+
+    def action_filter(self) -> None:
+        """Ask for the text that rows must have."""
+        if not isinstance(self.screen, TextScreen):
+            asked = self.query_one("#filter", Input)
+            asked.add_class("open")
+            asked.focus()
+
+    def action_all(self) -> None:
+        """Show all rows again."""
+        if not isinstance(self.screen, TextScreen):
+            self.query_one("#filter", Input).value = ""
+            self.on_input_submitted()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while it is typed."""
+        self._change(self._view._replace(text=event.value))
+
+    def on_input_submitted(self) -> None:
+        """Back to the table."""
+        self.query_one("#filter", Input).remove_class("open")
+        self.servers.focus()
+
+    def _change(self, view: View) -> None:
+        self._view = view
+        self.draw()
+
+    def action_pause(self) -> None:
+        """Keep what is shown; scraping goes on."""
+        self._paused = not self._paused
+        self._look()
+        self.draw()
+
+    def action_record(self) -> None:
+        """Write the last minutes as a recording."""
+        self._in_background(self.feed.record, self._tell)
+
+    def _tell(self, sentence: str, severity: str = "information") -> None:
+        self.notify(escaped(sentence), severity=severity, timeout=10, markup=False)  # type: ignore[arg-type]
+
+    def action_runbook(self) -> None:
+        """The runbook of the worst incident of the server under the cursor, or on whose page we are."""
+        if isinstance(self.screen, ServerScreen):
+            row = self._row(self.screen.instance)
+        else:
+            row = None if isinstance(self.screen, TextScreen) else self.servers.selected
+        incident = row.incidents.partition(",")[0] if row else ""
+        if incident:
+            markdown = self._runbook(incident)
+            self.push_screen(TextScreen(Text.from_ansi(laid_out(markdown, self.size.width - MARGIN))))
+        elif row:
+            self._tell("no incident holds on this server: there is no runbook to open")

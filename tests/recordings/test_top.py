@@ -1,0 +1,155 @@
+"""`diag top` over recorded servers: what the view shows, and what its keys do."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.top_views import NARROW, WIDE, RecordedFeed, press, recorded, run, screen, shown
+
+from diag.core.errors import BadUsage
+from diag.sources.observation import Observation
+from diag.sources.recording.reader import read
+
+NAMES = ("healthy", "kv_cascade", "gpu_thermal_throttling", "idle")
+
+
+@cache
+def _seen(folder: Path) -> Observation:
+    return read(recorded(folder, *NAMES))
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Observation:
+    return _seen(tmp_path_factory.mktemp("servers"))
+
+
+@pytest.fixture
+def feed(seen: Observation) -> RecordedFeed:
+    return RecordedFeed(seen, 12, len(seen.instants))
+
+
+def servers(lines: list[str]) -> list[str]:
+    """The names in the table, from above."""
+    return [line.split()[0] for line in lines if line.strip().startswith("r")]
+
+
+def test_the_worst_server_is_first_and_every_column_that_matters_fits_into_80(feed: RecordedFeed) -> None:
+    async def look() -> None:
+        feed.goes_on()
+        async with shown(feed, NARROW) as (app, _):
+            lines = screen(app)
+            assert lines[0].startswith(" CRITICAL  kv_eviction_cascade   r1:8000 engine 0   since ")
+            assert "4 servers: 2 critical, 2 healthy" in lines[2]
+            assert [word in lines[3] for word in ("verdict", "state", "run", "wait", "KV", "output", "TTFT", "ITL")]
+            assert servers(lines) == ["r1:8000", "r2:8000", "r0:8000", "r3:8000"]
+            assert lines[5].split()[1:3] == ["critical", "busy"]
+            assert len(lines[5].rstrip()) <= 80
+            assert lines[5].rstrip().endswith("ms")
+            assert "q Quit" in lines[-1]
+            assert "r Record" in lines[-1]
+
+    run(look())
+
+
+def test_a_wide_window_has_every_column(feed: RecordedFeed) -> None:
+    async def look() -> None:
+        feed.goes_on()
+        async with shown(feed, WIDE) as (app, _):
+            _, hot = (line for line in screen(app) if line.strip().startswith(("r1", "r2")))
+            assert {"gpu_thermal_throttling", "critical", "sw_thermal"} <= set(hot.replace(",", " ").split())
+            assert "°C" in hot
+            assert "▁" in hot or "█" in hot
+
+    run(look())
+
+
+def test_enter_opens_a_server_with_all_that_the_doctor_says_of_it(feed: RecordedFeed) -> None:
+    async def look() -> None:
+        feed.goes_on()
+        async with shown(feed, (120, 200)) as (_, pilot):
+            page = "\n".join(await press(pilot, "enter", shows="evidence"))
+            for part in ("CRITICAL  kv_eviction_cascade", "evidence", "ruled out", "fix ", "last minutes", "TTFT p95"):
+                assert part in page
+            assert "r2:8000" not in page
+            page = "\n".join(await press(pilot, "escape", "down", "enter", shows="sw_thermal"))
+            assert "gpu_thermal_throttling" in page
+            assert "GPUs" in page
+            assert "sw_thermal" in page
+            assert servers(await press(pilot, "escape"))[0] == "r1:8000"
+
+    run(look())
+
+
+def test_keys_sort_filter_choose_columns_and_open_the_runbook(feed: RecordedFeed) -> None:
+    async def look() -> None:
+        feed.goes_on()
+        async with shown(feed) as (_, pilot):
+            assert servers(await press(pilot, "s")) == ["r0:8000", "r1:8000", "r2:8000", "r3:8000"]
+            lines = await press(pilot, "slash", *"therm")
+            assert servers(lines) == ["r2:8000"]
+            assert "1 with 'therm'" in lines[2]
+            assert servers(await press(pilot, "enter")) == ["r2:8000"]
+            assert "temp" in "".join((await press(pilot, "g"))[3:5])
+            await press(pilot, "o", shows="VllmGpuThermalThrottling")
+            assert len(servers(await press(pilot, "escape", "escape"))) == 4
+            await press(pilot, "end", "o", shows="no incident holds")
+
+    run(look())
+
+
+def test_the_cursor_stays_on_its_server_and_a_pause_keeps_what_is_shown(feed: RecordedFeed) -> None:
+    async def look() -> None:
+        async with shown(feed) as (app, pilot):
+            before = await press(pilot, "end", "p")
+            assert "PAUSED" in before[2]
+            feed.goes_on()
+            await pilot.pause(0.6)
+            assert screen(app) == before
+            after = await press(pilot, "p")
+            assert "PAUSED" not in after[2]
+            assert after != before
+            assert app.servers.selected is not None
+            assert app.servers.selected.instance == servers(before)[-1]
+
+    run(look())
+
+
+def test_an_incident_that_goes_on_is_told_since_when_it_was_first_seen(seen: Observation) -> None:
+    feed = RecordedFeed(seen, len(seen.instants) - 4, len(seen.instants))
+    first = feed.latest
+    feed._seen = seen._replace(instants=seen.instants[5:])
+    feed.goes_on()
+    assert first
+    assert feed.latest
+    assert feed.latest.at > first.at
+    assert [row.since for row in feed.latest.rows[:2]] == [row.since for row in first.rows[:2]]
+
+
+def test_an_internal_error_ends_the_view_and_is_left_to_the_command(feed: RecordedFeed) -> None:
+    def broken(_: str) -> str:
+        raise BadUsage("no such incident")
+
+    async def look() -> None:
+        feed.goes_on()
+        async with shown(feed) as (app, pilot):
+            app._runbook = broken
+            await pilot.press("o")
+            await pilot.pause()
+
+    with pytest.raises(BadUsage):
+        run(look())
+    assert isinstance(feed.failed, BadUsage)
+
+
+@pytest.mark.parametrize("no_color", [True, False])
+def test_no_color_is_respected(feed: RecordedFeed, no_color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    async def look() -> None:
+        async with shown(feed) as (app, _):
+            drawn = (segment for strip in app.screen._compositor.render_strips() for segment in strip)
+            colours = [style.color for segment in drawn if (style := segment.style)]
+            assert any(colour and not colour.is_default for colour in colours) is not no_color
+
+    run(look())
