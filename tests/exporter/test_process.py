@@ -30,6 +30,8 @@ CPU = "diag_vllm_process_cpu_seconds_total"
 CHILDREN = "diag_vllm_process_children_cpu_seconds_total"
 FAULTS = "diag_vllm_process_page_faults_total"
 STOPPED = "diag_vllm_process_stopped"
+RESIDENT = "diag_vllm_process_resident_memory_bytes"
+READS = "diag_vllm_process_read_bytes_total"
 
 
 def until(holds: Callable[[], bool], seconds: float = 30) -> None:
@@ -551,18 +553,18 @@ def test_of_secrets_only_those_that_a_relaunch_needs_are_named(tmp_path: Path) -
         assert "VLLM_HTTP_TOKEN" not in launch
 
 
-def test_an_environment_that_is_not_ours_to_read_costs_only_the_environment(tmp_path: Path) -> None:
+def test_what_is_not_ours_to_read_costs_only_the_environment_and_the_disk_reads(tmp_path: Path) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "0"}
     with serving(tmp_path, TP2, environment=environment, hidden=True) as fake:
         seen(ProcessCollector(fake.port), *WHOLE)
-        launch, visible, stopped = _as_somebody_else(fake.port)
+        launch, visible, stopped, resident, reads = _as_somebody_else(fake.port)
         assert visible is None
         assert launch.endswith(f"serve model --port {fake.port}")
         assert "CUDA" not in launch
-        assert len(stopped) == 4
+        assert (len(stopped), len(resident), reads) == (4, 4, {})
 
 
-def _as_somebody_else(port: int) -> tuple[str, str | None, dict[int, float]]:
+def _as_somebody_else(port: int) -> Any:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_look_as_nobody, args=(port, theirs))
     child.start()
@@ -575,4 +577,5 @@ def _look_as_nobody(port: int, theirs: Any) -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
     processes = ProcessCollector(port)
-    theirs.send((processes.launch(), processes.visible(), values(processes, STOPPED)))
+    found = (values(processes, family) for family in (STOPPED, RESIDENT, READS))
+    theirs.send((processes.launch(), processes.visible(), *found))

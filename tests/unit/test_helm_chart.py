@@ -219,6 +219,16 @@ def test_a_packaged_chart_has_all_and_its_release_fits_into_a_secret(tmp_path: P
     assert len(base64.b64encode(gzip.compress(json.dumps(release).encode()))) < 2**20
 
 
+@pytest.mark.parametrize("part", ["prometheusRule", "dashboards"])
+def test_a_copy_of_the_chart_that_lost_its_links_says_so(part: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(CHART, tmp_path / "diag", ignore=shutil.ignore_patterns("files"))
+    with (
+        helm_python.Chart.load(copy) as chart,
+        pytest.raises(helm_python.HelmError, match="package the chart with helm"),
+    ):
+        chart.render(merged(BARE, {part: {"enabled": True}}), name="diag", namespace="inference")
+
+
 def test_helm_finds_nothing_wrong() -> None:
     report = helm_python.lint(CHART, dict(SIDECAR), strict=True)
     assert [found for found in report["messages"] if "icon" not in found["error"]] == []
