@@ -30,13 +30,13 @@ PODS = [
     Pod("growing", used=29.8, growth=0.02, cached=1.0),
     Pod("reading-files", used=20.0, cached=9.8, cache_growth=0.02),
     Pod("large-and-steady", used=30.4, cached=1.0),
-    Pod("killed", used=31.0, dies=12.0, killed=True),
+    Pod("killed", used=31.0, dies=8.0, killed=True),
     Pod("killed-long-ago", killed_before=True),
-    Pod("looping", dies=8.0, restarts_every=6.0),
-    Pod("restarted-once", dies=14.0, restarts_every=12.0),
+    Pod("looping", dies=8.0, restarts_every=4.0),
+    Pod("restarted-once", dies=10.0, restarts_every=12.0),
 ]
 CAUSES = {"host_cpu_starved", "host_memory_exhausted", "crash_loop"}
-SCENE = 32.0
+SCENE = 27.0
 """Seconds: a death is judged 15 s after it."""
 
 
@@ -45,7 +45,7 @@ def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see() ->
     cluster = Cluster(PODS)
     with serving(cluster) as pages, prometheus(program(PLACES[0]), (), scrape_config(pages.instance, PODS)) as server:
         time.sleep(max(0.0, cluster.begin + SCENE - time.time()))
-        report = doctor.run(ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(window="25s"))))
+        report = doctor.run(ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(window="22s"))))
     present = [each.diagnosis for each in report.present]
     found = {(dict(each.subject)["instance"].partition(":")[0], each.incident.id) for each in present}
     assert {(pod, incident) for pod, incident in found if incident in CAUSES} == {

@@ -120,7 +120,8 @@ cpu_starvation = Signal(
     "time without a CPU",
     f"max by ($by) ({WAITED}) * {HURTS}"
     f" or clamp_max(({THROTTLED} > {PRESSURE}) or {PRESSURE} or {THROTTLED} or {THROTTLED_PERIODS}, 1) * {TOKENS_LATE}",
-    "for {value} of the time the server is ready to run and has no CPU",
+    "for {value} of the time the server is ready to run and has no CPU (of the periods of its CPU quota, where only"
+    " these are counted)",
     "share",
     culprit_promql=f"{WAITED} > 0.3",
     culprit_label="{role} {rank} PID {pid}",
