@@ -103,9 +103,7 @@ class DiagServer:
 
 def serve(targets: AllowedTargets, own: frozenset[str], instructions: str, deadline: float) -> None:
     """Serve until standard input ends; standard output carries nothing but the protocol."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # a thread waits for standard input, which Python would wait for in turn
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Python would wait for the thread that reads standard input
     asyncio.run(_serve(targets, own, instructions, deadline))
 
 
