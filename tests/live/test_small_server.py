@@ -58,7 +58,7 @@ def test_the_kv_cache_of_a_real_server_is_estimated_to_the_token(small: server.S
 
 
 def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> None:
-    with load.running(small.port, *load.HEALTHY):
+    with load.alone(), load.running(small.port, *load.HEALTHY):
         time.sleep(15)
         with ThreadPoolExecutor(2) as pairs:  # two at a time
             reports = list(pairs.map(lambda _: doctor(small.url), range(TIMES_HEALTHY)))
@@ -68,7 +68,7 @@ def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> No
 
 def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: server.Server) -> None:
     """That this fix works is measured by bench/cures.py."""
-    with load.running(small.port, *cure.CONTENTION.clients):
+    with load.alone(), load.running(small.port, *cure.CONTENTION.clients):
         time.sleep(cure.CONTENTION.settles)
         report = doctor(small.url)
     (incident,) = (diagnosis for diagnosis in report["diagnoses"] if diagnosis["primary"])

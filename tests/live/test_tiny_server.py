@@ -66,7 +66,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
     flags = (*cure.TINY, *writing_clients.LOGGED)
     with server.running(tmp_path_factory.mktemp("vllm"), "tiny", flags, **environment) as running:
         # at the first request vLLM gathers its environment, which may take longer than diag waits
-        urllib.request.urlopen(f"{running.url}/server_info", timeout=60).close()
+        urllib.request.urlopen(f"{running.url}/server_info", timeout=server.READY_SECONDS).close()
         yield running
 
 
@@ -181,7 +181,8 @@ def primary(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_ramp_names_the_small_kv_cache_and_the_flag(vllm: server.Server) -> None:
-    found = ramps.ramp(vllm.url, (192, 192), "--from", "8", "--most", "32", "--rates", "0", "--step-seconds", "5")
+    with load.alone():
+        found = ramps.ramp(vllm.url, (192, 192), "--from", "8", "--most", "32", "--rates", "0", "--step-seconds", "5")
     assert found["binds"], json.dumps(found, indent=1)
     assert (found["binds"]["id"], found["binds"]["changes"][0]["flag"]) == ("kv_cache", "--num-gpu-blocks-override")
     assert [step["concurrency"] for step in found["steps"]][:2] == [8, 16]
@@ -190,7 +191,7 @@ def test_a_ramp_names_the_small_kv_cache_and_the_flag(vllm: server.Server) -> No
 
 def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: server.Server, tmp_path: Path) -> None:
     before = tmp_path / "before"
-    with load.running(vllm.port, *cure.CASCADE.clients), ThreadPoolExecutor(1) as meanwhile:
+    with load.alone(), load.running(vllm.port, *cure.CASCADE.clients), ThreadPoolExecutor(1) as meanwhile:
         begun = time.time()
         time.sleep(cure.CASCADE.settles)
         kept = meanwhile.submit(cure.recorded, vllm.url, before, 30)
@@ -206,6 +207,7 @@ def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: 
     vllm.stop()
     with (
         server.relaunched(line, vllm.port, tmp_path / "relaunched.log") as fixed,
+        load.alone(),
         load.running(fixed.port, *cure.CASCADE.clients),
     ):
         time.sleep(cure.WARM_UP)

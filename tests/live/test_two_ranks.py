@@ -70,7 +70,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
         the_start_was_seen(early, phases, exporter.page(8))
         the_page_is_vllms_own_byte_for_byte(vllm)
         its_processes_are_known(vllm)
-        with load.running(vllm.port, *load.STEADY):
+        with load.alone(), load.running(vllm.port, *load.STEADY):
             time.sleep(10)
             the_ranks_work(exporter, doctor(vllm.url, "--for", "30"))
             vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)

@@ -1,5 +1,6 @@
 """Closed-loop clients: each sends a request, waits for the whole answer, and sends the next."""
 
+import fcntl
 import http.client
 import json
 import random
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 UNLIMITED = 1000
 """Requests that a gateway without a limit lets through at a time."""
@@ -86,6 +88,14 @@ STEADY = (Clients(6, (30, 300), (200, 400)),)
 """Always some in flight: a server that is stopped between two requests shows an idle page, and nobody could tell."""
 CASCADE = (Clients(20, (16, 64), (200, 600)), Clients(8, (600, 1000), (200, 400)))
 CONTENTION = (Clients(8, (16, 48), (150, 250)), Clients(2, (7000, 7500), (2, 4), pause=8.0, start=5.0))
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """While no other process is in such a block: of two servers under load, each would be measured with the other's."""
+    with Path(__file__).open(encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
