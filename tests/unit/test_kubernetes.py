@@ -119,9 +119,18 @@ def test_what_stands_beside_vllm_is_no_server(other: Any) -> None:
     assert not list(candidates(other))
 
 
-def test_an_exporter_in_the_same_pod_is_asked_first() -> None:
+@pytest.mark.parametrize(
+    "exporter",
+    [
+        {"image": "own/tools", "args": ["diag", "exporter", "--listen", "0.0.0.0:9400"]},
+        {"image": "reg:5000/own/diag:1", "args": ["exporter", "--vllm", "http://127.0.0.1:8000"]},
+        {"image": "own/diag"},
+    ],
+    ids=["command", "arguments", "default"],
+)
+def test_an_exporter_in_the_same_pod_is_asked_first(exporter: dict[str, Any]) -> None:
     both = pod(image="vllm/vllm-openai")
-    both["spec"]["containers"].append({"name": "diag", "image": "own/tools", "args": ["diag", "exporter"]})
+    both["spec"]["containers"].append({"name": "diag", **exporter})
     (candidate,) = candidates(both)
     assert (candidate.container, candidate.ports[0]) == ("main", 9400)
 

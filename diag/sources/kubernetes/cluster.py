@@ -112,7 +112,7 @@ def _loaded(load: Callable[[Any], None]) -> Cluster:
     return Cluster(
         parse(configuration.host),
         Credentials(
-            headers={"Authorization": token} if token else {},
+            headers={"Authorization": token.strip()} if token else {},
             ca_file=configuration.ssl_ca_cert or "",
             client_cert=configuration.cert_file or "",
             client_key=configuration.key_file or "",

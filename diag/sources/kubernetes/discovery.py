@@ -20,6 +20,8 @@ _OTHER = re.compile(
     r"router|scheduler|gateway|proxy|routing|sidecar|operator|controller|exporter|bench|epp\b|webui|cache-server"
 )
 """What the names of images beside vLLM have in them, by which they are told from its own."""
+_WORKS = re.compile(r"\bbench|\bsleep\b|\bcurl\b|\bdownload\b")
+"""What a container of vLLM's image does beside serving."""
 _LABELS = re.compile(
     r"^(?:serving\.kserve\.io/inferenceservice|ray\.io/cluster|llm-d\.ai/.+|leaderworkerset\.sigs\.k8s\.io/name"
     r"|helm-release-name)="
@@ -27,7 +29,7 @@ _LABELS = re.compile(
 )
 _PORT = re.compile(r"(?:^|\s)--port[= ](\d{1,5})(?=\s|$)")
 _TLS = re.compile(r"(?:^|\s)--ssl-(?:keyfile|certfile)\b")
-_EXPORTER = re.compile(r"\bdiag\s+exporter\b")
+_EXPORTER = re.compile(r"\bdiag(?: exporter\b| ?$)")
 _PAGES = ("metrics", "vllm", "http", "api", "serving", "user-port")
 """Names of ports, those first that are likelier to have the page."""
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -48,7 +50,7 @@ def candidates(pod: Pod) -> Iterator[Candidate]:
     """The containers of a pod that may be vLLM servers; none of a rank whose group only its leader speaks for."""
     if _labels(pod).get("leaderworkerset.sigs.k8s.io/worker-index", "0") != "0":
         return
-    exporter = any(_EXPORTER.search(_words(container)) for container in containers(pod))
+    exporter = any(map(_is_exporter, containers(pod)))
     for container in containers(pod):
         certain = is_vllm(container)
         if certain or (_may_be(pod, container) and not _OTHER.search(_image(container))):
@@ -64,12 +66,16 @@ def candidates(pod: Pod) -> Iterator[Candidate]:
 
 
 def is_vllm(container: Mapping[str, Any]) -> bool:
-    """Whether its command serves with vLLM, or its image is vLLM's and has a command of its own."""
+    """Whether its command serves with vLLM, or its image is vLLM's and does nothing else."""
     words, image = _words(container), _image(container)
-    if _EXPORTER.search(words) or _OTHER.search(image):
+    if _is_exporter(container) or _OTHER.search(image):
         return False
-    given = bool(container.get("command"))
-    return bool(_SERVES.search(words)) or ("vllm" in image and (not given or "--model" in words))
+    return bool(_SERVES.search(words)) or ("vllm" in image and not _WORKS.search(words))
+
+
+def _is_exporter(container: Mapping[str, Any]) -> bool:
+    """Whether it is diag's own exporter, which its image starts by default."""
+    return bool(_EXPORTER.search(f"{_image(container)} {_words(container)}"))
 
 
 def command(container: Mapping[str, Any]) -> str:

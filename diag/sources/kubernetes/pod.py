@@ -113,7 +113,7 @@ class ContainerLog:
         try:
             text = self._api.log(self._namespace, pod, {"container": container, **query})
         except Failure as error:
-            is_gone = "previous" in query  # no log of the run before is kept, or there was none
+            is_gone = bool(query.get("previous"))  # no log of the run before is kept, or there was none
             self.problem = self.problem if is_gone else f"the log of pod {printable(pod)} cannot be read: {error}"
             return 0
         self.problem = ""
@@ -126,7 +126,7 @@ class ContainerLog:
         stamp = line.partition(" ")[0]
         try:
             at = (datetime.fromisoformat(stamp).timestamp(), stamp)
-        except ValueError:
+        except (ValueError, OverflowError):
             return
         if at > self._last:
             self._last = at

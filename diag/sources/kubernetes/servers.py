@@ -15,7 +15,7 @@ from diag.http.client import Client
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure
 from diag.http.vllm_server import ACCEPT, VllmServer
-from diag.sources.kubernetes.api import Api, namespaced
+from diag.sources.kubernetes.api import MOST_PODS, Api, namespaced
 from diag.sources.kubernetes.cluster import Place, cluster_of
 from diag.sources.kubernetes.discovery import Candidate, Pod, candidates
 from diag.sources.kubernetes.pod import ContainerLog, PodView
@@ -93,6 +93,8 @@ def find(text: str, timeout: float) -> ServersOfNamespace:
     reasons = list(dict.fromkeys([*idle, *(each for each in found if isinstance(each, str) and each)]))
     if not servers:
         raise Unreachable(_none(place, pods, reasons))
+    if len(pods) >= MOST_PODS:
+        reasons.append(f"only the first {len(pods):,} pods were looked at: name a selector")
     if len(alive) > MOST_SERVERS:
         reasons.append(f"only the first {MOST_SERVERS} of {len(alive)} containers were looked at: name a selector")
     return ServersOfNamespace(api.client, servers, tuple(reasons))

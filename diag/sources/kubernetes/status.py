@@ -28,9 +28,8 @@ _SCALE = {"m": 1e-3, "k": 1e3, **{f"{unit}": 1e3**power for power, unit in enume
 
 
 class Ended(NamedTuple):
-    """One run of a container that is over; times in unix seconds, 0 where the kubelet does not know them."""
+    """How a run of a container ended; `at` is in unix seconds, 0 where the kubelet does not know."""
 
-    began: float
     at: float
     status: int
     reason: str
@@ -162,7 +161,6 @@ def quantity(text: object) -> float | None:
 
 def _ended(terminated: Mapping[str, Any]) -> Ended:
     return Ended(
-        _time(terminated.get("startedAt")),
         _time(terminated.get("finishedAt")),
         int(terminated.get("exitCode") or 0),
         str(terminated.get("reason", "")),
@@ -172,7 +170,7 @@ def _ended(terminated: Mapping[str, Any]) -> Ended:
 def _time(text: object) -> float:
     try:
         return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
 
 
