@@ -73,10 +73,11 @@ def _description(diagnosis: Diagnosis, alert: Alert, contract: Contract) -> str:
     """The measured value with its threshold, then the other conditions, which hold as well."""
     readings = [*diagnosis.symptoms, *diagnosis.escalation]
     first = next((each for each in readings if each.condition == alert.cases[0].first), readings[0])
-    measured = first.condition.signal.sentence.format(value=first.shown)
+    signal = first.condition.signal
+    limit = "" if signal.unit == "bool" else f" (threshold {first.threshold})"
     others = [claim(each.condition, contract) for each in diagnosis.symptoms if each.condition != first.condition]
     also = f"; also true: {'; '.join(dict.fromkeys(others))}" if others else ""
-    return f"{measured} (threshold {first.threshold}){also}"
+    return f"{signal.sentence.format(value=first.shown)}{limit}{also}"
 
 
 def _filled(template: str, labels: Mapping[str, str], now: float) -> str:
