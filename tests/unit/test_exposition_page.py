@@ -2,8 +2,6 @@
 
 import gzip
 import math
-import time
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -45,28 +43,6 @@ def test_a_real_page_reads_as_prometheus_client_reads_it() -> None:
         for sample in family.samples
     }
     assert parsed(page) == theirs
-
-
-def test_45_real_pages_take_a_tenth_of_what_prometheus_client_takes() -> None:
-    pages = real_pages()[:45]
-    texts = [page.decode() for page in pages]
-
-    def ours() -> None:
-        parser = Parser("h:1")
-        for page in pages:
-            parser.parse(page)
-
-    def theirs() -> None:
-        for text in texts:
-            list(text_string_to_metric_families(text))
-
-    assert min(cpu_seconds(ours) for _ in range(5)) < 0.1 * min(cpu_seconds(theirs) for _ in range(2))
-
-
-def cpu_seconds(work: Callable[[], None]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 lines = st.sampled_from(
