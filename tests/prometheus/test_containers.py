@@ -18,6 +18,7 @@ from support.timelines import LEAD
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge import containers
 from diag.promql import Block
 from diag.sources.prometheus.scope import Scope, TimeSpan
@@ -40,20 +41,39 @@ SCENE = 27.0
 """Seconds: a death is judged 15 s after it."""
 
 
+ILL = {
+    ("starved", "host_cpu_starved"),
+    ("growing", "host_memory_exhausted"),
+    ("killed", "host_memory_exhausted"),
+    ("looping", "crash_loop"),
+}
+NAMED_BY_POD = """
+[site]
+labels = ["namespace", "pod"]
+"""
+
+
+def judged(url: str, contract: Path | None = None, **scope: tuple[str, ...]) -> list[Diagnosis]:
+    """What is present in the scene."""
+    options = ObserveOptions([], prometheus=url, scope=Scope(TimeSpan(window="22s"), **scope), contract=contract)
+    return [each.diagnosis for each in doctor.run(options).present]
+
+
+def causes(present: list[Diagnosis]) -> set[tuple[str, str]]:
+    """The pods and their incidents; a server is called POD:8000, or llm/POD where the site names it by its pod."""
+    pods = ((dict(each.subject)["instance"].removeprefix("llm/").partition(":")[0], each) for each in present)
+    return {(pod, each.incident.id) for pod, each in pods if each.incident.id in CAUSES}
+
+
 @pytest.mark.slow
-def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see() -> None:
+def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see(tmp_path: Path) -> None:
+    (tmp_path / "diag.toml").write_text(NAMED_BY_POD)
     cluster = Cluster(PODS)
     with serving(cluster) as pages, prometheus(program(PLACES[0]), (), scrape_config(pages.instance, PODS)) as server:
         time.sleep(max(0.0, cluster.begin + SCENE - time.time()))
-        report = doctor.run(ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(window="22s"))))
-    present = [each.diagnosis for each in report.present]
-    found = {(dict(each.subject)["instance"].partition(":")[0], each.incident.id) for each in present}
-    assert {(pod, incident) for pod, incident in found if incident in CAUSES} == {
-        ("starved", "host_cpu_starved"),
-        ("growing", "host_memory_exhausted"),
-        ("killed", "host_memory_exhausted"),
-        ("looping", "crash_loop"),
-    }
+        present = judged(server.url)
+        by_pod = judged(server.url, tmp_path / "diag.toml", matchers=('namespace="llm"',))
+    assert causes(present) == causes(by_pod) == ILL
     dead = {dict(each.subject)["instance"]: each.explained_by for each in present if each.incident.id == "engine_dead"}
     assert dead == {"killed:8000": "host_memory_exhausted"}
 
