@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +70,15 @@ def causes(present: list[Diagnosis]) -> set[tuple[str, str]]:
 def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(NAMED_BY_POD)
     cluster = Cluster(PODS)
-    with serving(cluster) as pages, prometheus(program(PLACES[0]), (), scrape_config(pages.instance, PODS)) as server:
+    with ExitStack() as scene:
+        target = scene.enter_context(serving(cluster)).instance
+        one, other = (
+            scene.enter_context(prometheus(program(place), (), scrape_config(target, PODS, honor)))
+            for place, honor in zip(PLACES, ("true", "false"), strict=True)
+        )
         time.sleep(max(0.0, cluster.begin + SCENE - time.time()))
-        present = judged(server.url)
-        by_pod = judged(server.url, tmp_path / "diag.toml", matchers=('namespace="llm"',))
+        present = judged(one.url)
+        by_pod = judged(other.url, tmp_path / "diag.toml", matchers=('namespace="llm"',))
     assert causes(present) == causes(by_pod) == ILL
     dead = {dict(each.subject)["instance"]: each.explained_by for each in present if each.incident.id == "engine_dead"}
     assert dead == {"killed:8000": "host_memory_exhausted"}

@@ -148,10 +148,11 @@ JOB = """
     static_configs: [{{targets: ["{target}"], labels: {{{labels}}}}}]"""
 
 
-def scrape_config(target: str, pods: list[Pod]) -> str:
-    """As the Prometheus Operator scrapes them: pods by their labels, the exporters with honor_labels."""
-    exporters = {name: f'instance: "{name}:8080"' for name in ("cadvisor", "kube-state-metrics")}
-    jobs = [JOB.format(name=name, honor="true", target=target, labels=own) for name, own in exporters.items()]
+def scrape_config(target: str, pods: list[Pod], honor: str = "true") -> str:
+    """As the Prometheus Operator scrapes them; kube-state-metrics, whose own pod has labels too, with honor_labels."""
+    own = "namespace: monitoring, pod: ksm-0, container: ksm"
+    exporters = {"cadvisor": "instance: node-1", "kube-state-metrics": f"instance: 'ksm-0:8080', {own}"}
+    jobs = [JOB.format(name=name, honor=honor, target=target, labels=labels) for name, labels in exporters.items()]
     for pod in pods:
         labels = f'instance: "{pod.name}:8000", namespace: llm, pod: {pod.name}, container: vllm'
         jobs.append(JOB.format(name=pod.name, honor="false", target=target, labels=labels))
