@@ -216,7 +216,8 @@ def test_a_packaged_chart_has_all_and_its_release_fits_into_a_secret(tmp_path: P
     assert set(rendered) == {
         f"diag/templates/{file.name}" for file in (CHART / "templates").iterdir() if file.suffix != ".tpl"
     }
-    assert len(base64.b64encode(gzip.compress(json.dumps(release).encode()))) < 2**20
+    size = len(base64.b64encode(gzip.compress(json.dumps(release).encode())))  # Helm's own is 1 % larger
+    assert size < 0.95 * 2**20
 
 
 @pytest.mark.parametrize("part", ["prometheusRule", "dashboards"])
