@@ -117,7 +117,7 @@ def test_a_cause_that_is_over_mutes_what_still_follows_from_it(monkeypatch: pyte
     cause, effect = present(known["kv_eviction_cascade"], "critical"), present(known["contract_breached"], "critical")
     report = REPORT._replace(findings=tuple(map(Finding, (cause, effect))))
     with serving(lambda request: Reply()) as server:
-        watch = WatchAlerts(ObserveOptions(["http://eu"]), server.url, print)
+        watch = WatchAlerts(ObserveOptions(["http://eu"]), server.url, [].append)
 
         def told(*holding: Diagnosis) -> dict[str, bool]:
             watch.holds({(each.incident.id, each.subject): each for each in holding}, report)
@@ -140,7 +140,7 @@ def test_an_alert_of_a_scraped_server_names_the_command_for_it() -> None:
         (ObserveOptions([], prometheus="http://prom/p"), "diag doctor --prometheus http://prom:80/p --match"),
     ):
         with serving(lambda request: Reply()) as server:
-            watch = WatchAlerts(how, server.url, print)
+            watch = WatchAlerts(how, server.url, [].append)
             watch.holds({("", ()): present(incident, "critical")}, REPORT)
             watch.is_lost("cannot connect")
             watch.at_the_end(REPORT)
