@@ -62,14 +62,14 @@ def _top(table: ProcessTable, listener: int) -> int:
 
 
 def port_of(argv: tuple[str, ...]) -> str:
-    """The port that a vLLM server's command line names; "" where a file may name it."""
-    return _last_given(argv, "--port") or ("" if any(_named(word, "--config") for word in argv) else "8000")
+    """The port that a vLLM server's command line names; "" where a file may name it, or its value is missing."""
+    return _last_given(argv, "--port", "" if any(_named(word, "--config") for word in argv) else "8000")
 
 
-def _last_given(argv: tuple[str, ...], flag: str) -> str:
-    """The value of a flag that counts, "" where it is not given."""
+def _last_given(argv: tuple[str, ...], flag: str, default: str = "") -> str:
+    """The value of a flag that counts, the default where it is not given."""
     values = ((word, word.partition("=")[2], after) for word, after in pairwise((*argv, "")) if _named(word, flag))
-    return next(reversed([value if "=" in word else after for word, value, after in values]), "")
+    return next(reversed([value if "=" in word else after for word, value, after in values]), default)
 
 
 def _named(word: str, flag: str) -> bool:
