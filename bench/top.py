@@ -56,7 +56,8 @@ def replayed() -> Iterator[list[str]]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with ExitStack() as stack:
         for name, port in zip(RECORDINGS, ports, strict=True):
-            command = [*DIAG, "replay", f"tests/recordings/{name}", "--listen", f"127.0.0.1:{port}"]
+            at_end = "hold" if name == "engine_stalled" else "again"  # what stands still is still stalled
+            command = [*DIAG, "replay", f"tests/recordings/{name}", "--listen", f"127.0.0.1:{port}", "--at-end", at_end]
             process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **quiet))
             stack.callback(process.kill)
         time.sleep(10.0)

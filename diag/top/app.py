@@ -29,6 +29,8 @@ LOOK_EVERY = 0.5
 """Seconds between two looks at the last frame: so many repaints at most, beside those for a key."""
 VERDICT_STYLES = {"critical": "bold red", "warning": "bold yellow", "unknown": "magenta", "gone": "magenta"}
 """Of a row; what is healthy has none."""
+OF_TABLE = ("sort", "filter", "gpus", "all")
+"""Actions."""
 MARGIN = 3
 """Columns beside a page: its padding and the scrollbar."""
 Cells = list[Text]
@@ -62,7 +64,8 @@ class ServerTable(DataTable[Text]):
         for at, row in enumerate(rows):
             for place, cell in enumerate(_cells(row, width, columns)):
                 where = Coordinate(at, place)
-                if self.get_cell_at(where) != cell:
+                known = self.get_cell_at(where)
+                if (known.plain, known.style) != (cell.plain, cell.style):
                     self.update_cell_at(where, cell)
         self.rows_shown = rows
         names = [row.instance for row in rows]
@@ -187,8 +190,14 @@ class TopApp(App[None]):
             self.draw()
 
     def on_resize(self) -> None:
-        """Other columns fit in."""
-        self.draw()
+        """Other columns fit in, once the size is known everywhere."""
+        self.call_after_refresh(self.draw)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """The keys of the table do nothing on a page."""
+        on_page = isinstance(self.screen, TextScreen)
+        without_server = on_page and not isinstance(self.screen, ServerScreen)
+        return not ((on_page and action in OF_TABLE) or (without_server and action == "runbook"))
 
     def _fatal_error(self) -> None:
         """End the view; the command says what went wrong, without what its variables held."""
@@ -253,16 +262,14 @@ class TopApp(App[None]):
 
     def action_filter(self) -> None:
         """Ask for the text that rows must have."""
-        if not isinstance(self.screen, TextScreen):
-            asked = self.query_one("#filter", Input)
-            asked.add_class("open")
-            asked.focus()
+        asked = self.query_one("#filter", Input)
+        asked.add_class("open")
+        asked.focus()
 
     def action_all(self) -> None:
         """Show all rows again."""
-        if not isinstance(self.screen, TextScreen):
-            self.query_one("#filter", Input).value = ""
-            self.on_input_submitted()
+        self.query_one("#filter", Input).value = ""
+        self.on_input_submitted()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while it is typed."""
@@ -292,10 +299,7 @@ class TopApp(App[None]):
 
     def action_runbook(self) -> None:
         """The runbook of the worst incident of the server under the cursor, or on whose page we are."""
-        if isinstance(self.screen, ServerScreen):
-            row = self._row(self.screen.instance)
-        else:
-            row = None if isinstance(self.screen, TextScreen) else self.servers.selected
+        row = self._row(self.screen.instance) if isinstance(self.screen, ServerScreen) else self.servers.selected
         incident = row.incidents.partition(",")[0] if row else ""
         if incident:
             markdown = self._runbook(incident)

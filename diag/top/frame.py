@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from diag.core.formatting import clock, quantity
+from diag.core.incident import RANK
 from diag.core.subjects import Instants, Subject
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.diagnose import Diagnosis, without_the_past
@@ -135,8 +136,8 @@ def _undecided(finding: Finding) -> Finding:
 def rows(report: Report, histories: Histories, throttled: Mapping[str, tuple[str, ...]]) -> tuple[ServerRow, ...]:
     """A row for each server, the worst first; `throttled` is why the clocks of its GPUs are held down."""
     worst: dict[str, Diagnosis] = {}
-    for finding in report.present:
-        worst.setdefault(words.instance(finding.diagnosis.subject), finding.diagnosis)
+    for diagnosis in (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity]):
+        worst.setdefault(words.instance(diagnosis.subject), diagnosis)
     names = frozenset(words.instances(report))
     runs = {about(line, names): line for line in report.observed.servers}
     not_judged = {words.instance(each.subject) for each in report.not_judged}

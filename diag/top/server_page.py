@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diag.core.formatting import listed, printable, quantity
+from diag.core.formatting import listed, plural, printable, quantity
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report, verdict_of
 from diag.knowledge.signals.ranks import RANK_OF_GPU
@@ -63,12 +63,11 @@ def of_server(report: Report, instance: str) -> Report:
     names = frozenset(words.instances(report))
     findings = tuple(found for found in report.findings if words.instance(found.diagnosis.subject) == instance)
     not_judged = tuple(each for each in report.not_judged if words.instance(each.subject) in ("", instance))
-    lines, notes = (
-        tuple(sentence for sentence in sentences if about(sentence, names) in ("", instance))
-        for sentences in (report.observed.servers, report.observed.notes)
-    )
+    lines = tuple(line for line in report.observed.servers if about(line, names) == instance)
+    notes = tuple(note for note in report.observed.notes if instance in note or not any(map(note.__contains__, names)))
+    more = f" and {plural(len(names) - 1, 'more server')}" if len(names) > 1 else ""
     return report._replace(
-        observed=report.observed._replace(servers=lines, notes=notes),
+        observed=report.observed._replace(target=instance + more, servers=lines, notes=notes),
         findings=findings,
         not_judged=not_judged,
         verdict=verdict_of(findings, not_judged),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from diag.core.formatting import clock, escaped, plural, printable, quantity
+from diag.core.formatting import clock, escaped, printable, quantity
 from diag.report import sentences as words
 from diag.report.evidence import BARS
 from diag.report.fleet import VERDICTS, counts
@@ -18,6 +18,7 @@ LEAST_NAME, MOST_NAME = 12, 40
 SPARK = 12
 """Bars in a cell."""
 NOTHING = "-"
+STATES = ("dead", "stalled", "starting", "slow", "asleep", "busy", "idle")
 MINUTES, THOUSANDS = 600, 10_000
 """From so many seconds on a time is in minutes, from so much on a number in thousands."""
 
@@ -59,6 +60,11 @@ def value(row: ServerRow, key: str) -> str:
     return quantity(known, unit).replace(" ", "").replace(",", "")
 
 
+def state(row: ServerRow) -> str:
+    """The worst state of its engines."""
+    return min(row.state.split(", "), key=lambda one: STATES.index(one) if one in STATES else 0) or NOTHING
+
+
 def since(row: ServerRow) -> str:
     """When the worst that holds on a server began."""
     if row.since is None:
@@ -78,7 +84,7 @@ def _measure(title: str, key: str, width: int, rank: int, gpu_rank: int) -> Serv
 
 COLUMNS = (
     ServerColumn("verdict", lambda row: row.verdict, 8, 0, 0, right=False),
-    ServerColumn("state", lambda row: row.state or NOTHING, 8, 1, 1, right=False),
+    ServerColumn("state", state, 8, 1, 1, right=False),
     ServerColumn("incident", lambda row: row.incidents, 24, 9, 9, right=False),
     ServerColumn("since\nUTC", since, 15, 10, 10, right=False),
     _measure("run", "running", 4, 2, 11),
@@ -157,13 +163,10 @@ def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
     """The lines above the table: the worst verdict, what it means, what is shown; each in one line of the window."""
     report = frame.report
     with columns(width):
-        first, *more = verdicts(report)
+        first = verdicts(report)[0]
     ill = next((finding.diagnosis.incident for finding in report.present if finding.diagnosis.primary), None)
-    meaning = (
-        f"{ill.title}: {ill.impact}."
-        if ill
-        else " ".join((*(each.sentence for each in report.not_judged), words.found_nothing(report)))
-    )
+    unknown = [each.sentence for each in report.not_judged]
+    meaning = f"{ill.title}: {ill.impact}." if ill else "; ".join((*unknown, words.found_nothing(report)))
     status = [
         f"NOT UPDATED: {frame.lost}" if frame.lost else "",
         counts([row.verdict for row in frame.rows]),
@@ -171,8 +174,7 @@ def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
         f"order: {view.order}",
         f"{found} with '{printable(view.text, 20)}'" if view.text else "",
     ]
-    rest = f"and {plural(len(more), 'more incident')}" if more else ""
-    lines = (first, " ".join((meaning, rest)), "  ".join(filter(None, status)))
+    lines = (first, meaning, "  ".join(filter(None, status)))
     return [_clipped(escaped(line), width) for line in lines]
 
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import prometheus_server, rewriting
+from support import prometheus_server, rewriting, top_views
 from support.paths import RECORDINGS
 from support.prometheus_server import PLACES, Server, program
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.commands.top import make_app
 from diag.core.contract import Contract
 from diag.core.incident import fill
 from diag.diagnosis.query_cache import QueryCache
@@ -53,6 +54,22 @@ def judged(server: Server, contract: Path | None = None, **scope: tuple[str, ...
 
 def instances(report: Report) -> set[str]:
     return {dict(each.diagnosis.subject)["instance"] for each in report.findings}
+
+
+def test_the_live_view_shows_the_servers_of_a_prometheus(server: Server) -> None:
+    scope = Scope(TimeSpan(since=f"{BEGIN / 1000}", until=f"{BEGIN / 1000 + 60}"))
+    feed = make_app(ObserveOptions([], prometheus=server.url, scope=scope)).feed
+
+    async def look() -> None:
+        async with top_views.shown(feed, top_views.WIDE) as (app, pilot):
+            sick, well = top_views.screen(app)[5:7]
+            assert sick.split()[:4] == ["sick:8000", "critical", "busy", "kv_eviction_cascade"]
+            assert well.split()[:3] == ["well:8000", "healthy", "busy"]
+            assert "█" in well
+            await top_views.press(pilot, "r", shows="is not recorded")
+            await top_views.press(pilot, "enter", shows="ruled out")
+
+    top_views.run(look())
 
 
 def test_every_vllm_server_is_judged_and_nothing_else(server: Server) -> None:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support import rewriting, scenarios
+from support import rewriting, scenarios, top_views
 
 from diag.commands import config, doctor, lint, verify
 from diag.commands.mcp import pages
@@ -128,6 +128,21 @@ def test_no_output_speaks_to_a_terminal_or_hides_a_character(report: Report, fle
     for name, text in [*printed(report).items(), *printed(fleet).items(), *told(folder).items()]:
         assert not UNSEEN & set(text), name
         assert text.isprintable() or set(filter(lambda char: not char.isprintable(), text)) == {"\n"}, name
+
+
+def test_the_live_view_shows_a_label_and_does_not_obey_it(folder: Path, tmp_path: Path) -> None:
+    markup = "[reverse]x[/reverse][@click=app.quit]y[/][/bold]"
+
+    async def look() -> None:
+        for recording, seen in ((folder, r"\x1b[31m"), (recorded(tmp_path, markup), markup)):
+            async with top_views.shown(top_views.RecordedFeed(read(recording)), (240, 120)) as (app, pilot):
+                screens = [top_views.screen(app), await top_views.press(pilot, "enter", shows=seen)]
+                screens.append(await top_views.press(pilot, "o", shows="Meaning"))
+                for line in [line for lines in screens for line in lines]:
+                    assert line.isprintable()
+                    assert not UNSEEN & set(line)
+
+    top_views.run(look())
 
 
 def test_json_gives_the_labels_as_they_are(report: Report) -> None:
