@@ -33,7 +33,8 @@ async def looks_healthy_live(small: server.Server) -> None:
     feed = make_app(ObserveOptions([small.url], every=2.0, log=str(small.log))).feed
     async with top_views.shown(feed, top_views.WIDE) as (app, pilot):
         await top_views.until(pilot, lambda: app.frame and app.frame.report.verdict != "unknown", 90)
-        assert top_views.screen(app)[5].split()[1:3] == ["healthy", "busy"]
+        row = top_views.screen(app)[5]
+        assert row.split()[1:3] == ["healthy", "busy"], row
         assert app.frame
         assert {"running", "kv", "tokens", "ttft95", "itl50"} <= app.frame.rows[0].values.keys()
 
