@@ -56,8 +56,7 @@ def replayed() -> Iterator[list[str]]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with ExitStack() as stack:
         for name, port in zip(RECORDINGS, ports, strict=True):
-            at_end = "hold" if name == "engine_stalled" else "again"  # what stands still is still stalled
-            command = [*DIAG, "replay", f"tests/recordings/{name}", "--listen", f"127.0.0.1:{port}", "--at-end", at_end]
+            command = [*DIAG, "replay", f"tests/recordings/{name}", "--listen", f"127.0.0.1:{port}"]
             process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **quiet))
             stack.callback(process.kill)
         time.sleep(10.0)
@@ -132,11 +131,11 @@ async def take_screenshots(urls: list[str]) -> None:
     async with app.run_test(size=WIDE) as pilot:
         await pilot.pause(75.0)
         save(app.export_screenshot(title="diag top"), "top")
-        for place, name in ((0, "top-cascade"), (1, "top-stall")):
+        for place, name in ((1, "top-stall"), (0, "top-cascade")):
             await pilot.press("slash", *urls[place].rpartition(":")[2], "enter")
             await pilot.resize_terminal(100, 40)
             await pilot.press("enter")
-            await pilot.pause(2.0)
+            await pilot.pause(1.0)
             save(app.export_screenshot(title="diag top"), name)
             await pilot.press("escape", "escape")
         await pilot.resize_terminal(*NARROW)

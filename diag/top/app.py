@@ -37,7 +37,7 @@ Cells = list[Text]
 
 
 class ServerTable(DataTable[Text]):
-    """The servers in their order; the cursor stays on its server."""
+    """The servers in their order; the cursor stays on its server, or at the top, where the worst one is."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("home", "scroll_top", show=False),
@@ -57,7 +57,7 @@ class ServerTable(DataTable[Text]):
 
     def show(self, rows: list[ServerRow], every: Sequence[ServerRow], view: View) -> None:
         """Show these rows; what has not changed is not drawn again."""
-        before = self.selected
+        before = self.selected if self.cursor_row else None
         width, columns = shown_columns(self.app.size.width - 1, [row.instance for row in every], view)
         self._head([("server", width, False), *((column.title, column.width, column.right) for column in columns)])
         self._count(len(rows))
@@ -300,9 +300,8 @@ class TopApp(App[None]):
     def action_runbook(self) -> None:
         """The runbook of the worst incident of the server under the cursor, or on whose page we are."""
         row = self._row(self.screen.instance) if isinstance(self.screen, ServerScreen) else self.servers.selected
-        incident = row.incidents.partition(",")[0] if row else ""
-        if incident:
-            markdown = self._runbook(incident)
+        if row and row.incidents:
+            markdown = self._runbook(row.incidents[0])
             self.push_screen(TextScreen(Text.from_ansi(laid_out(markdown, self.size.width - MARGIN))))
         elif row:
             self._tell("no incident holds on this server: there is no runbook to open")

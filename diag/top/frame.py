@@ -33,7 +33,7 @@ class ServerRow(NamedTuple):
     runs: str
     verdict: str
     state: str
-    incidents: str
+    incidents: tuple[str, ...]
     since: float | None
     before: bool
     values: Numbers
@@ -165,7 +165,7 @@ def _row(
         runs=runs,
         verdict=server.verdict,
         state=server.states,
-        incidents=server.incidents,
+        incidents=tuple(filter(None, server.incidents.split(", "))),
         since=None if worst is None else worst.watched_since if worst.since is None else worst.since,
         before=worst is not None and worst.since is None,
         values={key: value for key, value in last.items() if value is not None},

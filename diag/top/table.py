@@ -72,10 +72,10 @@ def since(row: ServerRow) -> str:
     return f"{'before ' if row.before else ''}{clock(row.since).removesuffix(' UTC')}"
 
 
-def throttled(row: ServerRow) -> str:
-    """Why the clocks of its GPUs are held down: the first reason, and how many more there are."""
-    reasons = [printable(reason, 14) for reason in row.throttled]
-    return "".join((*reasons[:1], f" +{len(reasons) - 1}" if reasons[1:] else ""))
+def _first(names: Sequence[str], room: int) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" +{len(names) - 1}" if names[1:] else ""
+    return shortened(printable(names[0]), room - len(more)) + more if names else ""
 
 
 def _measure(title: str, key: str, width: int, rank: int, gpu_rank: int) -> ServerColumn:
@@ -85,7 +85,7 @@ def _measure(title: str, key: str, width: int, rank: int, gpu_rank: int) -> Serv
 COLUMNS = (
     ServerColumn("verdict", lambda row: row.verdict, 8, 0, 0, right=False),
     ServerColumn("state", state, 8, 1, 1, right=False),
-    ServerColumn("incident", lambda row: row.incidents, 24, 9, 9, right=False),
+    ServerColumn("incident", lambda row: _first(row.incidents, 25), 25, 9, 9, right=False),
     ServerColumn("since\nUTC", since, 15, 10, 10, right=False),
     _measure("run", "running", 4, 2, 11),
     _measure("wait", "waiting", 4, 3, 12),
@@ -100,7 +100,7 @@ COLUMNS = (
     _measure("GPU\npower", "power", 6, 16, 4),
     _measure("SM\nMHz", "clock", 5, 17, 5),
     _measure("GPU\ntemp", "temperature", 5, 15, 3),
-    ServerColumn("throttled\nby", throttled, 17, 14, 6, right=False),
+    ServerColumn("throttled\nby", lambda row: _first(row.throttled, 17), 17, 14, 6, right=False),
 )
 
 
@@ -138,7 +138,7 @@ def shown_rows(rows: Sequence[ServerRow], view: View) -> list[ServerRow]:
 
 
 def _searched(row: ServerRow) -> str:
-    return " ".join((row.instance, row.runs, row.verdict, row.state, row.incidents, *row.throttled)).lower()
+    return " ".join((row.instance, row.runs, row.verdict, row.state, *row.incidents, *row.throttled)).lower()
 
 
 def shown_columns(width: int, names: Sequence[str], view: View) -> tuple[int, list[ServerColumn]]:
