@@ -29,6 +29,7 @@ from support.live.server import free_port  # noqa: E402
 
 from diag.commands.observe import ObserveOptions  # noqa: E402
 from diag.commands.top import make_app  # noqa: E402
+from diag.top.app import TopApp  # noqa: E402
 
 DIAG = [sys.executable, "-m", "diag"]
 ENVIRONMENT = {
@@ -129,8 +130,10 @@ async def take_screenshots(urls: list[str]) -> None:
     """The ten servers, the cascade and the stall."""
     app = make_app(ObserveOptions(urls, every=5.0))
     async with app.run_test(size=WIDE) as pilot:
-        await pilot.pause(75.0)
+        while not {"engine_stalled", "kv_eviction_cascade"} <= incidents(app):
+            await pilot.pause(0.2)
         save(app.export_screenshot(title="diag top"), "top")
+        await pilot.press("p")
         for place, name in ((1, "top-stall"), (0, "top-cascade")):
             await pilot.press("slash", *urls[place].rpartition(":")[2], "enter")
             await pilot.resize_terminal(100, 40)
@@ -138,9 +141,15 @@ async def take_screenshots(urls: list[str]) -> None:
             await pilot.pause(1.0)
             save(app.export_screenshot(title="diag top"), name)
             await pilot.press("escape", "escape")
+        await pilot.press("p")
         await pilot.resize_terminal(*NARROW)
         await pilot.pause(1.0)
         save(app.export_screenshot(title="diag top, 80x24"), "top-narrow")
+
+
+def incidents(app: TopApp) -> set[str]:
+    """What holds on any server."""
+    return {name for row in (app.frame.rows if app.frame else ()) for name in row.incidents}
 
 
 def save(picture: str, name: str) -> None:
