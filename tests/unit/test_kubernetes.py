@@ -15,7 +15,7 @@ from diag.sources.kubernetes.api import Api
 from diag.sources.kubernetes.cluster import Cluster, Place, place
 from diag.sources.kubernetes.discovery import candidates
 from diag.sources.kubernetes.pod import ContainerLog
-from diag.sources.kubernetes.status import container_status, not_started, notes, quantity
+from diag.sources.kubernetes.status import container_status, failed_probes, not_started, note, quantity
 
 CONTEXTS = ["prod", "arn:aws:eks:eu-west-1:1:cluster/prod", "inference/api:6443/admin"]
 NOW = 1_800_000_000.0
@@ -196,8 +196,8 @@ def test_the_status_of_a_container_is_what_a_host_would_show() -> None:
         "diag_host_memory_limit_bytes": 1536 * 2**20,
         "diag_host_cpu_limit_cores": 0.5,
     }
-    assert list(notes(killed, "main")) == [
-        "container main of pod p: 2 restarts (the last at 2027-01-15 07:59:00 UTC, OOMKilled, exit status 137),"
+    assert list(note("container main", container_status(killed, "main"))) == [
+        "container main: 2 restarts (the last at 2027-01-15 07:59:00 UTC, OOMKilled, exit status 137),"
         " CrashLoopBackOff (back-off 20s)"
     ]
 
@@ -209,8 +209,8 @@ def test_a_probe_that_failed_is_told_with_the_time_that_it_allows() -> None:
         {"message": message, "count": 31, "involvedObject": {"fieldPath": "spec.containers{main}"}},
         {"message": message, "count": 9, "involvedObject": {"fieldPath": "spec.containers{another}"}},
     ]
-    assert list(notes(pod(**probe), "main", events)) == [
-        "container main of pod p: its startupProbe failed 31 times: the kubelet restarts it after 300 s of that"
+    assert list(failed_probes(pod(**probe), "main", events)) == [
+        "its startupProbe failed 31 times: the kubelet restarts it after 300 s of that"
     ]
 
 

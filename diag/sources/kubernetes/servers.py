@@ -1,6 +1,6 @@
 """The vLLM servers of a namespace, ready to be watched."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from diag.sources.kubernetes.api import MOST_PODS, Api, namespaced
 from diag.sources.kubernetes.cluster import Place, cluster_of
 from diag.sources.kubernetes.discovery import Candidate, Pod, candidates
 from diag.sources.kubernetes.pod import ContainerLog, PodView
-from diag.sources.kubernetes.status import container_status, not_started, notes
+from diag.sources.kubernetes.status import container_status, failed_probes, not_started, note
 from diag.sources.live.local import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, watch
 from diag.sources.observation import Observation
@@ -42,12 +42,19 @@ class PodAddress(Address):
 
 
 class FoundServer(NamedTuple):
-    """One vLLM server: where its page is, what its pod tells, and what a reader should know of it."""
+    """One vLLM server: where its page is, what its pod tells, and which probes have failed."""
 
     instance: str
     address: PodAddress
     view: PodView
-    notes: tuple[str, ...]
+    shown: str
+    probes: tuple[str, ...]
+
+    def notes(self) -> Iterator[str]:
+        """What a reader should know of it by now."""
+        yield from note(self.shown, self.view.log.status, self.probes)
+        if self.view.log.problem:
+            yield self.view.log.problem
 
 
 class ServersOfNamespace(NamedTuple):
@@ -71,11 +78,11 @@ class ServersOfNamespace(NamedTuple):
         """Scrape them as planned, each with its container's log and status."""
         plan = replace(plan, credentials=Credentials(), client=lambda *_: self.client, beside=self._beside)
         seen = watch(self.addresses, plan)
-        return seen._replace(notes=(*self.notes, *seen.notes))
+        told = [said for found in self.servers.values() for said in found.notes()]
+        return seen._replace(notes=(*told, *self.notes, *seen.notes))
 
     def _beside(self, server: VllmServer) -> JoinedPages:
         found = next(found for found in self.servers.values() if found.address == server.address)
-        server.notes += found.notes
         return JoinedPages(server, found.view)
 
 
@@ -124,14 +131,13 @@ def _look(api: Api, namespace: str, pod: Pod, candidate: Candidate) -> FoundServ
             )
     log = ContainerLog(api, namespace, candidate, status)
     log.begin()
-    problem = [log.problem] if log.problem else []
     events = [] if status.ready and not status.restarts else api.events(namespace, candidate.pod)
-    instance = f"{candidate.pod}:{port}"
     return FoundServer(
-        instance,
+        f"{candidate.pod}:{port}",
         _address(api, namespace, candidate, port),
         PodView(log, candidate.command),
-        (*notes(pod, candidate.container, events), *problem),
+        f"container {printable(candidate.container)} of {shown}",
+        tuple(failed_probes(pod, candidate.container, events)),
     )
 
 

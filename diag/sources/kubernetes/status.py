@@ -124,9 +124,8 @@ def not_started(pod: Pod) -> str:
     return f"{shown} is pending: {printable(why, 200)}"
 
 
-def notes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
-    """What a reader should know of a container that was restarted or waits: one sentence at most."""
-    found = container_status(pod, container)
+def note(shown: str, found: ContainerStatus, probes: Sequence[str] = ()) -> Iterator[str]:
+    """What a reader should know of a container that was restarted, waits or failed probes: one sentence at most."""
     told = []
     if found.restarts and found.last:
         at = f"the last at {moment(found.last.at)}, " if found.last.at else ""
@@ -135,20 +134,20 @@ def notes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]] = ()) ->
     if found.waits:
         why = found.message.partition(" restarting failed")[0]
         told.append(printable(found.waits) + (f" ({printable(why, 200)})" if why else ""))
-    told += _failed_probes(next(iter(_named(containers(pod), container)), {}), events)
-    if told:
-        yield f"container {printable(container)} of pod {printable(name(pod))}: {', '.join(told)}"
+    if told or probes:
+        yield f"{shown}: {', '.join([*told, *probes])}"
 
 
-def _failed_probes(container: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def failed_probes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The probes for which the kubelet restarts a container, as often as its events say that they failed."""
-    field = f"spec.containers{{{container.get('name')}}}"
+    wanted = next(iter(_named(containers(pod), container)), {})
+    field = f"spec.containers{{{container}}}"
     own = [each for each in events if part(each, "involvedObject").get("fieldPath") == field]
     for probe in ("startupProbe", "livenessProbe"):
         kind = probe.removesuffix("Probe")
         failed = [each for each in own if str(each.get("message", "")).lower().startswith(f"{kind} probe failed")]
         if failed:
-            times, settings = sum(int(each.get("count") or 1) for each in failed), part(container, probe)
+            times, settings = sum(int(each.get("count") or 1) for each in failed), part(wanted, probe)
             allowed = int(settings.get("periodSeconds", 10)) * int(settings.get("failureThreshold", 3))
             yield f"its {probe} failed {plural(times, 'time')}: the kubelet restarts it after {allowed} s of that"
 
