@@ -8,9 +8,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from support.bad_servers import Reply, Request, serving
 
-from diag.core.errors import BadUsage
+from diag.core.errors import BadUsage, Unreachable
 from diag.http.address import parse
 from diag.http.credentials import Credentials
+from diag.http.failure import Failure
 from diag.sources.kubernetes.api import Api
 from diag.sources.kubernetes.cluster import Cluster, Place, place
 from diag.sources.kubernetes.discovery import candidates
@@ -279,3 +280,30 @@ def test_a_restart_in_the_middle_of_a_watch_is_noticed_and_no_line_of_the_log_is
 
 def values(log: ContainerLog) -> dict[str, float]:
     return {" ".join((name, *labels)): value for name, labels, value in log.collect().samples}
+
+
+def status(message: str) -> bytes:
+    return json.dumps({"kind": "Status", "code": 503, "message": message}).encode()
+
+
+POD = "error trying to reach service: dial tcp 10.0.0.1:8000: connect: connection refused"
+
+
+@pytest.mark.parametrize(
+    ("of_pod", "of_api_server", "kind", "reason"),
+    [
+        (Reply(status(POD), 503), Reply(b"{}"), Failure, "^connection refused$"),
+        (Reply(POD.encode(), 503), Reply(b"{}"), Failure, "^connection refused$"),
+        (None, Reply(b"{}"), Failure, "closed the connection"),
+        (None, None, Unreachable, "the Kubernetes API server http.* closed the connection"),
+        (Reply(status("etcdserver: request timed out"), 500), None, Unreachable, "HTTP 500: etcdserver"),
+    ],
+    ids=["pod refuses", "pod refuses, as text", "pod closes", "API server closes", "API server fails"],
+)
+def test_an_api_server_that_fails_is_told_from_a_pod_that_does(
+    of_pod: Reply | None, of_api_server: Reply | None, kind: type[Exception], reason: str
+) -> None:
+    with serving(lambda request: of_api_server if request.path == "/version" else of_pod) as server:
+        client = Api(Cluster(parse(server.url), Credentials()), 5.0).client
+        with pytest.raises(kind, match=reason):
+            client.get("/api/v1/namespaces/n/pods/p:8000/proxy/metrics")

@@ -1,6 +1,7 @@
 """Requests to a Kubernetes API server: what they need of RBAC, and what a refusal means."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -17,19 +18,43 @@ HINTS = Hints("is this the address of a Kubernetes API server?", too_long="is th
 PODS_AT_A_TIME, MOST_PODS = 250, 2_000
 _UNREACHED = b"error trying to reach service"
 """With which the API server says that it has no connection to a pod."""
-_LOST = range(500, 505)
+_STATUS = re.compile(rb'"kind": ?"Status"')
+"""What stands in an error of the API server itself."""
+_LOST = (429, *range(500, 505))
 
 
 class ProxyClient(Client):
-    """Requests to pods through the API server's proxy: says which of the two has failed."""
+    """Requests to pods through the API server's proxy: says which of the two has failed.
+
+    An API server that fails in the middle of a watch must not look like servers that have died.
+    """
+
+    def __init__(self, cluster: Cluster, manner: Manner) -> None:
+        super().__init__(cluster.address, cluster.credentials, manner)
+        self._shown = f"the Kubernetes API server {cluster.address.shown}"
 
     def send(self, request: Request) -> Response:
-        """Send a request; Failure where the pod gave no response."""
-        response = super().send(request)
-        if response.status in _LOST and _UNREACHED in response.body:
+        """Send a request; Failure where the pod gave no response, Unreachable where the API server has failed."""
+        try:
+            response = super().send(request)
+        except Failure:
+            self._try_api_server()
+            raise
+        if response.status not in _LOST:
+            return response
+        if _UNREACHED in response.body:
             why = _message(response.body).partition("error trying to reach service: ")[2].strip(" '")
             raise Failure(_shortly(why), "does vLLM listen on this port?", reached=False)
+        if _STATUS.search(response.body):
+            raise Unreachable(f"{self._shown} answers HTTP {response.status}: {_shortly(_message(response.body))}")
         return response
+
+    def _try_api_server(self) -> None:
+        """Unreachable where it does not answer; which answer it is does not matter."""
+        try:
+            super().send(Request("/version"))
+        except Failure as error:
+            raise Unreachable(sentence(self._shown, error)) from error
 
     def refusal(self, status: int) -> Failure:
         """What a response with an error status means."""
@@ -45,7 +70,7 @@ class Api:
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
         self.cluster = cluster
-        self.client = ProxyClient(cluster.address, cluster.credentials, Manner(timeout, HINTS, keep=True))
+        self.client = ProxyClient(cluster, Manner(timeout, HINTS, keep=True))
 
     def pods(self, namespace: str, selector: str) -> list[Mapping[str, Any]]:
         """The pods of a namespace with these labels; Unreachable where they cannot be listed."""
