@@ -12,8 +12,8 @@ from diag.knowledge.containers import ASIDE, RECORDS, RESTARTS, WORKING_SET, joi
 from diag.sources.prometheus.scope import any_of
 
 METRICS = tuple(dict.fromkeys(record.metric for record in RECORDS))
-OURS = f'__name__=~"{"|".join(METRICS)}"'
-"""Matches what an exporter of ours, or a recording rule, has of containers."""
+OURS = f'__name__=~"{"|".join(METRICS)}",job!=""'
+"""Matches what an exporter of ours has of containers; not what rules record, of which a short window has too little."""
 ANY = of_pods(f"group({WORKING_SET}) or group({RESTARTS})")
 """Asks whether there is anything that the other exporters measure."""
 SET_ASIDE = of_pods(f"group({RESTARTS})", kube=f'{ASIDE}pod!=""')

@@ -7,10 +7,11 @@ from threading import Lock
 
 import numpy as np
 
-from diag.core.errors import NotAnswered, Unreachable
-from diag.core.formatting import plural
+from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
+from diag.core.formatting import plural, printable
 from diag.core.subjects import LARGEST, Floats, Instants
 from diag.http.prometheus_api import Refused, Unusable
+from diag.promql import parse
 from diag.sources.prometheus.client import Prometheus, Series
 
 MOST_TIMEOUTS = 3
@@ -94,3 +95,23 @@ def laid_out(series: Series, instants: Instants) -> Floats:
     inside = (places >= 0) & (places < len(row)) & (np.abs(values) < LARGEST)
     row[places[inside]] = values[inside]
     return row
+
+
+def times_of(series: Series) -> Instants:
+    """Unix ms of its samples."""
+    return np.array([round(float(at) * 1000) for at, _ in series["values"]], np.int64)
+
+
+def lag(times: Instants, last: int, interval: int) -> int:
+    """How late scrapes are on the grid at most: queried that much later, no instant misses its own scrape."""
+    late = (times - last + interval // 2) % interval - interval // 2 if interval else np.zeros(1, np.int64)
+    return int(late.max(initial=0))
+
+
+def check(matcher: str) -> None:
+    """BadUsage where it is none that PromQL has."""
+    try:
+        parse(f'rate(up{{{matcher},diag=""}}[1m])')  # as it will be used: among others, in every kind of selector
+    except Unsupported as error:
+        example = 'cluster="eu" or pod=~"vllm-.*"'
+        raise BadUsage(f"--match {printable(matcher)} is not a matcher: write {example}") from error

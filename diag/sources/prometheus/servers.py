@@ -8,18 +8,18 @@ from contextlib import suppress
 import numpy as np
 
 from diag.core.contract import Site
-from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
+from diag.core.errors import BadUsage, NotAnswered, Unreachable
 from diag.core.formatting import listed, moment, printable
 from diag.core.incident import regroup
 from diag.core.metric_prefix import OWN, with_prefix
 from diag.core.subjects import Floats, Instants, Subject
 from diag.http.prometheus_api import Refused, Unusable
-from diag.promql import add_matchers, parse, pretty
-from diag.sources.prometheus.client import Prometheus, Series
+from diag.promql import add_matchers, pretty
+from diag.sources.prometheus.client import Prometheus
 from diag.sources.prometheus.containers import ANY, OURS, SET_ASIDE, Containers, mentioned
 from diag.sources.prometheus.labelled_config import INFO, Flags, completed, flags
 from diag.sources.prometheus.members import SERVES, Member, by_prefix, described, is_among, member
-from diag.sources.prometheus.queries import Queries, laid_out
+from diag.sources.prometheus.queries import Queries, check, lag, laid_out, times_of
 from diag.sources.prometheus.scope import Scope, any_of
 
 RENAMED = "diag_vllm_metrics_renamed"
@@ -45,7 +45,7 @@ class PrometheusSource:
         self._scope, self._labels, self.prefix = scope, site.labels, site.prefix
         self._asking = Queries(prometheus)
         for matcher in scope.matchers:
-            _check(matcher)
+            check(matcher)
         try:
             self.now = prometheus.now()
             self.start, self.end = scope.span.resolved(self.now)
@@ -134,7 +134,7 @@ class PrometheusSource:
         counts, still = self._counted(f"count_over_time(up[{span}ms])"), self._counted("up")
         targets = f"{any_of('instance', [*_most(counts, counts), *_most(still, counts)])},{self._matchers}"
         raw = f"up{{{targets}}}[{span + 1}ms]"  # with the scrape at its start
-        series = [_times(samples) for samples in self._prometheus.instant(raw, self.end)]
+        series = [times_of(samples) for samples in self._prometheus.instant(raw, self.end)]
         times = [scraped for scraped in series if len(scraped)]
         if not times:
             raise Unreachable(self._not_scraped())
@@ -142,7 +142,7 @@ class PrometheusSource:
         steps = np.concatenate([np.diff(scraped) for scraped in times])
         interval = int(np.median(steps)) if len(steps) else 0
         first, last = min(int(scraped[0]) for scraped in times), max(int(scraped[-1]) for scraped in times)
-        self._lag = _lag(times[0], last, interval)
+        self._lag = lag(times[0], last, interval)
         return self._grid(first, last, interval), interval / 1000 or 15.0
 
     def _grid(self, first: int, last: int, interval: int) -> Instants:
@@ -289,25 +289,7 @@ def _complete(rows: Mapping[Subject, Floats], names: Collection[str]) -> bool:
     return named >= set(names) and not any(np.isnan(row).any() for row in rows.values())
 
 
-def _check(matcher: str) -> None:
-    try:
-        parse(f'rate(up{{{matcher},diag=""}}[1m])')  # as it will be used: among others, in every kind of selector
-    except Unsupported as error:
-        example = 'cluster="eu" or pod=~"vllm-.*"'
-        raise BadUsage(f"--match {printable(matcher)} is not a matcher: write {example}") from error
-
-
 def _most(there: Iterable[str], counts: Mapping[str, float]) -> list[str]:
     """A few of the targets that were scraped most of the time, as regular expressions."""
     most = sorted(there, key=lambda name: (-counts.get(name, 0.0), name))
     return [re.escape(name) for name in most[:_SAMPLED]]
-
-
-def _times(series: Series) -> Instants:
-    return np.array([round(float(at) * 1000) for at, _ in series["values"]], np.int64)
-
-
-def _lag(times: Instants, last: int, interval: int) -> int:
-    """How late scrapes are on the grid at most: queried that much later, no instant misses its own scrape."""
-    late = (times - last + interval // 2) % interval - interval // 2 if interval else np.zeros(1, np.int64)
-    return int(late.max(initial=0))
