@@ -54,6 +54,7 @@ class ProxyClient(Client):
         try:
             super().send(Request("/version"))
         except Failure as error:
+            error.hint = "check the certificates of the kubeconfig" if "DIAG_C" in error.hint else error.hint
             raise Unreachable(sentence(self._shown, error)) from error
 
     def refusal(self, status: int) -> Failure:
