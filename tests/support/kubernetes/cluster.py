@@ -18,9 +18,9 @@ from support.kubernetes.stage import API_PORT, KUBELET_PORT, NODE
 from support.paths import RECORDINGS, ROOT
 
 BINARIES = os.environ.get("DIAG_KUBERNETES", "")
-"""The folder with kube-apiserver and etcd, as .ci/components makes it."""
+"""The folder with kube-apiserver and etcd, as .ci/kube-apiserver makes it."""
 needed = pytest.mark.skipif(
-    not BINARIES, reason="no Kubernetes API server: .ci/components builds one, DIAG_KUBERNETES names its folder"
+    not BINARIES, reason="no Kubernetes API server: .ci/kube-apiserver builds one, DIAG_KUBERNETES names its folder"
 )
 STARTED = "2026-11-01T00:00:00Z"
 
