@@ -1,8 +1,10 @@
 """`diag doctor --k8s` against a real API server with RBAC; the kubelet is played, the pages are replayed recordings."""
 
 import json
+import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ from support.kubernetes import cluster
 from support.kubernetes.cluster import Cluster, PlayedPod, iso, restamped, role, token
 from support.paths import RECORDINGS
 
-VLLM = {"image": "vllm/vllm-openai:v0.32.0", "args": ["--model", "tiny", "--api-key", "sekret-api-key"]}
+FLAGS = ["--model", "tiny", "--num-gpu-blocks-override", "128", "--api-key", "sekret-api-key"]
+VLLM = {"image": "vllm/vllm-openai:v0.32.0", "args": FLAGS}
 SECRETS = ("sekret", token("reader"))
 SHORTLY = ("--for", "3", "--every", "1", "--json")
 
@@ -100,11 +103,16 @@ def test_each_server_of_a_namespace_is_found_and_judged(inference: subprocess.Co
 
 
 @cluster.needed
-def test_no_secret_of_a_kubeconfig_or_a_pod_is_shown(lab: Cluster, inference: subprocess.CompletedProcess[str]) -> None:
-    whole = lab.diag("doctor", "--k8s", "inference/app!=vllm-router", "--for", "3", "--every", "1", "--verbose")
-    assert "vllm-0:8000" in whole.stdout
-    for secret in SECRETS:
-        assert secret not in inference.stdout + inference.stderr + whole.stdout + whole.stderr
+def test_no_secret_of_a_kubeconfig_or_a_pod_is_shown(
+    lab: Cluster, inference: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    whole = lab.diag(
+        "doctor", "--k8s", "inference/app!=vllm-router", "--for", "3", "--every", "1", "--verbose", "--html", str(page)
+    )
+    outputs = inference.stdout + inference.stderr + whole.stdout + whole.stderr + page.read_text()
+    assert "${VLLM_API_KEY:?}" in whole.stdout  # in the command that is proposed
+    assert [secret for secret in SECRETS if secret in outputs] == []
 
 
 @cluster.needed
@@ -185,6 +193,16 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> Non
         done = diag("doctor", "--k8s", "inference", KUBECONFIG=config)
         assert (done.returncode, done.stderr.count("\n")) == (64, 1)
         assert reason in done.stderr
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "kubernetes.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = diag("doctor", "--k8s", "inference", PYTHONPATH=path)
+    assert (done.returncode, done.stderr) == (
+        64,
+        "diag: --k8s needs the Kubernetes client: pip install 'diag[k8s]'\n",
+    )
 
 
 def test_a_namespace_is_asked_alone() -> None:
