@@ -20,6 +20,7 @@ from support.paths import RECORDINGS, ROOT
 from support.processes import serving as vllm_processes
 from support.top_views import press, run, screen, shown, until
 
+from diag.commands import top
 from diag.commands.observe import ObserveOptions
 from diag.commands.replay import ReplayedServer
 from diag.commands.top import make_app, on_this_host
@@ -137,6 +138,12 @@ def test_what_cannot_be_shown_is_one_sentence(words: tuple[str, ...], reason: st
     done = diag("top", *words)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert reason in done.stderr
+
+
+def test_without_its_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textual", None)
+    with pytest.raises(BadUsage, match=r"pip install 'diag\[top\]'"):
+        top.run(ObserveOptions(["http://127.0.0.1:1"]), here=False)
 
 
 def test_in_a_terminal_it_draws_without_colour_where_that_is_asked_for_and_quits() -> None:
