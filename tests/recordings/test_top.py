@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.paths import RECORDINGS
 from support.top_views import NARROW, WIDE, RecordedFeed, press, recorded, run, screen, shown
 
 from diag.core.errors import BadUsage
@@ -123,6 +124,15 @@ def test_an_incident_that_goes_on_is_told_since_when_it_was_first_seen(seen: Obs
     assert feed.latest
     assert feed.latest.at > first.at
     assert [row.since for row in feed.latest.rows[:2]] == [row.since for row in first.rows[:2]]
+
+
+def test_nothing_is_said_too_early_and_what_has_ended_is_not_shown() -> None:
+    feed = RecordedFeed(read(RECORDINGS / "engine_stalled"), 4, 28, 1000, 1000)
+    for verdict, incidents in (("unknown", ()), ("critical", ("engine_stalled",)), ("healthy", ())):
+        assert feed.latest
+        (row,) = feed.latest.rows
+        assert (feed.latest.report.verdict, row.verdict, row.incidents) == (verdict, verdict, incidents)
+        feed.goes_on()
 
 
 def test_an_internal_error_ends_the_view_and_is_left_to_the_command(feed: RecordedFeed) -> None:
