@@ -98,7 +98,7 @@ def test_keys_sort_filter_choose_columns_and_open_the_runbook(feed: RecordedFeed
     run(look())
 
 
-def test_nothing_is_said_too_early_the_cursor_stays_on_its_server_and_a_pause_keeps_what_is_shown(feed: RecordedFeed) -> None:
+def test_no_verdict_comes_too_early_the_cursor_stays_on_its_server_a_pause_holds(feed: RecordedFeed) -> None:
     async def look() -> None:
         async with shown(feed) as (app, pilot):
             before = await press(pilot, "end", "p")
