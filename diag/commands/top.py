@@ -27,6 +27,8 @@ def run(options: ObserveOptions, *, here: bool) -> None:
     refuse_the_past(options, "diag top")
     if importlib.util.find_spec("textual") is None:
         raise BadUsage("diag top needs textual: pip install 'diag[top]'")
+    if options.log == "-":
+        raise BadUsage("diag top reads keys from standard input: name the file of the log")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadUsage("diag top needs a terminal: diag doctor --watch prints lines as incidents begin and end")
     _share_memory()

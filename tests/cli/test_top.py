@@ -132,6 +132,7 @@ def test_without_arguments_the_servers_on_this_host_are_shown(tmp_path: Path) ->
         (("tests/recordings/kv_cascade",), "a recording does not change"),
         (("--prometheus", "http://127.0.0.1:1", "--at", "-2h"), "leave out --at and --to"),
         (("http://127.0.0.1:1",), "diag top needs a terminal"),
+        (("http://127.0.0.1:1", "--log", "-"), "name the file of the log"),
     ],
 )
 def test_what_cannot_be_shown_is_one_sentence(words: tuple[str, ...], reason: str) -> None:
