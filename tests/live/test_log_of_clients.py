@@ -76,7 +76,7 @@ def test_what_clients_write_into_a_log_changes_no_verdict_and_no_configuration(v
     post(vllm.url, one, **{"X-Request-Id": re.sub(r"[^ -~]", "\x85", lines[0])})
     written = vllm.log.read_text(encoding="utf-8", errors="replace")
     assert sum(line in written for line in lines) > len(lines) / 2, "most of it stands in the log"
-    command = [DIAG, "doctor", vllm.url, "--for", "12", "--every", "1", "--log", str(vllm.log), "--json"]
+    command = [DIAG, "doctor", vllm.url, "--for", "30", "--every", "1", "--log", str(vllm.log), "--json"]
     report = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
     assert (report["verdict"], report["observed"]["progress_unknown"]) == ("healthy", [])
     assert told(vllm.log) == before
