@@ -102,7 +102,7 @@ cpu_throttled = Signal(
     "CPU throttling",
     # the kernel adds up what each CPU of the group has lost
     f"clamp_max({THROTTLED}, 1) or {THROTTLED_PERIODS}",
-    "the CPU quota stops the server's cgroup for {value} of the time (of the periods, where only these are counted)",
+    "the CPU quota stops the server's cgroup for {value} of the time, or of the periods",
     "share",
 )
 # What waits need not miss anything: two ranks that spin on two cores waited for 84 % of the time and served well, and
@@ -120,8 +120,7 @@ cpu_starvation = Signal(
     "time without a CPU",
     f"max by ($by) ({WAITED}) * {HURTS}"
     f" or clamp_max(({THROTTLED} > {PRESSURE}) or {PRESSURE} or {THROTTLED} or {THROTTLED_PERIODS}, 1) * {TOKENS_LATE}",
-    "for {value} of the time the server is ready to run and has no CPU (of the periods of its CPU quota, where only"
-    " these are counted)",
+    "the server is ready to run and has no CPU for {value} of the time, or of the periods of its CPU quota",
     "share",
     culprit_promql=f"{WAITED} > 0.3",
     culprit_label="{role} {rank} PID {pid}",
