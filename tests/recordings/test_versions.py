@@ -70,7 +70,7 @@ def test_a_replica_that_shows_no_vllm_metrics_does_not_vanish(tmp_path: Path) ->
     blind = [(time, "blind:8000", "process_cpu_seconds_total 1\n") for time, _, _ in first]
     report = judged(re.write(tmp_path, sorted([*first, *blind])))
     assert report.verdict == "unknown"
-    assert [dict(each.subject)["instance"] for each in report.not_judged] == ["blind"]
+    assert [dict(each.subject)["instance"] for each in report.not_judged] == ["blind:8000"]
     unknown = {each.diagnosis.incident.id for each in report.findings if each.diagnosis.state == "unknown"}
     assert "kv_eviction_cascade" in unknown
 
