@@ -1,5 +1,6 @@
 """Goldens that can be renewed, and skips that CI does not let pass."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -34,6 +35,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     """Live tests of a file share a server, so they run in one process; others share with neighbours what they read."""
     scheduling = LoadFileScheduling if config.option.markexpr == "live" else WorkStealingScheduling
     return scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests stay until the end: looking for garbage among them again and again is lost time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)  # as `diag` itself has it
 
 
 def pytest_configure() -> None:

@@ -9,6 +9,9 @@ from diag.ramp.plan import Limits, ServingCeiling, ceiling, client_is_slow, clos
 from diag.ramp.step import Step
 from diag.ramp.traffic import OwnTraffic, RequestLengths
 
+QUEUED = 0.5
+"""Requests that wait on average, for each that runs, from which on the engine takes no more of them."""
+
 
 class Ramp(NamedTuple):
     """A whole ramp; `ended` is why it did not go on, `stopped` why it was cut short, "" where it was not.
@@ -96,6 +99,8 @@ def _has_reached(steps: Sequence[Step], at: Step | None, limits: Limits, attache
     if at is None:
         return False
     if attached:  # what binds shows in one step as well
+        return True
+    if at.running and (at.waiting or 0.0) >= QUEUED * at.running:  # what is offered beyond that only waits longer
         return True
     rising = closed(steps)
     flat = len(rising) > 1 and rising[-1].requests_per_second < 1.1 * rising[-2].requests_per_second

@@ -141,8 +141,13 @@ def test_a_ramp_names_the_resource_that_a_full_step_lacks(tmp_path: Path) -> Non
     seen = observe(record(tmp_path, gpu(0), estimated=2.5e12), Contract())
     step = measure(Offer(2), seen, Contract(), None)
     assert step
-    steps = [step._replace(offer=Offer(at), tokens_per_step=12.0 * at) for at in (1, 2)]
+    step = step._replace(requests=200.0)
+    steps = [step._replace(offer=Offer(at), tokens_per_step=12.0 * at, requests_per_second=at) for at in (1, 2)]
     ramp = conclude(steps, Limits(Contract()), Circumstances("h:1"))
     (found,) = (one for one in ramp.candidates if one.id == "compute")
     assert (found.name, found.state) == ("memory bandwidth", "binds")
     assert found.evidence[-1] == "by the data sheet, 74.6 % of the bandwidth ceiling at batch 12: bandwidth-bound"
+    assert ramp.binds is None, "more load might bring more"
+    queued = [step._replace(waiting=0.5 * BATCH) for step in steps]
+    binds = conclude(queued, Limits(Contract()), Circumstances("h:1")).binds
+    assert binds and binds.id == "compute", "half as many requests wait as run"
