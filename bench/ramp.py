@@ -16,6 +16,7 @@ import table
 from capacity import RAMPS
 
 ROOT = Path(__file__).parent.parent
+MOST_CHANGES = 4
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 os.environ["PYTHONPATH"] = str(ROOT)
 
@@ -26,7 +27,8 @@ HEAD = """\
 
 `python bench/ramp.py {seconds}` on {cores} cores of {machine}: vLLM {version} on the CPU with a random model. Each
 server is bound in a known way; `diag ramp` has to name it. The ramp is run twice on the same server (ceiling: both
-runs, and how far they are apart), then once with what it proposes. On a CPU, the generator shares the cores.
+runs, and how far they are apart), then with what it proposes, until something else binds. On a CPU, the generator
+shares the cores.
 
 | server | load (tokens) | run | requests/s | knee | bound by | evidence | change | next |
 |---|---|---|---:|---:|---|---|---|---|
@@ -34,17 +36,26 @@ runs, and how far they are apart), then once with what it proposes. On a CPU, th
 
 
 def rows(case: ramps.Case, folder: Path, seconds: str) -> Iterator[str]:
-    """The ramp twice, and once more with the change."""
+    """The ramp twice, then with each change that it proposes, until something else binds."""
     options = ("--from", "2", "--most", "256", "--rates", "1", "--step-seconds", seconds)
     with server.running(folder, case.size, case.flags) as sick:
         found = [ramps.ramp(sick.url, case.tokens, *options, share=case.share) for _ in range(2)]
         yield _row(case, "as it is", found)
         if case.share < 1:
             yield _row(case, "with a faster client", [ramps.ramp(sick.url, case.tokens, *options)])
-    change = next((change for change in _changes(found[0]) if change["flag"]), None)
-    if change:
-        with server.running(folder, case.size, ramps.applied(case.flags, change)) as changed:
-            yield _row(case, "changed", [ramps.ramp(changed.url, case.tokens, *options)])
+    flags, last = case.flags, found[0]
+    for _ in range(MOST_CHANGES):
+        change = next((change for change in _changes(last) if change["flag"]), None)
+        if change is None or _binds(last) != _binds(found[0]):
+            return
+        flags = ramps.applied(flags, change)
+        with server.running(folder, case.size, flags) as changed:
+            last = ramps.ramp(changed.url, case.tokens, *options)
+        yield _row(case, f"`{change['flag']}` changed", [last])
+
+
+def _binds(found: dict[str, Any]) -> str:
+    return found["binds"]["name"] if found["binds"] else "nothing yet"
 
 
 def _changes(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -56,7 +67,7 @@ def _row(case: ramps.Case, run: str, found: list[dict[str, Any]]) -> str:
     shown = " / ".join(f"{ceiling:.3g}" for ceiling in ceilings)
     if len(found) > 1 and max(ceilings):
         shown += f" ({1 - min(ceilings) / max(ceilings):.0%})"
-    names = list(dict.fromkeys(one["binds"]["name"] if one["binds"] else "nothing yet" for one in found))
+    names = list(dict.fromkeys(map(_binds, found)))
     first = found[0]
     evidence = first["binds"]["evidence"][0] if first["binds"] else first["stopped"] or first["ended"]
     cells = (

@@ -35,8 +35,8 @@ KV_CACHE = Case(
 )
 SEQUENCES = Case("4 sequences", "sequence_cap", "tiny", (*PLENTY, "--max-num-seqs", "4"), (64, 64))
 BUDGET = Case(
-    *("64 tokens in a step", "token_budget", "tiny"),
-    flags=(*PLENTY, "--max-num-seqs", "64", "--max-num-batched-tokens", "64"),
+    *("16 tokens in a step", "token_budget", "tiny"),
+    flags=(*PLENTY, "--max-num-seqs", "16", "--max-num-batched-tokens", "16"),
     tokens=(512, 16),
 )
 COMPUTE = Case("CPU", "compute", "small", (*PLENTY, "--max-num-seqs", "64"), (512, 32))
