@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from diag.core.recorded import Record
-from diag.knowledge.containers import RECORDS, joined, of_pods, servers
+from diag.core.recording_rules import RecordingRule
+from diag.knowledge.containers import RECORDING_RULES, joined, of_pods, servers
 from diag.knowledge.signals.expressions import RUNNING
 
 SERVERS = "namespace_pod_container:vllm_servers:group"
@@ -22,10 +22,10 @@ def group(labels: tuple[str, ...]) -> dict[str, Any]:
     # a server that was killed is a server still, and one with an exporter of ours needs no other
     found = f"last_over_time({RUNNING}{{$named}}[1h]) unless on (instance) diag_build_info"
     of_servers = {"record": SERVERS, "expr": of_pods(servers(found, labels))}
-    metrics = [_rule(record, labels) for record in RECORDS]
+    metrics = [_rule(rule, labels) for rule in RECORDING_RULES]
     return {"name": "diag-kubernetes", "interval": INTERVAL, "rules": [of_servers, *metrics]}
 
 
-def _rule(record: Record, labels: tuple[str, ...]) -> dict[str, Any]:
-    constant = {"labels": dict(record.labels)} if record.labels else {}
-    return {"record": record.metric, "expr": of_pods(joined(record, labels, SERVERS)), **constant}
+def _rule(rule: RecordingRule, labels: tuple[str, ...]) -> dict[str, Any]:
+    constant = {"labels": dict(rule.labels)} if rule.labels else {}
+    return {"record": rule.metric, "expr": of_pods(joined(rule, labels, SERVERS)), **constant}

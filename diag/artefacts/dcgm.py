@@ -8,7 +8,7 @@ value that means something else than ours is left out: a missing sample is unkno
 from collections.abc import Iterable
 from typing import Any
 
-from diag.core.recorded import Record
+from diag.core.recording_rules import RecordingRule
 from diag.core.throttle_reasons import THROTTLE_REASONS
 
 RUNNING = "vllm:num_requests_running"
@@ -54,68 +54,75 @@ TRAFFIC = {
 TOTAL = device("FB_CAPACITY_BYTES", f"FB_TOTAL * {MEBI}")
 PARTS = "DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE + DCGM_FI_DEV_FB_RESERVED"
 
-RECORDS = (
-    Record("diag_gpu_temperature_celsius", TEMPERATURE, {"sensor": "gpu"}),
-    Record("diag_gpu_temperature_celsius", device("MEMORY_TEMP_CELSIUS", "MEMORY_TEMP"), {"sensor": "memory"}),
-    Record(
+RECORDING_RULES = (
+    RecordingRule("diag_gpu_temperature_celsius", TEMPERATURE, {"sensor": "gpu"}),
+    RecordingRule("diag_gpu_temperature_celsius", device("MEMORY_TEMP_CELSIUS", "MEMORY_TEMP"), {"sensor": "memory"}),
+    RecordingRule(
         "diag_gpu_temperature_margin_celsius",
         device("GPU_TEMP_MARGIN_CELSIUS", "GPU_TEMP_LIMIT", f"SLOWDOWN_TEMP - ({TEMPERATURE})"),
     ),
-    Record("diag_gpu_clock_hertz", device("SM_CLOCK_HERTZ", "SM_CLOCK * 1e6"), {"clock": "sm"}),
-    Record("diag_gpu_clock_hertz", device("MEMORY_CLOCK_HERTZ", "MEM_CLOCK * 1e6"), {"clock": "memory"}),
-    Record("diag_gpu_clock_max_hertz", device("SM_MAX_CLOCK_HERTZ", "MAX_SM_CLOCK * 1e6"), {"clock": "sm"}),
-    Record("diag_gpu_clock_max_hertz", device("MEMORY_MAX_CLOCK_HERTZ", "MAX_MEM_CLOCK * 1e6"), {"clock": "memory"}),
-    Record("diag_gpu_power_watts", device("BOARD_POWER_WATTS", "POWER_USAGE")),
-    Record("diag_gpu_power_limit_watts", device("BOARD_POWER_LIMIT_ENFORCED_WATTS", "ENFORCED_POWER_LIMIT")),
-    Record("diag_gpu_power_limit_min_watts", device("BOARD_POWER_LIMIT_MIN_WATTS", "POWER_MGMT_LIMIT_MIN")),
-    Record("diag_gpu_power_limit_default_watts", device("BOARD_POWER_LIMIT_DEFAULT_WATTS", "POWER_MGMT_LIMIT_DEF")),
-    Record("diag_gpu_energy_joules_total", device("GPU_ENERGY_JOULES_TOTAL", "TOTAL_ENERGY_CONSUMPTION / 1e3")),
+    RecordingRule("diag_gpu_clock_hertz", device("SM_CLOCK_HERTZ", "SM_CLOCK * 1e6"), {"clock": "sm"}),
+    RecordingRule("diag_gpu_clock_hertz", device("MEMORY_CLOCK_HERTZ", "MEM_CLOCK * 1e6"), {"clock": "memory"}),
+    RecordingRule("diag_gpu_clock_max_hertz", device("SM_MAX_CLOCK_HERTZ", "MAX_SM_CLOCK * 1e6"), {"clock": "sm"}),
+    RecordingRule(
+        "diag_gpu_clock_max_hertz", device("MEMORY_MAX_CLOCK_HERTZ", "MAX_MEM_CLOCK * 1e6"), {"clock": "memory"}
+    ),
+    RecordingRule("diag_gpu_power_watts", device("BOARD_POWER_WATTS", "POWER_USAGE")),
+    RecordingRule("diag_gpu_power_limit_watts", device("BOARD_POWER_LIMIT_ENFORCED_WATTS", "ENFORCED_POWER_LIMIT")),
+    RecordingRule("diag_gpu_power_limit_min_watts", device("BOARD_POWER_LIMIT_MIN_WATTS", "POWER_MGMT_LIMIT_MIN")),
+    RecordingRule(
+        "diag_gpu_power_limit_default_watts", device("BOARD_POWER_LIMIT_DEFAULT_WATTS", "POWER_MGMT_LIMIT_DEF")
+    ),
+    RecordingRule("diag_gpu_energy_joules_total", device("GPU_ENERGY_JOULES_TOTAL", "TOTAL_ENERGY_CONSUMPTION / 1e3")),
     # DCGM 4.6 has GPU_UTIL_RATIO as another name of the percentage; no default counters of that time use it
-    Record("diag_gpu_utilization_ratio", device("GPU_UTIL_RATIO", "GPU_UTIL / 100")),
-    Record("diag_gpu_memory_busy_ratio", device("MEMORY_UTIL_RATIO", "MEM_COPY_UTIL / 100")),
+    RecordingRule("diag_gpu_utilization_ratio", device("GPU_UTIL_RATIO", "GPU_UTIL / 100")),
+    RecordingRule("diag_gpu_memory_busy_ratio", device("MEMORY_UTIL_RATIO", "MEM_COPY_UTIL / 100")),
     # every part is whole MiB, rounded down: the sum may lack 3 of them
-    Record("diag_gpu_memory_total_bytes", f"{TOTAL} or ({PARTS}) * {MEBI}"),
-    Record("diag_gpu_memory_used_bytes", device("FB_USED_BYTES", f"FB_USED * {MEBI}")),
-    Record("diag_gpu_memory_free_bytes", device("FB_FREE_BYTES", f"FB_FREE * {MEBI}")),
-    Record("diag_gpu_memory_reserved_bytes", device("FB_RESERVED_BYTES", f"FB_RESERVED * {MEBI}")),
+    RecordingRule("diag_gpu_memory_total_bytes", f"{TOTAL} or ({PARTS}) * {MEBI}"),
+    RecordingRule("diag_gpu_memory_used_bytes", device("FB_USED_BYTES", f"FB_USED * {MEBI}")),
+    RecordingRule("diag_gpu_memory_free_bytes", device("FB_FREE_BYTES", f"FB_FREE * {MEBI}")),
+    RecordingRule("diag_gpu_memory_reserved_bytes", device("FB_RESERVED_BYTES", f"FB_RESERVED * {MEBI}")),
     *(
-        Record("diag_gpu_throttle_active", f"floor(({ACTIVE}) / {bit}) % 2", {"reason": reason})
+        RecordingRule("diag_gpu_throttle_active", f"floor(({ACTIVE}) / {bit}) % 2", {"reason": reason})
         for reason, bit in THROTTLE_REASONS.items()
     ),
-    *(Record("diag_gpu_throttle_seconds_total", time, {"reason": reason}) for reason, time in THROTTLE_SECONDS.items()),
     *(
-        Record(metric, promql.replace("WAY", way.upper()), {"direction": way})
+        RecordingRule("diag_gpu_throttle_seconds_total", time, {"reason": reason})
+        for reason, time in THROTTLE_SECONDS.items()
+    ),
+    *(
+        RecordingRule(metric, promql.replace("WAY", way.upper()), {"direction": way})
         for metric, promql in TRAFFIC.items()
         for way in ("tx", "rx")
     ),
-    Record("diag_gpu_pcie_link_generation", device("PCIE_LINK_GEN"), {"which": "current"}),
-    Record("diag_gpu_pcie_link_generation", device("PCIE_MAX_LINK_GEN"), {"which": "max"}),
-    Record("diag_gpu_pcie_link_width", device("PCIE_LINK_WIDTH"), {"which": "current"}),
-    Record("diag_gpu_pcie_link_width", device("PCIE_MAX_LINK_WIDTH"), {"which": "max"}),
-    Record("diag_gpu_pcie_replays_total", device("PCIE_REPLAY_TOTAL", "PCIE_REPLAY_COUNTER")),
-    *(Record("diag_gpu_nvlink_errors_total", count, {"kind": kind}) for kind, count in NVLINK_ERRORS.items()),
-    Record("diag_gpu_ecc_errors_total", device("ECC_SBE_VOL_TOTAL"), {"kind": "corrected"}),
-    Record("diag_gpu_ecc_errors_total", device("ECC_DBE_VOL_TOTAL"), {"kind": "uncorrected"}),
-    Record(
+    RecordingRule("diag_gpu_pcie_link_generation", device("PCIE_LINK_GEN"), {"which": "current"}),
+    RecordingRule("diag_gpu_pcie_link_generation", device("PCIE_MAX_LINK_GEN"), {"which": "max"}),
+    RecordingRule("diag_gpu_pcie_link_width", device("PCIE_LINK_WIDTH"), {"which": "current"}),
+    RecordingRule("diag_gpu_pcie_link_width", device("PCIE_MAX_LINK_WIDTH"), {"which": "max"}),
+    RecordingRule("diag_gpu_pcie_replays_total", device("PCIE_REPLAY_TOTAL", "PCIE_REPLAY_COUNTER")),
+    *(RecordingRule("diag_gpu_nvlink_errors_total", count, {"kind": kind}) for kind, count in NVLINK_ERRORS.items()),
+    RecordingRule("diag_gpu_ecc_errors_total", device("ECC_SBE_VOL_TOTAL"), {"kind": "corrected"}),
+    RecordingRule("diag_gpu_ecc_errors_total", device("ECC_DBE_VOL_TOTAL"), {"kind": "uncorrected"}),
+    RecordingRule(
         "diag_gpu_remapped_rows",
         device("ROW_REMAP_CORRECTABLE_TOTAL", "CORRECTABLE_REMAPPED_ROWS"),
         {"kind": "corrected"},
     ),
-    Record(
+    RecordingRule(
         "diag_gpu_remapped_rows",
         device("ROW_REMAP_UNCORRECTABLE_TOTAL", "UNCORRECTABLE_REMAPPED_ROWS"),
         {"kind": "uncorrected"},
     ),
-    Record("diag_gpu_remap_failure", device("ROW_REMAP_FAILED", "ROW_REMAP_FAILURE")),
+    RecordingRule("diag_gpu_remap_failure", device("ROW_REMAP_FAILED", "ROW_REMAP_FAILURE")),
     # An Xid's series starts at 1, and increase() does not see a start at 1: so the rule records 0 for its first minute.
     # The day's look back ignores the pod: a series that returns after a failed scrape is not a new error.
-    Record(
+    RecordingRule(
         "diag_gpu_xid_errors_total",
         f"0 * ({XID} unless on (UUID, xid) last_over_time({XID}[1d] offset 1m)) or {XID}",
         kept=("xid",),
     ),
 )
-SERVING = Record("diag_gpu_serving", f"0 * ({TEMPERATURE}) + 1")
+SERVING = RecordingRule("diag_gpu_serving", f"0 * ({TEMPERATURE}) + 1")
 """Only where GPUs are joined by pod: on a shared host nobody knows which server uses which GPU."""
 
 WHOLE = ("GPU_I_ID", "vgpu")
@@ -185,9 +192,9 @@ def group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
 
     `labels` tell one vLLM server from another at this site; `key` are those that DCGM's series share with the server's.
     """
-    records = (*RECORDS, SERVING) if "pod" in key else RECORDS
+    rules = (*RECORDING_RULES, SERVING) if "pod" in key else RECORDING_RULES
     servers = {"record": _servers(key), "expr": _server(labels, key)}
-    return {"name": "diag-dcgm", "rules": [servers, *(_rule(record, labels, key) for record in records)]}
+    return {"name": "diag-dcgm", "rules": [servers, *(_rule(rule, labels, key) for rule in rules)]}
 
 
 def _servers(key: tuple[str, ...]) -> str:
@@ -195,17 +202,17 @@ def _servers(key: tuple[str, ...]) -> str:
     return f"{'_'.join(key)}:vllm_servers:alone"
 
 
-def _rule(record: Record, labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
+def _rule(rule: RecordingRule, labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
     copied = [label for label in labels if label not in key]  # Prometheus refuses one that is in `on` as well
     expr = (
-        f"max by ({_list(labels, ('gpu', 'uuid'), record.kept)}) (\n"
-        f"  {_workload(record.promql, key)}\n"
+        f"max by ({_list(labels, ('gpu', 'uuid'), rule.kept)}) (\n"
+        f"  {_workload(rule.promql, key)}\n"
         f"  * on ({_list(key, WHOLE)}) group_left ({_list(copied)})\n"
         f"  {_servers(key)}\n"
         ")"
     )
-    constant = {"labels": dict(record.labels)} if record.labels else {}
-    return {"record": record.metric, "expr": expr, **constant}
+    constant = {"labels": dict(rule.labels)} if rule.labels else {}
+    return {"record": rule.metric, "expr": expr, **constant}
 
 
 def _workload(promql: str, key: tuple[str, ...]) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from diag.http.vllm_server import VllmServer
     from diag.report.terminal import Tick
     from diag.sources.kubernetes.servers import ServersOfNamespace
-    from diag.sources.live.local import LocalPages
+    from diag.sources.live.joined_pages import JoinedPages
     from diag.sources.live.scrape import ScrapePlan
     from diag.sources.prometheus.servers import PrometheusSource
 
@@ -183,15 +183,16 @@ def scrape_plan(
     )
 
 
-def _local_pages(options: ObserveOptions, server: "VllmServer") -> "LocalPages | None":
+def _local_pages(options: ObserveOptions, server: "VllmServer") -> "JoinedPages | None":
     """GPUs, processes and log of a server on this host, or of the one whose log was named."""
+    from diag.exporter.host import host_collectors
     from diag.exporter.log.timezone import zone
     from diag.http.locality import is_here
-    from diag.sources.live.local import LocalPages
+    from diag.sources.live.joined_pages import JoinedPages
 
     if not options.log and not is_here(server.address):
         return None
-    return LocalPages(server, options.log, zone(options.log_timezone))
+    return JoinedPages(server, host_collectors(server.address, options.log, zone(options.log_timezone)))
 
 
 def _query_cache(observation: Observation, contract: Contract) -> QueryCache:

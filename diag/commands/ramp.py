@@ -25,19 +25,19 @@ from diag.ramp import results
 from diag.ramp.analysis import Circumstances, Ramp, conclude
 from diag.ramp.generator import Generator, environment
 from diag.ramp.plan import Limits
-from diag.ramp.run import BackgroundWatch, RampRun, between
+from diag.ramp.run import RampRun, between
 from diag.ramp.step import Offer, Step, measure, of_client
 from diag.ramp.traffic import RequestLengths, own_traffic, request_lengths
 from diag.report import ramp as text
 from diag.report import ramp_page
 from diag.report.terminal import StepsBar, steps_bar
+from diag.sources.live.background import UNTIL_STOPPED, BackgroundWatch
 from diag.sources.live.scrape import Watch
 from diag.sources.observation import Observation
 from diag.vllm.command import parse as command
 
 TRAFFIC = 10.0
 """Seconds for which the server's own traffic is watched before the first step."""
-FOREVER = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _generated(options: RampOptions, limits: Limits) -> Ramp:
         raise BadUsage("a ramp is of one server: give one URL")
     if not options.python:
         raise BadUsage("name the Python that has vLLM with --vllm-python, or give --attach or --results")
-    observed = replace(options.observe, watch=FOREVER)
+    observed = replace(options.observe, watch=UNTIL_STOPPED)
     with steps_bar() as tick:
         plan = scrape_plan(observed, lambda share: None)
         with BackgroundWatch(Watch(observed.targets, plan)).running() as watched:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 M_ARENA_MAX = -8
 """Of malloc.h."""
-FOREVER = 10 * 365 * 86_400.0
 
 
 def run(options: ObserveOptions, *, here: bool) -> None:
@@ -66,6 +65,7 @@ def make_app(options: ObserveOptions) -> "TopApp":
 
         feed, waits_for = QueryFeed(partial(look, options, contract, incidents)), "asking the Prometheus"
     else:
+        from diag.sources.live.background import UNTIL_STOPPED
         from diag.sources.live.scrape import Watch
         from diag.top.memory import PageMemory
 
@@ -74,7 +74,7 @@ def make_app(options: ObserveOptions) -> "TopApp":
             return snapshot.report, snapshot.queries
 
         memory = PageMemory(max(KEPT, options.every))
-        plan = scrape_plan(replace(options, watch=FOREVER), lambda share: None)
+        plan = scrape_plan(replace(options, watch=UNTIL_STOPPED), lambda share: None)
         feed = ScrapeFeed(Watch(options.targets, plan, memory), memory, options.every, judge)
         waits_for = f"scraping {without_credentials(options.targets)} every {options.every:g} s"
     return TopApp(feed, partial(explain.run, folder=options.incidents), waits_for)

@@ -1,7 +1,8 @@
 """Sizes written with a suffix or a unit, in the one table that everything reads.
 
-Three ways of reading them exist. vLLM's flags take human-readable integers: 8k is 8,000 and 8K is 8,192. Units of bytes
+Four ways of reading them exist. vLLM's flags take human-readable integers: 8k is 8,000 and 8K is 8,192. Units of bytes
 mean what they say: 1 GB is 10^9 and 1 GiB 2^30. vLLM's log wrote GB before 0.8.3 and meant GiB.
+Kubernetes writes 1G and 1Gi, and 500m for a half.
 """
 
 import re
@@ -19,6 +20,11 @@ BYTE_UNITS: Mapping[str, int] = {
 }
 LOG_UNITS: Mapping[str, int] = {**BYTE_UNITS, "KB": 2**10, "MB": MIB, "GB": GIB}
 """Of vLLM's log: before 0.8.3 it wrote GB and meant GiB."""
+QUANTITY_SUFFIXES: Mapping[str, float] = {
+    **{"m": 1e-3, "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18},
+    **{"Ki": 2**10, "Mi": MIB, "Gi": GIB, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60},
+}
+"""Of Kubernetes: memory in bytes, CPUs in cores."""
 _UNITS: Mapping[str, int] = {**FLAG_SUFFIXES, **BYTE_UNITS}
 _WRITTEN = re.compile(r"(\d{1,19}(?:\.\d+)?)( ?)([A-Za-z]*)")
 
@@ -29,6 +35,13 @@ def flag_integer(text: str) -> float | None:
     if not match or match[2] or match[3] not in FLAG_SUFFIXES or (match[3].isupper() and "." in match[1]):
         return None
     return float(match[1]) * FLAG_SUFFIXES[match[3]]
+
+
+def resource_quantity(text: str) -> float | None:
+    """A quantity as Kubernetes writes it, 64Gi or 500m; None for none."""
+    match = _WRITTEN.fullmatch(text)
+    known = match and not match[2] and match[3] in QUANTITY_SUFFIXES
+    return float(match[1]) * QUANTITY_SUFFIXES[match[3]] if match and known else None
 
 
 def size(text: str) -> float | None:

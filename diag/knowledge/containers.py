@@ -7,7 +7,7 @@ ours is left out: a missing sample is unknown, a wrong one misleads.
 
 from collections.abc import Iterable
 
-from diag.core.recorded import Record
+from diag.core.recording_rules import RecordingRule
 
 POD = ("cluster", "namespace", "pod")
 """Without a label `cluster` on either side there is one cluster; with it on one side nothing is joined."""
@@ -41,25 +41,25 @@ def killed_by(state: str) -> str:
 RESTARTS = kube("status_restarts_total")
 WORKING_SET = cadvisor("memory_working_set_bytes")
 ACTIVE_FILE = cadvisor("memory_total_active_file_bytes")
-RECORDS = (
+RECORDING_RULES = (
     # The working set has page cache that was read twice, which is given up before anything is killed. An older cAdvisor
     # does not tell how much that is; nor does one that is scraped in part.
-    Record(
+    RecordingRule(
         "diag_host_memory_used_bytes", f"{WORKING_SET} - {ACTIVE_FILE} or {cadvisor('memory_rss')} or {WORKING_SET}"
     ),
-    Record(
+    RecordingRule(
         "diag_host_memory_limit_bytes",
         f"{cadvisor('spec_memory_limit_bytes')} > 0 or " + kube("resource_limits", 'resource="memory"'),
     ),
-    Record(
+    RecordingRule(
         "diag_host_memory_events_total",
         f"{killed_by('last_terminated_reason')} or {killed_by('terminated_reason')} or 0 * {RESTARTS}",
         {"event": "oom_kill"},
     ),
-    Record("diag_host_cpu_throttled_seconds_total", cadvisor("cpu_cfs_throttled_seconds_total")),
-    Record("diag_host_cpu_periods_total", cadvisor("cpu_cfs_periods_total")),
-    Record("diag_host_cpu_throttled_periods_total", cadvisor("cpu_cfs_throttled_periods_total")),
-    Record("diag_vllm_process_start_time_seconds", kube("state_started")),
+    RecordingRule("diag_host_cpu_throttled_seconds_total", cadvisor("cpu_cfs_throttled_seconds_total")),
+    RecordingRule("diag_host_cpu_periods_total", cadvisor("cpu_cfs_periods_total")),
+    RecordingRule("diag_host_cpu_throttled_periods_total", cadvisor("cpu_cfs_throttled_periods_total")),
+    RecordingRule("diag_vllm_process_start_time_seconds", kube("state_started")),
 )
 
 
@@ -81,11 +81,11 @@ def servers(found: str, labels: Iterable[str], all_named: bool = False) -> str:
     return f"({named} or {unnamed} * on ({_list(POD)}) group_left (container) {alone})"
 
 
-def joined(record: Record, labels: Iterable[str], of_servers: str) -> str:
+def joined(rule: RecordingRule, labels: Iterable[str], of_servers: str) -> str:
     """The metric of each of these servers (see `servers`), with the labels that tell them apart."""
     return (
         f"max by ({_list(labels)}) ({of_servers} * on ({_list(KEY)}) group_left ()"
-        f" max by ({_list(KEY)}) ({_workload(record.promql)}))"
+        f" max by ({_list(KEY)}) ({_workload(rule.promql)}))"
     )
 
 

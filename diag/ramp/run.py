@@ -3,66 +3,25 @@
 Whatever ends it, what was measured until then is kept and judged.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from diag.core.errors import Unreachable
-from diag.core.formatting import clock, plural
+from diag.core.formatting import plural
 from diag.ramp.generator import Generator, GeneratorFailed
 from diag.ramp.plan import Limits, again, next_offer, prompts
 from diag.ramp.step import ClientResult, Offer, Step, measure, of_client
-from diag.sources.live.scrape import Watch
+from diag.sources.live.background import BackgroundWatch
 from diag.sources.observation import Observation
 
 WARM_UP = 3
 """Requests, one at a time, before anything counts: they show that the load can be made, and how fast one is."""
 MOST_SECONDS = 60.0
 """Besides four times what a step should take: to load a tokenizer and make the prompts on a busy host."""
-GONE = 3
-"""Scrapes in a row that fail before a server that answered counts as gone."""
 Tick = Callable[[str, float], None]
 """Told what is done and the share of it that is over."""
-
-
-@dataclass
-class BackgroundWatch:
-    """A watch of one server in a thread of its own, until the block ends."""
-
-    watch: Watch
-    failed: list[BaseException] = field(default_factory=list)
-
-    @contextmanager
-    def running(self) -> Iterator["BackgroundWatch"]:
-        """Watch while the block runs."""
-        thread = threading.Thread(target=self._run, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.watch.stop()
-            thread.join(10)
-
-    def _run(self) -> None:
-        try:
-            self.watch.run()
-        except BaseException as error:  # noqa: BLE001  a thread has nobody else to tell
-            self.failed.append(error)
-
-    def seen(self) -> Observation | None:
-        """What was seen so far; None before the first scrape. Unreachable where the server never answered."""
-        if self.failed and isinstance(self.failed[0], Unreachable):
-            raise self.failed[0]
-        return self.watch.observation() if self.watch.scrapes else None
-
-    def gone(self) -> str:
-        """Why the server counts as gone, "" while it answers."""
-        last = self.watch.last_failures(GONE)
-        return f"the server stopped answering at {clock(time.time())}: {last}" if last else ""
 
 
 def between(seen: Observation | None, start: float, end: float) -> Observation | None:

@@ -16,10 +16,10 @@ NOW, MINUTE = 15.0, 60.0
 TTFT = ("vllm:time_to_first_token_seconds",)
 REASONS = 'reason!~"gpu_idle|applications_clocks"'
 THROTTLED = (
-    f"max by (instance, reason) (max_over_time(diag_gpu_throttle_active{{{REASONS}}}[$window]) {SERVING}"
+    f"max by (instance, gpu, reason) (max_over_time(diag_gpu_throttle_active{{{REASONS}}}[$window]) {SERVING}"
     f" or rate(diag_gpu_throttle_seconds_total{{{REASONS}}}[$window]) {SERVING}) > 0"
 )
-"""Why clocks are held down, but for what idleness or a person asked for."""
+"""Why the clocks of each GPU are held down, but for what idleness or a person asked for."""
 
 
 def _percentile(share: float, histograms: tuple[str, ...]) -> str:
@@ -74,14 +74,14 @@ def measured(queries: QueryCache, instants: Instants) -> dict[str, dict[str, Flo
 
 def throttle_reasons(queries: QueryCache, instants: Instants) -> dict[str, tuple[str, ...]]:
     """By server, why the clocks of its GPUs are held down at the last of these instants."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
     for subject, row in sorted(queries.ask(THROTTLED, (), queries.holding(NOW), instants[-1:]).items()):
         labels = dict(subject)
         if not np.isnan(row[-1]):
-            found.setdefault(labels.get("instance", ""), []).append(labels.get("reason", ""))
+            found.setdefault(labels.get("instance", ""), set()).add(labels.get("reason", ""))
     return {name: tuple(sorted(reasons, key=_is_usual)) for name, reasons in found.items()}
 
 
-def _is_usual(reason: str) -> bool:
-    """A power cap is."""
-    return reason == "sw_power_cap"
+def _is_usual(reason: str) -> tuple[bool, str]:
+    """A power cap is; the others come before it."""
+    return reason == "sw_power_cap", reason

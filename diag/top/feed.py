@@ -11,7 +11,7 @@ from diag.core.formatting import plural
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
-from diag.ramp.run import BackgroundWatch
+from diag.sources.live.background import BackgroundWatch
 from diag.sources.live.scrape import Watch
 from diag.sources.observation import Observation
 from diag.top.columns import throttle_reasons

@@ -12,7 +12,7 @@ from diag.knowledge.signals.ranks import RANK_OF_GPU
 from diag.report import full
 from diag.report import sentences as words
 from diag.report.layout import columns, labelled, table
-from diag.top.columns import MEASURES, NOW
+from diag.top.columns import MEASURES, NOW, THROTTLED
 from diag.top.frame import Frame, ServerRow, about
 from diag.top.table import NOTHING, bars
 
@@ -41,7 +41,6 @@ OF_GPUS = (
     PartMeasure("temperature", "celsius", _last("diag_gpu_temperature_celsius")),
     PartMeasure("memory used", "bytes", _last("diag_gpu_memory_used_bytes")),
 )
-THROTTLED = f"{_last('diag_gpu_throttle_active')} > 0"
 OF_PROCESSES = (
     PartMeasure("CPU cores", "", "rate(diag_vllm_process_cpu_seconds_total[$window])"),
     PartMeasure("memory", "bytes", _last("diag_vllm_process_resident_memory_bytes")),

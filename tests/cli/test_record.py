@@ -23,10 +23,12 @@ from diag.commands.doctor import run as doctor
 from diag.commands.observe import ObserveOptions
 from diag.commands.record import run
 from diag.core.errors import BadRecording, BadUsage, Unreachable
+from diag.exporter.host import host_collectors
 from diag.exposition.scrapes import Target
 from diag.http.credentials import Credentials
+from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
-from diag.sources.live.local import LocalPages
+from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, WatchProgress
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.recording.reader import PAGES, read
@@ -103,9 +105,13 @@ def test_a_page_that_was_cut_off_is_recorded_as_such(tmp_path: Path) -> None:
     assert "ended in the middle of a line" in live.notes[0]
 
 
+def _with_its_host(server: VllmServer) -> JoinedPages:
+    return JoinedPages(server, host_collectors(server.address, "", None))
+
+
 def test_what_stands_beside_a_server_that_no_longer_answers_is_recorded(tmp_path: Path) -> None:
     with serving(on_metrics(Reply(), Reply(b"", 500))) as server:
-        live = keep(server, tmp_path / "r", beside=lambda each: LocalPages(each, "", None))
+        live = keep(server, tmp_path / "r", beside=_with_its_host)
     assert same(live, read(tmp_path / "r"))
     assert "\ndiag_vllm_up 0.0\n" in text(tmp_path / "r").partition("# scrape-failed")[2]
 

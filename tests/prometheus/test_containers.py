@@ -10,8 +10,8 @@ import pytest
 import yaml
 from support.alert_rules import only
 from support.bad_servers import serving
-from support.cluster import Cluster, Pod, scrape_config, timeline_of
 from support.firing import all_fired
+from support.node import Node, Pod, scrape_config, timeline_of
 from support.paths import ROOT
 from support.prometheus_server import PLACES, program
 from support.prometheus_server import serving as prometheus
@@ -69,14 +69,14 @@ def causes(present: list[Diagnosis]) -> set[tuple[str, str]]:
 @pytest.mark.slow
 def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(NAMED_BY_POD)
-    cluster = Cluster(PODS)
+    node = Node(PODS)
     with ExitStack() as scene:
-        target = scene.enter_context(serving(cluster)).instance
+        target = scene.enter_context(serving(node)).instance
         one, other = (
             scene.enter_context(prometheus(program(place), (), scrape_config(target, PODS, honor)))
             for place, honor in zip(PLACES, ("true", "false"), strict=True)
         )
-        time.sleep(max(0.0, cluster.begin + SCENE - time.time()))
+        time.sleep(max(0.0, node.begin + SCENE - time.time()))
         present = judged(one.url)
         by_pod = judged(other.url, tmp_path / "diag.toml", matchers=('namespace="llm"',))
     assert causes(present) == causes(by_pod) == ILL
@@ -150,7 +150,7 @@ def test_a_server_gets_the_metrics_of_its_own_container_and_of_no_other(place: s
     info = [{**labels, "__name__": "kube_pod_container_info"} for labels, _ in series if labels["__name__"] == LIMIT]
     values = np.array([[float(value)] for _, value in series] + [[1.0]] * len(info))
     block = Block((*(labels for labels, _ in series), *info), np.array([NOW]), values)
-    (record,) = (each for each in containers.RECORDS if each.metric == "diag_host_memory_limit_bytes")
+    (record,) = (each for each in containers.RECORDING_RULES if each.metric == "diag_host_memory_limit_bytes")
     asked = containers.of_pods(containers.joined(record, ["instance"], containers.servers(FOUND, ["instance"])))
     with prometheus(program(place), [block]) as held:
         answer = held.query(asked, NOW)

@@ -203,7 +203,9 @@ def promtool(request: pytest.FixtureRequest, tmp_path: Path) -> Promtool:
 def test_prometheus_accepts_the_rules(promtool: Promtool, labels: tuple[str, ...], key: tuple[str, ...]) -> None:
     done = promtool.run("check", "rules", "--lint=all", "--lint-fatal", promtool.rules(labels, key))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{1 + len(dcgm.RECORDS) + ('pod' in key)} rules found" in done.stdout  # the servers, then the metrics
+    assert (
+        f"{1 + len(dcgm.RECORDING_RULES) + ('pod' in key)} rules found" in done.stdout
+    )  # the servers, then the metrics
 
 
 def test_each_field_is_recorded_in_our_unit(promtool: Promtool) -> None:
@@ -218,13 +220,13 @@ def test_each_field_is_recorded_under_its_later_name(promtool: Promtool) -> None
 
 def test_every_rule_is_expected_above() -> None:
     given = {(METRIC + metric, *own.items()) for _, samples in EXPECTED.values() for metric, own, _ in samples}
-    rules = {(record.metric, *record.labels.items()) for record in (*dcgm.RECORDS, dcgm.SERVING)}
+    rules = {(record.metric, *record.labels.items()) for record in (*dcgm.RECORDING_RULES, dcgm.SERVING)}
     assert rules == given | {("diag_gpu_xid_errors_total",)}
 
 
 def test_metrics_have_the_labels_of_our_page() -> None:
     """`max by` keeps the server's, gpu and uuid; the rule gives the others, or keeps them as well."""
-    for record in (*dcgm.RECORDS, dcgm.SERVING):
+    for record in (*dcgm.RECORDING_RULES, dcgm.SERVING):
         assert FAMILIES[record.metric].labels == ("gpu", "uuid", *record.labels, *record.kept), record.metric
 
 
@@ -346,7 +348,7 @@ def test_each_field_is_a_default_or_is_switched_on() -> None:
     )
     switched_on = {name for name, *_ in lines}
     assert not switched_on & SCRAPED
-    named = [set(re.findall(r"DCGM_[A-Z0-9_]+", record.promql)) for record in dcgm.RECORDS]
+    named = [set(re.findall(r"DCGM_[A-Z0-9_]+", record.promql)) for record in dcgm.RECORDING_RULES]
     assert not [names for names in named if not names & (switched_on | SCRAPED)]
     assert switched_on <= set().union(*named), "a line that no rule needs"
     assert dcgm.CSV_LINES in dcgm.HEADER
@@ -354,5 +356,5 @@ def test_each_field_is_a_default_or_is_switched_on() -> None:
 
 def test_every_gpu_metric_is_recorded_or_said_to_be_left_out() -> None:
     metrics = {name for name in FAMILIES if name.startswith(METRIC)}
-    rules = {record.metric for record in (*dcgm.RECORDS, dcgm.SERVING)}
+    rules = {record.metric for record in (*dcgm.RECORDING_RULES, dcgm.SERVING)}
     assert metrics - rules == set(re.findall(r"diag_gpu_\w+", dcgm.HEADER))

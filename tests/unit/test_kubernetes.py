@@ -16,7 +16,7 @@ from diag.sources.kubernetes.api import Api
 from diag.sources.kubernetes.cluster import Cluster, Place, place
 from diag.sources.kubernetes.discovery import candidates
 from diag.sources.kubernetes.pod import ContainerLog
-from diag.sources.kubernetes.status import container_status, failed_probes, not_started, note, quantity
+from diag.sources.kubernetes.status import container_status, failed_probes, not_started, note
 
 CONTEXTS = ["prod", "arn:aws:eks:eu-west-1:1:cluster/prod", "inference/api:6443/admin"]
 NOW = 1_800_000_000.0
@@ -213,13 +213,6 @@ def test_a_probe_that_failed_is_told_with_the_time_that_it_allows() -> None:
     assert list(failed_probes(pod(**probe), "main", events)) == [
         "its startupProbe failed 31 times: the kubelet restarts it after 300 s of that"
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("64Gi", 2.0**36), ("1e3", None), ("2", 2.0), ("250m", 0.25), ("3G", 3e9), (None, None)]
-)
-def test_a_quantity_is_a_number(text: str | None, value: float | None) -> None:
-    assert quantity(text) == value
 
 
 def test_a_pod_that_has_not_started_says_why() -> None:

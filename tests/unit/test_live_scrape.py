@@ -19,11 +19,12 @@ from support import bad_servers as bad
 from support.bad_servers import PAGE, Answer, Reply, Request, Server, on_metrics, pages, serving, talking
 
 from diag.core.errors import BadUsage, Unreachable
+from diag.exporter.host import host_collectors
 from diag.http.credentials import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
 from diag.sources.live.clock import WatchClock
-from diag.sources.live.local import LocalPages
+from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import WHO_TELLS, ScrapePlan, WatchProgress, watch
 from diag.sources.observation import Observation
 
@@ -322,9 +323,9 @@ def test_a_server_that_fails_later_is_data() -> None:
     assert observed.notes[0].startswith(f"{failed}: answered HTTP 500 (from ")
 
 
-def beside(log: str = "") -> Callable[[VllmServer], LocalPages]:
+def beside(log: str = "") -> Callable[[VllmServer], JoinedPages]:
     """What this host knows of a server on it."""
-    return lambda server: LocalPages(server, log, None)
+    return lambda server: JoinedPages(server, host_collectors(server.address, log, None))
 
 
 def test_a_server_of_this_host_that_fails_later_is_no_longer_up() -> None:

@@ -1,8 +1,8 @@
-"""Sizes with a suffix or a unit: as vLLM's flags read them, as people give them, as vLLM's log prints them."""
+"""Sizes with a suffix or a unit: as vLLM's flags and its log, people and Kubernetes write them."""
 
 import pytest
 
-from diag.core.sizes import BYTE_UNITS, LOG_UNITS, flag_integer, size
+from diag.core.sizes import BYTE_UNITS, LOG_UNITS, flag_integer, resource_quantity, size
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,14 @@ def test_flags_take_human_readable_integers(text: str, expected: float | None) -
 )
 def test_people_may_give_a_unit_of_bytes_too(text: str, expected: float | None) -> None:
     assert size(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("64Gi", 2**36), ("1e3", None), ("2", 2), ("250m", 0.25), ("3G", 3e9), ("8 Gi", None), ("None", None)],
+)
+def test_kubernetes_has_suffixes_of_its_own(text: str, expected: float | None) -> None:
+    assert resource_quantity(text) == expected
 
 
 def test_only_the_log_of_vllm_means_gib_where_it_says_gb() -> None:

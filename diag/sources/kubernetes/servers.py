@@ -20,7 +20,7 @@ from diag.sources.kubernetes.cluster import Place, cluster_of
 from diag.sources.kubernetes.discovery import Candidate, Pod, candidates
 from diag.sources.kubernetes.pod import ContainerLog, PodView
 from diag.sources.kubernetes.status import container_status, failed_probes, not_started, note
-from diag.sources.live.local import JoinedPages
+from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, watch
 from diag.sources.observation import Observation
 

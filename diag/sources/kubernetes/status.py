@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from diag.core.formatting import moment, plural, printable
 from diag.core.metric_families import Sample
+from diag.core.sizes import resource_quantity
 from diag.exporter.log.crashes import STEADY_SECONDS
 from diag.sources.kubernetes.discovery import Pod, containers, name, part
 
@@ -21,10 +22,6 @@ _TERMINATED = 143
 """Exit status of a process that was told to stop (SIGTERM)."""
 _SIGNALLED = 128
 _BACK_OFF = re.compile(r"back-off (?:(\d+)m)?(\d+)s restarting")
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([EPTGMk]i?|m)?")
-_SCALE = {"m": 1e-3, "k": 1e3, **{f"{unit}": 1e3**power for power, unit in enumerate("MGTPE", 2)}} | {
-    f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)
-}
 
 
 class Ended(NamedTuple):
@@ -102,8 +99,8 @@ def container_status(pod: Pod, container: str) -> ContainerStatus:
         ready=status.get("ready") is True,
         probed="readinessProbe" in wanted,
         last=_ended(ended) if ended else None,
-        memory_limit=quantity(limits.get("memory")),
-        cpu_limit=quantity(limits.get("cpu")),
+        memory_limit=resource_quantity(str(limits.get("memory"))),
+        cpu_limit=resource_quantity(str(limits.get("cpu"))),
     )
 
 
@@ -150,12 +147,6 @@ def failed_probes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]])
             times, settings = sum(int(each.get("count") or 1) for each in failed), part(wanted, probe)
             allowed = int(settings.get("periodSeconds", 10)) * int(settings.get("failureThreshold", 3))
             yield f"its {probe} failed {plural(times, 'time')}: the kubelet restarts it after {allowed} s of that"
-
-
-def quantity(text: object) -> float | None:
-    """A quantity of Kubernetes, 64Gi or 500m, as a number; None for what is none."""
-    found = _QUANTITY.fullmatch(str(text))
-    return float(found[1]) * _SCALE.get(found[2] or "", 1.0) if found else None
 
 
 def _ended(terminated: Mapping[str, Any]) -> Ended:

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from diag.core.recorded import Record
-from diag.knowledge.containers import ASIDE, RECORDS, RESTARTS, WORKING_SET, joined, of_pods, servers
+from diag.core.recording_rules import RecordingRule
+from diag.knowledge.containers import ASIDE, RECORDING_RULES, RESTARTS, WORKING_SET, joined, of_pods, servers
 from diag.sources.prometheus.scope import any_of
 
-METRICS = tuple(dict.fromkeys(record.metric for record in RECORDS))
+METRICS = tuple(dict.fromkeys(rule.metric for rule in RECORDING_RULES))
 OURS = f'__name__=~"{"|".join(METRICS)}",job!=""'
 """Matches what an exporter of ours has of containers; not what rules record, of which a short window has too little."""
 ANY = of_pods(f"group({WORKING_SET}) or group({RESTARTS})")
@@ -52,23 +52,23 @@ class Containers(NamedTuple):
         def put(found: re.Match[str]) -> str:
             own = dict(_MATCHER.findall((found[2] or "").removeprefix(matchers)))
             span = max(SHORTEST, int(found[3]) * _UNITS[found[4]])
-            parts = [_labelled(record, joined(record, self.labels, of_servers)) for record in _records(found[1], own)]
+            parts = [_labelled(rule, joined(rule, self.labels, of_servers)) for rule in _rules(found[1], own)]
             return f"({' or '.join(parts)})[{round(span)}s:{round(max(step, span / MOST_STEPS, 1))}s]"
 
         kube = any_of(f"{ASIDE}pod" if self.aside else "pod", self.pods)
         return of_pods(_SELECTOR.sub(put, promql), any_of("pod", self.pods), kube)
 
 
-def _records(metric: str, own: dict[str, str]) -> list[Record]:
+def _rules(metric: str, own: dict[str, str]) -> list[RecordingRule]:
     """Those of a metric that have the labels which a selector asks for."""
     return [
-        record
-        for record in RECORDS
-        if record.metric == metric and own.items() <= {(name, f'"{value}"') for name, value in record.labels.items()}
+        rule
+        for rule in RECORDING_RULES
+        if rule.metric == metric and own.items() <= {(name, f'"{value}"') for name, value in rule.labels.items()}
     ]
 
 
-def _labelled(record: Record, promql: str) -> str:
-    for name, value in record.labels.items():
+def _labelled(rule: RecordingRule, promql: str) -> str:
+    for name, value in rule.labels.items():
         promql = f'label_replace({promql}, "{name}", "{value}", "", "")'
     return promql

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 
-class Record(NamedTuple):
+class RecordingRule(NamedTuple):
     """Our metric, its value in our unit by other metrics, the labels to add, and those of theirs to keep."""
 
     metric: str

@@ -50,7 +50,7 @@ class Pod:
         return 3 * self.killed_before + int(max(0.0, seconds - self.dies) // self.restarts_every)
 
 
-class Cluster:
+class Node:
     """Answers each scrape: /NAME of a pod, /cadvisor, /kube-state-metrics."""
 
     def __init__(self, pods: list[Pod]) -> None:
@@ -177,11 +177,11 @@ def timeline_of(pod: Pod) -> Series:
 
 
 def _exporters(pod: Pod) -> Series:
-    cluster = Cluster([pod])
-    cluster.begin = 0.0
+    node = Node([pod])
+    node.begin = 0.0
     series: dict[Key, dict[int, float]] = {}
     for place, seconds in enumerate(TIMES):
-        lines = [line for exporter in cluster.exporters.values() for line in exporter(float(seconds))]
+        lines = [line for exporter in node.exporters.values() for line in exporter(float(seconds))]
         for name, labels, value in (found.groups() for found in map(SAMPLE.fullmatch, lines) if found):
             key = frozenset({"__name__": name, **dict(re.findall(r'(\w+)="([^"]*)"', labels))}.items())
             series.setdefault(key, {})[place] = float(value)

@@ -1,11 +1,10 @@
 """A server's page with what else is seen of it, as the exporter would serve it."""
 
 import time
-from datetime import tzinfo
 
 from diag.core.metric_families import plain
 from diag.exporter.collector_thread import CollectionResult
-from diag.exporter.host import ServerView, host_collectors
+from diag.exporter.host import ServerView
 from diag.exporter.page import HostPage
 from diag.exporter.vllm_page import PageReader, Scraped, is_answer, is_ours
 from diag.exposition.lines import NotMetrics
@@ -19,7 +18,7 @@ SECONDS = 2.0
 
 
 class JoinedPages:
-    """Stands between a watch and a server; keeps the protocol `Pages`."""
+    """Stands between a watch and a server: its page, and its host or pod; keeps the protocol `Pages`."""
 
     def __init__(self, server: VllmServer, host: ServerView) -> None:
         self._server = server
@@ -52,10 +51,3 @@ class JoinedPages:
     def facts(self) -> ServerFacts:
         """What the server reports of itself, with what else is known of it."""
         return self._host.completed(self._server.facts)
-
-
-class LocalPages(JoinedPages):
-    """A server on this host, or one whose log was named."""
-
-    def __init__(self, server: VllmServer, log: str, zone: tzinfo | None) -> None:
-        super().__init__(server, host_collectors(server.address, log, zone))
