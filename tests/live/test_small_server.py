@@ -15,7 +15,6 @@ from support.live import cure, load, server
 
 from diag.commands.budget import BudgetOptions, estimate
 from diag.commands.observe import ObserveOptions
-from diag.commands.top import make_app
 
 pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")
@@ -26,17 +25,6 @@ TIMES_HEALTHY = int(os.environ.get("DIAG_TIMES_HEALTHY", "2"))
 def doctor(url: str, seconds: float = 30) -> dict[str, object]:
     command = [DIAG, "doctor", url, "--for", str(seconds), "--every", "1", "--json"]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
-
-
-async def looks_healthy_live(small: server.Server) -> None:
-    """In `diag top`, for as long as a verdict takes."""
-    feed = make_app(ObserveOptions([small.url], every=2.0, log=str(small.log))).feed
-    async with top_views.shown(feed, top_views.WIDE) as (app, pilot):
-        await top_views.until(pilot, lambda: app.frame and app.frame.report.verdict != "unknown", 90)
-        row = top_views.screen(app)[5]
-        assert row.split()[1:3] == ["healthy", "busy"], row
-        assert app.frame
-        assert {"running", "kv", "tokens", "ttft95", "itl50"} <= app.frame.rows[0].values.keys()
 
 
 def primary(report: dict[str, object]) -> list[str]:
@@ -76,10 +64,12 @@ def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> No
         time.sleep(15)
         with ThreadPoolExecutor(2) as pairs:  # two at a time
             coming = pairs.map(lambda _: doctor(small.url), range(TIMES_HEALTHY))
-            top_views.run(looks_healthy_live(small))
+            row, shown = top_views.first_judged(ObserveOptions([small.url], every=2.0, log=str(small.log)))
             reports = list(coming)
     assert [each["verdict"] for each in reports] == ["healthy"] * TIMES_HEALTHY
     assert {each["progress"][0]["state"] for each in reports} == {"busy"}
+    assert shown.split()[1:3] == ["healthy", "busy"], shown
+    assert {"running", "kv", "tokens", "ttft95", "itl50"} <= row.values.keys()
 
 
 def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: server.Server) -> None:

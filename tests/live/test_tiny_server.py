@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import top_views
 from support.bad_servers import Reply, Request, serving
 from support.live import cure, load, ramps, server
 
+from diag.commands.observe import ObserveOptions
 from diag.vllm.flags.defaults import default
 from diag.vllm.server.launch import FLAGS
 
@@ -163,14 +165,17 @@ def test_a_ramp_names_the_small_kv_cache_and_the_flag(vllm: server.Server) -> No
 
 def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: server.Server, tmp_path: Path) -> None:
     before = tmp_path / "before"
-    with load.alone(), load.running(vllm.port, *cure.CASCADE.clients), ThreadPoolExecutor(1) as meanwhile:
+    with load.alone(), load.running(vllm.port, *cure.CASCADE.clients), ThreadPoolExecutor(2) as meanwhile:
         begun = time.time()
         time.sleep(cure.CASCADE.settles)
         kept = meanwhile.submit(cure.recorded, vllm.url, before, 30)
-        report = said("doctor", vllm.url, *OBSERVE)
-        kept.result()
+        told = meanwhile.submit(said, "doctor", vllm.url, *OBSERVE)
+        row, shown = top_views.first_judged(ObserveOptions([vllm.url], every=2.0))
+        report, _ = told.result(), kept.result()
     named = primary(report)
     assert named["incident"] == "kv_eviction_cascade"
+    assert "kv_eviction_cascade" in row.incidents
+    assert "critical" in shown
     since = named["since"] or report["observed"]["start"]
     assert since - begun < 60  # by the scrapes: two busy cores start our process late, and have it watch on
     low, high = cure.CASCADE.bounds

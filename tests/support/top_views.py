@@ -10,11 +10,13 @@ from support import rewriting
 from textual.pilot import Pilot
 
 from diag.commands import explain
-from diag.commands.observe import judge_observation
+from diag.commands.observe import ObserveOptions, judge_observation
 from diag.commands.site import site
+from diag.commands.top import make_app
 from diag.sources.observation import Observation
 from diag.top.app import TopApp
 from diag.top.feed import Feed
+from diag.top.frame import ServerRow
 
 NARROW, WIDE = (80, 24), (240, 24)
 
@@ -59,6 +61,18 @@ async def until(pilot: Pilot[None], holds: Callable[[], object], seconds: float 
             return
         await pilot.pause(0.05)
     raise AssertionError("it never was so")
+
+
+def first_judged(options: ObserveOptions) -> tuple[ServerRow, str]:
+    """What `diag top` knows, and shows, of a live server with its first verdict."""
+
+    async def look() -> tuple[ServerRow, str]:
+        async with shown(make_app(options).feed, WIDE) as (app, pilot):
+            await until(pilot, lambda: app.frame and app.frame.report.verdict != "unknown", 90)
+            assert app.frame
+            return app.frame.rows[0], screen(app)[5]
+
+    return asyncio.run(look())
 
 
 async def press(pilot: Pilot[None], *keys: str, shows: str = "") -> list[str]:

@@ -1,0 +1,71 @@
+"""Every command line that a page, a runbook or a help text shows is one that diag accepts."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+from typer.main import get_command
+
+from diag.cli import app
+from diag.commands.help import NOTES
+from diag.core.contract_file import read
+
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "deploy/**/*.md", "alerts/*.md", "runbooks/*.md")
+TYPED = re.compile(r"^ *(?:\$ )?(?:\.venv/bin/)?diag ((?:.*\\\n)*.*)$", re.MULTILINE)
+INLINE = re.compile(r"`diag ([a-z]+ [^`]*)`")
+FENCE = re.compile(r"^```(\w*).*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
+COMMANDS = get_command(app).commands
+
+
+def texts() -> Iterator[str]:
+    for path in chain.from_iterable(ROOT.glob(pattern) for pattern in PAGES):
+        yield path.read_text(encoding="utf-8")
+
+
+def typed() -> Iterator[str]:
+    """What stands in a block to be typed, and what help texts give as examples."""
+    for text in texts():
+        for language, block in FENCE.findall(text):
+            if language in ("console", "bash"):
+                yield from TYPED.findall(block)
+        for block in INDENTED.findall(text):
+            yield from TYPED.findall(block)
+    for notes in NOTES.values():
+        yield from TYPED.findall(notes)
+
+
+def accept(words: list[str]) -> None:
+    """Parse them as `diag` does, without running anything; UsageError where it would refuse them."""
+    COMMANDS[words[0]].make_context(words[0], words[1:])
+
+
+@pytest.mark.parametrize("line", sorted(set(typed())))
+def test_a_command_that_is_shown_is_accepted(line: str) -> None:
+    accept(shlex.split(line.removesuffix("&"), comments=True))
+
+
+def test_options_in_sentences_exist() -> None:
+    """A sentence may leave out the server, or the value of an option."""
+    for line in {found for text in texts() for found in INLINE.findall(text)}:
+        words = shlex.split(line)
+        known = {option for parameter in COMMANDS[words[0]].params for option in parameter.opts} | {"--help"}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
+
+
+def test_the_configuration_of_an_mcp_client_starts_the_tools() -> None:
+    (block,) = (block for language, block in FENCE.findall((ROOT / "docs/mcp.md").read_text()) if language == "json")
+    accept(json.loads(block)["mcpServers"]["diag"]["args"])
+
+
+def test_a_diag_toml_that_is_shown_is_read(tmp_path: Path) -> None:
+    for text in texts():
+        for language, block in FENCE.findall(text):
+            if language == "toml":
+                (tmp_path / "diag.toml").write_text(block)
+                read(tmp_path / "diag.toml")
