@@ -26,6 +26,7 @@ from diag.commands.options import (
     ContractFile,
     EvidenceOptions,
     FormatOptions,
+    Grouped,
     Json,
     PrometheusOptions,
     RecordOptions,
@@ -37,7 +38,6 @@ from diag.commands.options import (
     allow_option,
     config_option,
     evidence_option,
-    grouped,
     kubernetes_option,
     load_option,
     observe_options,
@@ -101,7 +101,7 @@ def command(panel: str, name: str = "") -> Callable[[Callable[..., None]], objec
     def register(function: Callable[..., None]) -> object:
         known_as = name or function.__name__
         decorate = app.command(known_as, cls=HelpOfCommand, rich_help_panel=panel, epilog=NOTES[known_as])
-        return decorate(grouped(function))
+        return decorate(Grouped(function))
 
     return register
 

@@ -1,16 +1,15 @@
 """The options that commands share, each declared once, in the group that `--help` shows it in.
 
-Options that belong together are one dataclass: a command takes it as one parameter, and `grouped` shows typer each
+Options that belong together are one record: a command takes it as one parameter, and `Grouped` shows typer each
 option of it. The names of the fields are those of `ObserveOptions`, so that a command hands on a group as it is.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -66,16 +65,14 @@ Timeout = Annotated[
         show_default=False,
     ),
 ]
+Every = Annotated[float, seconds_option("--every", min=0.1, max=LONGEST_PAUSE, help="Time between two scrapes.")]
 Json = Annotated[bool, output_option("--json", help="Print JSON (its schema: diag/report/diag.COMMAND.schema.json).")]
 
 
-@dataclass(frozen=True)
-class ScrapeOptions:
+class ScrapeOptions(NamedTuple):
     """How live servers are scraped."""
 
-    every: Annotated[float, seconds_option("--every", min=0.1, max=LONGEST_PAUSE, help="Time between two scrapes.")] = (
-        2.0
-    )
+    every: Every = 2.0
     watch: Annotated[
         float,
         seconds_option(
@@ -85,30 +82,30 @@ class ScrapeOptions:
     timeout: Timeout = None
 
 
-@dataclass(frozen=True)
-class RecordOptions(ScrapeOptions):
+class RecordOptions(NamedTuple):
     """How live servers are recorded: for twice as long."""
 
+    every: Every = 2.0
     watch: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to record.")] = 60.0
+    timeout: Timeout = None
 
 
-@dataclass(frozen=True)
-class BaselineScrapeOptions(ScrapeOptions):
+class BaselineScrapeOptions(NamedTuple):
     """How live servers are observed to learn what is normal: long enough for several loads."""
 
+    every: Every = 2.0
     watch: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to observe.")] = 300.0
+    timeout: Timeout = None
 
 
-@dataclass(frozen=True)
-class TopScrapeOptions:
+class TopScrapeOptions(NamedTuple):
     """How live servers are scraped for as long as somebody looks."""
 
     every: Annotated[float, seconds_option("--every", min=0.5, max=60.0, help="Time between two scrapes.")] = 5.0
     timeout: Timeout = None
 
 
-@dataclass(frozen=True)
-class PrometheusOptions:
+class PrometheusOptions(NamedTuple):
     """Which Prometheus is queried, about which servers, and for which time."""
 
     prometheus: Annotated[
@@ -171,8 +168,7 @@ class PrometheusOptions:
         return {**times, **servers}
 
 
-@dataclass(frozen=True)
-class EvidenceOptions:
+class EvidenceOptions(NamedTuple):
     """What is known of a server beside its metrics."""
 
     log: Annotated[
@@ -209,16 +205,14 @@ ContractFile = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class ConfigurationOptions:
+class ConfigurationOptions(NamedTuple):
     """What a site sets: incidents of its own, SLOs and thresholds."""
 
     incidents: UserIncidents = None
     contract: ContractFile = None
 
 
-@dataclass(frozen=True)
-class FormatOptions:
+class FormatOptions(NamedTuple):
     """In which format a report is printed."""
 
     as_json: Json = False
@@ -232,7 +226,7 @@ class FormatOptions:
         return "json" if self.as_json else "markdown" if self.as_markdown else "terminal"
 
 
-def observe_options(targets: Sequence[str] | None, *groups: object, **more: Any) -> "ObserveOptions":
+def observe_options(targets: Sequence[str] | None, *groups: Any, **more: Any) -> "ObserveOptions":
     """What a command looks at: its targets (None: the server on this host), and every option of these groups."""
     from diag.commands.observe import ObserveOptions
 
@@ -241,34 +235,44 @@ def observe_options(targets: Sequence[str] | None, *groups: object, **more: Any)
         if isinstance(group, PrometheusOptions):
             given |= {"prometheus": group.prometheus, "scope": group.scope(targets)}
         else:
-            given |= vars(group)
+            given |= group._asdict()
     return ObserveOptions([HERE] if targets is None else targets, **given, **more)
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer has to see it: each option of a group is a parameter of its own."""
-    parameters = inspect.signature(command).parameters.values()
-    groups: dict[str, Any] = {
-        parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)
-    }
+class Grouped:
+    """A command as typer has to see it: each option of a group is a parameter of its own.
 
-    def call(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{option: given.pop(option) for option in inspect.signature(group).parameters})
-        command(**given)
+    Only the command that is run is looked at: to look at all of them takes some milliseconds of each start.
+    """
 
-    flat = [option for parameter in parameters for option in _options(parameter)]
-    call.__name__, call.__doc__ = command.__name__, command.__doc__
-    call.__annotations__ = {option.name: option.annotation for option in flat}
-    call.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]  # what inspect.signature looks at first
-    return call
+    def __init__(self, command: Callable[..., None]) -> None:
+        self._command = command
+        self.__name__, self.__doc__ = command.__name__, command.__doc__
+
+    def __call__(self, **given: Any) -> None:
+        """Run the command with its groups put together again."""
+        for parameter in inspect.signature(self._command).parameters.values():
+            if _is_group(parameter):
+                group = parameter.annotation
+                given[parameter.name] = group(**{option: given.pop(option) for option in group._fields})
+        self._command(**given)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What inspect.signature looks at first."""
+        parameters = inspect.signature(self._command).parameters.values()
+        return inspect.Signature([option for parameter in parameters for option in _options(parameter)])
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # those of an object, not of its class
+        return {option.name: option.annotation for option in self.__signature__.parameters.values()}
 
 
 def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
     """The parameter itself, or one for each option of its group."""
-    if not is_dataclass(parameter.annotation):
-        return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-    return [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(parameter.annotation)
-    ]
+    group = inspect.signature(parameter.annotation).parameters.values() if _is_group(parameter) else [parameter]
+    return [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in group]
+
+
+def _is_group(parameter: inspect.Parameter) -> bool:
+    return hasattr(parameter.annotation, "_fields")

@@ -11,9 +11,9 @@
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.core.contract import Contract, Site, names
 from diag.core.errors import BadContract
@@ -42,8 +42,7 @@ def read(path: Path) -> Contract:
     return _File(path, text, tables).contract()
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(NamedTuple):
     """A diag.toml: its tables, and its text to find the line of a mistake."""
 
     path: Path

@@ -1,7 +1,6 @@
 """Querying a source of telemetry: its protocol, the window that fits its samples, each expression once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple, Protocol
 
@@ -39,12 +38,12 @@ class TelemetrySource(Protocol):
         """One row per subject, NaN where there is no (finite) sample; NotAnswered where the query is refused."""
 
 
-@dataclass
 class _Result:
     """Rows once they are there; another thread with the same query waits for them."""
 
-    lock: Lock = field(default_factory=Lock)
-    rows: Rows | None = None
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.rows: Rows | None = None
 
 
 class Window(NamedTuple):

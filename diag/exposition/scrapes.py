@@ -100,7 +100,7 @@ class Target:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScrapeTable:
     """The scrapes of one target in the order of their times, which are distinct; `labels` are all of its series."""
 

@@ -33,7 +33,7 @@ class Spans(NamedTuple):
         return np.searchsorted(times, self.start, side="right"), np.searchsorted(times, self.end, side="right")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Windows:
     """The samples of a block in each window: those from `first` on and before `after`, both of shape (T,).
 
@@ -75,7 +75,7 @@ class Windows:
         return Gathered(self.values[:, place], self.times[place], valid, self.count, self.spans)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gathered:
     """The samples in each window, left-aligned: a window has `count` of them, its further places hold garbage.
 

@@ -15,7 +15,7 @@ _WORDS = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
 _YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SampleSource:
     """Keeps the protocol `TelemetrySource`; `instants` are unix milliseconds, `interval` is in seconds."""
 
