@@ -16,7 +16,7 @@ import table
 from capacity import RAMPS
 
 ROOT = Path(__file__).parent.parent
-MOST_CHANGES = 5
+MOST_CHANGES = 6
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 os.environ["PYTHONPATH"] = str(ROOT)
 
@@ -51,7 +51,13 @@ def rows(case: ramps.Case, folder: Path, seconds: str) -> Iterator[str]:
         flags = ramps.applied(flags, change)
         with server.running(folder, case.size, flags) as changed:
             last = ramps.ramp(changed.url, case.tokens, *options)
-        yield _row(case, f"`{change['flag']}` changed", [last])
+        yield _row(case, _applied(change), [last])
+
+
+def _applied(change: dict[str, Any]) -> str:
+    """The proposal as a setting."""
+    flag, after = change["flag"], change["after"]
+    return f"without `{flag}`" if after is None else f"`{flag} {after:g}`"
 
 
 def _binds(found: dict[str, Any]) -> str:

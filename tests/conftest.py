@@ -41,7 +41,7 @@ def pytest_collection_finish() -> None:
     """Ten thousand tests stay until the end: looking for garbage among them again and again is lost time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000)  # as `diag` itself has it
+    gc.set_threshold(100_000)  # as `diag` itself has it
 
 
 def pytest_configure() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
@@ -35,12 +36,12 @@ from diag.promql import Block
 ENGINE = "0' $(id) `touch x` <a http://e @here> \x1b\u202e"
 SITE = Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
 CONTRACT = Contract(ttft_seconds=1.0, site=SITE)  # a promise that the recorded cascade breaks
-GENERATED = files(load(), CONTRACT)
+generated = cache(lambda: files(load(), CONTRACT))
 
 
 def routes(webhook: str) -> str:
     """The documented ones, to this pager."""
-    return alertmanager.hasty(snippet(GENERATED, "alertmanager.yml").replace("http://pager.example/", webhook))
+    return alertmanager.hasty(snippet(generated(), "alertmanager.yml").replace("http://pager.example/", webhook))
 
 
 def ask(url: str) -> Any:
@@ -50,12 +51,12 @@ def ask(url: str) -> Any:
 
 @pytest.mark.prometheus
 def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_not(tmp_path: Path) -> None:
-    (tmp_path / "diag.rules.yaml").write_text(hasty(GENERATED["alerts/diag.rules.yaml"]))
+    (tmp_path / "diag.rules.yaml").write_text(hasty(generated()["alerts/diag.rules.yaml"]))
     with (
         alertmanager.pager() as (webhook, arrived),
-        alertmanager.running(tmp_path, GENERATED, routes(webhook)) as address,
+        alertmanager.running(tmp_path, generated(), routes(webhook)) as address,
     ):
-        documented = snippet(GENERATED, "prometheus.yml").replace("/etc/prometheus/diag", str(tmp_path))
+        documented = snippet(generated(), "prometheus.yml").replace("/etc/prometheus/diag", str(tmp_path))
         config = documented.replace("alertmanager:9093", address)
         with serving(program(PLACES[0]), hostile(blocks(timeline("kv_cascade"))), config) as server:
             until(lambda: firing(server) >= {"kv_eviction_cascade", "contract_breached"})
@@ -115,7 +116,7 @@ def inhibited(address: str) -> set[str]:
 
 
 def test_the_documented_contract_is_one(tmp_path: Path) -> None:
-    (tmp_path / "diag.toml").write_text(snippet(GENERATED, "diag.toml"))
+    (tmp_path / "diag.toml").write_text(snippet(generated(), "diag.toml"))
     contract = read(tmp_path / "diag.toml")
     assert contract.site == Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")
     assert apply_overrides(load(), contract) != load()

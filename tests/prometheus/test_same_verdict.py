@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -66,8 +67,8 @@ def asked_of(server: Server, seen: Observation, *instances: str) -> Report:
 
 def kind(name: str) -> tuple[object, ...]:
     """What is the same of recordings that show the same: the truth, and the release where it is an older one."""
-    seen = recorded(name)
-    return seen.truth["verdict"], *seen.truth["present"], *re.findall(r"vllm_[\d_]+", name)
+    truth = tomllib.loads((RECORDINGS / name / "recording.toml").read_text(encoding="utf-8"))["truth"]
+    return truth["verdict"], *truth["present"], *re.findall(r"vllm_[\d_]+", name)
 
 
 recorded = cache(lambda name: read(RECORDINGS / name))
