@@ -1,7 +1,6 @@
 """The commands: each reads its options, makes one call and prints. Errors are caught here, and nowhere else."""
 
 import errno
-import gc
 import os
 import signal
 import sys
@@ -741,7 +740,6 @@ def main() -> None:
         status = 0
     except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
         status = _failed(error)
-    gc.freeze()  # nor is what is left worth a last look
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C would only disturb Python's own end
     sys.exit(status)
 

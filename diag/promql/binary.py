@@ -72,6 +72,8 @@ def _signatures(labels: Sequence[Labels], matching: Matching) -> list[frozenset[
 
 
 def _set_operation(op: str, left: Vector, right: Vector, matching: Matching) -> Vector:
+    if op != "and" and not (left.labels and right.labels):
+        return right if op == "or" and not left.labels else left
     left_keys, right_keys = (_signatures(side.labels, matching) for side in (left, right))
     if op == "or":
         added = right.present & ~_seen(left_keys, left.present, right_keys)
@@ -93,9 +95,7 @@ def _seen(keys: Sequence[object], present: Bools, asked: Sequence[object]) -> Bo
 def _matched(op: str, left: Vector, right: Vector, matching: Matching, return_bool: bool) -> Vector:
     many, one = (right, left) if matching.many == "right" else (left, right)
     many_keys, one_keys = (_signatures(side.labels, matching) for side in (many, one))
-    _refuse_repeats(
-        one_keys, one, np.any(many.present, axis=0), "Many-to-many matching: more than one series of the one side has"
-    )
+    _refuse_repeats(one_keys, one, many.present, "Many-to-many matching: more than one series of the one side has")
     many_rows, one_rows = _pairs(many_keys, one_keys)
     left_rows, right_rows = (one_rows, many_rows) if matching.many == "right" else (many_rows, one_rows)
     values, kept = _computed(op, left.values[left_rows], right.values[right_rows], return_bool)
@@ -108,7 +108,7 @@ def _matched(op: str, left: Vector, right: Vector, matching: Matching, return_bo
     result = Vector(tuple(labels), values, present)
     if not matching.many:
         keys = [many_keys[row] for row in many_rows]
-        _refuse_repeats(keys, result, np.ones(present.shape[1], bool), "More than one series without group_left has")
+        _refuse_repeats(keys, result, present, "More than one series without group_left has")
     return merged(result.labels, result.values, result.present)
 
 
@@ -122,10 +122,11 @@ def _pairs(many: Sequence[object], one: Sequence[object]) -> tuple[Rows, Rows]:
     return rows[:, 0], rows[:, 1]
 
 
-def _refuse_repeats(keys: Sequence[object], side: Vector, instants: Bools, complaint: str) -> None:
-    """Fail when two series with one signature are present at one of the instants."""
+def _refuse_repeats(keys: Sequence[object], side: Vector, asked: Bools, complaint: str) -> None:
+    """Fail when two series with one signature are present at an instant at which anything is asked."""
     if len(set(keys)) == len(keys):
         return
+    instants = np.any(asked, axis=0)
     seen: dict[object, Bools] = {}
     for row, key in enumerate(keys):
         present = side.present[row] & instants

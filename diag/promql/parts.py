@@ -13,7 +13,8 @@ from diag.promql.nodes import Node
 
 LEAST = 120
 """Characters from which on a part is parsed on its own."""
-_TOKEN = re.compile(r"""\(|\)|,|"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'|`[^`]*`""")
+_TOKEN = re.compile(r"""(\()|(\))|(,)|"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'|`[^`]*`""")
+_OPENS, _CLOSES, _COMMA = 1, 2, 3
 MOST_DEEP = 500
 """Operators and parentheses around or before one term: the parser takes time and memory with the square of them."""
 _DEEPER = lazy(
@@ -80,15 +81,15 @@ def shortened(text: str, parse_vector: Callable[[str], Node | None]) -> str:
         return text
     groups = [_Group(0)]
     for token in _TOKEN.finditer(text):
-        mark, at = token.group(), token.start()
-        if mark == "(":
-            groups.append(_Group(at + 1))
+        mark = token.lastindex  # None for a string
+        if mark == _OPENS:
+            groups.append(_Group(token.end()))
             if len(groups) > MOST_DEEP:
                 raise RecursionError
-        elif mark == ",":
+        elif mark == _COMMA:
             groups[-1].has_comma = True
-        elif mark == ")" and len(groups) > 1:
-            group = groups.pop()
+        elif mark == _CLOSES and len(groups) > 1:
+            group, at = groups.pop(), token.start()
             name = "" if group.has_comma or at - group.begin < LEAST else _name_of(group, at, text, parse_vector)
             groups[-1].take(group, name, at, text)
     return groups[0].until(len(text), text)
