@@ -26,7 +26,7 @@ from diag.knowledge.signals import (
     requests_waiting_median,
 )
 from diag.knowledge.signals.gpu import BRAKE, THERMAL, throttled_share
-from diag.knowledge.signals.load import SEQUENCE_CAP
+from diag.knowledge.signals.load import share_of_cap
 from diag.ramp.step import STEP_TOKENS
 
 WHOLE = "24h"
@@ -42,7 +42,7 @@ held_up = Signal(
 )
 running_share_of_cap_median = Signal(
     "requests running / --max-num-seqs (median)",
-    f"{gauge('quantile_over_time(0.5, ', RUNNING)} / on (instance) group_left () {SEQUENCE_CAP}",
+    share_of_cap(gauge("quantile_over_time(0.5, ", RUNNING)),
     "the median number of running requests is {value} of the sequence cap",
     "share",
 )
@@ -165,7 +165,7 @@ TOKENS = Binder(
     "token_budget",
     "token budget",
     "requests wait although fewer run than --max-num-seqs admits and the KV cache has room: a step processes no more"
-    " than --max-num-batched-tokens",
+    " tokens than --max-num-batched-tokens",
     (WAIT, BELOW_CAP, HAS_ROOM, RUNS),
     tuple(fix._replace(only_if=()) for fix in _of(queue_saturation.incident, "--max-num-batched-tokens")),
     token_budget_used,

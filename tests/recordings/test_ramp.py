@@ -1,6 +1,8 @@
 """What `diag ramp --attach` says of servers that were recorded while others made the load."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 from jsonschema import validate
+from support import rewriting
 from support.paths import RECORDINGS
+from support.scenarios import fixes
 
+from diag.commands import doctor
 from diag.commands import ramp as work
 from diag.commands.observe import ObserveOptions
 from diag.ramp.traffic import request_lengths
@@ -21,7 +26,7 @@ from diag.sources.recording.reader import read
 SCHEMA = json.loads((Path(text.__file__).parent / "diag.ramp.schema.json").read_text(encoding="utf-8"))
 
 
-def ramped(name: str) -> tuple[work.Ramp, dict[str, Any]]:
+def ramped(name: str | Path) -> tuple[work.Ramp, dict[str, Any]]:
     found = work.run(work.RampOptions(ObserveOptions([str(RECORDINGS / name)]), attach=True))
     document = text.document(found)
     validate(document, SCHEMA)
@@ -43,6 +48,22 @@ def test_what_binds_and_the_flag_that_moves_it(name: str, binds: str, flag: str,
     assert document["binds"]["id"] == binds
     assert (document["binds"]["changes"][0]["flag"], document["binds"]["changes"][0]["after"]) == (flag, after)
     assert document["next"] != binds
+
+
+def one_ends_in_each_step(page: str) -> str:
+    """As if the answers were short: of four requests in a step, three run on when vLLM counts them."""
+    ended = sum(map(float, re.findall(r"^vllm:request_success_total{.*} (.*)$", page, re.MULTILINE)))
+    page = re.sub(r"^(vllm:iteration_tokens_total_count{.*}) .*$", rf"\1 {ended}", page, flags=re.MULTILINE)
+    return re.sub(r"^(vllm:num_requests_running{.*}) 4.0$", r"\1 3.0", page, flags=re.MULTILINE)
+
+
+def test_requests_that_end_in_a_step_were_in_it(tmp_path: Path) -> None:
+    folder = rewriting.write(tmp_path, rewriting.changed(rewriting.scrapes("queue_saturation"), one_ends_in_each_step))
+    shutil.copy(RECORDINGS / "queue_saturation" / "recording.toml", folder)
+    _, document = ramped(folder)
+    assert document["binds"]["id"] == "sequence_cap"
+    report = doctor.run(ObserveOptions([str(folder)]))
+    assert "--max-num-seqs" in fixes(report, "queue_saturation")
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy_after_cascade", "healthy_vllm_0_20_2", "admission_deadlock"])
