@@ -27,7 +27,7 @@ def main() -> None:
 def _end(status: object) -> None:
     """End without taking apart one by one what is in memory, which takes as long as reading a recording."""
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):  # closed; whoever wrote to it has said what is to be said
             stream.flush()
     os._exit(status if isinstance(status, int) else 0)

@@ -512,7 +512,7 @@ def exporter(
     tls = (tls_cert, tls_key, tls_client_ca)
     run(
         ExporterOptions(
-            vllm, listen, gpus=gpus, timeout=timeout, probe=probe, tls=tls, web_config=web_config, **vars(evidence)
+            vllm, listen, gpus=gpus, timeout=timeout, probe=probe, tls=tls, web_config=web_config, **evidence._asdict()
         )
     )
 
