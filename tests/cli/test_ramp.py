@@ -88,15 +88,22 @@ def test_a_python_without_vllm_is_said_in_a_sentence(busy: Server, monkeypatch: 
         ramp(busy.url, python="/nowhere/python")
 
 
-def test_a_server_that_dies_ends_the_ramp() -> None:
+@pytest.mark.parametrize("hangs", [0.0, 5.0])
+def test_a_server_that_dies_or_hangs_ends_the_ramp(hangs: float) -> None:
+    """Closed connections, or none that is answered in time."""
+
     def answer(request: Request) -> Reply | None:
         if request.path != "/metrics":
             return Reply(status=404)
-        return Reply(PAGES[request.count - 1]) if request.count < 12 else None
+        if request.count < 25:
+            return Reply(PAGES[request.count - 1])
+        time.sleep(hangs)
+        return None
 
     with serving(answer) as server:
         found = ramp(server.url)
     assert "the server stopped answering" in found.stopped
+    assert found.steps, "what was measured until then is judged"
 
 
 def test_an_unreachable_server_is_no_ramp() -> None:
