@@ -14,12 +14,17 @@ Moments = npt.NDArray[np.datetime64]
 
 def _since(whole: str, part: str, first: int) -> Callable[[Moments], npt.NDArray[Any]]:
     """Count the parts since the start of the whole, beginning at `first`."""
-    return lambda moments: moments.astype(f"M8[{part}]") - moments.astype(f"M8[{whole}]").astype(f"M8[{part}]") + first
+
+    def counted(moments: Moments) -> npt.NDArray[Any]:
+        parts: npt.NDArray[Any] = moments.astype(f"M8[{part}]") - moments.astype(f"M8[{whole}]").astype(f"M8[{part}]")
+        return parts.astype(np.int64) + first
+
+    return counted
 
 
 def _days_in_month(moments: Moments) -> npt.NDArray[Any]:
     month = moments.astype("M8[M]")
-    days: npt.NDArray[Any] = (month + 1).astype("M8[D]") - month.astype("M8[D]")
+    days: npt.NDArray[Any] = (month + np.timedelta64(1, "M")).astype("M8[D]") - month.astype("M8[D]")
     return days
 
 
