@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from support.paths import GOLDENS, ROOT, TESTS
 from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling, Scheduling, WorkStealingScheduling
+from xdist.scheduler import LoadFileScheduling, Scheduling
 
 OPTIONAL = ("test_promqltest", "test_kubernetes")
 """Prometheus' own scripts are never shipped, and a Kubernetes API server takes ten minutes to build."""
@@ -32,9 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """Live tests of a file share a server, so they run in one process; others share with neighbours what they read."""
-    scheduling = LoadFileScheduling if config.option.markexpr == "live" else WorkStealingScheduling
-    return scheduling(config, log)
+    """The tests of a file run in one process: they share servers, and what was judged of recordings.
+
+    Files of many live tests begin; of the others, those in tests/unit, which are the quickest, come last.
+    """
+    config.option.loadscopereorder = config.option.markexpr == "live"
+    return LoadFileScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -75,7 +75,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
             the_ranks_work(exporter, doctor(vllm.url, "--for", "30"))
             vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)
             try:
-                the_rank_is_named(exporter, doctor(vllm.url, "--for", "40"))
+                the_rank_is_named(exporter, doctor(vllm.url, "--for", "30"))
             finally:
                 vllm.signal("VLLM::Worker_TP1", signal.SIGCONT)
         assert not stopped(exporter)
