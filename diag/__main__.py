@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _end(status: object) -> None:
-    """End without taking apart one by one what is in memory, which takes as long as reading a recording."""
+    """End without taking apart one by one what is in memory, which takes some hundredths of a second."""
     atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):  # closed; whoever wrote to it has said what is to be said
