@@ -13,6 +13,8 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 
 OPTIONAL = ("test_promqltest", "test_kubernetes")
 """Prometheus' own scripts are never shipped, and a Kubernetes API server takes ten minutes to build."""
+LIVE = ("test_tiny_server", "test_log_of_clients", "test_outages", "test_two_ranks", "test_small_server")
+"""The live files that take minutes, in the order in which two processes wait least for each other's servers."""
 FAST = ("unit",)
 """The folders whose tests need nothing but Python, and a minute."""
 
@@ -22,7 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`-m fast` selects what a contributor runs all the time, `-m golden` what compares whole outputs."""
+    """Live tests in their order; `-m fast` is what a contributor runs all the time, `-m golden` compares outputs."""
+    items.sort(key=lambda item: LIVE.index(item.path.stem) if item.path.stem in LIVE else len(LIVE))
     for item in items:
         needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow"}
         if item.path.relative_to(TESTS).parts[0] in FAST and not needs:
@@ -32,11 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """The tests of a file run in one process: they share servers, and what was judged of recordings.
-
-    Files of many live tests begin; of the others, those in tests/unit, which are the quickest, come last.
-    """
-    config.option.loadscopereorder = config.option.markexpr == "live"
+    """The tests of a file run in one process: they share servers, and what was judged of recordings."""
+    config.option.loadscopereorder = False  # those in tests/unit, which are the quickest, come last
     return LoadFileScheduling(config, log)
 
 

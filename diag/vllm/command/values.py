@@ -35,11 +35,15 @@ _TOKEN = lazy(
 """Tokens by their beginning, and what no person writes: long, and of letters and digits."""
 _COMMIT = lazy(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
+_WORDS = lazy(r"--[a-z]{2,12}(?:-[a-z]{1,12})*")
 _READ = {"--api-key": "vllm_api_key"}
 """Flags that have a variable of vLLM's own under another name."""
 _LIKE = 0.8
 _LONGER = 2
-"""How close an unknown flag is to one of vLLM's that it may be shown, and by how many characters it may be longer."""
+"""How close an unknown flag is to one of vLLM's that it may be shown, and by how many characters it may be longer.
+
+Of words without digits it may be longer by more than that, where no key could be behind it.
+"""
 
 
 def name(text: str, revision: bool = False) -> str:
@@ -98,9 +102,15 @@ def is_like_a_flag(spelled: str) -> bool:
         return True
     if understood(spelled.partition(".")[0]):
         return "." not in spelled or KEYS.issuperset(spelled.split(".")[1:])
-    near = get_close_matches(spelled.replace("_", "-").lower(), known(), 1, _LIKE) if len(spelled) < 60 else []
     begins = spelled.startswith("--") and any(name.startswith(spelled.replace("_", "-")) for name in known())
-    return begins or bool(near and len(spelled) <= len(near[0]) + _LONGER)
+    return begins or _is_slip(spelled)
+
+
+def _is_slip(spelled: str) -> bool:
+    """Whether it is close to one of vLLM's flags; what is longer may be one with its value behind it, perhaps a key."""
+    near = get_close_matches(spelled.replace("_", "-").lower(), known(), 1, _LIKE) if len(spelled) < 60 else []
+    is_plain = bool(_WORDS.fullmatch(spelled)) and not any(map(sounds_secret, near))
+    return bool(near) and (is_plain or len(spelled) <= len(near[0]) + _LONGER)
 
 
 def value(given: Given, text: str, place: int = 1) -> str:
