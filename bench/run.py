@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 DIAG = str(Path(sys.executable).parent / "diag")
 RECORDING = ROOT / "tests" / "recordings" / "kv_cascade"
 PAGES = 45
-RUNS = 11
+RUNS = 21
 PARSER = """
 import gzip, sys
 from prometheus_client.parser import text_string_to_metric_families as parse
