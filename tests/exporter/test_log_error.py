@@ -180,7 +180,7 @@ def test_of_arguments_that_are_not_known_values_are_hidden() -> None:
     assert text(refused) == (
         "vllm serve: error: unrecognized arguments: --api-kye REDACTED --num-scheduler-steps 8 --REDACTED"
     )
-    refused = "vllm: error: unrecognized arguments: --max-num-sequences 32 --api-keyhunter --max-num-seqsABCDE"
+    refused = "vllm: error: unrecognized arguments: --max-num-sequences 32 --api-keyabc --max-num-seqsABCDE"
     assert text(refused) == "vllm: error: unrecognized arguments: --max-num-sequences 32 --REDACTED --REDACTED"
 
 

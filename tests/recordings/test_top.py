@@ -1,15 +1,18 @@
 """`diag top` over recorded servers: what the view shows, and what its keys do."""
 
-from functools import cache
+import re
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
+from support import rewriting
 from support.paths import RECORDINGS
-from support.top_views import NARROW, WIDE, RecordedFeed, press, recorded, run, screen, shown
+from support.top_views import NARROW, WIDE, RecordedFeed, last_minute, press, recorded, run, screen, shown
 
 from diag.core.errors import BadUsage
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
+from diag.top import server_page
 
 NAMES = ("healthy", "kv_cascade", "gpu_thermal_throttling", "idle")
 
@@ -79,6 +82,17 @@ def test_enter_opens_a_server_with_all_that_the_doctor_says_of_it(feed: Recorded
             assert servers(await press(pilot, "escape"))[0] == "r1:8000"
 
     run(look())
+
+
+def test_idleness_is_no_reason_of_throttling(tmp_path: Path) -> None:
+    swapped = {"sw_power_cap": "gpu_idle", "gpu_idle": "sw_power_cap"}
+    idle = partial(re.sub, "sw_power_cap|gpu_idle", lambda found: swapped[found[0]])
+    pages = rewriting.changed(last_minute("gpu_thermal_throttling"), idle)
+    frame = RecordedFeed(read(rewriting.write(tmp_path, pages))).latest
+    assert frame
+    page = server_page.render(frame, frame.rows[0], 120)
+    assert "sw_thermal" in page
+    assert "gpu_idle" not in page
 
 
 def test_keys_sort_filter_choose_columns_and_open_the_runbook(feed: RecordedFeed) -> None:
