@@ -25,7 +25,7 @@ def dump(head: str, content: Mapping[str, Any]) -> str:
     comment = "".join(f"# {line}".rstrip() + "\n" for line in head.splitlines())
     import yaml
 
-    class Dumper(yaml.SafeDumper):
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # the one in C is optional
         """Without references to an earlier value."""
 
         def ignore_aliases(self, data: Any) -> bool:

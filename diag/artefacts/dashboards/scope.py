@@ -1,6 +1,7 @@
 """Which servers a dashboard is about: its variables, and every expression narrowed to what they choose."""
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from diag.core.contract import Contract, Site
@@ -11,6 +12,7 @@ from diag.promql import metric_names, parse
 SHORT, RATE_INTERVAL = "1m", "$__rate_interval"
 GPU_COST = "gpu_cost"
 """A variable that is a number; an expression writes it as `$gpu_cost`."""
+_WORD = re.compile(r"([\w:]+)(\{)?")
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,15 @@ class DashboardScope:
     def narrow(self, promql: str) -> str:
         """The expression over what the page's variables choose; a comparison with peers needs all of them."""
         of_one = {*self.site.labels, "engine"} if PEERS in promql else set()
-        for name in sorted(metric_names(parse(promql.replace(f"${GPU_COST}", "1")))):
-            chosen = {label: variable for label, variable in self._labels(name).items() if label not in of_one}
-            matchers = ", ".join(f'{label}=~"${variable}"' for label, variable in chosen.items())
-            if name.startswith("{"):  # a selector that matches the metric's name
-                promql = promql.replace(name, f"{{{matchers}, {name[1:]}")
-                continue
-            promql = re.sub(rf"(?<![\w:]){re.escape(name)}(?![\w:])(?!\{{)", f"{name}{{{matchers}}}", promql)
-            promql = re.sub(
-                rf"(?<![\w:]){re.escape(name)}\{{(?!{re.escape(matchers)})", f"{name}{{{matchers}, ", promql
-            )
-        return promql
+        names = metric_names(parse(promql.replace(f"${GPU_COST}", "1")))
+        matchers = {name: self._matchers(name, of_one) for name in names}
+        for name in sorted(each for each in names if each.startswith("{")):  # a selector that matches the metric's name
+            promql = promql.replace(name, f"{{{matchers[name]}, {name[1:]}")
+        return _WORD.sub(lambda word: _narrowed(word, matchers), promql)
+
+    def _matchers(self, metric: str, left_out: Collection[str]) -> str:
+        chosen = {label: variable for label, variable in self._labels(metric).items() if label not in left_out}
+        return ", ".join(f'{label}=~"${variable}"' for label, variable in chosen.items())
 
     def _labels(self, metric: str) -> dict[str, str]:
         """The labels of a metric that a variable of the page chooses by."""
@@ -75,6 +75,14 @@ class DashboardScope:
             for name, (metric, label) in own.items()
             if name in self.variables
         }
+
+
+def _narrowed(word: re.Match[str], matchers: Mapping[str, str]) -> str:
+    """A word of an expression, with the matchers of the metric that it is, unless it has them."""
+    name, opens = word.groups()
+    if name not in matchers or (opens and word.string.startswith(matchers[name], word.end())):
+        return word[0]
+    return f"{name}{{{matchers[name]}, " if opens else f"{name}{{{matchers[name]}}}"
 
 
 def legend(labels: tuple[str, ...]) -> str:
