@@ -50,6 +50,7 @@ def pytest_collection_finish() -> None:
 def pytest_configure() -> None:
     hypothesis.settings.register_profile("unhurried", deadline=None)  # the machine may be busy
     hypothesis.settings.load_profile("unhurried")
+    os.environ.update(GOGC="1000", GOMEMLIMIT="1GiB")  # a Prometheus of a test spends a third of its time on garbage
 
 
 @pytest.hookimpl(wrapper=True)

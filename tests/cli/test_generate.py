@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from support.paths import ROOT
+from support.rule_files import groups_of
 
 from diag.artefacts.generate import write
 from diag.core.errors import BadUsage
@@ -98,7 +98,7 @@ def test_an_incident_of_ones_own_gets_alert_dashboard_and_runbook_from_one_file(
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "many_clients.py").write_text(OWN)
     assert diag("generate", tmp_path, "--incidents", tmp_path / "own").returncode == 0
-    rules = yaml.safe_load((tmp_path / "alerts/diag.rules.yaml").read_text())["groups"]
+    rules = groups_of(tmp_path / "alerts/diag.rules.yaml")
     alert = next(rule for group in rules for rule in group["rules"] if rule.get("alert") == "VllmManyClients")
     assert alert["labels"] == {"incident": "many_clients", "severity": "warning"}
     page = json.loads((tmp_path / "dashboards/many_clients.json").read_text())

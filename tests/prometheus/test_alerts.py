@@ -25,8 +25,9 @@ from support.alert_rules import (
     rules,
 )
 from support.firing import Fired, all_fired, evaluated, fired
-from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
+from support.paths import ALL_RECORDINGS, ROOT
 from support.prometheus_server import PLACES, Answer, answer, program, serving
+from support.rule_files import groups_of
 from support.scenarios import Beside, crashed, gpu, log, started, workers
 from support.timelines import CALM, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, timeline
 from support.waiting import until
@@ -39,7 +40,6 @@ from diag.core.incident import Incident, seconds
 from diag.core.site_overrides import apply_overrides
 from diag.core.yaml import dump
 from diag.knowledge.catalog import load
-from diag.sources.recording.reader import read
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ AS_LONG_AS_A_STALL = {"contention_long_steps": {"engine_stalled"}}
 
 def test_alerts_fire_in_time_on_the_recording_that_shows_them_and_on_no_other() -> None:
     for name in (recording.name for recording in ALL_RECORDINGS):
-        shown, truth = evaluated(RULES, timeline(name)), read(RECORDINGS / name).truth
+        shown, truth = evaluated(RULES, timeline(name)), timelines.recording(name).truth
         named = (name, shown)
         assert shown.incidents & set(truth["absent"]) <= AS_LONG_AS_A_STALL.get(name, set()), named
         warned = {incident for incident in truth["present"] if INCIDENTS[incident].severity != "info"}
@@ -247,9 +247,9 @@ def test_the_alert_has_the_threshold_of_diag_toml(tmp_path: Path) -> None:
 
 
 def test_the_operators_resource_holds_the_same_groups() -> None:
-    resource = yaml.safe_load((ROOT / "alerts" / "prometheusrule.yaml").read_text())
+    resource = yaml.load((ROOT / "alerts" / "prometheusrule.yaml").read_text(), yaml.CSafeLoader)
     assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert resource["spec"]["groups"] == yaml.safe_load(RULES.read_text())["groups"]
+    assert resource["spec"]["groups"] == groups_of(RULES)
 
 
 def test_an_alert_outlasts_a_missed_scrape_and_has_every_annotation() -> None:

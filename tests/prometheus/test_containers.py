@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from support.alert_rules import only
 from support.bad_servers import serving
 from support.firing import all_fired
@@ -15,6 +14,7 @@ from support.node import Node, Pod, scrape_config, timeline_of
 from support.paths import ROOT
 from support.prometheus_server import PLACES, program
 from support.prometheus_server import serving as prometheus
+from support.rule_files import groups_of
 from support.timelines import LEAD
 
 from diag.commands import doctor
@@ -103,10 +103,6 @@ def test_the_recording_rules_make_alerts_fire_and_only_those(incident: str, tmp_
     found = all_fired(tmp_path / "rules.yaml", pods, names, tmp_path)
     ill, *healthy = (found[pod.name].incidents for pod in LASTING[incident])
     assert (ill, *healthy) == ({incident}, *(set() for _ in healthy))
-
-
-def groups_of(file: Path) -> list[dict[str, object]]:
-    return yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
 
 
 NOW = 1_795_000_000_000

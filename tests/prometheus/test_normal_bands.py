@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from support.paths import RECORDINGS, ROOT
 from support.prometheus_server import PLACES, program, serving
+from support.rule_files import groups_of
 
 from diag.commands import baseline
 from diag.commands.observe import ObserveOptions
@@ -19,7 +19,7 @@ from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.recording.reader import read
 from diag.verify.baseline import read as read_baseline
 
-RULES = yaml.safe_load((ROOT / "alerts" / "normal.rules.yaml").read_text())["groups"][0]
+RULES = groups_of(ROOT / "alerts" / "normal.rules.yaml")[0]
 ITL = (0.020, 0.018, 0.019, 0.200, 0.021, 0.022, 0.020, 0.040)
 """Seconds, day by day: the fourth was bad, and today is slow."""
 DAY = 24 * 60

@@ -15,7 +15,9 @@ import pytest
 import yaml
 from support import healthy_day, prometheus_server, rewriting, scenarios, timelines
 from support import victoria_metrics as victoria
-from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
+from support.alert_rules import RULES
+from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.rule_files import groups_of
 from support.timelines import blocks
 from support.waiting import until
 
@@ -36,7 +38,6 @@ from diag.sources.samples import SampleSource
 pytestmark = pytest.mark.prometheus
 PLACES = (*prometheus_server.PLACES, "victoria")
 NAMES = sorted(path.name for path in ALL_RECORDINGS)
-RULES = yaml.safe_load((ROOT / "alerts" / "diag.rules.yaml").read_text(encoding="utf-8"))
 SERVER = {"instance": "h:1", "job": "vllm"}
 PROMETHEUS3 = "DIAG_PROMETHEUS3"
 
@@ -222,7 +223,7 @@ def past(server: Server, span: TimeSpan) -> Report:
     return doctor.run(ObserveOptions([], prometheus=server.url, scope=Scope(span)))
 
 
-ALL_RECORDINGS = [rule for group in RULES["groups"] for rule in group["rules"] if "record" in rule]
+RECORDING_RULES = [rule for group in groups_of(RULES) for rule in group["rules"] if "record" in rule]
 """What diag.rules.yaml records."""
 MARK = 7.0
 """A value that no signal has: who tells it has asked for what is recorded."""
@@ -255,7 +256,7 @@ def values(server: Server, promql: str) -> set[float]:
     ids=["the very same expression", "another expression", "recorded for a part of the time"],
 )
 def test_what_rules_record_is_asked_by_its_name(tmp_path: Path, change: str, since: int, is_used: bool) -> None:
-    rule = next(each for each in ALL_RECORDINGS if "num_requests_waiting[5m]" in each["expr"])
+    rule = next(each for each in RECORDING_RULES if "num_requests_waiting[5m]" in each["expr"])
     with recording(tmp_path, [{**rule, "expr": rule["expr"] + change}], [rule["record"]], since) as held:
         until(lambda: loaded(held))
         assert (MARK in values(held, rule["expr"])) == is_used
@@ -274,4 +275,4 @@ def test_all_that_the_rules_record_is_what_the_doctor_asks() -> None:
         for incident in load()
         for condition in incident.every_condition
     }
-    assert {pretty(each["expr"]) for each in ALL_RECORDINGS} <= asked
+    assert {pretty(each["expr"]) for each in RECORDING_RULES} <= asked

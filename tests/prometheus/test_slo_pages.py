@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.alert_rules import RULES
+from support.rule_files import groups_of
 
 STEP = 30
 HEALTHY, SICK, AFTER = (minutes * 60 // STEP for minutes in (30, 40, 60))
@@ -60,7 +60,7 @@ def answers(folder: Path, counters: Mapping[str, tuple[float, ...]], **promql: s
 
 def _groups() -> Iterator[dict[str, Any]]:
     """The rules of the two incidents, and what they read."""
-    for group in yaml.safe_load(RULES.read_text())["groups"]:
+    for group in groups_of(RULES):
         alerts = [rule for rule in group["rules"] if rule.get("labels", {}).get("incident") in (SLO, CAUSE)]
         text = " ".join(rule["expr"] for rule in alerts)
         records = [rule for rule in group["rules"] if "record" in rule and rule["record"] in text]

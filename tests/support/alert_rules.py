@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-import yaml
 from support import timelines
 from support.paths import ALL_RECORDINGS, ROOT
 from support.rewriting import OLD_NAMES
+from support.rule_files import groups_of
 
 from diag import promql
 from diag.core.metric_families import FAMILIES
@@ -44,7 +44,7 @@ CONNECTORS = (
 
 @cache
 def rules(file: Path = RULES) -> list[dict[str, str]]:
-    return [rule for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
+    return [rule for group in groups_of(file) for rule in group["rules"]]
 
 
 @cache
@@ -65,7 +65,7 @@ def in_no_recording(metrics: Iterable[str]) -> set[str]:
 def only(incident: str | None, folder: Path, file: Path = RULES) -> Path:
     """The rules of one incident's alerts, None for those of the telemetry: to evaluate all of them takes long."""
     kept = []
-    for group in yaml.safe_load(file.read_text())["groups"]:
+    for group in groups_of(file):
         alerts = [rule for rule in group["rules"] if "alert" in rule and rule["labels"].get("incident") == incident]
         asked = " ".join(rule["expr"] for rule in alerts)
         records = [rule for rule in group["rules"] if "record" in rule and rule["record"] in asked]

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 from support.prometheus_server import PLACES, program
+from support.rule_files import groups_of
 from support.timelines import LEAD, STEP, TIMES, Key, Series
 
 from diag import promql
@@ -114,21 +114,21 @@ def evaluated(rules: Path, series: Series) -> Fired:
 
 @cache
 def _alerts(rules: Path) -> list[tuple[dict[str, Any], promql.Expression]]:
-    every = [rule for group in alerts_alone(rules)["groups"] for rule in group["rules"]]
+    every = [rule for group in alerts_alone(rules) for rule in group["rules"]]
     return [(alert, promql.parse(alert["expr"])) for alert in every]
 
 
-def alerts_alone(rules: Path) -> dict[str, Any]:
-    """A rule file without its recording rules: their expressions stand in the alerts in place of the names."""
-    content: dict[str, Any] = yaml.safe_load(rules.read_text(encoding="utf-8"))
-    every = [rule for group in content["groups"] for rule in group["rules"]]
+def alerts_alone(rules: Path) -> list[dict[str, Any]]:
+    """The groups of a rule file without its recording rules: in place of their names, alerts have their expressions."""
+    groups = groups_of(rules)
+    every = [rule for group in groups for rule in group["rules"]]
     recorded = {rule["record"]: rule["expr"] for rule in every if "record" in rule}
-    for group in content["groups"]:
+    for group in groups:
         group["rules"] = [rule for rule in group["rules"] if "alert" in rule]
-    for rule in (rule for group in content["groups"] for rule in group["rules"]):
+    for rule in (rule for group in groups for rule in group["rules"]):
         for name, expression in recorded.items():
             rule["expr"] = rule["expr"].replace(name, f"({expression})")
-    return content
+    return groups
 
 
 def _first_firing(alert: Mapping[str, Any], present: npt.NDArray[np.bool_]) -> Iterator[float]:

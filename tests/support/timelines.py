@@ -6,9 +6,10 @@ after the last healthy scrape, at LEAD.
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,11 +60,12 @@ def is_counter(key: Key) -> bool:
 
 @dataclass(frozen=True)
 class Recording:
-    """What was scraped: seconds since the first scrape, and the series."""
+    """What was scraped: seconds since the first scrape, and the series; the truth is what recording.toml says."""
 
     seconds: Floats
     series: Series
     start: float
+    truth: Mapping[str, Any]
 
     @property
     def whole(self) -> tuple[float, float, float]:
@@ -100,16 +102,16 @@ def recording(name: str) -> Recording:
     times = next(block.times for block in blocks if block.labels[0]["__name__"] == "up")
     series: Series = {}
     for block in blocks:
-        for labels, values in zip(block.labels, block.values, strict=True):
-            key = frozenset((name, value) for name, value in labels.items() if name != "instance")
-            series[key] = _spread(times, block.times, np.where(is_stale(values), np.nan, values))
-    return Recording((times - times[0]) / 1000, series, times[0] / 1000)
+        for labels, values in zip(block.labels, _spread(times, block), strict=True):
+            series[frozenset((name, value) for name, value in labels.items() if name != "instance")] = values
+    return Recording((times - times[0]) / 1000, series, times[0] / 1000, seen.truth)
 
 
-def _spread(times: npt.NDArray[np.int64], own: npt.NDArray[np.int64], values: Floats) -> Floats:
-    """Values on all times of the recording; NaN where there was no such scrape."""
-    spread = np.full(times.size, np.nan)
-    spread[np.isin(times, own)] = values[np.isin(own, times)]
+def _spread(times: npt.NDArray[np.int64], block: Block) -> Floats:
+    """The values of series on all times of the recording; NaN where there was no such scrape."""
+    spread = np.full((len(block.labels), times.size), np.nan)
+    values = np.where(is_stale(block.values), np.nan, block.values)
+    spread[:, np.isin(times, block.times)] = values[:, np.isin(block.times, times)]
     return spread
 
 
