@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support import scripted_nvml
 from support.models import changed
+from support.schemas import validator
 
 from diag import report
 from diag.commands.budget import BudgetOptions, estimate, run
@@ -21,7 +21,7 @@ from diag.vllm.hardware import gpus
 MODELS = Path("tests/data/models")
 LOGS = Path("tests/data/logs")
 DIAG = Path(sys.executable).parent / "diag"
-SCHEMA = json.loads((Path(report.__file__).parent / "diag.budget.schema.json").read_text(encoding="utf-8"))
+SCHEMA = validator(Path(report.__file__).parent / "diag.budget.schema.json")
 
 WITH_A_LOG = """\
 FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
@@ -141,7 +141,7 @@ def test_the_json_keeps_its_schema(log: str) -> None:
             told = run(
                 BudgetOptions(str(model), gpu, log=str(LOGS / log) if log else "", version="0.32.0"), as_json=True
             )[0]
-            jsonschema.validate(json.loads(told), SCHEMA)
+            SCHEMA.validate(json.loads(told))
 
 
 def test_what_is_not_known_is_null_in_json() -> None:
@@ -346,7 +346,7 @@ def test_a_command_in_a_file_is_read(tmp_path: Path) -> None:
 
 # -- several GPUs -----------------------------------------------------------------------------------------------------
 
-SIZING = json.loads((Path(report.__file__).parent / "diag.sizing.schema.json").read_text(encoding="utf-8"))
+SIZING = validator(Path(report.__file__).parent / "diag.sizing.schema.json")
 
 
 def test_all_gpus_are_one_table_of_100_columns() -> None:
@@ -367,7 +367,7 @@ def test_all_gpus_are_one_table_of_100_columns() -> None:
 def test_sizing_json_follows_its_schema() -> None:
     ended = diag(f"{MODELS}/llama-3-70b", "--gpu", "h100", "--concurrency", "8", "--price", "h100=2", "--json")
     found = json.loads(ended.stdout)
-    jsonschema.validate(found, SIZING)
+    SIZING.validate(found)
     verdicts = [(one["tensor_parallel_size"], one["verdict"]) for one in found["configurations"]]
     assert verdicts == [(1, "does not fit"), (2, "cannot tell"), (4, "fits"), (8, "fits")]
     assert found["configurations"][0]["decode"] is None
@@ -417,7 +417,7 @@ def test_a_recording_is_sized_for_its_traffic(tmp_path: Path) -> None:
     command = f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {MODELS}/llama-3.1-8b --max-model-len 4096"
     options = "--gpu", "l40s", "--concurrency", "6", "--price", "l40s=1", "--json"
     found = json.loads(diag(recorded(tmp_path, command), *options).stdout)
-    jsonschema.validate(found, SIZING)
+    SIZING.validate(found)
     assert found["vllm"] == "0.32.0" and found["concurrency"] == 6 and 150 < found["context"] < 300
     assert found["measured_output_tokens_per_second"] == pytest.approx(188, rel=0.02)
     one = found["configurations"][0]["decode"]

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 from support.bad_servers import Answer, Reply, Request, closed_port, pages, serving
 from support.paths import ALL_RECORDINGS
+from support.schemas import validator
 
 from diag import report
 from diag.diagnosis import configuration
@@ -21,7 +21,7 @@ from diag.sources.recording import reader as recording
 DIAG = str(Path(sys.executable).parent / "diag")
 KV_CASCADE = next(each for each in ALL_RECORDINGS if each.name == "kv_cascade")
 INFO = 'vllm:cache_config_info{block_size="16",gpu_memory_utilization="0.9",cache_dtype="fp8",engine="0"} 1\n'
-SCHEMA = json.loads((Path(report.__file__).parent / "diag.config.schema.json").read_text(encoding="utf-8"))
+SCHEMA = validator(Path(report.__file__).parent / "diag.config.schema.json")
 VLLM = f'vllm:num_requests_running{{engine="0",model_name="m"}} 0\n{INFO}'
 
 
@@ -80,7 +80,7 @@ def test_what_is_shown_is_what_the_rules_use(made: Path) -> None:
     shown = {name.removeprefix("--").replace("-", "_"): each.value for name, each in said.items()}
     assert published
     assert shown == published
-    jsonschema.validate(json.loads(render_json([one], configuration.notes(seen))), SCHEMA)
+    SCHEMA.validate(json.loads(render_json([one], configuration.notes(seen))))
     text = render([one], configuration.notes(seen))
     assert max(map(len, text.splitlines())) <= 100
 

@@ -1,8 +1,6 @@
 """`diag ramp` when things go wrong: nobody said yes, the generator fails or hangs, the server dies, Ctrl-C."""
 
-import gzip
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,17 +11,15 @@ from pathlib import Path
 
 import pytest
 from support.bad_servers import Reply, Request, Server, serving
-from support.paths import RECORDINGS, TESTS
+from support.paths import TESTS
+from support.rewriting import scrapes
 
 from diag.commands import ramp as work
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage, Unreachable
 from diag.report import ramp as text
 
-PAGES = re.split(
-    rb"(?m)^# scrape .*\n",
-    gzip.decompress((RECORDINGS / "queue_saturation" / "metrics.prom.gz").read_bytes()),
-)[1:]
+PAGES = [page.encode() for _, _, page in scrapes("queue_saturation")]
 PLAYED = TESTS / "support" / "played_bench"
 
 

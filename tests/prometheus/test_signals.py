@@ -51,6 +51,11 @@ def blocks(stretch: float) -> Iterator[promql.Block]:
             yield block._replace(labels=labels, times=times)
 
 
+@cache
+def of_busy_servers(stretch: float) -> promql.Samples:
+    return promql.Samples(each for each in blocks(stretch) if each.labels[0]["instance"] in BUSY)
+
+
 def instants(stretch: float) -> range:
     """While all of them run, when the short ones have ended, and after some died; off the grid of the scrapes.
 
@@ -95,8 +100,7 @@ def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str,
     if incident.id in LONG:
         samples, at = seen()[LONG[incident.id]].samples, seen()[LONG[incident.id]].instants[-2:]
     else:
-        held = [each for each in blocks(stretch) if each.labels[0]["instance"] in BUSY]
-        samples, at = promql.Samples(held), instants(stretch)[0] + np.array([0, round(5000 * stretch)])
+        samples, at = of_busy_servers(stretch), instants(stretch)[0] + np.array([0, round(5000 * stretch)])
     for condition in incident.conditions:
         text = fill(condition.signal.promql, incident.per, window, Contract().values())
         vector = promql.evaluate(text, samples, at)

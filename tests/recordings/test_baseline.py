@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support import rewriting
 from support.paths import RECORDINGS, ROOT
+from support.schemas import validator
 
 from diag.commands import baseline, doctor
 from diag.commands.observe import ObserveOptions
@@ -19,7 +19,7 @@ from diag.report import json as as_json
 from diag.verify.baseline import MOST_ROWS, Normal, merged, read
 from diag.verify.measures import ServerKind
 
-SCHEMA = json.loads((ROOT / "diag/verify/diag.baseline.schema.json").read_text(encoding="utf-8"))
+SCHEMA = validator(ROOT / "diag/verify/diag.baseline.schema.json")
 LATENCY = r"^(vllm:(?:inter_token_latency|time_to_first_token)_seconds_sum\S* )(\S+)$"
 
 
@@ -94,7 +94,7 @@ def test_what_was_saved_twice_counts_once_and_others_are_added(tmp_path: Path) -
     assert read(saved(tmp_path, "healthy", "healthy")) == once
     both = read(saved(tmp_path, "healthy_vllm_0_20_2"))
     assert [normal.kind.version for normal in both] == ["0.32.0", "0.20.2"]
-    jsonschema.validate(json.loads((tmp_path / "normal.json").read_text(encoding="utf-8")), SCHEMA)
+    SCHEMA.validate(json.loads((tmp_path / "normal.json").read_text(encoding="utf-8")))
 
 
 def test_a_file_stays_small_and_keeps_every_load() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from jsonschema import validate
 from support import rewriting
+from support.schemas import validator
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -74,7 +74,7 @@ def test_markdown_and_html_show_it() -> None:
 
 def test_json_has_it_as_data() -> None:
     document = json.loads(as_json.render(judged(f"tests/recordings/{CRASH}")))
-    validate(document, json.loads(Path("diag/report/diag.doctor.schema.json").read_text(encoding="utf-8")))
+    validator(Path("diag/report/diag.doctor.schema.json")).validate(document)
     (quote,) = document["diagnoses"][0]["quotes"]
     assert (quote["line"], quote["process"], quote["file"]) == (71, "Worker", f"tests/recordings/{CRASH}/server.log")
     assert [each["quotes"] for each in document["diagnoses"] if each["state"] != "present"] == [[]] * (

@@ -1,6 +1,5 @@
 """What `diag ramp --attach` says of servers that were recorded while others made the load."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,10 +9,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from jsonschema import validate
 from support import rewriting
 from support.paths import RECORDINGS
 from support.scenarios import fixes
+from support.schemas import validator
 
 from diag.commands import doctor
 from diag.commands import ramp as work
@@ -23,13 +22,13 @@ from diag.report import ramp as text
 from diag.report.ramp_page import render
 from diag.sources.recording.reader import read
 
-SCHEMA = json.loads((Path(text.__file__).parent / "diag.ramp.schema.json").read_text(encoding="utf-8"))
+SCHEMA = validator(Path(text.__file__).parent / "diag.ramp.schema.json")
 
 
 def ramped(name: str | Path) -> tuple[work.Ramp, dict[str, Any]]:
     found = work.run(work.RampOptions(ObserveOptions([str(RECORDINGS / name)]), attach=True))
     document = text.document(found)
-    validate(document, SCHEMA)
+    SCHEMA.validate(document)
     return found, document
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support import rewriting
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
 from support.reports import present_only, uncounted
+from support.schemas import validator
 
 from diag.commands import doctor
 from diag.commands.mcp import pages, schemas
@@ -25,7 +25,8 @@ from diag.report import json as as_json
 from diag.report import markdown, terminal
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
-SCHEMA = json.loads((ROOT / "diag" / "report" / "diag.doctor.schema.json").read_text(encoding="utf-8"))
+SCHEMA = validator(ROOT / "diag" / "report" / "diag.doctor.schema.json")
+ANSWER = validator(schemas.REPORT)
 
 
 @cache
@@ -59,7 +60,7 @@ def test_an_agents_answer_fits_its_bound_and_its_schema(name: str) -> None:
     for detail, tokens in ((False, COMPACT), (True, DETAILED)):
         answer = fitted(marked(pages.report(judged(name), detail), OWN), tokens)
         assert len(written(answer)) <= 3 * tokens
-        jsonschema.validate(answer, schemas.REPORT)
+        ANSWER.validate(answer)
         assert {each["incident"] for each in answer["diagnoses"]} == present(judged(name))
         assert not [each for each in answer.get("left_out", []) if each.startswith("diagnoses:")]
 
@@ -118,7 +119,7 @@ def test_the_zone_of_the_log_is_that_of_the_recording(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_json_keeps_its_schema(name: str) -> None:
-    jsonschema.validate(json.loads(as_json.render(judged(name))), SCHEMA)
+    SCHEMA.validate(json.loads(as_json.render(judged(name))))
 
 
 def test_the_json_report(golden: Callable[[str, str], None]) -> None:

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support import rewriting, scenarios
 from support.bad_servers import Reply, on_metrics, serving
 from support.cli import diag
 from support.paths import RECORDINGS, ROOT
 from support.scenarios import Beside, gpu
+from support.schemas import validator
 from support.timelines import hot
 
 from diag.commands import verify as verifying
@@ -34,7 +34,7 @@ from diag.verify.snapshot import Snapshot
 from diag.verify.user_metrics import Bounds, bucket
 from diag.vllm.command.parse import parse
 
-SCHEMA = json.loads((ROOT / "diag" / "report" / "diag.verify.schema.json").read_text(encoding="utf-8"))
+SCHEMA = validator(ROOT / "diag" / "report" / "diag.verify.schema.json")
 PAIRS = [
     # a cap below what the pool holds ends the evictions and halves the output
     ("kv_cascade_base", "cure_max_num_seqs_p90", "fixed"),
@@ -113,7 +113,7 @@ def test_the_verdict_on_pairs_of_real_recordings(before: str, after: str, verdic
 @pytest.mark.parametrize(("before", "after", "_"), PAIRS)
 def test_terminal_json_and_markdown_of_every_pair(before: str, after: str, _: str) -> None:
     found = verified(before, after)
-    jsonschema.validate(json.loads(verify_json.render(found)), SCHEMA)
+    SCHEMA.validate(json.loads(verify_json.render(found)))
     lines = report.terminal(found).splitlines()
     assert max(map(len, lines)) <= 100
     assert report.markdown(found).startswith(f"**{found.verdict.upper()}")
@@ -456,7 +456,7 @@ def test_malformed_series_break_nothing(tmp_path: Path, line: str) -> None:
         tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, lambda page: f"{page}{line}\n")
     )
     for found in (verified(odd, "cure_max_num_seqs_mean"), verified("kv_cascade_base", odd)):
-        jsonschema.validate(json.loads(verify_json.render(found)), SCHEMA)
+        SCHEMA.validate(json.loads(verify_json.render(found)))
 
 
 def test_of_two_critical_incidents_the_persisting_one_decides(tmp_path: Path) -> None:

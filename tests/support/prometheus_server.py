@@ -162,7 +162,7 @@ def _send(server: Server, blocks: Sequence[Block], process: subprocess.Popen[byt
     """Write all samples, once the server is ready, and wait until the last one can be queried."""
     # The oldest first: an empty Prometheus takes nothing that is much older than the first sample it got.
     ordered = sorted((block for block in blocks if block.times.size), key=lambda block: int(block.times[0]))
-    body = _snappy(b"".join(_field(1, _series(block, row)) for block in ordered for row in range(len(block.labels))))
+    body = _snappy(b"".join(_field(1, series) for block in ordered for series in _series(block)))
     headers = {"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"}
     request = urllib.request.Request(f"{server.url}/api/v1/write", body, headers)
     while not _accepted(request):
@@ -184,15 +184,15 @@ def _accepted(request: urllib.request.Request) -> bool:
     return True
 
 
-def _series(block: Block, row: int) -> bytes:
-    """Encode a prometheus.TimeSeries of the remote-write protocol."""
-    labels = sorted(block.labels[row].items())
-    names = [_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels]
-    points = [
-        _field(2, b"\x09" + struct.pack("<d", value) + b"\x10" + _varint(int(when)))
-        for when, value in zip(block.times, block.values[row], strict=True)
-    ]
-    return b"".join(names + points)
+def _series(block: Block) -> Iterator[bytes]:
+    """Encode each prometheus.TimeSeries of the remote-write protocol; what surrounds a value is the same for all."""
+    ends = [b"\x10" + _varint(int(when)) for when in block.times]
+    begins = [_varint(2 << 3 | 2) + _varint(9 + len(end)) + b"\x09" for end in ends]
+    for labels, values in zip(block.labels, block.values.tolist(), strict=True):
+        pairs = sorted(labels.items())
+        names = [_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in pairs]
+        points = [begins[at] + struct.pack("<d", value) + ends[at] for at, value in enumerate(values)]
+        yield b"".join(names + points)
 
 
 def _field(number: int, content: bytes) -> bytes:

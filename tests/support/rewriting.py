@@ -20,11 +20,11 @@ OLD_NAMES = {
 def scrapes(name: str) -> Iterator[Scrape]:
     """The scrapes of a recording that ships with the repository."""
     text = gzip.decompress((RECORDINGS / name / "metrics.prom.gz").read_bytes()).decode()
-    for part in re.split(r"^# scrape", text, flags=re.MULTILINE)[1:]:
+    for part in f"\n{text}".split("\n# scrape")[1:]:
         header, _, page = part.partition("\n")
         failed, _, rest = header.partition(" ")
         time, instance, *_ = rest.split(" ")
-        yield float(time), instance, "" if failed else page
+        yield float(time), instance, "" if failed else page.rstrip("\n") + "\n"
 
 
 def pages_alone(folder: Path, name: str) -> Path:

@@ -10,9 +10,9 @@ import pynvml
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 from support import scripted_nvml
 from support.paths import MODELS
+from support.schemas import validator
 from support.scripted_nvml import GIB, H100, T4
 
 from diag import cli
@@ -28,7 +28,7 @@ from diag.vllm.flags.registry import known, release, versions
 NEWEST = versions()[-1]
 VERSIONS = st.sampled_from(versions())
 MODEL = str(MODELS / "llama-3-8b")
-SCHEMA = json.loads((Path(cli.__file__).parent / "report" / "diag.lint.schema.json").read_text(encoding="utf-8"))
+SCHEMA = validator(Path(cli.__file__).parent / "report" / "diag.lint.schema.json")
 
 
 def found(command: str, version: str = "0.32.0") -> dict[str, LintFinding]:
@@ -824,7 +824,7 @@ def test_nothing_secret_is_printed_and_no_escape_reaches_the_terminal() -> None:
 def test_the_json_says_what_the_text_says() -> None:
     report = linting.judge("vllm serve m --swap-space 4 --enforce-eager", "0.32.0")
     content = json.loads(render(report))
-    Draft202012Validator(SCHEMA).validate(content)
+    SCHEMA.validate(content)
     assert {key: value for key, value in content.items() if key not in ("diag", "findings", "not_checked")} == {
         "schema": "diag.lint/2",
         "vllm_version": "0.32.0",
