@@ -13,7 +13,7 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 
 OPTIONAL = ("test_promqltest", "test_kubernetes")
 """Prometheus' own scripts are never shipped, and a Kubernetes API server takes ten minutes to build."""
-LIVE = ("test_tiny_server", "test_log_of_clients", "test_outages", "test_two_ranks", "test_small_server")
+LIVE = ("test_two_ranks", "test_small_server", "test_tiny_server", "test_log_of_clients", "test_outages")
 """The live files that take minutes, in the order in which two processes wait least for each other's servers."""
 FAST = ("unit",)
 """The folders whose tests need nothing but Python, and a minute."""

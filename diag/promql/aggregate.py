@@ -33,17 +33,25 @@ _OF_ONE_ITSELF = frozenset({"sum", "avg", "min", "max"})
 
 
 class _Groups(NamedTuple):
-    """labels: of each group. of_row: the group of each row. place: the number of each row within its group."""
+    """labels: of each group. of_row: the group of each row."""
 
     labels: tuple[Labels, ...]
     of_row: Rows
-    place: Rows
+
+    def places(self) -> Rows:
+        """The number of each row within its group, from 0, in their order."""
+        order = np.argsort(self.of_row, kind="stable")
+        sizes = np.bincount(self.of_row)
+        place = np.empty_like(self.of_row)
+        place[order] = np.arange(self.of_row.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return place
 
     def members(self, vector: Vector) -> tuple[Floats, Bools]:
         """Lay the rows out as (G, T, M) and tell which of these cells are present."""
-        shape = (len(self.labels), int(self.place.max()) + 1, vector.values.shape[1])
+        place = self.places()
+        shape = (len(self.labels), int(place.max()) + 1, vector.values.shape[1])
         values, mask = np.zeros(shape), np.zeros(shape, dtype=bool)
-        values[self.of_row, self.place], mask[self.of_row, self.place] = vector.values, vector.present
+        values[self.of_row, place], mask[self.of_row, place] = vector.values, vector.present
         return values.swapaxes(1, 2), mask.swapaxes(1, 2)
 
 
@@ -74,16 +82,7 @@ def _groups(labels: Sequence[Labels], names: Sequence[str], without: bool) -> _G
         else:
             kept = [(name, series[name]) for name in names if name in series]
         of_row[row] = groups.setdefault(tuple(kept), len(groups))
-    return _Groups(tuple(dict(group) for group in groups), of_row, _place_in_group(of_row))
-
-
-def _place_in_group(of_row: Rows) -> Rows:
-    """Number the rows of each group from 0, in their order."""
-    order = np.argsort(of_row, kind="stable")
-    sizes = np.bincount(of_row)
-    place = np.empty_like(of_row)
-    place[order] = np.arange(of_row.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return place
+    return _Groups(tuple(dict(group) for group in groups), of_row)
 
 
 def _ranks(values: Floats, mask: Bools) -> Rows:
@@ -94,10 +93,11 @@ def _ranks(values: Floats, mask: Bools) -> Rows:
 
 def _kept(vector: Vector, groups: _Groups, ranks: Rows, chosen: Bools) -> Vector:
     """Return the chosen cells of the vector; a single instant's answer is ordered by rank within each group."""
-    present = chosen[groups.of_row, :, groups.place]
+    place = groups.places()
+    present = chosen[groups.of_row, :, place]
     if present.shape[1] != 1:
         return Vector(vector.labels, vector.values, present)
-    rows = np.lexsort((ranks[groups.of_row, 0, groups.place], groups.of_row))
+    rows = np.lexsort((ranks[groups.of_row, 0, place], groups.of_row))
     return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], present[rows])
 
 

@@ -24,7 +24,8 @@ def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: 
     """Evaluate a function for the series of a block without holes."""
     windows = windows_of(block, spans)
     shape = (len(block.labels), spans.asked.size)
-    present = np.broadcast_to(windows.count >= function.fewest, shape)
+    present = np.empty(shape, dtype=bool)
+    present[:] = windows.count >= function.fewest
     values = np.zeros(shape)
     if not present.any():
         return Vector(block.labels, values, present)

@@ -127,6 +127,9 @@ def _refuse_twins(name: str, blocks: Sequence[Block]) -> None:
 
 def _matching(blocks: Iterable[Block], matchers: Sequence[Matcher]) -> Iterator[Block]:
     others = [matcher for matcher in matchers if matcher.label != NAME]
+    if not others:
+        yield from blocks
+        return
     for block in blocks:
         rows = [row for row, series in enumerate(block.labels) if _accept(others, series)]
         if rows:

@@ -48,6 +48,8 @@ def merged(labels: Iterable[Labels], values: Floats, present: Bools) -> Vector:
     Equal ones become one row. Two that are present at one instant have no answer, as in a Prometheus asked at it.
     """
     labels = tuple(labels)
+    if len(labels) < 2:
+        return Vector(labels, values, present)
     places: dict[frozenset[tuple[str, str]], int] = {}
     index = [places.setdefault(frozenset(series.items()), len(places)) for series in labels]
     if len(places) == len(labels):
