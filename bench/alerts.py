@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support import alert_rules, timelines  # noqa: E402
+from support.firing import fired  # noqa: E402
 
 from diag.core.incident import seconds  # noqa: E402
 
@@ -30,8 +31,7 @@ def row(name: str) -> str:
     """One incident's line."""
     incident = alert_rules.INCIDENTS[name]
     series, onset = timelines.faulty(name)
-    with tempfile.TemporaryDirectory() as folder:
-        first = alert_rules.evaluated(Path(folder), series).first[name, incident.severity] - onset
+    first = _first(name, series) - onset
     shown = timelines.RECORDED.get(name, "") or f"scenario on {timelines.HOSTS[name][0] or 'no page'}"
     beside = "".join(f" beside {peer}" for peer in dict.fromkeys(timelines.PEERS.get(name, ())))
     bound = 150.0 if name in alert_rules.STALLS else seconds(incident.window) / 2 + seconds(incident.hold) + 30
@@ -39,6 +39,14 @@ def row(name: str) -> str:
     since = " after 300 s without progress" if onset else ""
     limit = f"{bound:g}" if named else "none"
     return f"| {name} | {shown}{beside}{since} | {incident.window} | {incident.hold} | {first:g} | {limit} |\n"
+
+
+def _first(name: str, series: timelines.Series) -> float:
+    """When promtool sees the incident's alert fire, in seconds after the fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        rules = alert_rules.only(name, Path(folder))
+        found = fired(rules, series, alert_rules.metrics_read(), Path(folder))
+    return found.first[name, alert_rules.INCIDENTS[name].severity]
 
 
 if __name__ == "__main__":

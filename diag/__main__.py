@@ -11,7 +11,6 @@ from contextlib import suppress
 def main() -> None:
     """Run the command line."""
     gc.set_threshold(100_000)  # a diagnosis makes 70,000 that live until its end: to look for garbage is lost time
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would start a thread for each core, for matrices
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

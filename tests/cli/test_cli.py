@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,18 @@ def test_explain_without_its_pager_prints_the_page() -> None:
 def test_explain_prints_markdown_on_a_terminal_where_it_is_asked_for() -> None:
     runbook = (ROOT / "runbooks" / "kv_eviction_cascade.md").read_text(encoding="utf-8")
     assert at_a_terminal("explain", "kv_eviction_cascade", "--markdown") == runbook
+
+
+COUNTED = "atexit.register(lambda: print(len(os.listdir('/proc/self/task'))))"
+
+
+def test_a_diagnosis_is_one_thread_however_many_cores_there_are() -> None:
+    """NumPy would start more for matrices, which nothing here has."""
+    program = f"import atexit, os; {COUNTED}; from diag.__main__ import main; main()"
+    command = [sys.executable, "-c", program, "doctor", CASCADE, "--quiet"]
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, check=False)
+    assert done.stdout.splitlines()[-1] == "1"
 
 
 def test_a_label_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
