@@ -1,15 +1,13 @@
 """The command `diag budget` as it is used: what it prints, and its exit status."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import scripted_nvml
+from support import cli, scripted_nvml
 from support.models import changed
 from support.schemas import validator
 
@@ -20,7 +18,6 @@ from diag.vllm.hardware import gpus
 
 MODELS = Path("tests/data/models")
 LOGS = Path("tests/data/logs")
-DIAG = Path(sys.executable).parent / "diag"
 SCHEMA = validator(Path(report.__file__).parent / "diag.budget.schema.json")
 
 WITH_A_LOG = """\
@@ -45,9 +42,8 @@ FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
 """
 
 
-def diag(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    told = {**os.environ, **environment}
-    return subprocess.run([DIAG, "budget", *arguments], capture_output=True, text=True, env=told, check=False)
+def diag(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return cli.diag("budget", *arguments)
 
 
 def test_the_whole_page() -> None:
@@ -317,7 +313,9 @@ def test_the_smallest_gpu_of_this_host_is_taken_where_none_is_named(tmp_path: Pa
     scripted_nvml.build(tmp_path)
     script = tmp_path / "script"
     scripted_nvml.write(script, [scripted_nvml.H100, scripted_nvml.T4])
-    ended = diag(f"{MODELS}/llama-3-8b", "--json", **scripted_nvml.environment(tmp_path / "nvml", script))
+    ended = cli.installed(
+        "budget", f"{MODELS}/llama-3-8b", "--json", **scripted_nvml.environment(tmp_path / "nvml", script)
+    )
     told = json.loads(ended.stdout)
     assert told["gpu"] == {"name": "Tesla T4", "total_bytes": 15 * 2**30, "count": 1}
     assert "the GPU is Tesla T4, found on this host" in told["notes"]
@@ -327,7 +325,9 @@ def test_what_the_driver_keeps_is_not_the_servers(tmp_path: Path) -> None:
     scripted_nvml.build(tmp_path)
     script = tmp_path / "script"
     scripted_nvml.write(script, [scripted_nvml.H100])
-    ended = diag(f"{MODELS}/llama-3-8b", "--json", **scripted_nvml.environment(tmp_path / "nvml", script))
+    ended = cli.installed(
+        "budget", f"{MODELS}/llama-3-8b", "--json", **scripted_nvml.environment(tmp_path / "nvml", script)
+    )
     assert json.loads(ended.stdout)["gpu"]["total_bytes"] == 79 * 2**30
 
 

@@ -3,13 +3,13 @@
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.bad_servers import Answer, Reply, Request, closed_port, pages, serving
+from support.cli import diag
 from support.paths import ALL_RECORDINGS
 from support.schemas import validator
 
@@ -18,7 +18,6 @@ from diag.diagnosis import configuration
 from diag.report.config import render, render_json
 from diag.sources.recording import reader as recording
 
-DIAG = str(Path(sys.executable).parent / "diag")
 KV_CASCADE = next(each for each in ALL_RECORDINGS if each.name == "kv_cascade")
 INFO = 'vllm:cache_config_info{block_size="16",gpu_memory_utilization="0.9",cache_dtype="fp8",engine="0"} 1\n'
 SCHEMA = validator(Path(report.__file__).parent / "diag.config.schema.json")
@@ -61,8 +60,7 @@ def value(made: Path, name: str, launch: str = "") -> tuple[object, str]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The program, in a terminal of no particular kind."""
-    return subprocess.run([DIAG, "config", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return diag("config", *arguments)
 
 
 @pytest.mark.parametrize("made", ALL_RECORDINGS, ids=lambda made: made.name)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import cli
 from support.paths import ROOT
 from support.rule_files import groups_of
 
@@ -34,7 +35,7 @@ incident = Incident(
 
 
 def diag(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([DIAG, *map(str, arguments)], capture_output=True, text=True, check=False)
+    return cli.diag(*map(str, arguments))
 
 
 def test_the_repository_holds_what_the_declarations_say() -> None:

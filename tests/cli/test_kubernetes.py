@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import diag
+from support.cli import diag, installed
 from support.kubernetes import cluster
 from support.kubernetes.cluster import Cluster, PlayedPod, iso, restamped, role, token
 from support.paths import RECORDINGS
@@ -198,7 +198,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> Non
 def test_the_extra_is_named_where_it_is_missing(tmp_path: Path) -> None:
     (tmp_path / "kubernetes.py").write_text("raise ImportError")
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = diag("doctor", "--k8s", "inference", PYTHONPATH=path)
+    done = installed("doctor", "--k8s", "inference", PYTHONPATH=path)
     assert (done.returncode, done.stderr) == (
         64,
         "diag: --k8s needs the Kubernetes client: pip install 'diag[k8s]'\n",

@@ -1,6 +1,5 @@
 """The signals of a span as CSV: what the doctor judges by, for a person to analyse; and what is not loaded for less."""
 
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.cli import DIAG, diag
 from support.paths import ROOT
 from support.prometheus_server import PLACES, Server, program, serving
 from support.timelines import CALM, TIMES, blocks, timeline
@@ -21,15 +21,9 @@ from diag.diagnosis.report import Report
 from diag.report.dataframe import COLUMNS
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
-DIAG = str(Path(sys.executable).parent / "diag")
 RECORDING = "tests/recordings/kv_cascade"
 END = 1_790_000_000.5
 KEY = ["time", "instance", "engine", "gpu", "signal", "window"]
-
-
-def diag(*words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONUTF8": "1"}
-    return subprocess.run([DIAG, *words], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
 
 
 def exported(folder: Path, *words: str) -> pd.DataFrame:
