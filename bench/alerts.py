@@ -19,8 +19,8 @@ HEAD = """# How soon the alerts come
 `bench/alerts.py`: ten healthy minutes, then the fault, scraped and evaluated every 15 s, by a real promtool. An
 incident on the host is a scripted scenario beside a recorded server. The bound is half the window, `for` and two
 scrapes; where nothing moves any more it is 2 min 30 s, for a standstill has to last for all of its window to be one.
-Two have no such bound: a share that must exceed 0.7 of a link, and a hit ratio that falls from a healthy one, need more
-than half of the window to show.
+Where the bound is none, half of the window does not show the incident: a share of a link that has to exceed 0.7, a hit
+ratio that falls from a healthy one, or a cause that has to last.
 
 | incident | shown by | window | for | alert after (s) | bound (s) |
 |---|---|---|---|---|---|
