@@ -56,7 +56,8 @@ PAST = """
 `--at TIME --window 24h` over one server's day, scraped every 15 s and judged every {step} s, in which the incident sets
 in at a known scrape and lasts for 15 minutes. "found" is how much later than that scrape the doctor dates it, "also"
 whatever else of that day it calls a warning or worse that it does not explain by the incident. A standstill is one only
-once it has lasted for a minute.
+once it has lasted for a minute. An incident has no row where that day lacks the series that show it: those of adapters,
+drafts, a log, a second engine or a second server.
 
 | incident | found after (s) | ended after (s) | also | seconds to judge the day |
 |---|---|---|---|---|

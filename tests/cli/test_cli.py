@@ -180,12 +180,10 @@ def test_explain_prints_markdown_on_a_terminal_where_it_is_asked_for() -> None:
     assert at_a_terminal("explain", "kv_eviction_cascade", "--markdown") == runbook
 
 
-COUNTED = "atexit.register(lambda: print(len(os.listdir('/proc/self/task'))))"
-
-
 def test_a_diagnosis_is_one_thread_however_many_cores_there_are() -> None:
     """NumPy would start more for matrices, which nothing here has."""
-    program = f"import atexit, os; {COUNTED}; from diag.__main__ import main; main()"
+    counted = "import atexit, os; atexit.register(lambda: print(len(os.listdir('/proc/self/task'))))"
+    program = f"{counted}; from diag.__main__ import main; main()"
     command = [sys.executable, "-c", program, "doctor", CASCADE, "--quiet"]
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, check=False)

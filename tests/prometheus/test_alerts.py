@@ -16,9 +16,8 @@ import yaml
 from support import bad_servers, timelines
 from support.alert_rules import (
     INCIDENTS,
-    PROMPT,
     RULES,
-    STALLS,
+    allowed,
     in_no_recording,
     metrics_read,
     only,
@@ -36,7 +35,7 @@ from diag.artefacts import alerts
 from diag.artefacts.alerts import groups
 from diag.artefacts.generate import files
 from diag.core.contract import Contract, Site
-from diag.core.incident import Incident, seconds
+from diag.core.incident import seconds
 from diag.core.site_overrides import apply_overrides
 from diag.core.yaml import dump
 from diag.knowledge.catalog import load
@@ -111,13 +110,6 @@ def assert_in_time(shown: Fired, name: str, onset: float = 0.0) -> None:
     incident = INCIDENTS[name]
     assert 0 < shown.first.get((name, incident.severity), np.inf) - onset <= allowed(incident), (name, shown)
     assert shown.incidents <= {name, *consequences(name)}, (name, shown)
-
-
-def allowed(incident: Incident) -> float:
-    """Window, `for` and two scrapes; half the window where users suffer at once, and 2 min 30 s for a standstill."""
-    share = 0.5 if incident.id in PROMPT else 1
-    limit = share * seconds(incident.window) + seconds(incident.hold) + 2 * STEP
-    return min(limit, 150) if incident.id in STALLS else limit
 
 
 def consequences(name: str) -> Iterable[str]:

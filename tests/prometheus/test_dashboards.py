@@ -21,6 +21,7 @@ from support.scenarios import gpu, memory, workers
 from support.timelines import blocks
 from support.waiting import until
 
+from diag.artefacts.dashboards.scope import DashboardScope
 from diag.artefacts.generate import files
 from diag.core.contract import Contract, Site
 from diag.core.incident import Incident
@@ -268,6 +269,15 @@ def test_every_query_returns_series(prometheus: Server, page: str) -> None:
     recent = [promql for promql in queries(page) if LONG_AGO not in promql]
     empty = [promql for promql in recent if not answered(prometheus, promql)]
     assert not empty
+
+
+def test_an_expression_is_narrowed_everywhere_but_in_its_strings() -> None:
+    """Where a metric is selected by its own name and by a pattern that contains it."""
+    scope = DashboardScope(Contract(), ("engine",))
+    by_pattern = '{__name__=~"vllm:num_requests_running|diag_vllm_up"}'
+    narrowed = scope.narrow(f"count({by_pattern}) + vllm:num_requests_running")
+    assert by_pattern[1:] in narrowed
+    assert narrowed.count('job=~"$job"') == narrowed.count("{") == 2
 
 
 def test_the_variables_are_the_labels_that_identify_a_server() -> None:

@@ -11,6 +11,7 @@ from support.rewriting import OLD_NAMES
 from support.rule_files import groups_of
 
 from diag import promql
+from diag.core.incident import Incident, seconds
 from diag.core.metric_families import FAMILIES
 from diag.knowledge.catalog import load
 
@@ -40,6 +41,13 @@ CONNECTORS = (
     "vllm:num_requests_kv_fetch_",
 )
 """KV connectors that need RDMA or a GPU: the names are those of their sources."""
+
+
+def allowed(incident: Incident) -> float:
+    """Window, `for` and two scrapes; half the window where users suffer at once, and 2 min 30 s for a standstill."""
+    share = 0.5 if incident.id in PROMPT else 1
+    limit = share * seconds(incident.window) + seconds(incident.hold) + 2 * timelines.STEP
+    return min(limit, 150) if incident.id in STALLS else limit
 
 
 @cache

@@ -12,7 +12,8 @@ from diag.promql import metric_names, parse
 SHORT, RATE_INTERVAL = "1m", "$__rate_interval"
 GPU_COST = "gpu_cost"
 """A variable that is a number; an expression writes it as `$gpu_cost`."""
-_WORD = re.compile(r"([\w:]+)(\{)?")
+_WORD = re.compile(r'"[^"]*"|([\w:]+)(\{)?')
+"""A string, in which nothing is a metric, or a name and whether a selector's matchers follow it."""
 
 
 @dataclass(frozen=True)
