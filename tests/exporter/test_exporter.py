@@ -110,7 +110,7 @@ def wait_for(running: Running) -> None:
 def settled(page: bytes) -> str:
     """The page without what changes from run to run."""
     text = re.sub(r'^(diag_build_info\{version=)"[^"]+"', r'\1"VERSION"', page.decode(), flags=re.M)
-    varies = r"diag_scrape_duration_seconds\S+|diag_vllm_log_last_line\S+|diag_host_last_oom_kill\S+"
+    varies = r"diag_scrape_duration_seconds\S+|diag_vllm_log_last_line\S+|diag_host_(?:last_)?oom_kill\S+"
     text = re.sub(rf"^({varies}) \S+$", r"\1 T", text, flags=re.M)
     return re.sub(r"^(diag_vllm_\S+timestamp_seconds\S*) [1-9]\S+$", r"\1 T", text, flags=re.M)
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from diag.core.metric_families import Sample
 from diag.core.throttle_reasons import THROTTLE_REASONS
-from diag.exporter.gpu import nvml
+from diag.exporter.gpu import nvml, readings
 from diag.exporter.gpu.nvml import Device, Field, GpuLost, NvmlReading
-from diag.exporter.gpu.readings import NVLINK_BYTES, READINGS, UNCHANGING, of_links, seldom
 from diag.vllm.capacity import series
 
 ANEW = 300.0
@@ -17,6 +16,8 @@ SELDOM = 10.0
 PATHS = {0: "pix", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
 """nvmlGpuTopologyLevel_t; 0 is two GPUs on one board."""
 LINKS = (NvmlReading("links", (), (Field(91),)),)
+Found = dict[tuple[str, tuple[str, ...]], float]
+"""By family and labels."""
 _SLOWDOWN = 1
 _P2P_NVLINK = 2
 
@@ -33,11 +34,10 @@ class Gpu:
     processes: Mapping[int, int | None] = field(default_factory=dict)
     instances: Sequence[Device] = ()
     _links: int = 0
-    _each_link: Sequence[NvmlReading] = ()
     _slowdown: float | None = None
     _constant: Sequence[Sample] = ()
     _rare: Sequence[Sample] = ()
-    _by_link: dict[tuple[str, tuple[str, ...]], dict[int | None, float]] = field(default_factory=dict)
+    _by_link: dict[tuple[str, tuple[str, ...]], dict[int, float]] = field(default_factory=dict)
     _anew_at: float = 0.0
     _seldom_at: float = 0.0
 
@@ -62,22 +62,22 @@ class Gpu:
         if now >= self._anew_at:
             self._renew(device, now)
         self.processes = _processes((device, *self.instances))
-        found = self._read(device, READINGS)
-        if self._links and not any(family == NVLINK_BYTES for family, _, _ in found):
-            found += self._read(device, self._each_link)
+        found = self._read(device, readings.each_time(self.labels))
+        if self._links and (readings.NVLINK_BYTES, (*self.labels, "tx")) not in found:
+            found |= self._read(device, readings.of_links(self.labels, self._links))
         if now >= self._seldom_at:
-            self._rare = self._slow(device, found)
+            self._rare = _samples(self._slow(device, found))
             self._seldom_at = now + SELDOM
-        return [*found, *self._rare, *self._constant, *self._margin(found)]
+        return [*_samples(found), *self._rare, *self._constant, *self._margin(found)]
 
     def _renew(self, device: Device, now: float) -> None:
         device.forget()
         self.instances = device.instances()
         self._slowdown = device.ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
         self._links = int(next((value for _, value in device.read(LINKS)), 0))
-        self._each_link = of_links(self._links)
         sheet = series.of_gpu(self.about[0], self.labels) if self.about and not self.instances else ()
-        self._constant = [*self._read(device, UNCHANGING), *self._active_links(device), *sheet]
+        unchanging = self._read(device, readings.unchanging(self.labels))
+        self._constant = [*_samples(unchanging), *self._active_links(device), *sheet]
         self._anew_at = now + ANEW
 
     def _active_links(self, device: Device) -> Iterator[Sample]:
@@ -85,44 +85,43 @@ class Gpu:
         if self._links or device.ask("nvmlDeviceGetNvLinkState", 0) is not None:
             yield "diag_gpu_nvlink_active_links", self.labels, float(states.count(1))
 
-    def _read(self, device: Device, readings: Sequence[NvmlReading]) -> list[Sample]:
-        found: dict[tuple[str, tuple[str, ...]], float] = {}
-        gpu = self.labels
-        for reading, value in device.read(readings):
-            labels = gpu + reading.labels
-            if reading.family == "diag_gpu_throttle_active":
+    def _read(self, device: Device, wanted: Sequence[NvmlReading]) -> Found:
+        found: Found = {}
+        for (family, labels, _, link), value in device.read(wanted):
+            if family == readings.THROTTLING:
                 mask = int(value)
-                active = {name: float(bool(mask & bit)) for name, bit in THROTTLE_REASONS.items()}
-                found |= {(reading.family, (*labels, name)): state for name, state in active.items()}
+                for name, bit in THROTTLE_REASONS.items():
+                    found[family, (*labels, name)] = float(bool(mask & bit))
             else:
-                found[reading.family, labels] = value if reading.part is None else self._sum(reading, value)
-        return [(family, labels, value) for (family, labels), value in found.items()]
+                found[family, labels] = value if link is None else self._sum(family, labels, link, value)
+        return found
 
-    def _sum(self, reading: NvmlReading, value: float) -> float:
+    def _sum(self, family: str, labels: tuple[str, ...], link: int, value: float) -> float:
         """Over all links; one that does not answer for once keeps its last value, or the counter would fall."""
-        links = self._by_link.setdefault((reading.family, reading.labels), {})
-        links[reading.part] = value
+        links = self._by_link.setdefault((family, labels), {})
+        links[link] = value
         return sum(links.values())
 
-    def _slow(self, device: Device, found: Sequence[Sample]) -> list[Sample]:
-        kinds = frozenset(labels[2] for family, labels, _ in found if family == "diag_gpu_nvlink_errors_total")
-        counted = any(family == "diag_gpu_pcie_bytes_total" for family, _, _ in found)
-        return self._read(device, seldom(self._links, kinds, not counted))
+    def _slow(self, device: Device, found: Found) -> Found:
+        kinds = frozenset(labels[2] for family, labels in found if family == readings.NVLINK_ERRORS_TOTAL)
+        counted = any(family == readings.PCIE_BYTES_TOTAL for family, _ in found)
+        return self._read(device, readings.seldom(self.labels, self._links, kinds, not counted))
 
-    def _margin(self, found: Sequence[Sample]) -> Iterator[Sample]:
+    def _margin(self, found: Found) -> Iterator[Sample]:
         """Where the driver does not tell it: what is left to the slowdown threshold."""
-        known = any(family == "diag_gpu_temperature_margin_celsius" for family, _, _ in found)
-        heat = next(
-            (v for family, labels, v in found if family.endswith("temperature_celsius") and labels[2] == "gpu"), None
-        )
-        if not known and heat is not None and self._slowdown is not None:
-            yield "diag_gpu_temperature_margin_celsius", self.labels, self._slowdown - heat
+        heat = found.get((readings.TEMPERATURE, (*self.labels, "gpu")))
+        if (readings.MARGIN, self.labels) not in found and heat is not None and self._slowdown is not None:
+            yield readings.MARGIN, self.labels, self._slowdown - heat
 
     def info(self) -> Iterator[Sample]:
         """What is said of a lost one, too."""
         yield "diag_gpu_up", self.labels, float(self.is_up)
         if self.about:
             yield "diag_gpu_info", (*self.labels, *self.about), 1.0
+
+
+def _samples(found: Found) -> list[Sample]:
+    return [(family, labels, value) for (family, labels), value in found.items()]
 
 
 def _processes(devices: Sequence[Device]) -> Mapping[int, int | None]:

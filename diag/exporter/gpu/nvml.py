@@ -71,13 +71,13 @@ Request = tuple[Any, ...]
 
 
 class NvmlReading(NamedTuple):
-    """A family and its labels but those of the GPU; of its sources the first one that is not refused counts."""
+    """A family and its labels; of its sources the first one that is not refused counts."""
 
     family: str
     labels: tuple[str, ...]
     sources: tuple[Source, ...]
-    part: int | None = None
-    """The link, where the sample is a sum over all links."""
+    link: int | None = None
+    """Where the sample is a sum over all links, one of them."""
 
 
 class ReadPlan(NamedTuple):
@@ -85,7 +85,8 @@ class ReadPlan(NamedTuple):
 
     readings: Sequence[NvmlReading]
     refused: int
-    sources: Sequence[tuple[NvmlReading, Source]]
+    sources: Sequence[tuple[NvmlReading, Source, int]]
+    """With the place of its answer: those of all fields, then those of all calls."""
     fields: Sequence[Request]
     calls: Sequence[Request]
 
@@ -114,8 +115,10 @@ class Device:
     def ask(self, name: str, *args: Any) -> Any:
         """The answer, or None where there is none."""
         request = (name, args)
-        if request in self._refused:
-            return None
+        return None if request in self._refused else self._answer(request)
+
+    def _answer(self, request: Request) -> Any:
+        name, args = request
         try:
             answer = _function(name)(self.handle, *args)
         except pynvml.NVMLError as error:
@@ -128,14 +131,10 @@ class Device:
         """What could be read of these; a tuple of readings that is kept is planned once."""
         while True:
             plan, refused = self._plan(readings), len(self._refused)
-            answers = dict(self._fields(plan.fields)) if plan.fields else {}
-            for name, args in plan.calls:
-                answer = self.ask(name, *args)
-                if answer is not None:
-                    answers[name, args] = answer
+            answers = [*self._fields(plan.fields), *map(self._answer, plan.calls)]
             if len(self._refused) == refused:
                 break
-        known = ((reading, source, answers.get(source[:2])) for reading, source in plan.sources)
+        known = ((reading, source, answers[place]) for reading, source, place in plan.sources)
         return [(reading, _number(source, answer)) for reading, source, answer in known if answer is not None]
 
     def _plan(self, readings: Sequence[NvmlReading]) -> "ReadPlan":
@@ -144,10 +143,13 @@ class Device:
         if plan is None or plan.readings is not readings or plan.refused != len(self._refused):
             left = ((reading, self._not_refused(reading)) for reading in readings)
             sources = [(reading, usable[0]) for reading, usable in left if usable]
-            requests = dict.fromkeys((source[:2], type(source)) for _, source in sources)
-            fields = [request for request, kind in requests if kind is Field]
-            calls = [request for request, kind in requests if kind is NvmlCall]
-            plan = self._plans[id(readings)] = ReadPlan(readings, len(self._refused), sources, fields, calls)
+            fields, calls = (
+                list(dict.fromkeys(source[:2] for _, source in sources if isinstance(source, kind)))
+                for kind in (Field, NvmlCall)
+            )
+            place = {request: at for at, request in enumerate([*fields, *calls])}
+            placed = [(reading, source, place[source[:2]]) for reading, source in sources]
+            plan = self._plans[id(readings)] = ReadPlan(readings, len(self._refused), placed, fields, calls)
         return plan
 
     def _not_refused(self, reading: NvmlReading) -> "Sequence[Source]":
@@ -176,18 +178,20 @@ class Device:
         handles = (self.ask("nvmlDeviceGetMigDeviceHandleByIndex", slot) for slot in slots)
         return [Device(handle) for handle in handles if handle is not None]
 
-    def _fields(self, wanted: Sequence[Request]) -> Iterator[tuple[Request, float]]:
+    def _fields(self, wanted: Sequence[Request]) -> Iterator[float | None]:
+        """The answer to each of them, None where there is none."""
         try:
-            values = _function("nvmlDeviceGetFieldValues")(self.handle, wanted)
+            values = _function("nvmlDeviceGetFieldValues")(self.handle, wanted) if wanted else b""
         except pynvml.NVMLError as error:
             self._failed(error.value, wanted)
+            yield from (None for _ in wanted)
             return
         for request, (kind, code, value) in zip(wanted, _VALUES.iter_unpack(values), strict=True):
             if code:
                 self._failed(code, (request,))
-            elif kind in _DECODE:
-                self._answers += 1
-                yield request, _DECODE[kind](value)[0]
+            known = not code and kind in _DECODE
+            self._answers += known
+            yield _DECODE[kind](value)[0] if known else None
 
     def _failed(self, code: int, requests: Collection[Request]) -> None:
         if code in _AWAY:

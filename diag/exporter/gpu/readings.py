@@ -1,6 +1,10 @@
-"""What is read of a GPU: families, NVML's fields and functions, their units. Numbers and units: nvml.h 13.5."""
+"""What is read of a GPU: families, NVML's fields and functions, their units. Numbers and units: nvml.h 13.5.
 
-from functools import lru_cache
+Each function gives the same readings, with the labels of a GPU, for the same arguments: they are planned once.
+"""
+
+from collections.abc import Iterable
+from functools import cache
 
 from diag.exporter.gpu import nvml
 from diag.exporter.gpu.nvml import Field, NvmlCall, NvmlReading
@@ -35,20 +39,25 @@ PCIE_BYTES = {"tx": (197, 0), "rx": (198, 1)}
 RATE = "diag_gpu_pcie_throughput_bytes_per_second"
 
 NVLINK_BYTES = "diag_gpu_nvlink_bytes_total"
+NVLINK_ERRORS_TOTAL = "diag_gpu_nvlink_errors_total"
+TEMPERATURE = "diag_gpu_temperature_celsius"
+MARGIN = "diag_gpu_temperature_margin_celsius"
+THROTTLING = "diag_gpu_throttle_active"
+PCIE_BYTES_TOTAL = "diag_gpu_pcie_bytes_total"
 ALL_LINKS = 0xFFFFFFFF
 """nvml.h: a link of UINT_MAX is the sum over all of them."""
 MEMORY = ("nvmlDeviceGetMemoryInfo", (nvml.MEMORY_V2,))
 CLOCKS = {"sm": 1, "memory": 2}
-READINGS = (
+_EACH_TIME = (
     NvmlReading(
-        "diag_gpu_temperature_celsius",
+        TEMPERATURE,
         ("gpu",),
         (NvmlCall("nvmlDeviceGetTemperatureV", (0,)), NvmlCall("nvmlDeviceGetTemperature", (0,))),
     ),
-    NvmlReading("diag_gpu_temperature_celsius", ("memory",), (Field(82),)),
-    NvmlReading("diag_gpu_temperature_margin_celsius", (), (NvmlCall("nvmlDeviceGetMarginTemperature"),)),
+    NvmlReading(TEMPERATURE, ("memory",), (Field(82),)),
+    NvmlReading(MARGIN, (), (NvmlCall("nvmlDeviceGetMarginTemperature"),)),
     NvmlReading(
-        "diag_gpu_throttle_active",
+        THROTTLING,
         (),
         (NvmlCall("nvmlDeviceGetCurrentClocksEventReasons"), NvmlCall("nvmlDeviceGetCurrentClocksThrottleReasons")),
     ),
@@ -85,13 +94,13 @@ READINGS = (
         for what in ("total", "used", "free")
     ),
     NvmlReading("diag_gpu_memory_reserved_bytes", (), (NvmlCall(*MEMORY, "reserved"),)),
-    *(NvmlReading("diag_gpu_pcie_bytes_total", (way,), (Field(field),)) for way, (field, _) in PCIE_BYTES.items()),
+    *(NvmlReading(PCIE_BYTES_TOTAL, (way,), (Field(field),)) for way, (field, _) in PCIE_BYTES.items()),
     NvmlReading("diag_gpu_pcie_link_generation", ("current",), (NvmlCall("nvmlDeviceGetCurrPcieLinkGeneration"),)),
     NvmlReading("diag_gpu_pcie_link_width", ("current",), (NvmlCall("nvmlDeviceGetCurrPcieLinkWidth"),)),
     NvmlReading("diag_gpu_pcie_replays_total", (), (Field(94), NvmlCall("nvmlDeviceGetPcieReplayCounter"))),
     NvmlReading(NVLINK_BYTES, ("tx",), (Field(138, ALL_LINKS, times=1024),)),
     NvmlReading(NVLINK_BYTES, ("rx",), (Field(139, ALL_LINKS, times=1024),)),
-    *(NvmlReading("diag_gpu_nvlink_errors_total", (kind,), (Field(field),)) for kind, field in NVLINK_ERRORS.items()),
+    *(NvmlReading(NVLINK_ERRORS_TOTAL, (kind,), (Field(field),)) for kind, field in NVLINK_ERRORS.items()),
     NvmlReading(
         "diag_gpu_ecc_errors_total", ("corrected",), (Field(3), NvmlCall("nvmlDeviceGetTotalEccErrors", (0, 0)))
     ),
@@ -102,8 +111,7 @@ READINGS = (
     NvmlReading("diag_gpu_remapped_rows", ("uncorrected",), (Field(143), NvmlCall("nvmlDeviceGetRemappedRows", (), 1))),
     NvmlReading("diag_gpu_remap_failure", (), (Field(145), NvmlCall("nvmlDeviceGetRemappedRows", (), 3))),
 )
-"""At each look."""
-UNCHANGING = (
+_UNCHANGING = (
     *(
         NvmlReading("diag_gpu_clock_max_hertz", (name,), (NvmlCall("nvmlDeviceGetMaxClockInfo", (clock,), times=E6),))
         for name, clock in CLOCKS.items()
@@ -123,29 +131,49 @@ UNCHANGING = (
 )
 
 
-@lru_cache
-def of_links(links: int) -> tuple[NvmlReading, ...]:
+GpuLabels = tuple[str, str]
+"""Index and UUID."""
+
+
+def _labelled(gpu: GpuLabels, readings: Iterable[NvmlReading]) -> tuple[NvmlReading, ...]:
+    return tuple(reading._replace(labels=gpu + reading.labels) for reading in readings)
+
+
+@cache
+def each_time(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
+    """What is read at each look."""
+    return _labelled(gpu, _EACH_TIME)
+
+
+@cache
+def unchanging(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
+    """What does not change while the driver is loaded."""
+    return _labelled(gpu, _UNCHANGING)
+
+
+@cache
+def of_links(gpu: GpuLabels, links: int) -> tuple[NvmlReading, ...]:
     """NVLink traffic of each link, where a driver does not add them up."""
     kinds = {"tx": (138, 202), "rx": (139, 204)}  # the second ones are there from the fifth generation on
     return tuple(
-        NvmlReading(NVLINK_BYTES, (way,), (Field(kibibytes, link, times=1024), Field(count, link)), link)
+        NvmlReading(NVLINK_BYTES, (*gpu, way), (Field(kibibytes, link, times=1024), Field(count, link)), link)
         for way, (kibibytes, count) in kinds.items()
         for link in range(links)
     )
 
 
-@lru_cache
-def seldom(links: int, without: frozenset[str], sampled: bool) -> tuple[NvmlReading, ...]:
+@cache
+def seldom(gpu: GpuLabels, links: int, without: frozenset[str], sampled: bool) -> tuple[NvmlReading, ...]:
     """What is slow: NVLink errors of each link, but for kinds known as a whole, and PCIe rates if `sampled`."""
     errors = {kind: field for kind, field in NVLINK_ERRORS_PER_LINK.items() if kind not in without}
     return (
         *(
-            NvmlReading("diag_gpu_nvlink_errors_total", (kind,), (Field(field, link),), link)
+            NvmlReading(NVLINK_ERRORS_TOTAL, (*gpu, kind), (Field(field, link),), link)
             for kind, field in errors.items()
             for link in range(links)
         ),
         *(
-            NvmlReading(RATE, (way,), (NvmlCall("nvmlDeviceGetPcieThroughput", (counter,), times=E3),))
+            NvmlReading(RATE, (*gpu, way), (NvmlCall("nvmlDeviceGetPcieThroughput", (counter,), times=E3),))
             for way, (_, counter) in PCIE_BYTES.items()
             if sampled
         ),
