@@ -6,6 +6,7 @@ collector gives `Sample`s; what it cannot know has no sample, never 0, -1 or NaN
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from diag.core.log_events import LOG_EVENTS
@@ -317,8 +318,6 @@ def render(samples: Iterable[Sample]) -> bytes:
 
     prometheus_client writes what stands before a value, once for each series: it does not change from scrape to scrape.
     """
-    from prometheus_client.utils import floatToGoString
-
     by_family: dict[str, list[Sample]] = {}
     for sample in samples:
         by_family.setdefault(sample[0], []).append(sample)
@@ -326,8 +325,16 @@ def render(samples: Iterable[Sample]) -> bytes:
     for name in filter(by_family.__contains__, FAMILIES):
         for at, (_, labels, value) in enumerate(by_family[name]):
             head = _HEADS.get((name, labels)) or _written(name, labels)
-            lines.append(f"{'' if at else head[0]}{head[1]} {floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
+            lines.append(f"{'' if at else head[0]}{head[1]} {_number(value)}\n")
     return "".join(lines).encode()
+
+
+@lru_cache(maxsize=4096)
+def _number(value: float) -> str:
+    """As prometheus_client writes it; most numbers are those of the last scrape."""
+    from prometheus_client.utils import floatToGoString
+
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
 _HEADS: dict[tuple[str, tuple[str, ...]], tuple[str, str]] = {}

@@ -406,7 +406,7 @@ def test_what_the_kernel_kills_for_lack_of_memory_is_dated(tmp_path: Path, monke
         assert samples["diag_host_oom_kills_total"] == count
         return samples["diag_host_last_oom_kill_timestamp_seconds"]
 
-    monkeypatch.setattr(table, "VMSTAT", str(tmp_path / "vmstat"))
+    monkeypatch.setattr(table, "VMSTAT", f"..{tmp_path}/vmstat")
     monkeypatch.setattr(collector, "last_vllm_kill", lambda: 0.0)
     processes = ProcessCollector(8000)
     assert dated(3) == dated(3) == 0  # it was so before

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diag.core.metric_families import Sample
+from diag.exporter.process.kernel_file import read
 
 NO_LIMIT = 2.0**62
 """Version 1 writes the largest number of pages for no limit."""
@@ -34,15 +35,15 @@ class ControlGroup:
         yield from self._events()
         yield from self._cpu()
         for resource in RESOURCES:
-            own = [self.unified[0] / f"{resource}.pressure"] if self.unified else []
-            lines = next(filter(None, map(_read, [*own, self.proc / "pressure" / resource])), "")
+            own = [f"{self.unified[0]}/{resource}.pressure"] if self.unified else []
+            lines = next(filter(None, map(read, [*own, f"{self.proc}/pressure/{resource}"])), "")
             if "avg10=" in lines:
                 yield "diag_host_pressure_ratio", (resource,), float(lines.split("avg10=")[1].split()[0]) / 100
 
     def _memory(self) -> Iterator[Sample]:
         """Of the host or the group that has the least room left."""
         rooms = [room for folder in self.memory if (room := _group_memory(folder))]
-        host = _pairs(_read(self.proc / "meminfo").replace(":", ""))
+        host = _pairs(read(f"{self.proc}/meminfo").replace(":", ""))
         if {"MemTotal", "MemAvailable"} <= host.keys():
             rooms.append((host["MemTotal"] * 1024, (host["MemTotal"] - host["MemAvailable"]) * 1024))
         if rooms:
@@ -52,8 +53,8 @@ class ControlGroup:
 
     def _events(self) -> Iterator[Sample]:
         for folder in self.memory[:1]:
-            counts = _pairs(_read(folder / "memory.events") or _read(folder / "memory.oom_control"))
-            if hits := _read(folder / "memory.failcnt"):
+            counts = _pairs(read(f"{folder}/memory.events") or read(f"{folder}/memory.oom_control"))
+            if hits := read(f"{folder}/memory.failcnt"):
                 counts["max"] = float(hits)
             for event in filter(counts.__contains__, EVENTS):
                 yield "diag_host_memory_events_total", (event,), counts[event]
@@ -63,7 +64,7 @@ class ControlGroup:
         quotas = [cores for folder in self.cpu if (cores := _quota(folder)) is not None]
         if quotas:
             yield "diag_host_cpu_limit_cores", (), min(quotas)
-        stats = [_pairs(_read(folder / "cpu.stat")) for folder in self.cpu]
+        stats = [_pairs(read(f"{folder}/cpu.stat")) for folder in self.cpu]
         throttled = [_throttled(stat) for stat in stats if stat.keys() & {"throttled_usec", "throttled_time"}]
         if throttled:
             yield "diag_host_cpu_throttled_seconds_total", (), sum(throttled)
@@ -75,7 +76,7 @@ class ControlGroup:
 
 def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) -> ControlGroup:
     """The group of that process, as far as it can be seen from here; that of the host alone where it cannot."""
-    own, ours = (_paths(_read(proc / str(each) / "cgroup")) for each in (pid, "self"))
+    own, ours = (_paths(read(f"{proc}/{each}/cgroup")) for each in (pid, "self"))
 
     def folders(controller: str) -> tuple[Path, ...]:
         version_1 = controller != "" and controller in own
@@ -105,20 +106,20 @@ def _paths(lines: str) -> Mapping[str, str]:
 
 def _group_memory(folder: Path) -> tuple[float, float] | None:
     """Limit and use in bytes, without what can be reclaimed; None for a group without a limit."""
-    second = _read(folder / "memory.max")
-    limit = second or _read(folder / "memory.limit_in_bytes")
+    second = read(f"{folder}/memory.max")
+    limit = second or read(f"{folder}/memory.limit_in_bytes")
     if not limit.isdigit() or float(limit) >= NO_LIMIT:
         return None
-    used = float(_read(folder / ("memory.current" if second else "memory.usage_in_bytes")) or 0)
-    stat, prefix = _pairs(_read(folder / "memory.stat")), "" if second else "total_"
+    used = float(read(f"{folder}/memory.{'current' if second else 'usage_in_bytes'}") or 0)
+    stat, prefix = _pairs(read(f"{folder}/memory.stat")), "" if second else "total_"
     return float(limit), max(used - sum(stat.get(prefix + name, 0.0) for name in RECLAIMABLE), 0.0)
 
 
 def _quota(folder: Path) -> float | None:
     """In cores; None without one."""
-    words = _read(folder / "cpu.max").split() or [
-        _read(folder / "cpu.cfs_quota_us"),
-        _read(folder / "cpu.cfs_period_us"),
+    words = read(f"{folder}/cpu.max").split() or [
+        read(f"{folder}/cpu.cfs_quota_us"),
+        read(f"{folder}/cpu.cfs_period_us"),
     ]
     return float(words[0]) / float(words[1]) if all(word.isdigit() for word in words) else None
 
@@ -132,11 +133,3 @@ def _pairs(text: str) -> dict[str, float]:
     """Lines of a name and a number."""
     words = (line.split() for line in text.splitlines())
     return {word[0]: float(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
-
-
-def _read(file: Path) -> str:
-    """What is in it, "" where it cannot be read."""
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from diag.exporter.process.kernel_file import read
+
 VMSTAT = "vmstat"
 YOUNG = 600.0
 """Seconds in which a process may still get its title: a worker has its own when it has found its peers."""
@@ -106,26 +108,23 @@ class ProcessEntry:
 
     def _faults(self) -> int | None:
         """Page faults of its main thread; None where they cannot be read."""
-        words = self._words(f"task/{self.process.pid}/stat", after=b")")
+        words = self._words(f"task/{self.process.pid}/stat", after=")")
         return int(words[7]) + int(words[9]) if len(words) > 9 else None
 
     def _read(self) -> int | None:
         """Bytes that were read from storage for it; None where that must not be known."""
         words = self._words("io")
-        return int(words[words.index(b"read_bytes:") + 1]) if b"read_bytes:" in words else None
+        return int(words[words.index("read_bytes:") + 1]) if "read_bytes:" in words else None
 
     def _waited(self) -> float | None:
         """Seconds for which its main thread was ready to run and got no CPU; None where the kernel does not count."""
         words = self._words("schedstat")
         return int(words[1]) / 1e9 if len(words) > 1 else None
 
-    def _words(self, file: str, after: bytes = b"") -> list[bytes]:
-        """Those of one of its files in /proc, behind the last of these bytes; none where it must not be read."""
-        try:
-            text = (proc() / str(self.process.pid) / file).read_bytes()
-            return (text.rpartition(after)[2] if after else text).split()
-        except OSError:
-            return []
+    def _words(self, file: str, after: str = "") -> list[str]:
+        """Those of one of its files in /proc, behind the last of these characters; none where it must not be read."""
+        text = read(f"{psutil.PROCFS_PATH}/{self.process.pid}/{file}")
+        return (text.rpartition(after)[2] if after else text).split()
 
     def environment(self) -> Mapping[str, str]:
         """Its environment, empty where it must not be read."""
@@ -176,10 +175,7 @@ def listeners(port: int | None) -> Collection[int]:
 
 def oom_kills() -> int | None:
     """How many processes the kernel has killed for lack of memory since it booted; None where it does not count."""
-    try:
-        lines = (proc() / VMSTAT).read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
+    lines = read(f"{psutil.PROCFS_PATH}/{VMSTAT}").splitlines()
     return next((int(line.removeprefix("oom_kill ")) for line in lines if line.startswith("oom_kill ")), None)
 
 
