@@ -12,7 +12,7 @@ from diag.exporter.collector_thread import Collection, CollectionResult, Collect
 from diag.exporter.host import ServerView
 from diag.exporter.vllm_page import Scraped
 from diag.vllm.capacity import series
-from diag.vllm.server.config import ServerFacts, settle
+from diag.vllm.server.config import Config, ServerFacts, settle
 
 log = logging.getLogger("diag.exporter")
 TURN = 0.01
@@ -41,6 +41,8 @@ class HostPage:
         self._threads = [CollectorThread(part.name, _rendering(part, write)) for part in host.collectors]
         self._reported: dict[str, str] = {}
         self._last_up = 0.0
+        self._known: tuple[bool, Config, ServerFacts] | None = None
+        self._running: Sequence[Sample] = ()
 
     def collect(self) -> list[Collection[Rendered]]:
         """Start one collector after the other, while vLLM works on its page; none waits for one that hangs."""
@@ -75,13 +77,14 @@ class HostPage:
         if self._last_up:
             yield "diag_vllm_last_up_timestamp_seconds", (), self._last_up
         facts = self._host.completed(scraped.facts if scraped else ServerFacts())
-        settled = settle(scraped.config if scraped else {}, facts)
-        if facts.version or facts.models or settled.device:
-            yield "diag_vllm_info", (facts.version, ", ".join(facts.models), settled.device), 1
-        for flag, value in sorted(settled.numbers.items()):
-            yield "diag_vllm_config", (flag,), value
-        if up:  # by then the model's files are there
-            yield from series.of_server(settled, facts)
+        yield from self._configuration(up, scraped.config if scraped else {}, facts)
+
+    def _configuration(self, up: bool, config: Config, facts: ServerFacts) -> Sequence[Sample]:
+        """Worked out when it changes: vLLM's page is there by now, and who scrapes waits."""
+        if (up, config, facts) != self._known:
+            self._known = up, config, facts
+            self._running = list(_running(up, config, facts))
+        return self._running
 
     def _log(self, problems: dict[str, str]) -> None:
         """One line in the log for every problem that comes or goes."""
@@ -97,6 +100,16 @@ def _rendering(collector: Collector, write: Write) -> Callable[[], Rendered]:
         return Rendered(write(collected.samples), collected.problem)
 
     return collect
+
+
+def _running(up: bool, config: Config, facts: ServerFacts) -> Iterator[Sample]:
+    settled = settle(config, facts)
+    if facts.version or facts.models or settled.device:
+        yield "diag_vllm_info", (facts.version, ", ".join(facts.models), settled.device), 1
+    for flag, value in sorted(settled.numbers.items()):
+        yield "diag_vllm_config", (flag,), value
+    if up:  # by then the model's files are there
+        yield from series.of_server(settled, facts)
 
 
 def _problem(result: CollectionResult[Scraped] | CollectionResult[Rendered]) -> str:
