@@ -72,10 +72,10 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
         its_processes_are_known(vllm)
         with load.alone(), load.running(vllm.port, *load.STEADY):
             time.sleep(10)
-            the_ranks_work(exporter, doctor(vllm.url, "--for", "30"))
+            the_ranks_work(exporter, doctor(vllm.url, "--for", "20"))
             vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)
             try:
-                the_rank_is_named(exporter, doctor(vllm.url, "--for", "30"))
+                the_rank_is_named(exporter, doctor(vllm.url, "--for", "20"))
             finally:
                 vllm.signal("VLLM::Worker_TP1", signal.SIGCONT)
         assert not stopped(exporter)

@@ -70,7 +70,7 @@ def ran_together(names: int) -> str:
     and earlier list the waiting ones, 0.32 lists the running ones, because its front end learns of a request only when
     it is first scheduled.
     """
-    some = f'{{running_lora_adapters=~"[^,]+(,[^,]+){{{names - 1},}}"}}'
+    some = f'{{running_lora_adapters=~"(?:[^,]+,){{{names - 1}}}.+"}}'  # each [^,] costs Prometheus 3 a millisecond
     return f"(time() - last_over_time({LORA}{some}[$window]) < {RECENT})"
 
 
