@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-RUN = "from diag.cli import main; main()"
 FIXED = ("state", "severity", "primary", "explained_by", "since", "until", "ongoing")
 
 
 def report(checkout: Path, recording: Path) -> dict[str, Any]:
     """What a checkout's doctor says as JSON; a failure is its exit status and sentence."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    command = [sys.executable, "-c", RUN, "doctor", "--json", str(recording.resolve())]
+    command = [sys.executable, "-m", "diag", "doctor", "--json", str(recording.resolve())]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=checkout, check=False)
     return json.loads(done.stdout) if done.stdout else {"failed": [done.returncode, done.stderr]}
 

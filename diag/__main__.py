@@ -14,12 +14,12 @@ def main() -> None:
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from diag import cli
+    from diag.cli import app
 
     if interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        cli.main()
+        app.main()
     except SystemExit as ended:
         _end(ended.code)
 

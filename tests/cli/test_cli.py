@@ -20,7 +20,7 @@ from support.bad_servers import Answer, Reply, Server, hang, on_metrics, serving
 from support.cli import CASCADE, DIAG, diag
 from support.paths import ROOT
 
-from diag.cli import app, main
+from diag.cli.app import app, main
 from diag.commands import doctor, observe
 from diag.commands.observe import ObserveOptions
 
@@ -366,7 +366,7 @@ def test_a_defect_of_diag_is_one_sentence_without_values_and_has_an_exit_status_
         main()
     printed = capsys.readouterr()
     assert stopped.value.code == 70
-    assert re.fullmatch(r"diag: internal error: ValueError at diag/cli\.py:\d+ of diag \S+; [^\n]*\n", printed.err)
+    assert re.fullmatch(r"diag: internal error: ValueError at diag/cli/app\.py:\d+ of diag \S+; [^\n]*\n", printed.err)
     assert "s3cret" not in printed.err
     assert not printed.out
 

@@ -124,7 +124,7 @@ def follow(block: str, folder: Path) -> dict[str, subprocess.CompletedProcess[st
     """Run each command of a block with the `diag` of the folder's own source tree."""
     program = folder / "bin" / "diag"
     program.parent.mkdir(exist_ok=True)
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from diag.cli import main; main()' \"$@\"\n")
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from diag.cli.app import main; main()' \"$@\"\n")
     program.chmod(0o755)
     environment = {"PATH": f"{program.parent}:/usr/bin:/bin", "PYTHONPATH": str(folder)}
     return {

@@ -171,7 +171,7 @@ def test_it_answers_behind_what_is_no_protocol_and_ends_by_ctrl_c() -> None:
 
 
 def test_without_the_sdk_it_says_what_to_install() -> None:
-    without = "import sys; sys.modules['mcp'] = None; from diag.cli import main; main()"
+    without = "import sys; sys.modules['mcp'] = None; from diag.cli.app import main; main()"
     env = {**os.environ, **ENVIRONMENT}
     command = [sys.executable, "-c", without, "mcp"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=60, check=False)

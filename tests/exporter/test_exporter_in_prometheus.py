@@ -21,7 +21,7 @@ from support.prometheus_server import PLACES, program
 from support.prometheus_server import serving as prometheus
 from typer.testing import CliRunner
 
-from diag.cli import app
+from diag.cli.app import app
 from diag.commands.exporter import Exporter, ExporterOptions
 from diag.core.metric_families import FAMILIES
 

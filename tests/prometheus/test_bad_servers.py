@@ -28,7 +28,7 @@ from support import prometheus_server
 from support.bad_servers import Answer, Reply, Request, serving, talking
 from support.paths import RECORDINGS
 
-from diag import cli
+from diag.cli.app import main
 from diag.commands import site
 from diag.diagnosis import fleet
 from diag.http import prometheus_api
@@ -80,7 +80,7 @@ def diag(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     def run(*words: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["diag", *words])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            main()
         out, error = capsys.readouterr()
         assert not [secret for secret in (SECRET, BASIC) if secret in out + error]
         assert (out + error).replace("\n", "").isprintable()

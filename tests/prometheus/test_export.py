@@ -167,7 +167,7 @@ def test_a_label_of_a_users_own_incident_is_a_column_too(tmp_path: Path) -> None
 HEAVY = ("pandas", "prometheus_api_client", "requests", "matplotlib", "grafanalib", "pynvml")
 LOADED = (
     "import sys\n"
-    "from diag.cli import main\n"
+    "from diag.cli.app import main\n"
     "try:\n"
     "    main()\n"
     "finally:\n"

@@ -176,7 +176,7 @@ def test_it_is_calm_after_a_flicker_of_a_server_that_vanished() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 HASTY = """
-from diag.cli import main
+from diag.cli.app import main
 from diag.commands import posting, watch
 posting.RETRY = watch.PAUSE_SECONDS = 0.3
 main()

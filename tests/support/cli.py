@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from support.paths import ROOT
 
-from diag import cli
+from diag.cli.app import main
 
 DIAG = str(Path(sys.executable).parent / "diag")
 CASCADE = "tests/recordings/kv_cascade"
@@ -30,7 +30,7 @@ def diag(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     told = patch.dict(os.environ, {**DUMB, **environment})
     argv = patch.object(sys, "argv", ["diag", *words])
     with told, argv, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
         sys.exit()
     texts = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
     return subprocess.CompletedProcess([*words], ended.value.code or 0, *texts)

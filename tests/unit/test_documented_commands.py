@@ -11,8 +11,8 @@ import pytest
 from support.paths import ROOT
 from typer.main import get_command
 
-from diag.cli import app
-from diag.commands.help import NOTES
+from diag.cli.app import app
+from diag.cli.help import NOTES
 from diag.core.contract_file import read
 
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "deploy/**/*.md", "alerts/*.md", "runbooks/*.md")

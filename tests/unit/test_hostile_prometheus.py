@@ -9,7 +9,7 @@ from support.bad_servers import Reply, Server, serving
 from support.paths import RECORDINGS
 from support.scripted_prometheus import ODD_DOCUMENTS, ODD_NUMBERS, Document, ScriptedPrometheus, hostile, refused
 
-from diag import cli
+from diag.cli.app import main
 from diag.http import prometheus_api
 
 STARTS = ("", "vector(time())")
@@ -40,7 +40,7 @@ class Diag:
     def doctor(self) -> tuple[int, str, str]:
         self._patch.setattr(sys, "argv", ["diag", "doctor", "--prometheus", self._url, "--json"])
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            main()
         printed = self._capsys.readouterr()
         assert isinstance(stopped.value.code, int)
         return stopped.value.code, printed.out, printed.err

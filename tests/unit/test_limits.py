@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-from diag.commands import options
+from diag.cli import options
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.schemas import COMMAND
 from diag.core import toml, yaml

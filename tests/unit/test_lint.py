@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import scripted_nvml
-from support.paths import MODELS
+from support.paths import MODELS, ROOT
 from support.schemas import validator
 from support.scripted_nvml import GIB, H100, T4
 
-from diag import cli
+from diag.cli.app import main
 from diag.commands import lint as linting
 from diag.lint.finding import Edit, LintFinding
 from diag.lint.replaced import INEFFECTIVE, INTO, REPLACED, TASKS, VARIABLES
@@ -28,7 +28,7 @@ from diag.vllm.flags.registry import known, release, versions
 NEWEST = versions()[-1]
 VERSIONS = st.sampled_from(versions())
 MODEL = str(MODELS / "llama-3-8b")
-SCHEMA = validator(Path(cli.__file__).parent / "report" / "diag.lint.schema.json")
+SCHEMA = validator(ROOT / "diag" / "report" / "diag.lint.schema.json")
 
 
 def found(command: str, version: str = "0.32.0") -> dict[str, LintFinding]:
@@ -691,7 +691,7 @@ def test_a_release_newer_than_the_newest_is_said_to_be_half_known() -> None:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     monkeypatch.setattr("sys.argv", ["diag", "lint", *words])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     said = capsys.readouterr()
     return int(ended.value.code or 0), said.out, said.err
 

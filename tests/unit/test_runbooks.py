@@ -7,7 +7,7 @@ import pytest
 from support.paths import RECORDINGS, ROOT
 from typer.testing import CliRunner
 
-from diag.cli import app
+from diag.cli.app import app
 from diag.core import formatting
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident

@@ -51,7 +51,7 @@ def ramp(url: str, tokens: tuple[int, int], *options: str, share: float = 1.0) -
     command = ["ramp", url, "--vllm-python", python, "--yes", "--json", *lengths, *options]
     slow = {"SLOW_PYTHON": server.PYTHON, "SLOW_SHARE": f"{share}"}
     done = subprocess.run(
-        [sys.executable, "-c", "from diag.cli import main; main()", *command],
+        [sys.executable, "-c", "from diag.cli.app import main; main()", *command],
         stdout=subprocess.PIPE,
         check=False,
         env={**os.environ, **server.ENVIRONMENT, **slow},

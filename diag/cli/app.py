@@ -14,8 +14,8 @@ import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
-from diag.commands.help import NOTES, HelpOfAll, HelpOfCommand
-from diag.commands.options import (
+from diag.cli.help import NOTES, HelpOfAll, HelpOfCommand
+from diag.cli.options import (
     HERE,
     LONGEST_PAUSE,
     LONGEST_WAIT,
