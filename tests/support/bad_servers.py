@@ -4,6 +4,7 @@ import socket
 import ssl
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -74,14 +75,21 @@ def pages(*bodies: bytes) -> Answer:
 
 
 @contextmanager
-def serving(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[Server]:
+def serving(answer: Answer, context: ssl.SSLContext | None = None, keep: bool = False) -> Iterator[Server]:
+    """Serve the answers; `keep` the connections open, as a Prometheus does."""
+    counts: Counter[str] = Counter()
+
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1" if keep else "HTTP/1.0"
+        disable_nagle_algorithm = True
+
         def handle_one(self) -> None:
-            count = len(server.asked(self.path)) + 1
+            count = counts[self.path] = counts[self.path] + 1
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             request = Request(self.command, self.path, dict(self.headers), count, body)
             server.requests.append(request)
             reply = answer(request)
+            self.close_connection = not keep or reply is None
             if reply is not None:
                 self.send_response(reply.status)
                 for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():

@@ -98,6 +98,7 @@ def prometheus(incident: Incident, samples: promql.Samples, instant: int) -> Ite
             yield labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
 @settings(max_examples=25)
 @given(samples=telemetry(), at=st.integers(16, SCRAPES - 1), late=st.integers(0, 1999))

@@ -19,7 +19,7 @@ STARTS = ("", "vector(time())")
 @pytest.fixture(scope="module")
 def prometheus() -> Iterator[tuple[ScriptedPrometheus, Server]]:
     scripted = ScriptedPrometheus(RECORDINGS / "kv_cascade")
-    with serving(scripted) as server:
+    with serving(scripted, keep=True) as server:
         yield scripted, server
 
 

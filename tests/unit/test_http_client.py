@@ -122,8 +122,8 @@ def stop_in_the_middle(connection: socket.socket, over: threading.Event) -> None
     [
         (bad.hang, 1.0, "accepted the connection but sent nothing for 1 s"),
         (stop_in_the_middle, 1.0, "stopped sending for 1 s in the middle of its response"),
-        (bad.drip, 2.0, "did not finish its response within 4 s"),
-        (drip_headers, 2.0, "did not finish its response within 4 s"),
+        (bad.drip, 1.0, "did not finish its response within 2 s"),
+        (drip_headers, 1.0, "did not finish its response within 2 s"),
     ],
 )
 def test_a_slow_server_is_given_up(talk: Talk, wait: float, reason: str) -> None:

@@ -229,7 +229,7 @@ def test_a_host_that_is_not_known() -> None:
     ("talk", "timeout", "reason"),
     [
         (bad.hang, 1.0, "accepted the connection but sent nothing for 1 s; is the server overloaded or stopped?"),
-        (bad.drip, 2.0, "did not finish its response within 4 s; is the server overloaded?"),
+        (bad.drip, 1.0, "did not finish its response within 2 s; is the server overloaded?"),
         (bad.break_off, 30.0, "closed the connection in the middle of its response"),
         (bad.babble, 30.0, f"sent something that is not HTTP{ADDRESS}"),
         (bad.slam, 30.0, "closed the connection without a response; is it https?"),
