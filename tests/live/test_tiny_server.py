@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")
 GIVEN = {flag: int(value) for flag, value in zip(cure.TINY[::2], cure.TINY[1::2], strict=True)}
 FOUND = {"kv_cache_size_tokens": 4096, "kv_cache_max_concurrency": 2, "num_gpu_blocks": 128}
-OBSERVE = ("--for", "20", "--every", "1")
+OBSERVE = ("--for", "30", "--every", "1")
 
 
 def config(*arguments: str) -> dict[str, Any]:

@@ -66,9 +66,9 @@ class Gpu:
         if self._links and (readings.NVLINK_BYTES, (*self.labels, "tx")) not in found:
             found |= self._read(device, readings.of_links(self.labels, self._links))
         if now >= self._seldom_at:
-            self._rare = _samples(self._slow(device, found))
+            self._rare = _as_samples(self._slow(device, found))
             self._seldom_at = now + SELDOM
-        return [*_samples(found), *self._rare, *self._constant, *self._margin(found)]
+        return [*_as_samples(found), *self._rare, *self._constant, *self._margin(found)]
 
     def _renew(self, device: Device, now: float) -> None:
         device.forget()
@@ -77,7 +77,7 @@ class Gpu:
         self._links = int(next((value for _, value in device.read(LINKS)), 0))
         sheet = series.of_gpu(self.about[0], self.labels) if self.about and not self.instances else ()
         unchanging = self._read(device, readings.unchanging(self.labels))
-        self._constant = [*_samples(unchanging), *self._active_links(device), *sheet]
+        self._constant = [*_as_samples(unchanging), *self._active_links(device), *sheet]
         self._anew_at = now + ANEW
 
     def _active_links(self, device: Device) -> Iterator[Sample]:
@@ -120,7 +120,7 @@ class Gpu:
             yield "diag_gpu_info", (*self.labels, *self.about), 1.0
 
 
-def _samples(found: Found) -> list[Sample]:
+def _as_samples(found: Found) -> list[Sample]:
     return [(family, labels, value) for (family, labels), value in found.items()]
 
 

@@ -115,9 +115,9 @@ class Device:
     def ask(self, name: str, *args: Any) -> Any:
         """The answer, or None where there is none."""
         request = (name, args)
-        return None if request in self._refused else self._answer(request)
+        return None if request in self._refused else self._call(request)
 
-    def _answer(self, request: Request) -> Any:
+    def _call(self, request: Request) -> Any:
         name, args = request
         try:
             answer = _function(name)(self.handle, *args)
@@ -131,7 +131,7 @@ class Device:
         """What could be read of these; a tuple of readings that is kept is planned once."""
         while True:
             plan, refused = self._plan(readings), len(self._refused)
-            answers = [*self._fields(plan.fields), *map(self._answer, plan.calls)]
+            answers = [*self._fields(plan.fields), *map(self._call, plan.calls)]
             if len(self._refused) == refused:
                 break
         known = ((reading, source, answers[place]) for reading, source, place in plan.sources)
