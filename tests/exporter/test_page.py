@@ -270,6 +270,36 @@ def test_a_part_that_hangs_or_raises_costs_only_itself(hanging: threading.Event)
     assert found['diag_vllm_process_stopped{pid="1",rank="0",role="worker"}'] == 1
 
 
+def test_a_part_that_ends_soon_is_not_disturbed_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diag.exporter.page.TURN", 30.0)
+    events: list[str] = []
+
+    def first() -> Collected:
+        time.sleep(0.05)
+        events.append("first ended")
+        return Collected([])
+
+    def second() -> Collected:
+        events.append("second begun")
+        return Collected([])
+
+    for collection in HostPage(Bare(Odd("nvml", first), Odd("process", second))).collect():
+        collection.result(30)
+    assert events == ["first ended", "second begun"]
+
+
+def test_a_configuration_that_changed_is_shown() -> None:
+    beside = HostPage(Bare())
+
+    def shown(blocks: float) -> float:
+        scraped = Scraped(b"", True, "", {"num_gpu_blocks": blocks}, ServerFacts())
+        return values(beside.page(CollectionResult(scraped, "", 0.0, True), [], 1.0))[
+            'diag_vllm_config{flag="num_gpu_blocks"}'
+        ]
+
+    assert [shown(128.0), shown(128.0), shown(256.0)] == [128.0, 128.0, 256.0]
+
+
 def test_a_problem_leaves_the_samples_that_there_are() -> None:
     beside = HostPage(Bare(Odd("nvml", lambda: Collected([("diag_gpu_up", ("0", "u"), 0.0)], "GPU 0 is lost"))))
     found = values(beside.page(CollectionResult[Scraped](None, "", 0.0, False), beside.collect(), 30))
