@@ -1,10 +1,11 @@
 """Compares what two checkouts of diag say of every recording: `bench/same_verdicts.py OTHER_CHECKOUT [FOLDER ...]`.
 
 Of each recording the verdict, the states of progress, and of every diagnosis its state, severity, subject, cause,
-times and all of its numbers must be the same. Texts and the names of fields may differ. The recordings are those of
-this checkout and of every further FOLDER.
+times and all of its numbers must be the same. Texts and the names of fields may differ, and incidents that only one of
+the two knows are left out. The recordings are those of this checkout and of every further FOLDER.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -34,12 +35,18 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-def decisions(document: dict[str, Any]) -> dict[str, Any]:
-    """What must not differ, by what it is about."""
+def incidents(checkout: Path) -> set[str]:
+    """The ids of those that it knows: each has a runbook."""
+    return {file.stem for file in (checkout / "runbooks").glob("*.md")}
+
+
+def decisions(document: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    """What must not differ of the known incidents, by what it is about."""
+    diagnoses = [diagnosis for diagnosis in document.get("diagnoses", ()) if diagnosis["incident"] in known]
     found: dict[str, Any] = {"verdict": document.get("verdict"), "failed": document.get("failed")}
     found["progress"] = sorted((str(part["subject"]), part["state"]) for part in document.get("progress", ()))
-    found["order"] = [diagnosis["incident"] for diagnosis in document.get("diagnoses", ())]
-    for diagnosis in document.get("diagnoses", ()):
+    found["order"] = [diagnosis["incident"] for diagnosis in diagnoses]
+    for diagnosis in diagnoses:
         fixed = [diagnosis[name] for name in FIXED]
         found[f"{diagnosis['incident']} {diagnosis['subject']}"] = [*fixed, sorted(numbers(diagnosis))]
     return found
@@ -47,11 +54,17 @@ def decisions(document: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Print each difference; 1 where there is one."""
-    other, *folders = map(Path, sys.argv[1:])
-    recordings = [file.parent for folder in (ROOT / "tests/recordings", *folders) for file in folder.glob("*/metrics*")]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", type=Path, metavar="OTHER_CHECKOUT")
+    parser.add_argument("folders", type=Path, metavar="FOLDER", nargs="*")
+    given = parser.parse_args()
+    folders = [ROOT / "tests/recordings", *given.folders]
+    recordings = [file.parent for folder in folders for file in folder.glob("*/metrics*")]
+    checkouts = ROOT, given.checkout.resolve()
+    known = set.intersection(*map(incidents, checkouts))
     different = 0
     for recording in sorted(set(recordings)):
-        ours, theirs = (decisions(report(checkout.resolve(), recording)) for checkout in (ROOT, other))
+        ours, theirs = (decisions(report(checkout, recording), known) for checkout in checkouts)
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 different += 1

@@ -16,7 +16,7 @@ OPTIONAL = ("test_promqltest", "test_kubernetes")
 LIVE = ("test_two_ranks", "test_small_server", "test_tiny_server", "test_log_of_clients", "test_outages")
 """The live files that take minutes, in the order in which two processes wait least for each other's servers."""
 FAST = ("unit",)
-"""The folders whose tests need nothing but Python, and a minute."""
+"""The folders whose tests need nothing but Python, and a minute; tests elsewhere say that they are fast themselves."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,7 +71,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-goldens"):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-        assert text == file.read_text(encoding="utf-8")
+        expected = file.read_text(encoding="utf-8") if file.exists() else ""
+        assert text == expected, f"{file}: pytest -m golden --update-goldens writes it; then read the diff"
 
     return compare
 

@@ -723,7 +723,7 @@ def main() -> None:
     if sys.stdout is None:  # closed, as by `>&-`: the exit status is the answer
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  until the end
     try:
-        status = _with_what_is_named(sys.argv[1:2])(standalone_mode=False)
+        status = _with_what_is_named(sys.argv[1:2])(prog_name="diag", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
         context = getattr(error, "ctx", None)

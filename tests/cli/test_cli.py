@@ -249,6 +249,7 @@ def test_a_users_incident_is_judged_too(tmp_path: Path) -> None:
 COMMANDS = list(typer.main.get_command(app).commands)
 
 
+@pytest.mark.fast
 def test_the_help_of_every_command(golden: Callable[[str, str], None]) -> None:
     golden(
         "options.txt",

@@ -15,6 +15,7 @@ from diag.exporter.log.patterns import PATTERNS
 from diag.exporter.log.recognise import amount, recognise, values
 from diag.vllm.server.launch import FLAGS
 
+pytestmark = pytest.mark.fast
 FIELDS = {event.name: set(event.fields) for event in LOG_EVENTS}
 
 

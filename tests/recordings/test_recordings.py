@@ -35,7 +35,9 @@ def judged(name: str, incidents: Path | None = None) -> Report:
 
 
 def truth(name: str) -> dict[str, list[str]]:
-    return tomllib.loads((RECORDINGS / name / "recording.toml").read_text(encoding="utf-8"))["truth"]
+    about = tomllib.loads((RECORDINGS / name / "recording.toml").read_text(encoding="utf-8"))
+    assert "truth" in about, f"{name}: recording.toml lacks [truth] (docs/writing-an-incident.md)"
+    return about["truth"]
 
 
 def present(report: Report) -> set[str]:

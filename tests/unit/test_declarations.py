@@ -113,13 +113,15 @@ def test_every_phase_and_event_in_an_expression_is_declared(label: str) -> None:
 
 def test_a_family_is_read_or_says_what_it_is_for() -> None:
     read = {family for selector in selected() for family in metrics(selector)}
-    assert {name for name, family in FAMILIES.items() if not family.unread} == read
+    unread = "what no signal reads says in `unread` what it is for"
+    assert {name for name, family in FAMILIES.items() if not family.unread} == read, unread
 
 
 def test_an_event_is_read_or_says_why_it_is_counted() -> None:
     signalled = [selector for promql in of_signals() for selector in selectors(filled(promql))]
     read = {event.name for selector in signalled for event in LOG_EVENTS if matches(selector, "event", event.name)}
-    assert {event.name for event in LOG_EVENTS if not event.unread} == read
+    unread = "what no signal reads says in `unread` why it is counted"
+    assert {event.name for event in LOG_EVENTS if not event.unread} == read, unread
 
 
 def test_every_phase_is_read() -> None:

@@ -23,6 +23,7 @@ FLAGS: Mapping[str, Kind] = {
     "max_num_batched_tokens": "size",
     "max_num_scheduled_tokens": "size",
     "max_num_active_seqs": "size",
+    "max_num_queued_reqs": "size",
     "max_num_queued_tokens": "size",
     "max_num_partial_prefills": "size",
     "max_long_partial_prefills": "size",

@@ -6,7 +6,7 @@
 
    with <gpu> 0, 1, ..., "0.1" for MIG instance 1 of GPU 0, and "-" for what belongs to no GPU. `= !15` makes a call fail;
    `<gpu> *` fails every call on that GPU, `- *` every call; `<gpu> sleep = MS` holds each one up. What is not in the
-   script is not supported. See tests/scripted_nvml.py, which writes it.
+   script is not supported. See tests/support/scripted_nvml.py, which writes it.
 
    -DOLD_DRIVER leaves out what a driver of 2020 (R450) does not have. The layouts are those of the driver's own ABI. */
 
