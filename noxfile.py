@@ -47,20 +47,6 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
-def generate(session: nox.Session) -> None:
-    """Write alerts, dashboards, runbooks and reference pages again."""
-    _install(session)
-    session.run("diag", "generate")
-
-
-@nox.session
-def goldens(session: nox.Session) -> None:
-    """Write the expected outputs again; read the diff before you commit it."""
-    _install(session)
-    session.run("pytest", "-m", "golden", "--update-goldens", *session.posargs)
-
-
-@nox.session
 def docs(session: nox.Session) -> None:
     """Build docs/ into docs/_build; every warning, a broken link for one, is an error."""
     _install(session)
