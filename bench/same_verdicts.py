@@ -58,18 +58,21 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, metavar="OTHER_CHECKOUT")
     parser.add_argument("folders", type=Path, metavar="FOLDER", nargs="*")
     given = parser.parse_args()
+    if not (given.checkout / "diag" / "__main__.py").is_file():  # Python would run an installed diag instead
+        parser.error(f"{given.checkout} is no checkout of diag")
     folders = [ROOT / "tests/recordings", *given.folders]
     recordings = [file.parent for folder in folders for file in folder.glob("*/metrics*")]
     checkouts = ROOT, given.checkout.resolve()
-    known = set.intersection(*map(incidents, checkouts))
+    here, there = map(incidents, checkouts)
     different = 0
     for recording in sorted(set(recordings)):
-        ours, theirs = (decisions(report(checkout, recording), known) for checkout in checkouts)
+        ours, theirs = (decisions(report(checkout, recording), here & there) for checkout in checkouts)
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 different += 1
                 print(f"{recording}: {name}\n  here  {ours.get(name)}\n  there {theirs.get(name)}")
-    print(f"{len(set(recordings))} recordings, {different} differences")
+    left_out = f"; left out: {', '.join(sorted(here ^ there))}" if here != there else ""
+    print(f"{len(set(recordings))} recordings, {different} differences{left_out}")
     return 1 if different else 0
 
 

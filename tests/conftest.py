@@ -71,7 +71,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-goldens"):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-        expected = file.read_text(encoding="utf-8") if file.exists() else ""
+        expected = file.read_text(encoding="utf-8") if file.exists() else None
         assert text == expected, f"{file}: pytest -m golden --update-goldens writes it; then read the diff"
 
     return compare

@@ -17,8 +17,8 @@ from diag.core.yaml import dump
 
 FOLDERS = ("alerts", "dashboards", "runbooks")
 """Whose files go when they are no longer generated. Others write in docs/, and may quote the mark."""
-DONE = {"missing": "written", "differs": "changed", "no longer generated": "deleted"}
-"""What is done about a file, by how it differs."""
+ACTIONS = {"missing": "written", "differs": "changed", "no longer generated": "deleted"}
+"""How a file can differ, and what `write` does about it."""
 RELABEL = {
     "metric_relabel_configs": [
         {
@@ -92,7 +92,7 @@ def _write(root: Path, texts: dict[str, str]) -> list[str]:
             raise BadUsage(f"{root / name}: was not written by diag generate: move it, or name another folder")
     for name, _ in changed:
         _change(root / name, texts.get(name))
-    return [f"{name}: {DONE[difference]}" for name, difference in changed]
+    return [f"{name}: {ACTIONS[difference]}" for name, difference in changed]
 
 
 def _change(file: Path, text: str | None) -> None:

@@ -249,6 +249,11 @@ def test_a_users_incident_is_judged_too(tmp_path: Path) -> None:
 COMMANDS = list(typer.main.get_command(app).commands)
 
 
+def test_the_program_is_called_diag_however_it_is_started() -> None:
+    done = subprocess.run([sys.executable, "-m", "diag", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: diag [OPTIONS] COMMAND")
+
+
 @pytest.mark.fast
 def test_the_help_of_every_command(golden: Callable[[str, str], None]) -> None:
     golden(

@@ -24,6 +24,7 @@ from diag.promql.facts import selectors
 from diag.promql.nodes import Selector
 from diag.promql.samples import NAME
 from diag.verify import changes, compare
+from diag.vllm.server.launch import FLAGS
 
 DECLARED = {
     "event": {event.name for event in LOG_EVENTS} | {*EVENTS},
@@ -109,6 +110,18 @@ def test_every_label_that_an_expression_matches_is_one_of_its_family() -> None:
 @pytest.mark.parametrize("label", DECLARED)
 def test_every_phase_and_event_in_an_expression_is_declared(label: str) -> None:
     assert values_of(label) <= DECLARED[label]
+
+
+def test_a_flag_that_a_condition_reads_is_published() -> None:
+    """A condition on any other flag would be unknown everywhere; a fix can read one from the launch command."""
+    conditions = [condition for incident in load() for condition in incident.every_condition]
+    read = [
+        matcher
+        for condition in conditions
+        for s in selectors(filled(condition.signal.promql))
+        for matcher in s.matchers
+    ]
+    assert {matcher.value for matcher in read if matcher.label == "flag" and matcher.op == "="} <= FLAGS.keys()
 
 
 def test_a_family_is_read_or_says_what_it_is_for() -> None:
