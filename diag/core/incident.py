@@ -1,16 +1,16 @@
 """The model of an incident: signals, conditions with their thresholds, look-alikes and fixes.
 
 Everything here is frozen data. One `Incident` is the single source of the doctor's verdict, the Prometheus alert, the
-dashboard and the runbook; nothing in this file depends on any of them. An expression may use three placeholders:
+dashboard and the runbook; nothing in this file depends on any of them. An expression may use these placeholders:
 
-$window   the range of a range selector ("30s" for a live diagnosis, "5m" in an alert)
-$by       the labels of one subject, `Incident.per`
-$<name>   an entry of the measurement contract (diag.toml), such as `$freeze_seconds`
+$window          the range of a range selector ("30s" for a live diagnosis, "5m" in an alert)
+$by              the labels of one subject, `Incident.per`
+$freeze_seconds  an entry of the measurement contract (diag.toml)
+$preemptions     a part or a signal by its name; `$preemptions[2m]` over another window, `$preemptions offset 1h` at an
+                 earlier time, `$preemptions by (instance)` for another kind of subject
 """
 
 import re
-from collections.abc import Mapping
-from string import Template
 from typing import Literal, NamedTuple
 
 Severity = Literal["info", "warning", "critical"]
@@ -48,6 +48,23 @@ def judged(says: str) -> Source:
     return Source("judged", says)
 
 
+class Part(NamedTuple):
+    """A PromQL expression with a name, over raw series or over other parts; several signals may use it.
+
+    Where more than one expression of the generated rules uses a part, a recording rule evaluates it once. `unit` is a
+    unit as of a `Signal`.
+    """
+
+    name: str
+    promql: str
+    unit: str = ""
+
+    @property
+    def id(self) -> str:
+        """The name by which an expression refers to the part."""
+        return self.name
+
+
 class Signal(NamedTuple):
     """One PromQL expression that yields one number per subject, and the sentence that states it.
 
@@ -78,6 +95,12 @@ class Signal(NamedTuple):
     culprit_unit: str = ""
     formerly: tuple[str, ...] = ()
 
+    @property
+    def id(self) -> str:
+        """The name by which an expression refers to the signal: its words, as in `preemptions_per_finished_request`."""
+        words = self.name.replace("--", "").replace("/", " per ").replace("'", "")
+        return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
+
     def above(self, limit: float | str, why: Source) -> "Condition":
         """`self > limit`; a limit given by name is an entry of the measurement contract."""
         return Condition(self, ">", limit, why)
@@ -102,12 +125,6 @@ class Condition(NamedTuple):
     op: Comparison
     limit: float | str
     why: Source
-
-    @property
-    def promql(self) -> str:
-        """The comparison as a PromQL filter; a named limit stays a placeholder until the contract fills it."""
-        limit = f"${self.limit}" if isinstance(self.limit, str) else f"{self.limit:g}"
-        return f"({self.signal.promql}) {self.op} {limit}"
 
 
 class LookAlike(NamedTuple):
@@ -245,17 +262,6 @@ class Incident(NamedTuple):
         """The same incident with the factor of a burn-rate window as the threshold of its first symptom."""
         first, *rest = self.symptoms
         return self._replace(symptoms=(first._replace(limit=burn.factor), *rest))
-
-    def query(self, window: str, contract: Mapping[str, float]) -> str:
-        """The whole incident as one PromQL conjunction: one sample per affected subject."""
-        on = " and "
-        return on.join(f"({fill(condition.promql, self.per, window, contract)})" for condition in self.conditions)
-
-
-def fill(promql: str, per: tuple[str, ...], window: str, contract: Mapping[str, float]) -> str:
-    """The expression with its placeholders filled in; raises KeyError for an unknown placeholder."""
-    entries = {name: f"{value:g}" for name, value in contract.items()}
-    return Template(promql).substitute(entries, window=window, by=", ".join(per))
 
 
 def regroup(promql: str, labels: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from diag.diagnosis.decision_table import COMPARE
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.query_cache import QueryCache, TelemetrySource
 from diag.diagnosis.readings import Reading
+from diag.promql import Formula
 
 MOST_DATED = 12
 """Incidents to date: each takes a few queries more."""
@@ -33,7 +34,7 @@ class SourceAtInstants(NamedTuple):
         """The usual time between two samples of one target."""
         return self.source.interval
 
-    def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
+    def ask(self, promql: Formula, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject."""
         return self.source.ask(promql, instants)
 

@@ -6,8 +6,10 @@ from typing import NamedTuple, Protocol
 
 from diag.core.contract import Contract
 from diag.core.errors import NotAnswered, QueryFailed
-from diag.core.incident import Incident, fill, seconds
+from diag.core.incident import Incident, Part, Signal, seconds
 from diag.core.subjects import Floats, Instants, Rows, Subject
+from diag.knowledge.formulas import formula
+from diag.promql import Formula
 
 FEWEST_INTERVALS = 3
 """A window holds one scrape more than it has intervals: four."""
@@ -34,7 +36,7 @@ class TelemetrySource(Protocol):
     def interval(self) -> float:
         """The usual time between two samples of one target."""
 
-    def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
+    def ask(self, promql: Formula, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject, NaN where there is no (finite) sample; NotAnswered where the query is refused."""
 
 
@@ -65,7 +67,7 @@ class QueryCache:
         self.contract = contract
         self.gone: frozenset[str] = frozenset()
         self.unanswered: set[str] = set()
-        self._cache: dict[tuple[str, tuple[str, ...], str, int, int], _Result] = {}
+        self._cache: dict[tuple[str, int, int], _Result] = {}
         self._subjects: dict[tuple[str, ...], list[Subject]] = {}
 
     @property
@@ -107,17 +109,20 @@ class QueryCache:
         full = times[times - times[0] >= window.seconds * 1000 - 1]
         return full if len(full) else times[-1:]
 
-    def ask(self, promql: str, per: tuple[str, ...], window: Window, instants: Instants | None = None) -> Rows:
-        """Evaluate at every judged instant, or at those given."""
+    def ask(
+        self, asked: Part | Signal | str, per: tuple[str, ...], window: Window, instants: Instants | None = None
+    ) -> Rows:
+        """Evaluate a signal, a part or an expression at every judged instant, or at those given."""
         at = self.instants(window) if instants is None else instants
-        key = (promql, per if "$by" in promql else (), window.text, int(at[0]), len(at))
+        promql = formula(asked, per, window.text, self.contract)
+        key = (promql.text, int(at[0]), len(at))
         result = self._cache.setdefault(key, _Result())
         with result.lock:
             if result.rows is None:
-                result.rows = self._rows(promql, fill(promql, per, window.text, self.contract.values()), at)
+                result.rows = self._rows(asked if isinstance(asked, str) else asked.promql, promql, at)
         return result.rows
 
-    def _rows(self, promql: str, filled: str, instants: Instants) -> Rows:
+    def _rows(self, promql: str, filled: Formula, instants: Instants) -> Rows:
         try:
             return Rows(self.source.ask(filled, instants))
         except (NotAnswered, QueryFailed):  # the second by samples that no vLLM serves, two series for one, say

@@ -16,7 +16,8 @@ from diag import promql
 from diag.core.contract import Contract
 from diag.core.errors import BadIncident, Unsupported
 from diag.core.files import exists
-from diag.core.incident import RANK, Condition, Fix, Incident, Signal, fill, seconds
+from diag.core.incident import RANK, Condition, Fix, Incident, Signal, seconds
+from diag.knowledge.formulas import formula
 from diag.knowledge import incidents as ours
 from diag.vllm.flags.registry import understood
 
@@ -154,7 +155,7 @@ def _check_signal(signal: Signal, incident: Incident) -> None:
 def _parsed(text: str, name: str, incident: Incident) -> promql.Expression:
     """The expression; it must be supported and must not depend on a single scrape."""
     try:
-        expression = promql.parse(fill(text, incident.per, incident.window, Contract().values()))
+        expression = promql.parse(formula(text, incident.per, incident.window, Contract()))
     except KeyError as error:
         raise ValueError(f"{name} uses the unknown placeholder ${error.args[0]}") from error
     except Unsupported as error:

@@ -6,6 +6,7 @@ The semantics are those of Prometheus 3. What is not fully implemented is refuse
 from diag.promql.add_matchers import add_matchers
 from diag.promql.evaluate import Evaluator, evaluate
 from diag.promql.facts import instant_selectors, metric_names, output_labels
+from diag.promql.formula import Formula
 from diag.promql.nodes import Expression
 from diag.promql.parse import parse, pretty
 from diag.promql.samples import STALE, Block, Labels, Samples, distinct, is_stale
@@ -16,6 +17,7 @@ __all__ = [
     "Block",
     "Evaluator",
     "Expression",
+    "Formula",
     "Labels",
     "Samples",
     "Vector",

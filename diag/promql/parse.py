@@ -1,8 +1,7 @@
 """From text to nodes. Only what is evaluated fully gets through: everything else is refused by name."""
 
 import re
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Mapping
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -10,9 +9,11 @@ from typing import Any, TypeVar
 import promql_parser as ast
 
 from diag.core.errors import Unsupported
-from diag.promql import nodes, parts, regex
+from diag.core.lazy_regex import lazy
+from diag.promql import nodes, regex
 from diag.promql.aggregate import AGGREGATIONS
 from diag.promql.binary import ARITHMETIC, COMPARISONS, SET_OPERATIONS
+from diag.promql.formula import Formula
 from diag.promql.functions import CALLS
 from diag.promql.range_functions import RANGE_FUNCTIONS
 from diag.promql.samples import NAME
@@ -27,43 +28,47 @@ _BYTE_ESCAPE = re.compile(r"\\(?:x[89a-fA-F]|[23][0-7]{2})")  # the parser reads
 _OPS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
 _MANY = {"VectorMatchCardinality.ManyToOne": "left", "VectorMatchCardinality.OneToMany": "right"}
 _N = TypeVar("_N")
+_Parts = Mapping[str, nodes.Node]
+"""The nodes of a formula's parts, by the series that stand for them."""
+MOST_DEEP = 500
+"""Operators and parentheses around or before one term: the parser takes time and memory with the square of them."""
+_DEEPER = lazy(
+    r"""[({})\],\[]|[-+*/%^]|[=!<>]=?|\b(?i:and|or|unless|atan2)\b|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|`[^`]*`"""
+)
 
 
 class _Refused(Exception):
     """Names what is not supported; `parse` adds the expression."""
 
 
-@lru_cache(maxsize=1024)
-def parse(promql: str) -> nodes.Expression:
-    """Parse an expression and check that all of it is supported."""
-    with suppress(ValueError, RecursionError, _Refused):  # what is wrong is said of the text as it is written
-        return _expression(promql, parts.shortened(promql, _vector))
+@lru_cache(maxsize=2048)
+def parse(promql: str | Formula) -> nodes.Expression:
+    """Parse an expression and check that all of it is supported; Unsupported says what is not.
+
+    The node of a formula's part stands where its text selects the part.
+    """
+    text, parts = (promql, {}) if isinstance(promql, str) else (promql.text, promql.parts)
     try:
-        return _expression(promql, promql)
+        node = _node(_tree(text), {name: parse(part).node for name, part in parts.items()})
+        if _BYTE_ESCAPE.search(text):
+            raise _Refused("an escaped byte")
+        if isinstance(node, nodes.Range | nodes.Subquery | nodes.String):
+            raise _Refused("a range vector or a string as the result")
     except ValueError as error:
-        raise Unsupported(f"`{promql}` is not PromQL: {error}") from error
+        raise Unsupported(f"`{text}` is not PromQL: {error}") from error
     except RecursionError:
-        raise Unsupported(f"`{promql[:60]}...` is nested too deeply.") from None
+        raise Unsupported(f"`{text[:60]}...` is nested too deeply.") from None
     except _Refused as refused:
-        raise Unsupported(f"`{promql}` uses {refused}, which is not supported.") from None
-
-
-def _expression(promql: str, shortened: str) -> nodes.Expression:
-    tree = _tree(shortened)
-    if _BYTE_ESCAPE.search(promql):
-        raise _Refused("an escaped byte")
-    node = _node(tree)
-    if isinstance(node, nodes.Range | nodes.Subquery | nodes.String):
-        raise _Refused("a range vector or a string as the result")
-    return nodes.Expression(promql, node)
+        raise Unsupported(f"`{text}` uses {refused}, which is not supported.") from None
+    return nodes.Expression(text, node)
 
 
 def _tree(promql: str) -> ast.Expr:
-    """What the parser makes of a text; ValueError also where a duration is too long for it, or for Python.
+    """Return the tree of Prometheus' parser.
 
-    RecursionError where it is too deep for it.
+    ValueError also where a duration is too long for the parser or for Python, RecursionError where a text is too deep.
     """
-    if parts.depth(promql) > parts.MOST_DEEP:
+    if depth(promql) > MOST_DEEP:
         raise RecursionError
     try:
         return ast.parse(promql)
@@ -73,11 +78,26 @@ def _tree(promql: str) -> ast.Expr:
         raise ValueError(str(error)) from None
 
 
-def _vector(promql: str) -> nodes.Node | None:
-    """The node of a part, None where it yields no instant vector."""
-    node = _node(_tree(promql))
-    others = nodes.Range | nodes.Subquery | nodes.String
-    return None if isinstance(node, others) or nodes.is_scalar(node) else node
+def depth(text: str) -> int:
+    """Return how deep the tree of an expression can be at most: a row of operators is as deep as it is long."""
+    if len(text) <= MOST_DEEP:
+        return len(text)
+    many = sum(map(text.count, "([{+-*/%^=!<>")) + sum(map(text.lower().count, ("and", "or", "unless", "atan2")))
+    if many <= MOST_DEEP:
+        return many
+    groups, deep, most = [0], 0, 0
+    for token in _DEEPER.finditer(text):
+        mark = token.group()
+        if mark in "([{":
+            groups.append(0)
+        elif mark in ")]}" and len(groups) > 1:
+            deep -= groups.pop()
+        elif mark == ",":
+            deep, groups[-1] = deep - groups[-1], 0
+        elif mark[0] not in "\"'`":
+            deep, groups[-1] = deep + 1, groups[-1] + 1
+        most = max(most, deep + len(groups))
+    return most
 
 
 def pretty(promql: str) -> str:
@@ -85,12 +105,12 @@ def pretty(promql: str) -> str:
     return re.sub(r"^ +", lambda indent: indent[0][::2], str(_tree(promql).prettify()), flags=re.MULTILINE)
 
 
-def _node(tree: ast.Expr) -> nodes.Node:
+def _node(tree: ast.Expr, parts: _Parts) -> nodes.Node:
     convert = _CONVERTERS.get(type(tree))
     if convert is None:
         raise _Refused(type(tree).__name__)
     try:
-        return convert(tree)
+        return convert(tree, parts)
     except OverflowError as error:  # the parser hands a duration over when it is asked for
         raise ValueError(str(error)) from None
 
@@ -129,18 +149,18 @@ def _selector(tree: ast.VectorSelector) -> nodes.Selector:
     return _only(nodes.Selector, tuple(matchers), _millis(tree.offset), str(tree) if tree.name is None else tree.name)
 
 
-def _subquery(tree: ast.SubqueryExpr) -> nodes.Subquery:
+def _subquery(tree: ast.SubqueryExpr, parts: _Parts) -> nodes.Subquery:
     if tree.at is not None:
         raise _Refused("the @ modifier")
     step = _millis(tree.step) or _DEFAULT_STEP
-    return _only(nodes.Subquery, _node(tree.expr), _millis(tree.range), step, _millis(tree.offset))
+    return _only(nodes.Subquery, _node(tree.expr, parts), _millis(tree.range), step, _millis(tree.offset))
 
 
-def _call(tree: ast.Call) -> nodes.Call:
+def _call(tree: ast.Call, parts: _Parts) -> nodes.Call:
     name = tree.func.name
     if name not in FUNCTIONS:
         raise _Refused(f"{name}()")
-    call = _only(nodes.Call, name, tuple(_node(arg) for arg in tree.args))
+    call = _only(nodes.Call, name, tuple(_node(arg, parts) for arg in tree.args))
     strings = [arg.value for arg in call.args if isinstance(arg, nodes.String)]
     if name == "label_replace":
         target, _, _, pattern = strings
@@ -153,20 +173,20 @@ def _call(tree: ast.Call) -> nodes.Call:
     return call
 
 
-def _aggregate(tree: ast.AggregateExpr) -> nodes.Aggregate:
+def _aggregate(tree: ast.AggregateExpr, parts: _Parts) -> nodes.Aggregate:
     op = str(tree.op)
     if op not in AGGREGATIONS:
         raise _Refused(f"{op}()")
     modifier = tree.modifier
     labels = () if modifier is None else tuple(modifier.labels)
     without = modifier is not None and modifier.type == ast.AggModifierType.Without
-    param = None if tree.param is None else _node(tree.param)
+    param = None if tree.param is None else _node(tree.param, parts)
     if isinstance(param, nodes.String):
         _check_label(param.value)
-    return _only(nodes.Aggregate, op, _node(tree.expr), param, labels, without)
+    return _only(nodes.Aggregate, op, _node(tree.expr, parts), param, labels, without)
 
 
-def _binary(tree: ast.BinaryExpr) -> nodes.Binary:
+def _binary(tree: ast.BinaryExpr, parts: _Parts) -> nodes.Binary:
     op, modifier = str(tree.op), tree.modifier
     if op not in OPERATORS:
         raise _Refused(f"the operator {op}")
@@ -176,7 +196,12 @@ def _binary(tree: ast.BinaryExpr) -> nodes.Binary:
             raise _Refused("fill()")
         matching = _matching(modifier)
     return _only(
-        nodes.Binary, op, _node(tree.lhs), _node(tree.rhs), matching, modifier is not None and modifier.return_bool
+        nodes.Binary,
+        op,
+        _node(tree.lhs, parts),
+        _node(tree.rhs, parts),
+        matching,
+        modifier is not None and modifier.return_bool,
     )
 
 
@@ -207,15 +232,15 @@ def _check_new_pattern(pattern: str) -> None:
     _check_pattern(pattern)
 
 
-_CONVERTERS: dict[type[ast.Expr], Callable[[Any], nodes.Node]] = {
+_CONVERTERS: dict[type[ast.Expr], Callable[[Any, _Parts], nodes.Node]] = {
     ast.AggregateExpr: _aggregate,
     ast.BinaryExpr: _binary,
     ast.Call: _call,
-    ast.MatrixSelector: lambda tree: _only(nodes.Range, _selector(tree.vector_selector), _millis(tree.range)),
-    ast.NumberLiteral: lambda tree: _only(_number, repr(tree.val)),
-    ast.ParenExpr: lambda tree: _node(tree.expr),
-    ast.StringLiteral: lambda tree: _only(nodes.String, tree.val),
+    ast.MatrixSelector: lambda tree, parts: _only(nodes.Range, _selector(tree.vector_selector), _millis(tree.range)),
+    ast.NumberLiteral: lambda tree, parts: _only(_number, repr(tree.val)),
+    ast.ParenExpr: lambda tree, parts: _node(tree.expr, parts),
+    ast.StringLiteral: lambda tree, parts: _only(nodes.String, tree.val),
     ast.SubqueryExpr: _subquery,
-    ast.UnaryExpr: lambda tree: _only(nodes.Negate, _node(tree.expr)),
-    ast.VectorSelector: lambda tree: parts.named(tree.name) or _selector(tree),
+    ast.UnaryExpr: lambda tree, parts: _only(nodes.Negate, _node(tree.expr, parts)),
+    ast.VectorSelector: lambda tree, parts: parts.get(tree.name) or _selector(tree),
 }

@@ -27,17 +27,24 @@ class SampleSource:
     def _evaluator(self) -> promql.Evaluator:
         return promql.Evaluator(self.samples)
 
-    def ask(self, promql_text: str, instants: Instants) -> Mapping[Subject, Floats]:
+    @cached_property
+    def _known(self) -> dict[promql.Formula | str, bool]:
+        return {}
+
+    def ask(self, asked: promql.Formula | str, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject, NaN where there is no sample that can be a reading."""
-        if self._holds_nothing_of(promql_text):
+        if not self._may_hold(asked):
             return {}
-        vector = self._evaluator.evaluate(promql_text, instants)
+        vector = self._evaluator.evaluate(asked, instants)
         values = np.where(vector.present & (np.abs(vector.values) < LARGEST), vector.values, np.nan)
         return {tuple(sorted(labels.items())): row for labels, row in zip(vector.labels, values, strict=True)}
 
-    def _holds_nothing_of(self, promql_text: str) -> bool:
-        """Whether no metric of a query has a sample, told without parsing it: most servers lack most telemetry."""
-        if "[" not in promql_text:
-            return False
-        words = (found.group() for found in _WORDS.finditer(promql_text))
-        return not any(word in self.samples.names or word in _YIELDS_WITHOUT_SAMPLES for word in words)
+    def _may_hold(self, asked: promql.Formula | str) -> bool:
+        """Return False if no metric of a query has a sample, without parsing it: most servers lack most telemetry."""
+        if asked not in self._known:
+            text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
+            words = (found.group() for found in _WORDS.finditer(text))
+            named = any(word in self.samples.names or word in _YIELDS_WITHOUT_SAMPLES for word in words)
+            instant = "[" not in text and not parts
+            self._known[asked] = named or instant or any(map(self._may_hold, parts.values()))
+        return self._known[asked]

@@ -1,5 +1,10 @@
-"""Every signal that is declared; an incident file imports them from diag.signals."""
+"""Every part and signal that is declared; an incident file imports signals from diag.signals."""
 
+import sys
+from collections.abc import Mapping
+from pkgutil import iter_modules
+
+from diag.core.incident import Part, Signal
 from diag.knowledge.signals.ceilings import *  # noqa: F403
 from diag.knowledge.signals.expressions import *  # noqa: F403
 from diag.knowledge.signals.features import *  # noqa: F403
@@ -19,3 +24,11 @@ from diag.knowledge.signals.settings import *  # noqa: F403
 from diag.knowledge.signals.slo import *  # noqa: F403
 from diag.knowledge.signals.startup import *  # noqa: F403
 from diag.knowledge.signals.upgrades import *  # noqa: F403
+
+_FILES = [vars(sys.modules[f"{__name__}.{file.name}"]) for file in iter_modules(__path__)]
+DECLARED: Mapping[str, Part | Signal] = {
+    each.id: each
+    for file in _FILES
+    for each in (*file.get("PARTS", ()), *(value for value in file.values() if isinstance(value, Signal)))
+}
+"""Every part and signal, by the name by which an expression refers to it."""

@@ -1,14 +1,114 @@
-"""PromQL that the signals share: metric names, and range functions over counters, gauges and settings.
+"""Parts that signals of many files use: counters of requests and tokens, gauges of load, values of flags.
 
 Only range functions look at samples, so one missed scrape blinds nothing; a gauge needs three samples in the window. A
 metric that vLLM renamed is `(new or old)`. Comparisons inside an expression are `bool`, so a signal is missing only
 where telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source.
 """
 
+from diag.core.incident import Part
+
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+CONFIG = (
+    "api_server_count",
+    "block_size",
+    "data_parallel_size",
+    "enable_chunked_prefill",
+    "gpu_memory_utilization",
+    "kv_cache_max_concurrency",
+    "kv_cache_memory_bytes",
+    "kv_cache_size_tokens",
+    "max_cpu_loras",
+    "max_model_len",
+    "max_num_active_seqs",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "num_gpu_blocks_override",
+    "pipeline_parallel_size",
+    "tensor_parallel_size",
+)
+"""Settings of a running server that expressions read, each as the part `config_NAME`."""
+
+
+def configured(setting: str) -> str:
+    """Return the running value of a setting, one per instance; missing where no source publishes it."""
+    return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{setting}"}}[$window]))'
+
 
 def edge(limit: str) -> str:
-    """A matcher for a histogram bucket, whose edge is written 1 or 1.0 by different exporters."""
+    """Return the matcher of a histogram bucket, whose edge is written 1 or 1.0 by different exporters."""
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
+
+
+PARTS: tuple[Part, ...] = (
+    *(Part(f"config_{name}", configured(name)) for name in CONFIG),
+    # -- counters: how much each grew in the window
+    Part("finished_requests", "sum by ($by) (increase(vllm:request_success_total[$window]))", "requests"),
+    Part("preemptions", "sum by ($by) (increase(vllm:num_preemptions_total[$window]))", "preemptions"),
+    Part("prompt_tokens", "sum by ($by) (increase(vllm:prompt_tokens_total[$window]))", "tokens"),
+    Part("output_tokens", "sum by ($by) (increase(vllm:generation_tokens_total[$window]))", "tokens"),
+    Part("engine_steps", "sum by ($by) (increase(vllm:iteration_tokens_total_count[$window]))", "steps"),
+    Part("finished_prompt_tokens", "sum by ($by) (increase(vllm:request_prompt_tokens_sum[$window]))", "tokens"),
+    Part("finished_output_tokens", "sum by ($by) (increase(vllm:request_generation_tokens_sum[$window]))", "tokens"),
+    Part("queue_seconds_total", "sum by ($by) (increase(vllm:request_queue_time_seconds_sum[$window]))", "seconds"),
+    Part(
+        "end_to_end_seconds_total", "sum by ($by) (increase(vllm:e2e_request_latency_seconds_sum[$window]))", "seconds"
+    ),
+    Part("first_tokens", "sum by ($by) (increase(vllm:time_to_first_token_seconds_count[$window]))", "requests"),
+    # -- gauges with at least three samples in the window
+    Part("requests_running_sampled", "count_over_time(vllm:num_requests_running[$window]) >= 3", "samples"),
+    Part("requests_waiting_sampled", "count_over_time(vllm:num_requests_waiting[$window]) >= 3", "samples"),
+    Part("kv_cache_usage_sampled", "count_over_time(vllm:kv_cache_usage_perc[$window]) >= 3", "samples"),
+    Part("gpu_cache_usage_sampled", "count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3", "samples"),
+    Part(
+        "requests_running_peak",
+        "sum by ($by) (max_over_time(vllm:num_requests_running[$window]) and $requests_running_sampled)",
+        "requests",
+    ),
+    Part(
+        "requests_running_minimum",
+        "sum by ($by) (min_over_time(vllm:num_requests_running[$window]) and $requests_running_sampled)",
+        "requests",
+    ),
+    Part(
+        "requests_waiting_mean",
+        "sum by ($by) (avg_over_time(vllm:num_requests_waiting[$window]) and $requests_waiting_sampled)",
+        "requests",
+    ),
+    Part(
+        "requests_waiting_minimum",
+        "sum by ($by) (min_over_time(vllm:num_requests_waiting[$window]) and $requests_waiting_sampled)",
+        "requests",
+    ),
+    Part(
+        "kv_cache_usage_mean",
+        "max by ($by) (avg_over_time(vllm:kv_cache_usage_perc[$window]) and $kv_cache_usage_sampled)"
+        " or max by ($by) (avg_over_time(vllm:gpu_cache_usage_perc[$window]) and $gpu_cache_usage_sampled)",
+        "share",
+    ),
+    # -- gauges by any number of samples
+    Part("running_lowest", "sum by ($by) (min_over_time(vllm:num_requests_running[$window]))", "requests"),
+    Part("running_highest", "sum by ($by) (max_over_time(vllm:num_requests_running[$window]))", "requests"),
+    Part("waiting_lowest", "sum by ($by) (min_over_time(vllm:num_requests_waiting[$window]))", "requests"),
+    Part("waiting_highest", "sum by ($by) (max_over_time(vllm:num_requests_waiting[$window]))", "requests"),
+    # -- inter-token latency, whose histogram vLLM renamed
+    Part(
+        "itl_count",
+        "sum by ($by) (increase(vllm:inter_token_latency_seconds_count[$window]))"
+        " or sum by ($by) (increase(vllm:time_per_output_token_seconds_count[$window]))",
+        "tokens",
+    ),
+    Part(
+        "itl_sum",
+        "sum by ($by) (increase(vllm:inter_token_latency_seconds_sum[$window]))"
+        " or sum by ($by) (increase(vllm:time_per_output_token_seconds_sum[$window]))",
+        "seconds",
+    ),
+)
+
+# -- legacy: goes when the last file reads as formulas
 
 
 def counted(metric: str, matchers: str = "") -> str:
@@ -27,20 +127,11 @@ def renamed(function: str, new: str, old: str, join: str = "max") -> str:
     return f"({gauge(function, new, join)} or {gauge(function, old, join)})"
 
 
-def configured(flag: str) -> str:
-    """The running value of a flag, one per instance; missing where no source publishes it."""
-    return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{flag}"}}[$window]))'
-
-
 def least_of(one: str, other: str) -> str:
     """The smaller of two numbers, or the known one if the other is missing."""
     return f"((({one}) < ({other})) or ({other}) or ({one}))"
 
 
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
-ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 FINISHED = counted("vllm:request_success_total")
 PREEMPTIONS = counted("vllm:num_preemptions_total")
 PROMPT_TOKENS = counted("vllm:request_prompt_tokens_sum")
@@ -51,6 +142,12 @@ def itl(suffix: str, matchers: str = "") -> str:
     """The increase of the inter-token latency histogram under its new or its old name."""
     new, old = (counted(f"{name}_{suffix}", matchers) for name in ITL)
     return f"({new} or {old})"
+
+
+def in_flight(window: str, function: str = "min_over_time") -> str:
+    """The minimum (or maximum) number of requests running or waiting in any sample of the window."""
+    running, waiting = (f"sum by ($by) ({function}({gauge_name}[{window}]))" for gauge_name in (RUNNING, WAITING))
+    return f"({running} + {waiting})"
 
 
 def cache_config_has(label: str, pattern: str) -> str:

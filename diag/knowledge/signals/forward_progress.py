@@ -23,7 +23,7 @@ from diag.knowledge.signals.host import (
     last,
     since_start,
 )
-from diag.knowledge.signals.load import in_flight
+from diag.knowledge.signals.expressions import in_flight
 from diag.knowledge.signals.prefill import LONG_STEPS
 from diag.knowledge.signals.startup import PHASE
 

@@ -9,7 +9,7 @@ from diag.core.log_events import INPUT_THREAD_DIED, MULTIMODAL_CACHE_MISS, REQUE
 from diag.knowledge.signals.expressions import counted
 from diag.knowledge.signals.forward_progress import any_of, moved
 from diag.knowledge.signals.host import HEARSAY_TIME, LAST_PROGRESS, event_time, last
-from diag.knowledge.signals.load import in_flight
+from diag.knowledge.signals.expressions import in_flight
 
 RECENTLY = 300
 """Seconds for which a lost item counts: the caches disagree about it until the engine starts again."""

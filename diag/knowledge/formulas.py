@@ -1,0 +1,109 @@
+"""Formulas of the declared expressions: placeholders filled in, and each part as the series that a rule records.
+
+A recorded series is named by Prometheus' convention, level:metric:operations: the labels of a subject, the name of the
+part, and its range function and window, as in `instance_engine:preemptions:increase5m`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from diag.core.contract import Contract
+from diag.core.incident import Condition, Incident, Part, Signal, regroup
+from diag.knowledge.signals import DECLARED
+from diag.promql import Formula
+
+PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
+"""A dollar sign, or a name with the window, the offset and the labels that replace those of the expression around it."""
+_GROUPING = re.compile(r"\bby \(([^()]*)\)|\$(?!by\b|window\b)(\w+)")
+_RANGE_FUNCTION = re.compile(r"(\w+?)(?:_over_time)?\([^()]*\[")
+_Values = tuple[tuple[str, float], ...]
+
+
+def formula(
+    asked: Part | Signal | str, per: tuple[str, ...], window: str, contract: Contract, labels: tuple[str, ...] = ()
+) -> Formula:
+    """Return the formula of a signal, a part or an expression for subjects with the labels `per`.
+
+    `labels` identify a server at this site, where they differ from `instance`. KeyError names an unknown placeholder.
+    """
+    return _filled(asked, per, window, "", tuple(contract.values().items()), labels)
+
+
+def conjunction(incident: Incident, window: str, contract: Contract, labels: tuple[str, ...] = ()) -> Formula:
+    """Return the whole incident as one PromQL conjunction: one sample per affected subject."""
+    parts, terms = {}, []
+    for condition in incident.conditions:
+        part = formula(condition.signal, incident.per, window, contract, labels)
+        parts[part.name] = part
+        terms.append(comparison(part.name, condition, contract))
+    return Formula("", " and ".join(terms), parts)
+
+
+def comparison(series: str, condition: Condition, contract: Contract) -> str:
+    """Return a condition on a series as a PromQL filter."""
+    return f"{series} {condition.op} {contract.limit(condition.limit):g}"
+
+
+@lru_cache(maxsize=4096)
+def expanded(promql: str) -> str:
+    """Return an expression with its parts written out; `$window`, `$by` and entries of the contract stay."""
+
+    def put(found: re.Match[str]) -> str:
+        part = DECLARED.get(found[1] or "")
+        if part is None:
+            return found[0]
+        text = expanded(part.promql)
+        text = text.replace("$window", found[2]) if found[2] else text
+        text = re.sub(r"(\[[^\]]+\])", rf"\1 offset {found[3]}", text) if found[3] else text
+        return f"({text.replace('$by', found[4]) if found[4] else text})"
+
+    return PLACEHOLDER.sub(put, promql)
+
+
+@lru_cache(maxsize=8192)
+def _filled(
+    asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: str, values: _Values, labels: tuple[str, ...]
+) -> Formula:
+    entries = {name: f"{value:g}" for name, value in values} | {"window": window, "by": ", ".join(per)}
+    parts: dict[str, Formula] = {}
+
+    def put(found: re.Match[str]) -> str:
+        name, own_window, own_offset, by = found.groups()
+        if name is None:
+            return "$"
+        if name in entries:
+            return entries[name] + found[0][len(name) + 1 :]
+        own_per = per if by is None else tuple(by.replace(" ", "").split(","))
+        part = _filled(DECLARED[name], own_per, own_window or window, own_offset or ago, values, labels)
+        parts[part.name] = part
+        return part.name
+
+    promql = asked if isinstance(asked, str) else asked.promql
+    if ago:
+        promql = promql.replace("[$window]", f"[$window] offset {ago}")
+    text = PLACEHOLDER.sub(put, promql)
+    if labels:
+        text = regroup(text, labels)
+    return Formula("" if isinstance(asked, str) else _series(asked, per, window, ago, labels), text, parts)
+
+
+def _series(part: Part | Signal, per: tuple[str, ...], window: str, ago: str, labels: tuple[str, ...]) -> str:
+    """Return the name of the series that a rule records of a part."""
+    operations = _RANGE_FUNCTION.findall(part.promql) if part.promql.count("[") == 1 else []
+    over = f"{window}{f'_offset{ago}' if ago else ''}" if "$window" in expanded(part.promql) else ""
+    level = "_".join(
+        name for label in _level(part.promql, per) for name in (labels if labels and label == "instance" else (label,))
+    )
+    return ":".join(filter(None, (level or "series", part.id, f"{''.join(operations)}{over}")))
+
+
+def _level(promql: str, per: Iterable[str]) -> tuple[str, ...]:
+    """Return the labels of the result: those of its first aggregation, or of its first part."""
+    found = _GROUPING.search(promql)
+    if found is None:
+        return ()
+    if found[1] is None:
+        return _level(DECLARED[found[2]].promql, per) if found[2] in DECLARED else _level(promql[found.end() :], per)
+    labels = found[1].replace(" ", "").split(",")
+    return tuple(name for label in labels for name in (per if label == "$by" else (label,)))
