@@ -1,13 +1,12 @@
-"""Prometheus rules from the declarations: what the doctor judges by is what is alerted on.
+"""Prometheus rules from the declarations: the doctor and the alerts judge by the same expressions.
 
-Every incident is an alert; a signal that several rules use is recorded once. Signals and alerts over the same window
-for the same kind of subject share a group, whose rules are evaluated in order: an alert never reads what was recorded
-an interval ago.
+Every incident is an alert: a conjunction of recorded signals and thresholds. The rules of a group are evaluated in
+order, so that an alert reads what was recorded at the same instant; only long ranges are recorded in a slower group.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 from diag.artefacts.names import (
@@ -15,8 +14,6 @@ from diag.artefacts.names import (
     alert_name,
     claim,
     dashboard_uid,
-    expression,
-    recording_name,
     runbook_url,
     subject_labels,
     threshold,
@@ -24,15 +21,17 @@ from diag.artefacts.names import (
 from diag.artefacts.units import alert_value
 from diag.core.contract import Contract, Site
 from diag.core.incident import RANK, Condition, Incident, Severity, seconds
+from diag.knowledge.formulas import comparison, formula
+from diag.knowledge.records import GENERATION, LONG, Record, Records, at_site, records
 from diag.promql import pretty
 
 INTERVAL, SLOW_INTERVAL = "15s", "1m"
-SLOW = 900.0
-"""Seconds of a window from which a rule is evaluated every minute: nothing in it changes faster."""
+"""The second one is that of alerts over windows of `LONG` or more, and of records with a longer range."""
 KEEP_FIRING = 300.0
 """Seconds for which an alert outlasts its conditions: a missed scrape or a short recovery does not start another."""
 MARGIN = 60.0
 """Seconds by which a cause outlasts its consequences at least: its group is evaluated at another moment."""
+SLOW_GROUP = "diag-slow"
 Rule = dict[str, Any]
 Group = dict[str, Any]
 Known = Mapping[str, Incident]
@@ -90,53 +89,93 @@ def _cases(incident: Incident, first: Condition) -> Iterator[AlertCase]:
 
 
 def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
-    """The rule groups of all incidents; those of one kind of subject and one window together."""
-    rules = [alert for incident in incidents for alert in alerts(incident)]
-    shared = _shared(rules, contract)
+    """Return the rule groups of all incidents: those that depend on each other together, records before alerts."""
+    found = [alert for incident in incidents for alert in alerts(incident)]
     known = {incident.id: incident for incident in incidents}
-    by_group: dict[str, list[Alert]] = {}
-    for alert in rules:
-        name = "-".join((*alert.incident.per, alert.cases[0].windows[0]))
-        by_group.setdefault(f"diag-{name}", []).append(alert)
-    return [_group(name, members, shared, contract, known) for name, members in by_group.items()]
-
-
-def _shared(rules: Iterable[Alert], contract: Contract) -> set[str]:
-    """The expressions that more than one rule uses."""
-    uses = Counter(text for alert in rules for text in set(_expressions(alert, contract)))
-    return {text for text, count in uses.items() if count > 1}
-
-
-def _expressions(alert: Alert, contract: Contract) -> Iterator[str]:
-    for window, condition in alert.conditions():
-        yield expression(condition.signal, alert.incident, window, contract)
-
-
-def _group(name: str, members: Sequence[Alert], shared: set[str], contract: Contract, known: Known) -> Group:
-    records = {
-        recording_name(condition.signal, alert.incident, window, contract.site): text
-        for alert in members
-        for window, condition in alert.conditions()
-        if (text := expression(condition.signal, alert.incident, window, contract)) in shared
+    recorded = records(incidents, contract)
+    reads = {
+        alert: [_series(window, condition, alert, contract) for window, condition in alert.conditions()]
+        for alert in found
     }
-    rules: list[Rule] = [{"record": record, "expr": pretty(text)} for record, text in records.items()]
-    rules += [rule(alert, contract, set(records.values()), known) for alert in members]
-    slow = all(seconds(window) >= SLOW for alert in members for window, _ in alert.conditions())
-    return {"name": name, "interval": SLOW_INTERVAL if slow else INTERVAL, "rules": rules}
+    placed = _groups_of(recorded.rules, reads)
+    by_group: dict[str, list[Rule]] = {name: [] for name in placed.values()}
+    for name, record in recorded.rules.items():
+        by_group[placed[name]].append({"record": record.series, "expr": pretty(record.promql)})
+    for alert in found:
+        by_group[placed[alert]].append(rule(alert, contract, recorded.series, known))
+    return [
+        _generation_group(recorded.generation, contract.site),
+        *(
+            {"name": name, "interval": SLOW_INTERVAL if name == SLOW_GROUP else INTERVAL, "rules": rules}
+            for name, rules in sorted(by_group.items())
+        ),
+    ]
 
 
-def rule(alert: Alert, contract: Contract, shared: set[str], known: Known) -> Rule:
-    """One alerting rule as Prometheus reads it."""
+def _groups_of(rules: Mapping[str, Record], reads: Mapping[Alert, Sequence[str]]) -> dict[str | Alert, str]:
+    """Return the group of every record and alert.
+
+    A record whose range is long, or which only slow rules read, is evaluated every minute. Of the others, those that
+    are connected share a group, named by the subjects of its alerts.
+    """
+    slow: set[str | Alert] = {
+        alert for alert in reads if all(seconds(window) >= LONG for window, _ in alert.conditions())
+    }
+    readers: dict[str, list[str | Alert]] = {name: [] for name in rules}
+    for alert, names in reads.items():
+        for name in names:
+            readers[name].append(alert)
+    for name, record in reversed(rules.items()):
+        for other in record.reads:
+            readers[other].append(name)
+        if record.longest_range > LONG or slow.issuperset(readers[name]):
+            slow.add(name)
+    component: dict[str | Alert, set[str | Alert]] = {}
+    for name in rules:
+        if name not in slow:
+            joined = {name}.union(*(component.get(other, {other}) for other in readers[name] if other not in slow))
+            component |= dict.fromkeys(joined, joined)
+    return {
+        member: SLOW_GROUP if member in slow else _group_name(component.get(member, {member}))
+        for member in (*rules, *reads)
+    }
+
+
+def _group_name(members: Set[str | Alert]) -> str:
+    kinds = {alert.incident.per[-1] for alert in members if isinstance(alert, Alert)}
+    return f"diag-{kinds.pop() if len(kinds) == 1 else 'engine'}"
+
+
+def _generation_group(generation: str, site: Site) -> Group:
+    """Return the group that shows which rules are evaluated, for which servers."""
+    rule = {
+        "record": at_site(GENERATION, site.labels),
+        "expr": f"max by ({', '.join(site.labels)}) (last_over_time(up[1m]) >= bool 0)",
+        "labels": {"generation": generation},
+    }
+    return {"name": "diag-generation", "interval": INTERVAL, "rules": [rule]}
+
+
+def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
+    """Return one alerting rule as Prometheus reads it; `series` are the recorded series by the names of formulas."""
     incident = alert.incident
-    cases = [_case(case, contract, shared, known) for case in alert.cases]
+    cases = [_case(alert, case, contract, series, known) for case in alert.cases]
     return {
         "alert": alert_name(incident.id),
-        "expr": pretty(cases[0] if len(cases) == 1 else " or ".join(f"({case})" for case in cases)),
+        "expr": cases[0] if len(cases) == 1 else "\nor\n".join(f"(\n{indent(case, '  ')}\n)" for case in cases),
         "for": incident.hold,
         "keep_firing_for": f"{keeps_firing(incident, known) / 60:.0f}m",
         "labels": {"incident": incident.id, "severity": alert.severity},
         "annotations": annotations(alert, contract),
     }
+
+
+def alert_expressions(
+    incident: Incident, incidents: Sequence[Incident], contract: Contract, recorded: Records
+) -> list[str]:
+    """Return the expressions of the alerts of an incident, as `rule` writes them."""
+    known = {other.id: other for other in incidents}
+    return [str(rule(alert, contract, recorded.series, known)["expr"]) for alert in alerts(incident)]
 
 
 def keeps_firing(cause: Incident, known: Known) -> float:
@@ -151,25 +190,28 @@ def _mutes(cause: Incident, effect: Incident) -> bool:
     return RANK[cause.severity] >= RANK[effect.severity]
 
 
-def _case(case: AlertCase, contract: Contract, shared: set[str], known: Known) -> str:
-    parts = [_condition(window, condition, case.incident, contract, shared) for window, condition in case.conditions()]
-    return " and ".join(parts) + _unless_paged(case, contract.site, known)
+def _case(alert: Alert, case: AlertCase, contract: Contract, series: Mapping[str, str], known: Known) -> str:
+    """Return the conditions of a case, one on each line."""
+    terms = [
+        comparison(series[_series(window, condition, alert, contract)], condition, contract)
+        for window, condition in case.conditions()
+    ]
+    return "\nand ".join(terms) + _unless_paged(case, contract.site, known)
 
 
 def _unless_paged(case: AlertCase, site: Site, known: Known) -> str:
-    """What a window that outlasts the alert of a cause still holds of it has paged already, and pages nobody again."""
+    """Return what keeps a window that outlasts the alert of a cause from paging again after that alert."""
     effect, window = case.incident, case.windows[0]
     causes = [each.id for each in known.values() if effect.id in each.explains and _mutes(each, effect)]
     if not causes or seconds(window) <= KEEP_FIRING:
         return ""
     paged = f'ALERTS{{alertstate="firing",severity="{effect.severity}",incident=~"{"|".join(causes)}"}}'
-    return f" unless on ({', '.join(site.labels)}) max_over_time({paged}[{window}])"
+    return f"\nunless on ({', '.join(site.labels)}) max_over_time({paged}[{window}])"
 
 
-def _condition(window: str, condition: Condition, incident: Incident, contract: Contract, shared: set[str]) -> str:
-    text = expression(condition.signal, incident, window, contract)
-    name = recording_name(condition.signal, incident, window, contract.site) if text in shared else f"({text})"
-    return f"{name} {condition.op} {contract.limit(condition.limit):g}"
+def _series(window: str, condition: Condition, alert: Alert, contract: Contract) -> str:
+    """Return the name of a condition's signal in formulas."""
+    return formula(condition.signal, alert.incident.per, window, contract).name
 
 
 def annotations(alert: Alert, contract: Contract) -> dict[str, str]:
@@ -227,7 +269,7 @@ def doctor_command(site: Site) -> str:
 def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any]]:
     """Alertmanager's inhibition rules: a cause mutes what follows from it, a critical alert its own warning."""
     known = {incident.id: incident for incident in incidents}
-    explained = [(cause, known[name]) for cause in incidents for name in cause.explains]
+    explained = [(cause, known[name]) for cause in incidents for name in cause.explains if name in known]
     rules = [
         _inhibit(f'incident="{cause.id}"', f'incident="{effect.id}"', _common(cause, effect, site))
         for cause, effect in explained

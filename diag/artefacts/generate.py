@@ -1,6 +1,6 @@
 """Every generated file: its text, and whether the file on disk has it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from diag.artefacts.metric_reference import metric_reference
 from diag.artefacts.names import GENERATED_MARK
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.core.metric_prefix import with_prefix
 from diag.core.writing import only_writer, written_whole
@@ -31,18 +32,38 @@ RELABEL = {
 }
 
 
+RULE_FILES = ("diag.rules.yaml", "prometheusrule.yaml", "inhibit_rules.yaml")
+"""The files in alerts/ that hold rules of incidents."""
 NORMAL = "a rule file for Prometheus, of what is normal at this time of day; nothing alerts on it."
 
 
-def files(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
-    """The text of every file by its path under the root of the artefacts."""
+def files(incidents: Sequence[Incident], contract: Contract, only: Sequence[str] = ()) -> dict[str, str]:
+    """Return the text of every file by its path under the root of the artefacts.
+
+    With `only`, the rules, dashboards and runbooks of these incidents alone; BadUsage where one does not exist.
+    """
     pages = dashboards(incidents, contract)
     of_site = {**_alerts(incidents, contract), **pages, **runbooks.runbooks(incidents, contract)}
+    if only:
+        return {name: with_prefix(text, contract.site.prefix) for name, text in _of(only, incidents, contract, of_site)}
     return {
         **{name: with_prefix(text, contract.site.prefix) for name, text in of_site.items()},
         "docs/lint-rules.md": lint_rules.reference(),
         "docs/metrics.md": metric_reference(incidents, pages),
     }
+
+
+def _of(
+    only: Sequence[str], incidents: Sequence[Incident], contract: Contract, texts: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the files that these incidents need, of all `texts`."""
+    known = {incident.id: incident for incident in incidents}
+    for name in only:
+        if name not in known:
+            raise BadUsage(f"--only {printable(name, 40)}: there is no such incident; diag incidents lists them")
+        yield from ((file, texts[file]) for file in (f"dashboards/{name}.json", f"runbooks/{name}.md"))
+    rules = _alerts([incident for incident in incidents if incident.id in only], contract)
+    yield from ((f"alerts/{name}", rules[f"alerts/{name}"]) for name in RULE_FILES)
 
 
 def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:

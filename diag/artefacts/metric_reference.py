@@ -1,14 +1,15 @@
 """The reference of the exporter's metrics, docs/metrics.md: each with the signals and incidents that read it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from string import Template
 
 from diag.artefacts.names import GENERATED_MARK
+from diag.core.contract import Contract
 from diag.core.formatting import listed, quantity
 from diag.core.incident import Incident, Signal
 from diag.core.log_events import LOG_EVENTS
 from diag.core.metric_families import FAMILIES, LABELS, MetricFamily
 from diag.core.startup_phases import STARTUP_PHASES
+from diag.knowledge.formulas import formula
 from diag.promql import metric_names, parse
 
 SECTIONS = {
@@ -102,17 +103,8 @@ def _signals(incident: Incident) -> Iterator[Signal]:
 
 def _metrics(signal: Signal) -> set[str]:
     texts = (signal.promql, signal.culprit_promql)
-    return {name for text in texts if text for name in metric_names(parse(_filled(text)))}
-
-
-def _filled(promql: str) -> str:
-    """With something for each placeholder, so that it parses."""
-    return Template(promql).substitute(_Placeholders())
-
-
-class _Placeholders(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        return {"window": "5m", "by": "instance"}.get(name, "1")
+    formulas = (formula(text, ("instance",), "5m", Contract()) for text in texts if text)
+    return {name for found in formulas for name in metric_names(parse(found))}
 
 
 def _section(name: str) -> str:

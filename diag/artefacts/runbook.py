@@ -3,36 +3,38 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from diag.artefacts.alerts import keeps_firing
+from diag.artefacts.alerts import alert_expressions, keeps_firing
 from diag.artefacts.names import (
     GENERATED_MARK,
     alert_name,
     claim,
-    expression,
     in_words,
     opposite,
     subject_labels,
     threshold,
 )
 from diag.core.contract import Contract
-from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Source, regroup
+from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Source
+from diag.knowledge.formulas import comparison, formula
+from diag.knowledge.records import Records
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
 
 EXIT_STATUS = {"warning": 1, "critical": 2}
-LONGEST_QUERY = 40
-"""Lines of PromQL."""
 
 
-def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract) -> str:
-    """One incident: confirm it, tell it apart, mitigate, fix, verify, hand over, and what not to do."""
+def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: Records) -> str:
+    """Return the page of an incident: confirm, distinguish, mitigate, fix, verify, hand over, what not to do.
+
+    `rules` are the recording rules for `incidents`.
+    """
     known = {other.id: other for other in incidents}
     sections = {
         "Meaning": _meaning(incident, incidents),
         "Impact": [_sentence(incident.impact)],
         "Confirm": _confirm(incident, contract),
         "Immediate mitigation": _mitigation(incident),
-        "Symptoms (all must hold)": _symptoms(incident, contract),
+        "Symptoms (all must hold)": _symptoms(incident, contract, rules),
         "Supporting evidence": _supporting(incident, contract),
         "What looks like it, how to distinguish": _look_alikes(incident, known, contract),
         "Fix (remediation), trade-off, rollback": _fixes(incident, contract),
@@ -40,7 +42,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
         "Escalate and hand over": _escalate(incident),
         "Do NOT": [f"- {warning}" for warning in incident.do_not],
         "Threshold rationale": _rationale(incident, contract),
-        "Complete PromQL expression": _complete(incident, contract),
+        "Alert expression": _alert_expression(incident, incidents, contract, rules),
     }
     subject = " and ".join(subject_labels(incident, contract.site))
     head = (
@@ -128,27 +130,32 @@ def _command(incident: Incident, contract: Contract) -> list[str]:
 
 def _metrics(incident: Incident, contract: Contract) -> list[str]:
     """Every metric that its symptoms read."""
-    texts = (expression(condition.signal, incident, incident.window, contract) for condition in incident.symptoms)
-    return sorted({name for text in texts for name in metric_names(parse(text))} - {"up"})
+    formulas = (formula(symptom.signal, incident.per, incident.window, contract) for symptom in incident.symptoms)
+    return sorted({name for found in formulas for name in metric_names(parse(found))} - {"up"})
 
 
-def _symptoms(incident: Incident, contract: Contract) -> list[str]:
+def _symptoms(incident: Incident, contract: Contract, rules: Records) -> list[str]:
     """Each symptom with its PromQL; then the raw metrics, on the page."""
-    parts = [line for condition in incident.symptoms for line in _symptom(condition, incident, contract)]
+    parts = [line for condition in incident.symptoms for line in _symptom(condition, incident, contract, rules)]
     return [*parts, *_raw_metrics(incident, contract)]
 
 
-def _symptom(condition: Condition, incident: Incident, contract: Contract) -> list[str]:
-    promql = expression(condition.signal, incident, incident.window, contract)
+def _symptom(condition: Condition, incident: Incident, contract: Contract, rules: Records) -> list[str]:
+    series = rules.series[formula(condition.signal, incident.per, incident.windows[0], contract).name]
     reading = condition.signal.sentence.format(value="`<value>`")
     other_side = in_words(opposite(condition), contract)
     return [
-        f"**{claim(condition, contract)}**: {reading}. The symptom holds when this query returns {condition.op}"
-        f" {contract.limit(condition.limit):g}; {other_side} rules the incident out.",
+        f"**{claim(condition, contract)}**: {reading}. {_capitalized(other_side)} rules the incident out.",
         "",
-        *_promql(promql, "The dashboard plots it."),
+        "```promql",
+        comparison(series, condition, contract),
+        "```",
         "",
     ]
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _raw_metrics(incident: Incident, contract: Contract) -> list[str]:
@@ -289,14 +296,22 @@ def _reference(source: Source) -> str:
     return f"{source.kind}: <{source.reference}>" if source.reference else source.kind
 
 
-def _complete(incident: Incident, contract: Contract) -> list[str]:
-    text = regroup(incident.query(incident.window, contract.values()), contract.site.labels)
-    return _promql(text, f"It is the alert {alert_name(incident.id)} in `alerts/diag.rules.yaml`.")
-
-
-def _promql(text: str, elsewhere: str) -> list[str]:
-    """A query, or where to find one that is too long for a page that is read at 3 a.m."""
-    lines = pretty(text).splitlines()
-    if len(lines) > LONGEST_QUERY:
-        return [f"This query has {len(lines)} lines. {elsewhere}"]
-    return ["```promql", *lines, "```"]
+def _alert_expression(
+    incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: Records
+) -> list[str]:
+    """Return the alert as its rule has it, and the definition of every series that it reads, each once."""
+    expressions = alert_expressions(incident, incidents, contract, rules)
+    names = [name for name, rule in rules.rules.items() if any(rule.series in text for text in expressions)]
+    for name in names:
+        names += [other for other in rules.rules[name].reads if other not in names]
+    definitions = [rule for name, rule in rules.rules.items() if name in names]
+    return [
+        f"The alert {alert_name(incident.id)} in `alerts/diag.rules.yaml`:",
+        "",
+        *(line for text in expressions for line in ("```promql", *text.splitlines(), "```", "")),
+        "The recording rules there define its series:",
+        "",
+        "```promql",
+        *(line for rule in definitions for line in (f"# {rule.series}", *pretty(rule.promql).splitlines(), "")),
+        "```",
+    ]

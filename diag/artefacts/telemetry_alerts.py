@@ -5,7 +5,8 @@ from typing import Any
 
 from diag.artefacts.names import alert_label, runbook_url
 from diag.core.contract import Contract
-from diag.core.incident import fill, regroup
+from diag.core.incident import regroup
+from diag.knowledge.formulas import formula
 from diag.knowledge.signals import edge
 from diag.promql import pretty
 
@@ -81,7 +82,7 @@ def group(contract: Contract) -> dict[str, Any]:
 
 def expression_of(alert: TelemetryAlert, contract: Contract) -> str:
     """The alert's expression as this site's Prometheus evaluates it."""
-    return regroup(fill(alert.promql, (), "", contract.values()), contract.site.labels)
+    return regroup(formula(alert.promql, (), "", contract).text, contract.site.labels)
 
 
 def _rule(alert: TelemetryAlert, contract: Contract) -> dict[str, Any]:

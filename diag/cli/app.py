@@ -549,7 +549,10 @@ def replay(
 @command("Diagnose")
 def explain(
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="The id of an incident (see diag incidents) or of a diag lint rule.")
+        str,
+        typer.Argument(
+            metavar="ID", help="The id of an incident (see diag incidents), of a signal or of a diag lint rule."
+        ),
     ],
     as_markdown: Annotated[
         bool, output_option("--markdown", help="Print Markdown on a terminal too, as anywhere else.")
@@ -707,12 +710,16 @@ def generate(
     check: Annotated[
         bool, output_option("--check", help="Write nothing; fail if a file is not what would be written.")
     ] = False,
+    only: Annotated[
+        list[str] | None,
+        output_option("--only", metavar="ID", help="Write what this incident needs and no more (may be repeated)."),
+    ] = None,
     configuration: ConfigurationOptions,
 ) -> None:
     """Write Prometheus alerts, Grafana dashboards and runbooks for every incident, with your SLOs and thresholds."""
     from diag.commands.generate import run
 
-    text, status = run(folder, check, configuration.incidents, configuration.contract)
+    text, status = run(folder, check, configuration.incidents, configuration.contract, only or ())
     typer.echo(text)
     raise typer.Exit(status)
 

@@ -1,4 +1,4 @@
-"""`diag explain`: the runbook of an incident, or the page of a lint rule."""
+"""`diag explain`: the runbook of an incident, the definition of a signal, or the page of a lint rule."""
 
 import re
 import sys
@@ -8,9 +8,11 @@ from pathlib import Path
 
 from diag.artefacts.lint_rules import page
 from diag.artefacts.runbook import runbook
+from diag.artefacts.signal_page import declared, signal_page
 from diag.commands.site import site
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
+from diag.knowledge.records import records
 from diag.lint.rules import RULES
 
 _LIKELY, _FEW = 0.75, 5
@@ -28,18 +30,25 @@ def show(name: str, folder: Path | None, as_markdown: bool) -> None:
 
 
 def run(name: str, folder: Path | None) -> str:
-    """The runbook of the incident with that id, else the page of the lint rule with that id."""
+    """Return the runbook of the incident, the page of the signal or part, or that of the lint rule with that id.
+
+    A signal is found by its name, its id and the series that rules record of it. BadUsage where there is none.
+    """
     contract, incidents = site(folder, None)
     by_id = {incident.id: incident for incident in incidents}
     if name in by_id:
-        return runbook(by_id[name], incidents, contract)
+        return runbook(by_id[name], incidents, contract, records(incidents, contract))
     if name in RULES:
         return page(RULES[name])
-    close = near(name, [*by_id, *RULES])
+    signals = declared(incidents)
+    found = next((id for id, signal in signals.items() if name in (id, signal.name) or f":{id}:" in f"{name}:"), "")
+    if found:
+        return signal_page(signals[found], incidents, contract)
+    close = near(name, [*by_id, *RULES, *signals])
     suggestion = f" (did you mean {', '.join(close)}?)" if close else ""
     raise BadUsage(
-        f"there is no incident or lint rule '{printable(name, 40)}'{suggestion}; diag incidents lists the incidents,"
-        " docs/lint-rules.md the rules"
+        f"there is no incident, signal or lint rule '{printable(name, 40)}'{suggestion}; diag incidents lists the"
+        " incidents, docs/lint-rules.md the rules"
     )
 
 

@@ -258,6 +258,11 @@ class Incident(NamedTuple):
         """Every condition of the incident: those that must hold, those that support it, and the escalation."""
         return (*self.conditions, *self.supports, *((self.escalates,) if self.escalates else ()))
 
+    @property
+    def windows(self) -> tuple[str, ...]:
+        """Every window over which its alert judges."""
+        return tuple(window for burn in self.burns for window in (burn.short, burn.long)) or (self.window,)
+
     def over(self, burn: BurnRateWindow) -> "Incident":
         """The same incident with the factor of a burn-rate window as the threshold of its first symptom."""
         first, *rest = self.symptoms
@@ -272,4 +277,4 @@ def regroup(promql: str, labels: tuple[str, ...]) -> str:
 
 def seconds(duration: str) -> float:
     """A PromQL duration of one unit, "30s" or "5m", in seconds."""
-    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
+    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]

@@ -24,7 +24,7 @@ def _burning(incident: Incident, burn: BurnRateWindow) -> Incident:
     """Both windows must hold: the long one is what counts, the short one that it goes on."""
     whole, *rest = incident.over(burn).symptoms
     lately = whole.signal._replace(
-        name=f"{whole.signal.name} over {burn.short}", promql=whole.signal.promql.replace("$window", burn.short)
+        name=f"{whole.signal.name} over {burn.short}", promql=f"${whole.signal.id}[{burn.short}]"
     )
     named = whole.signal._replace(name=f"{whole.signal.name} over {burn.long}")
     both = (whole._replace(signal=named), whole._replace(signal=lately))

@@ -62,5 +62,5 @@ def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:
 
 
 def _last(signal: Signal, queries: QueryCache) -> dict[Subject, float]:
-    rows = queries.ask(signal.promql, ENGINE, queries.live("30s"), queries.source.instants[-1:])
+    rows = queries.ask(signal, ENGINE, queries.live("30s"), queries.source.instants[-1:])
     return {subject: float(row[-1]) for subject, row in rows.items() if np.isfinite(row[-1])}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from diag.core.incident import Comparison, Condition, Incident, seconds
 from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.query_cache import QueryCache, Window
-from diag.knowledge.signals.expressions import FINISHED
+from diag.knowledge.formulas import expanded
 
 COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
 LOOK = 30.0
@@ -58,7 +58,7 @@ class Evidence:
 
     def _measure(self, condition: Condition) -> Evaluated:
         values = np.full((len(self.subjects), len(self.instants)), np.nan)
-        found = self._queries.ask(condition.signal.promql, self._per, self._window)
+        found = self._queries.ask(condition.signal, self._per, self._window)
         for subject, row in zip(self.subjects, values, strict=True):
             row[:] = found.get(subject, np.nan)
         held = holds(values, condition.op, self.limit(condition))
@@ -153,7 +153,7 @@ def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: Query
     enough = np.full(len(subjects), watched >= wanted and not queries.has_few_scrapes)
     if enough.all() or 3 * watched < wanted or queries.has_few_scrapes:
         return enough
-    finished = queries.ask(FINISHED, ("instance",), queries.whole)
+    finished = queries.ask("$finished_requests", ("instance",), queries.whole)
     counts = [finished.of(subject) for subject in subjects]
     return np.array([row is not None and row[-1] >= MANY_FINISHED for row in counts])
 
@@ -176,7 +176,7 @@ def _states(incident: Incident, evidence: Evidence) -> Trits:
     Where all is false already, it does not matter what the others are: symptoms come first, the shortest of them above
     all, since what rules a look-alike out holds on most servers.
     """
-    symptoms = sorted(incident.symptoms, key=lambda symptom: len(symptom.signal.promql))
+    symptoms = sorted(incident.symptoms, key=lambda symptom: len(expanded(symptom.signal.promql)))
     states = np.ones((len(evidence.subjects), len(evidence.instants)), np.int8)
     for condition in (*symptoms, *incident.conditions[len(symptoms) :]):
         held = evidence.of(condition).held

@@ -56,7 +56,7 @@ def _no_collection() -> Iterator[None]:
 def _queries(incidents: Sequence[Incident], queries: QueryCache) -> dict[tuple[str, tuple[str, ...], Window], None]:
     """The queries of the incidents, run a few at a time: the Prometheus evaluates some while others are read."""
     return dict.fromkeys(
-        (condition.signal.promql, incident.per, queries.window(incident))
+        (condition.signal, incident.per, queries.window(incident))
         for incident in incidents
         for condition in incident.every_condition
     )

@@ -80,7 +80,7 @@ class Liveness:
 
 def _patience(failing: Sequence[Progress], queries: QueryCache) -> float:
     """Seconds for which these states have to last."""
-    rows = (queries.ask(signal.promql, INSTANCE, queries.live("30s")) for signal in PROOFS)
+    rows = (queries.ask(signal, INSTANCE, queries.live("30s")) for signal in PROOFS)
     proven = any((values[-1] > 0).any() for found in rows for values in found.values())
     return HELD if proven or any(progress.state == "dead" for progress in failing) else HELD_UNPROVEN
 

@@ -222,5 +222,5 @@ def _last(
     signal: Signal, per: tuple[str, ...], subject: Subject, queries: QueryCache, window: Window | None = None
 ) -> float | None:
     """The signal's value for a subject at the last instant, None where there is none."""
-    row = queries.ask(signal.promql, per, window or queries.live("30s")).of(subject)
+    row = queries.ask(signal, per, window or queries.live("30s")).of(subject)
     return None if row is None or np.isnan(row[-1]) else float(row[-1])

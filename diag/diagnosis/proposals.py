@@ -20,6 +20,7 @@ from diag.diagnosis.diagnose import Diagnosis, culprits
 from diag.diagnosis.launch_values import given_values
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.quotes import Quote
+from diag.knowledge.formulas import expanded
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
 from diag.vllm.flags.defaults import UNSET, default
 from diag.vllm.flags.registry import release, releases
@@ -105,7 +106,7 @@ def _is_for_gpus(fix: Fix, found: "_Signals") -> bool:
     if "gpu" in found.diagnosis.incident.per:
         return False
     signals = (*fix.signals, *(condition.signal for condition in fix.only_if))
-    return any("diag_gpu_" in signal.promql for signal in signals)
+    return any("diag_gpu_" in expanded(signal.promql) for signal in signals)
 
 
 class _Signals:
@@ -119,7 +120,7 @@ class _Signals:
 
     def value(self, signal: Signal) -> float | None:
         incident, window = self.diagnosis.incident, self.queries.window(self.diagnosis.incident)
-        row = self.queries.ask(signal.promql, incident.per, window).of(self.diagnosis.subject)
+        row = self.queries.ask(signal, incident.per, window).of(self.diagnosis.subject)
         value = math.nan if row is None else float(row[self.diagnosis.reported])
         return None if math.isnan(value) else value
 

@@ -16,6 +16,7 @@ from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.quotes import Quote, quotes
 from diag.diagnosis.relaunch import relaunch
+from diag.knowledge.formulas import expanded
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
 HOST = "run diag on the server's host, or scrape diag exporter"
@@ -239,7 +240,7 @@ def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Ru
 
 def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:
     """Whether a condition lacks a value that only these families of metrics could give."""
-    lacking = [reading.condition.signal.promql for reading in diagnosis.symptoms if reading.value is None]
+    lacking = [expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms if reading.value is None]
     return any(re.search(rf"\b{family}", promql) for family in families for promql in lacking)
 
 

@@ -17,8 +17,8 @@ from diag.core.contract import Contract
 from diag.core.errors import BadIncident, Unsupported
 from diag.core.files import exists
 from diag.core.incident import RANK, Condition, Fix, Incident, Signal, seconds
-from diag.knowledge.formulas import formula
 from diag.knowledge import incidents as ours
+from diag.knowledge.formulas import formula
 from diag.vllm.flags.registry import understood
 
 

@@ -5,36 +5,34 @@ part, and its range function and window, as in `instance_engine:preemptions:incr
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 
 from diag.core.contract import Contract
-from diag.core.incident import Condition, Incident, Part, Signal, regroup
+from diag.core.incident import Condition, Incident, Part, Signal
 from diag.knowledge.signals import DECLARED
 from diag.promql import Formula
 
 PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
-"""A dollar sign, or a name with the window, the offset and the labels that replace those of the expression around it."""
+"""A dollar sign, or a name with the window, the offset and the labels that replace those of the text around it."""
 _GROUPING = re.compile(r"\bby \(([^()]*)\)|\$(?!by\b|window\b)(\w+)")
 _RANGE_FUNCTION = re.compile(r"(\w+?)(?:_over_time)?\([^()]*\[")
 _Values = tuple[tuple[str, float], ...]
 
 
-def formula(
-    asked: Part | Signal | str, per: tuple[str, ...], window: str, contract: Contract, labels: tuple[str, ...] = ()
-) -> Formula:
+def formula(asked: Part | Signal | str, per: tuple[str, ...], window: str, contract: Contract) -> Formula:
     """Return the formula of a signal, a part or an expression for subjects with the labels `per`.
 
-    `labels` identify a server at this site, where they differ from `instance`. KeyError names an unknown placeholder.
+    KeyError names an unknown placeholder.
     """
-    return _filled(asked, per, window, "", tuple(contract.values().items()), labels)
+    return _filled(asked, per, window, "", tuple(contract.values().items()))
 
 
-def conjunction(incident: Incident, window: str, contract: Contract, labels: tuple[str, ...] = ()) -> Formula:
+def conjunction(incident: Incident, window: str, contract: Contract) -> Formula:
     """Return the whole incident as one PromQL conjunction: one sample per affected subject."""
     parts, terms = {}, []
     for condition in incident.conditions:
-        part = formula(condition.signal, incident.per, window, contract, labels)
+        part = formula(condition.signal, incident.per, window, contract)
         parts[part.name] = part
         terms.append(comparison(part.name, condition, contract))
     return Formula("", " and ".join(terms), parts)
@@ -62,9 +60,7 @@ def expanded(promql: str) -> str:
 
 
 @lru_cache(maxsize=8192)
-def _filled(
-    asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: str, values: _Values, labels: tuple[str, ...]
-) -> Formula:
+def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: str, values: _Values) -> Formula:
     entries = {name: f"{value:g}" for name, value in values} | {"window": window, "by": ", ".join(per)}
     parts: dict[str, Formula] = {}
 
@@ -75,7 +71,7 @@ def _filled(
         if name in entries:
             return entries[name] + found[0][len(name) + 1 :]
         own_per = per if by is None else tuple(by.replace(" ", "").split(","))
-        part = _filled(DECLARED[name], own_per, own_window or window, own_offset or ago, values, labels)
+        part = _filled(DECLARED[name], own_per, own_window or window, own_offset or ago, values)
         parts[part.name] = part
         return part.name
 
@@ -83,19 +79,16 @@ def _filled(
     if ago:
         promql = promql.replace("[$window]", f"[$window] offset {ago}")
     text = PLACEHOLDER.sub(put, promql)
-    if labels:
-        text = regroup(text, labels)
-    return Formula("" if isinstance(asked, str) else _series(asked, per, window, ago, labels), text, parts)
+    return Formula("" if isinstance(asked, str) else _series(asked, per, window, ago), text, parts)
 
 
-def _series(part: Part | Signal, per: tuple[str, ...], window: str, ago: str, labels: tuple[str, ...]) -> str:
+def _series(part: Part | Signal, per: tuple[str, ...], window: str, ago: str) -> str:
     """Return the name of the series that a rule records of a part."""
-    operations = _RANGE_FUNCTION.findall(part.promql) if part.promql.count("[") == 1 else []
+    is_leaf = expanded(part.promql) == part.promql and part.promql.count("[") == 1
+    operations = _RANGE_FUNCTION.findall(part.promql) if is_leaf else []
     over = f"{window}{f'_offset{ago}' if ago else ''}" if "$window" in expanded(part.promql) else ""
-    level = "_".join(
-        name for label in _level(part.promql, per) for name in (labels if labels and label == "instance" else (label,))
-    )
-    return ":".join(filter(None, (level or "series", part.id, f"{''.join(operations)}{over}")))
+    level = "_".join(_level(part.promql, per)) or "series"
+    return ":".join(filter(None, (level, part.id, f"{''.join(operations)}{over}")))
 
 
 def _level(promql: str, per: Iterable[str]) -> tuple[str, ...]:

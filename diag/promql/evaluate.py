@@ -8,6 +8,7 @@ from diag.core.errors import QueryFailed
 from diag.promql import functions
 from diag.promql.aggregate import aggregate, count_values
 from diag.promql.binary import binary
+from diag.promql.formula import Formula
 from diag.promql.nodes import (
     Aggregate,
     Binary,
@@ -32,7 +33,7 @@ MOST_CELLS = 10_000_000
 """Of the vectors that an evaluator keeps: 90 MB, more than a catalogue takes over thousands of scrapes."""
 
 
-def evaluate(expression: Expression | str, samples: Samples, instants: Millis) -> Vector:
+def evaluate(expression: Expression | Formula | str, samples: Samples, instants: Millis) -> Vector:
     """Evaluate at instants (ms since 1970, ascending, any spacing), each as a Prometheus 3 asked at that instant would.
 
     Series that have no value at any instant are left out.
@@ -48,9 +49,9 @@ class Evaluator:
         self._kept: dict[bytes, dict[Node, Vector]] = {}
         self._room = most_cells
 
-    def evaluate(self, expression: Expression | str, instants: Millis) -> Vector:
+    def evaluate(self, expression: Expression | Formula | str, instants: Millis) -> Vector:
         """As the function of that name."""
-        if isinstance(expression, str):
+        if not isinstance(expression, Expression):
             expression = parse(expression)
         try:
             with np.errstate(all="ignore"):

@@ -1,11 +1,13 @@
 """A PromQL expression in which other expressions stand by name, as the series that recording rules make of them."""
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 _METRIC = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`|[a-zA-Z_:][a-zA-Z0-9_:]*')
 """A string, in which nothing is a metric, or a word that may be the name of a series."""
+
+_NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,16 +22,15 @@ class Formula:
     text: str
     parts: Mapping[str, "Formula"]
 
-    def written_out(self, recorded: Container[str] = ()) -> str:
-        """Return PromQL in which every part that is not in `recorded` is replaced by its expression."""
-        return self.name if self.name in recorded else self._text_over(recorded)
+    def written_out(self, recorded: Mapping[str, str] = _NONE) -> str:
+        """Return PromQL in which every part is replaced by its series in `recorded`, else by its expression."""
+        return recorded.get(self.name) or self.text_over(recorded)
 
-    def _text_over(self, recorded: Container[str]) -> str:
+    def text_over(self, recorded: Mapping[str, str]) -> str:
+        """Return the PromQL of the formula itself over the series in `recorded`."""
         if not self.parts:
             return self.text
-        texts = {
-            name: name if name in recorded else f"({part.written_out(recorded)})" for name, part in self.parts.items()
-        }
+        texts = {name: recorded.get(name) or f"({part.text_over(recorded)})" for name, part in self.parts.items()}
         return _METRIC.sub(lambda word: texts.get(word[0], word[0]), self.text)
 
     def references(self) -> list[str]:
@@ -42,12 +43,3 @@ class Formula:
             return Formula(self.name, change(self.text), {})
         parts = {name: part.rewritten(change) for name, part in self.parts.items()}
         return Formula(self.name, change(self.text), parts)
-
-    def metrics(self) -> frozenset[str]:
-        """Return every word of the formula and its parts that may be a raw metric."""
-        return _words(self)
-
-
-def _words(formula: Formula) -> frozenset[str]:
-    own = frozenset(word[0] for word in _METRIC.finditer(formula.text) if word[0][0] not in "\"'`")
-    return own.difference(formula.parts).union(*(part.metrics() for part in formula.parts.values()))

@@ -10,15 +10,10 @@ from diag.core.incident import Condition, Fix, Incident, Signal, documented, jud
 from diag.knowledge.incidents import api_server_bound, queue_saturation
 from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
 from diag.knowledge.signals import (
-    PREEMPTIONS,
-    RUNNING,
-    WAITING,
     api_server_cores,
     clock_loss,
-    configured,
     deferred_share,
     front_end_share,
-    gauge,
     kv_cache_usage_peak,
     kv_cache_usage_peak_with_next,
     kv_cache_usage_with_next,
@@ -26,7 +21,6 @@ from diag.knowledge.signals import (
     requests_waiting_median,
 )
 from diag.knowledge.signals.gpu import BRAKE, THERMAL, throttled_share
-from diag.knowledge.signals.load import share_of_cap
 from diag.ramp.step import STEP_TOKENS
 
 WHOLE = "24h"
@@ -36,19 +30,20 @@ OPTIMIZATION = "https://docs.vllm.ai/en/latest/configuration/optimization/"
 
 held_up = Signal(
     "requests waiting (median), or preempted",
-    f"{gauge('quantile_over_time(0.5, ', WAITING)} + {PREEMPTIONS}",
+    "$requests_waiting_median + $preemptions",
     "requests that wait (median) or were preempted: {value}",
     "requests",
 )
 running_share_of_cap_median = Signal(
     "requests running / --max-num-seqs (median)",
-    share_of_cap(gauge("quantile_over_time(0.5, ", RUNNING)),
+    "clamp_max(round($requests_running_median + $requests_ending_per_step or $requests_running_median)"
+    " / on (instance) group_left () $sequence_cap, 1)",
     "the median number of running requests is {value} of the sequence cap",
     "share",
 )
 token_budget_used = Signal(
     "tokens / step / --max-num-batched-tokens",
-    f"({STEP_TOKENS}) / on (instance) group_left () {configured('max_num_batched_tokens')}",
+    f"({STEP_TOKENS}) / on (instance) group_left () $config_max_num_batched_tokens",
     "a step processes {value} of the token budget on average",
     "share",
 )

@@ -109,7 +109,7 @@ def _refuted(reading: Reading) -> str:
 def _pressure(binder: Binder, queries: QueryCache, diagnosis: Diagnosis) -> float | None:
     if binder.pressure is None:
         return None
-    rows = queries.ask(binder.pressure.promql, binder.per, queries.whole)
+    rows = queries.ask(binder.pressure, binder.per, queries.whole)
     row = rows.get(diagnosis.subject)
     return float(row[-1]) if row is not None and math.isfinite(row[-1]) else None
 

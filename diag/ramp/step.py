@@ -11,7 +11,7 @@ from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.subjects import Floats
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import FINISHED, ITL, LATENCIES, PREEMPTIONS, RUNNING, WAITING, counted, gauge
+from diag.knowledge.signals import ITL, LATENCIES
 from diag.sources.observation import Observation
 from diag.sources.samples import SampleSource
 from diag.verify.load import IN_FLIGHT
@@ -27,14 +27,13 @@ CHANCE = 3
 """Fewer late or failed requests than this may be chance."""
 SETTLES = 0.15, 5.0
 """The share of a step at its begin in which requests only arrive, and the most seconds of that."""
-STEP_TOKENS = f"{counted('vllm:iteration_tokens_total_sum')} / ({counted('vllm:iteration_tokens_total_count')} > 0)"
+STEP_TOKENS = "sum by ($by) (increase(vllm:iteration_tokens_total_sum[$window])) / ($engine_steps > 0)"
 RATES = {
-    "requests_per_second": FINISHED,
-    "output_tokens_per_second": counted("vllm:generation_tokens_total"),
-    "prompt_tokens_per_second": counted("vllm:prompt_tokens_total"),
+    "requests_per_second": "$finished_requests",
+    "output_tokens_per_second": "$output_tokens",
+    "prompt_tokens_per_second": "$prompt_tokens",
 }
 TOKENS_SO_FAR = "sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))"
-MEAN_RUNNING, MEAN_WAITING = (gauge("avg_over_time(", metric) for metric in (RUNNING, WAITING))
 
 
 class Offer(NamedTuple):
@@ -210,8 +209,8 @@ def _measured(offer: Offer, queries: QueryCache, in_flight: Floats, client: Clie
         rates["requests_per_second"],
         rates["output_tokens_per_second"],
         rates["prompt_tokens_per_second"],
-        value(queries, MEAN_RUNNING),
-        value(queries, MEAN_WAITING),
+        value(queries, "$requests_running_mean"),
+        value(queries, "$requests_waiting_mean"),
         in_flight=float(known.mean()) if len(known) else None,
         tokens_per_step=value(queries, STEP_TOKENS),
         preemptions=value(queries, PREEMPTIONS),

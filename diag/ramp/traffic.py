@@ -7,7 +7,6 @@ from typing import NamedTuple
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import configured
 from diag.ramp.step import RATES, value
 from diag.sources.observation import Observation
 from diag.sources.samples import SampleSource
@@ -106,7 +105,7 @@ class _Last:
 
     def longest(self) -> float:
         """--max-model-len; 0 where it is not known."""
-        return self._number(configured("max_model_len").replace("$window", "1h"))
+        return self._number("$config_max_model_len[1h]")
 
     def _ratio(self, above: str, below: str) -> float:
         total = self._number(below)

@@ -44,7 +44,7 @@ def _measured(
     for incident in incidents:
         window = queries.window(incident)
         for signal in dict.fromkeys(condition.signal for condition in incident.every_condition):
-            key = (signal.promql, incident.per, window)
+            key = (signal, incident.per, window)
             rows = Rows() if key in seen else queries.ask(*key)
             seen.add(key)
             if rows:

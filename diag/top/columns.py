@@ -7,8 +7,7 @@ import numpy as np
 
 from diag.core.subjects import Floats, Instants
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import ITL, PREEMPTIONS, RUNNING, WAITING, kv_cache_usage_peak
-from diag.knowledge.signals.gpu import SERVING
+from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
 
 INSTANCE = ("instance",)
 NOW, MINUTE = 15.0, 60.0
@@ -16,8 +15,8 @@ NOW, MINUTE = 15.0, 60.0
 TTFT = ("vllm:time_to_first_token_seconds",)
 REASONS = 'reason!~"gpu_idle|applications_clocks"'
 THROTTLED = (
-    f"max by (instance, gpu, reason) (max_over_time(diag_gpu_throttle_active{{{REASONS}}}[$window]) {SERVING}"
-    f" or rate(diag_gpu_throttle_seconds_total{{{REASONS}}}[$window]) {SERVING}) > 0"
+    f"max by (instance, gpu, reason) (max_over_time(diag_gpu_throttle_active{{{REASONS}}}[$window]) unless on (instance, gpu) $gpus_not_serving"
+    f" or rate(diag_gpu_throttle_seconds_total{{{REASONS}}}[$window]) unless on (instance, gpu) $gpus_not_serving) > 0"
 )
 """Why the clocks of each GPU are held down, but for what idleness or a person asked for."""
 
@@ -46,19 +45,21 @@ MEASURES: Mapping[str, ServerMeasure] = {
     "ttft95": ServerMeasure("TTFT p95", "seconds", _percentile(0.95, TTFT), MINUTE),
     "itl50": ServerMeasure("ITL p50", "seconds", _percentile(0.5, ITL), MINUTE),
     "itl95": ServerMeasure("ITL p95", "seconds", _percentile(0.95, ITL), MINUTE),
-    "preemptions": ServerMeasure("preemptions / min", "", PREEMPTIONS, MINUTE),
+    "preemptions": ServerMeasure("preemptions / min", "", "$preemptions", MINUTE),
     "power": ServerMeasure(
-        "GPU power", "watts", f"sum by ($by) (last_over_time(diag_gpu_power_watts[$window]) {SERVING})"
+        "GPU power",
+        "watts",
+        "sum by ($by) (last_over_time(diag_gpu_power_watts[$window]) unless on (instance, gpu) $gpus_not_serving)",
     ),
     "clock": ServerMeasure(
         "SM clock (slowest GPU)",
         "MHz",
-        f'min by ($by) (last_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]) {SERVING}) / 1e6',
+        'min by ($by) (last_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) unless on (instance, gpu) $gpus_not_serving) / 1e6',
     ),
     "temperature": ServerMeasure(
         "GPU temperature (hottest)",
         "celsius",
-        f"max by ($by) (last_over_time(diag_gpu_temperature_celsius[$window]) {SERVING})",
+        "max by ($by) (last_over_time(diag_gpu_temperature_celsius[$window]) unless on (instance, gpu) $gpus_not_serving)",
     ),
 }
 

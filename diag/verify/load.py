@@ -13,16 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from diag.core.subjects import Floats
-from diag.knowledge.signals import (
-    FINISHED,
-    GENERATED_TOKENS,
-    PROMPT_TOKENS,
-    RUNNING,
-    WAITING,
-    counted,
-    endpoint_without_vllm,
-    serves,
-)
+from diag.knowledge.signals import RUNNING, WAITING, endpoint_without_vllm, serves
 from diag.verify.snapshot import ServerSnapshot
 
 FLAT = 0.1
@@ -35,8 +26,6 @@ FEWEST = 3
 ABSURD = 1e12
 """Requests in flight that no server has, and whose sum a float still holds."""
 
-BEGUN = counted("vllm:time_to_first_token_seconds_count")
-BEGUN_TOKENS = counted("vllm:prompt_tokens_total")
 NOW = {gauge: f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING)}
 IN_FLIGHT = " + ".join(NOW.values())
 
@@ -123,7 +112,9 @@ def load(server: ServerSnapshot) -> Load:
     in_flight, times = row[valid], server.queries.source.instants[valid]
     lasted = float(times[-1] - times[0]) / 1000
     seconds = lasted + server.queries.source.interval
-    finished, begun = ((server.value(counter) or 0.0) * lasted / seconds for counter in (FINISHED, BEGUN))
+    finished, begun = (
+        (server.value(counter) or 0.0) * lasted / seconds for counter in ("$finished_requests", "$first_tokens")
+    )
     waiting = server.scraped(NOW[WAITING])[valid]
     arrived = _arrived(finished, in_flight, begun, waiting)
     return Load(
@@ -132,7 +123,7 @@ def load(server: ServerSnapshot) -> Load:
         arrivals=arrived / lasted if lasted else None,
         finished=finished,
         prompts=_prompts(server, seconds),
-        outputs=_lengths(server, "generation", (GENERATED_TOKENS, FINISHED), seconds),
+        outputs=_lengths(server, "generation", ("$finished_output_tokens", "$finished_requests"), seconds),
         seconds=seconds,
         responded=responded,
         steps=float((np.diff(in_flight) ** 2).sum()) / max(arrived + finished, 1.0),
@@ -147,8 +138,12 @@ def _arrived(finished: float, in_flight: Floats, begun: float, waiting: Floats) 
 
 def _prompts(server: ServerSnapshot, seconds: float) -> Lengths:
     """Of the prompts begun; of those finished where the page does not count the others (pooling models)."""
-    begun = _lengths(server, "prompt", (BEGUN_TOKENS, BEGUN), seconds)
-    return begun if begun.mean is not None else _lengths(server, "prompt", (PROMPT_TOKENS, FINISHED), seconds)
+    begun = _lengths(server, "prompt", ("$prompt_tokens", "$first_tokens"), seconds)
+    return (
+        begun
+        if begun.mean is not None
+        else _lengths(server, "prompt", ("$finished_prompt_tokens", "$finished_requests"), seconds)
+    )
 
 
 def _lengths(server: ServerSnapshot, kind: str, counters: tuple[str, str], seconds: float) -> Lengths:

@@ -14,28 +14,27 @@ from numpy.typing import NDArray
 from diag.core.subjects import Rows, Subject
 from diag.diagnosis.fleet import VERSIONS
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
-from diag.knowledge.signals import FINISHED, GENERATED_TOKENS, RUNNING, WAITING, counted, gauge, itl
-from diag.knowledge.signals.gpu import SERVING
+from diag.knowledge.signals import RUNNING
 from diag.knowledge.signals.kv_cache import prefix_cache_hit_rate
 from diag.knowledge.signals.startup import PHASE, SPENT
-from diag.verify.load import BEGUN, BEGUN_TOKENS, FEWEST
+from diag.verify.load import FEWEST
 
 WINDOW = 10.0
 """Seconds of one row; three scrapes of a server that is scraped less often than every 3 s."""
 FEWEST_TOKENS = 50
 """Of a window: below, its mean says more of single requests than of the server (judged)."""
 ENGINE = ("instance", "engine")
-TOKEN_RATE = "rate(vllm:generation_tokens_total[$window])"
 COLUMNS: Mapping[str, str] = {
-    "running": gauge("avg_over_time(", RUNNING),
-    "waiting": gauge("avg_over_time(", WAITING),
-    "prompt_tokens": f"{BEGUN_TOKENS} / ({BEGUN} >= {FEWEST})",
-    "output_tokens": f"{GENERATED_TOKENS} / ({FINISHED} >= {FEWEST})",
-    "itl_seconds": f"{itl('sum')} / ({itl('count')} >= {FEWEST_TOKENS})",
-    "ttft_seconds": f"{counted('vllm:time_to_first_token_seconds_sum')} / ({BEGUN} >= {FEWEST})",
-    "tokens_per_second": f"sum by ($by) ({TOKEN_RATE}) > 0",
-    "joules_per_token": f"sum by (instance) (avg_over_time(diag_gpu_power_watts[$window]) {SERVING})"
-    f" / (sum by (instance) ({TOKEN_RATE}) > 0)",
+    "running": "$requests_running_mean",
+    "waiting": "$requests_waiting_mean",
+    "prompt_tokens": f"$prompt_tokens / ($first_tokens >= {FEWEST})",
+    "output_tokens": f"$finished_output_tokens / ($finished_requests >= {FEWEST})",
+    "itl_seconds": f"$itl_sum / ($itl_count >= {FEWEST_TOKENS})",
+    "ttft_seconds": "sum by ($by) (increase(vllm:time_to_first_token_seconds_sum[$window]))"
+    f" / ($first_tokens >= {FEWEST})",
+    "tokens_per_second": "$output_tokens_rate > 0",
+    "joules_per_token": "sum by (instance) (avg_over_time(diag_gpu_power_watts[$window])"
+    " unless on (instance, gpu) $gpus_not_serving) / ($output_tokens_rate by (instance) > 0)",
     "prefix_hit_share": prefix_cache_hit_rate.promql,
 }
 """What a row has, by the name that a baseline file gives it."""

@@ -82,6 +82,6 @@ def signal_deltas(
 
 
 def _mean(condition: Condition, diagnosis: Diagnosis, server: ServerSnapshot, seconds: float) -> float | None:
-    rows = server.queries.ask(condition.signal.promql, diagnosis.incident.per, server.queries.holding(seconds))
+    rows = server.queries.ask(condition.signal, diagnosis.incident.per, server.queries.holding(seconds))
     row = rows.of(server.renamed(diagnosis.subject))
     return None if row is None or np.isnan(row).all() else float(np.nanmean(row))

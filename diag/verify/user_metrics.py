@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from diag.knowledge.signals import (
-    FINISHED,
-    ITL,
-    PREEMPTIONS,
-    counted,
-    stream_pauses_per_request,
-)
+from diag.knowledge.signals import ITL, stream_pauses_per_request
 from diag.verify.load import Load
 from diag.verify.snapshot import ServerSnapshot
 
@@ -60,17 +54,17 @@ class _Metric:
 
 TTFT = ("vllm:time_to_first_token_seconds",)
 E2E = "vllm:e2e_request_latency_seconds"
-E2E_MEAN = f"{counted(f'{E2E}_sum')} / ({counted(f'{E2E}_count')} > 0)"
+E2E_MEAN = f"$end_to_end_seconds_total / (sum by ($by) (increase({E2E}_count[$window])) > 0)"
 TOKENS = "vllm:generation_tokens_total"
 METRICS = (
-    _Metric("output tokens / s", "1/s", "higher", 1.0, counted(TOKENS)),
+    _Metric("output tokens / s", "1/s", "higher", 1.0, "$output_tokens"),
     _Metric("TTFT p50", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.5),
     _Metric("TTFT p95", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.95),
     _Metric("ITL p99.9", "seconds", "lower", 0.1, histograms=ITL, quantile=0.999),
     _Metric("ITL (maximum)", "seconds", "lower", 0.1, histograms=ITL, quantile=1.0),
     _Metric("stream pauses / finished request", "ratio", "lower", 0.1, stream_pauses_per_request.promql),
     _Metric("end-to-end latency (mean)", "seconds", "lower", 0.3, E2E_MEAN),
-    _Metric("preemptions / finished request", "ratio", "lower", 0.1, f"{PREEMPTIONS} / ({FINISHED} >= 3)"),
+    _Metric("preemptions / finished request", "ratio", "lower", 0.1, "$preemptions / ($finished_requests >= 3)"),
 )
 
 

@@ -1,6 +1,6 @@
 """The page of GPUs and tensor-parallel ranks: which of them differs from its peers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diag.artefacts.dashboards.scope import DashboardScope, legend
@@ -56,9 +56,9 @@ GPU_PANELS = (
 )
 
 
-def gpus_page(incidents: Sequence[Incident], contract: Contract) -> DashboardPage:
+def gpus_page(incidents: Sequence[Incident], contract: Contract, series: Mapping[str, str]) -> DashboardPage:
     """The page of all GPUs."""
-    scope = DashboardScope(contract, ("gpu",))
+    scope = DashboardScope(contract, ("gpu",), series)
     alerted = [symptom_panel(condition, incident, scope) for condition, incident in _gpu_symptoms(incidents)]
     return DashboardPage(
         uid=dashboard_uid("gpus"),

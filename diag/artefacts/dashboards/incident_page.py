@@ -22,9 +22,11 @@ from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident, LookAlike
 
 
-def incident_page(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> DashboardPage:
-    """The page of an incident; `known` are all incidents by id."""
-    scope = DashboardScope(contract, ("model", "engine", "gpu"))
+def incident_page(
+    incident: Incident, known: Mapping[str, Incident], contract: Contract, series: Mapping[str, str]
+) -> DashboardPage:
+    """Return the page of an incident; `known` are all incidents by id, `series` the recorded series."""
+    scope = DashboardScope(contract, ("model", "engine", "gpu"), series)
     rows = {
         incident.title: [_introduction(incident, contract.site), _state(incident, scope)],
         "Symptoms (all must hold)": [symptom_panel(condition, incident, scope) for condition in incident.symptoms],
@@ -54,7 +56,7 @@ def _introduction(incident: Incident, site: Site) -> Any:
 def _state(incident: Incident, scope: DashboardScope) -> Any:
     """The alert for every subject that is judged, also where it does not fire."""
     by = subject_labels(incident, scope.site)
-    first = expression(incident.conditions[0].signal, incident, incident.window, scope.contract)
+    first = expression(incident.conditions[0].signal, incident, incident.window, scope.contract, scope.series)
     promql = scope.narrow(worst_severity(f'incident="{incident.id}"', by) + f" or 0 * ({first})")
     description = f"Green: the alert does not fire. Pending: all symptoms hold, for less than {incident.hold} so far."
     return panels.state_timeline(PanelHeader("Alert state", description), [PanelQuery(promql, legend(by))], STATES)

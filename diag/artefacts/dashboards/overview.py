@@ -1,5 +1,6 @@
 """The overview: what is wrong where, who is affected, every server in a row."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from diag.artefacts.dashboards.scope import DashboardScope, legend
@@ -19,16 +20,17 @@ from diag.artefacts.names import GENERATED_MARK, dashboard_uid
 from diag.artefacts.units import TOKENS_PER_SECOND
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
-from diag.core.incident import fill, regroup
-from diag.knowledge.signals import error_budget_burn_rate, itl
+from diag.core.incident import regroup
+from diag.knowledge.formulas import formula
+from diag.knowledge.signals import error_budget_burn_rate
 
 TTFT = "histogram_quantile(0.95, sum by ($by, le) (rate(vllm:time_to_first_token_seconds_bucket[$window])))"
 FINISHED = "sum by ($by, finished_reason) (rate(vllm:request_success_total[$window]))"
 
 
-def overview(contract: Contract) -> DashboardPage:
+def overview(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
     """The page on all servers."""
-    scope = DashboardScope(contract, ("model",))
+    scope = DashboardScope(contract, ("model",), series)
     return DashboardPage(
         uid=dashboard_uid("overview"),
         title="vLLM / Overview",
@@ -70,8 +72,8 @@ def _current_state(scope: DashboardScope) -> list[Any]:
 
 
 def _burn_rate(scope: DashboardScope) -> str:
-    promql = fill(error_budget_burn_rate.promql, ("instance", "engine"), "5m", scope.contract.values())
-    return scope.narrow(regroup(promql, scope.site.labels))
+    name = formula(error_budget_burn_rate, ("instance", "engine"), "5m", scope.contract)
+    return scope.narrow(regroup(name.written_out(scope.series), scope.site.labels))
 
 
 def _timeline(scope: DashboardScope) -> Any:
@@ -120,7 +122,7 @@ def _service_level(scope: DashboardScope) -> list[Any]:
         panel(("Time to first token (TTFT), p95", ttft, "s"), scope.fill(TTFT, by), contract.ttft_seconds),
         panel(
             ("Inter-token latency (ITL), mean", latency, "s"),
-            scope.fill(f"{itl('sum')} / ({itl('count')} > 0)", by),
+            scope.fill("$itl_sum / ($itl_count > 0)", by),
             contract.itl_seconds,
         ),
         panels.time_series(

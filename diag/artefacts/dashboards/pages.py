@@ -12,15 +12,17 @@ from diag.artefacts.dashboards.overview import overview
 from diag.artefacts.grafana.page import render
 from diag.core.contract import Contract
 from diag.core.incident import Incident
+from diag.knowledge.records import records
 
 
 def dashboards(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
     """The text of every dashboard by its file."""
     known = {incident.id: incident for incident in incidents}
-    pages = {incident.id: incident_page(incident, known, contract) for incident in incidents}
+    series = records(incidents, contract).series
+    pages = {incident.id: incident_page(incident, known, contract, series) for incident in incidents}
     pages |= {
-        "overview": overview(contract),
-        "gpus": gpus_page(incidents, contract),
+        "overview": overview(contract, series),
+        "gpus": gpus_page(incidents, contract, series),
         "capacity": capacity_page(contract),
     }
     return {f"dashboards/{name}.json": render(page) for name, page in pages.items()}

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diag.core.contract import Contract, Site
-from diag.core.incident import fill, regroup
+from diag.core.incident import regroup
+from diag.knowledge.formulas import formula
 from diag.knowledge.signals.peers import PEERS
 from diag.promql import metric_names, parse
 
@@ -18,10 +19,14 @@ _WORD = re.compile(r'"[^"]*"|([\w:]+)(\{)?')
 
 @dataclass(frozen=True)
 class DashboardScope:
-    """Which servers a page is about: chosen by its variables, grouped by the site's labels."""
+    """Which servers a page is about: chosen by its variables, grouped by the site's labels.
+
+    `series` are the recorded series by the names that formulas use.
+    """
 
     contract: Contract
     variables: tuple[str, ...]
+    series: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def site(self) -> Site:
@@ -34,7 +39,7 @@ class DashboardScope:
 
     def fill(self, promql: str, by: tuple[str, ...]) -> str:
         """An expression of ours over Grafana's rate interval; `$by` is what tells its series apart."""
-        filled = fill(promql, by, SHORT, self.contract.values())
+        filled = formula(promql, by, SHORT, self.contract).written_out()
         return self.narrow(regroup(filled, self.site.labels)).replace(f"[{SHORT}]", f"[{RATE_INTERVAL}]")
 
     def narrow(self, promql: str) -> str:
@@ -52,8 +57,11 @@ class DashboardScope:
 
     def _labels(self, metric: str) -> dict[str, str]:
         """The labels of a metric that a variable of the page chooses by."""
-        if metric == "ALERTS":
-            return {label: label for label in self.site.labels}
+        if metric == "ALERTS" or metric in self.series.values():
+            level = metric.partition(":")[0].split("_")
+            return {
+                label: label for label in (*self.site.labels, "engine", "gpu") if label in (*self.site.labels, *level)
+            }
         labels = {label: label for label in ("job", *self.site.labels)}
         if metric.startswith("vllm:"):
             labels["model_name"] = "model"

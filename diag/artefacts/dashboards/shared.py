@@ -11,6 +11,7 @@ from diag.artefacts.names import claim, expression, in_words, opposite, runbook_
 from diag.artefacts.units import TOKENS_PER_SECOND, grafana_unit
 from diag.core.contract import Site
 from diag.core.incident import Condition, Incident
+from diag.knowledge.formulas import comparison
 from diag.knowledge.signals import KV_USAGE
 from diag.knowledge.signals.gpu import THERMAL
 
@@ -121,12 +122,16 @@ def signal_panel(
     condition: Condition, incident: Incident, texts: tuple[str, str], line: Threshold, scope: DashboardScope
 ) -> Any:
     """A condition's signal as the alert evaluates it; `texts` are a prefix of the title, and the description."""
-    promql = scope.narrow(expression(condition.signal, incident, incident.window, scope.contract))
+    promql = expression(condition.signal, incident, incident.window, scope.contract, scope.series)
     prefix, description = texts
+    if promql in scope.series.values():
+        description += f" Condition: `{comparison(promql, condition, scope.contract)}`."
     header = PanelHeader(
         f"{prefix}{claim(condition, scope.contract)}", description, grafana_unit(condition.signal.unit)
     )
-    return panels.time_series(header, [PanelQuery(promql, legend(subject_labels(incident, scope.site)))], line)
+    return panels.time_series(
+        header, [PanelQuery(scope.narrow(promql), legend(subject_labels(incident, scope.site)))], line
+    )
 
 
 def _capitalized(text: str) -> str:

@@ -25,7 +25,7 @@ from diag.knowledge.signals.slo import *  # noqa: F403
 from diag.knowledge.signals.startup import *  # noqa: F403
 from diag.knowledge.signals.upgrades import *  # noqa: F403
 
-_FILES = [vars(sys.modules[f"{__name__}.{file.name}"]) for file in iter_modules(__path__)]
+_FILES = [vars(sys.modules[f"{__name__}.{file.name}"]) for file in iter_modules(__path__)]  # noqa: F405
 DECLARED: Mapping[str, Part | Signal] = {
     each.id: each
     for file in _FILES

@@ -13,7 +13,7 @@ from diag.core.log_events import (
     WORKER_DIED,
 )
 from diag.core.startup_phases import READY
-from diag.knowledge.signals.expressions import KV_USAGE, RUNNING, WAITING
+from diag.knowledge.signals.expressions import KV_USAGE, RUNNING, WAITING, in_flight
 from diag.knowledge.signals.host import (
     EVENT_TIME,
     HEARSAY_TIME,
@@ -23,7 +23,6 @@ from diag.knowledge.signals.host import (
     last,
     since_start,
 )
-from diag.knowledge.signals.expressions import in_flight
 from diag.knowledge.signals.prefill import LONG_STEPS
 from diag.knowledge.signals.startup import PHASE
 

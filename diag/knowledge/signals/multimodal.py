@@ -6,10 +6,9 @@ in flight for its client only: its HTTP request ends without one that the engine
 
 from diag.core.incident import Signal
 from diag.core.log_events import INPUT_THREAD_DIED, MULTIMODAL_CACHE_MISS, REQUEST_PREPROCESSING_FAILED
-from diag.knowledge.signals.expressions import counted
+from diag.knowledge.signals.expressions import counted, in_flight
 from diag.knowledge.signals.forward_progress import any_of, moved
 from diag.knowledge.signals.host import HEARSAY_TIME, LAST_PROGRESS, event_time, last
-from diag.knowledge.signals.expressions import in_flight
 
 RECENTLY = 300
 """Seconds for which a lost item counts: the caches disagree about it until the engine starts again."""

@@ -1,0 +1,106 @@
+"""Recording rules as data: which parts and signals are recorded, and each as PromQL over raw and recorded series.
+
+Every signal that an alert compares with a threshold is recorded, every part that more than one of the resulting
+expressions uses, and every part over a long range, which changes slowly. Any other part stands in the expression that
+uses it.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from diag.core.contract import Contract
+from diag.core.incident import Incident, regroup, seconds
+from diag.knowledge.formulas import formula
+from diag.promql import Formula
+
+GENERATION = "instance:diag_rules:generation"
+"""The series that shows for each server that rules are evaluated; its label `generation` shows which."""
+LONG = 900.0
+"""Seconds from which on a range is long."""
+_RANGE = re.compile(r"\[(\w+)\]")
+
+
+class Record(NamedTuple):
+    """One recording rule: the series, its PromQL, the rules that it reads, and the longest range that it selects.
+
+    `longest_range` is in seconds, 0 where the rule selects no range itself.
+    """
+
+    series: str
+    promql: str
+    reads: tuple[str, ...]
+    longest_range: float
+
+
+class Records(NamedTuple):
+    """The recording rules by the names that formulas use, in an order in which each reads only those before it."""
+
+    rules: Mapping[str, Record]
+
+    @property
+    def series(self) -> dict[str, str]:
+        """The recorded series at this site, by the name that formulas use."""
+        return {name: rule.series for name, rule in self.rules.items()}
+
+    @property
+    def generation(self) -> str:
+        """A short hash of all rules: two generations with the same hash record the same."""
+        text = "\n".join(f"{rule.series} {rule.promql}" for rule in sorted(self.rules.values()))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def records(incidents: Iterable[Incident], contract: Contract) -> Records:
+    """Return the recording rules for the alerts of these incidents at this site."""
+    signals = {name: found for incident in incidents for name, found in alert_signals(incident, contract).items()}
+    formulas = _in_order(signals.values())
+    uses = Counter(name for found in formulas.values() for name in found.references())
+    labels = contract.site.labels
+    recorded = {
+        name: at_site(name, labels)
+        for name, found in formulas.items()
+        if name in signals or uses[name] > 1 or _longest_range(found.text) > LONG
+    }
+    return Records({name: _record(formulas[name], recorded, labels) for name in recorded})
+
+
+def _record(found: Formula, recorded: Mapping[str, str], labels: tuple[str, ...]) -> Record:
+    promql = regroup(found.text_over(recorded), labels)
+    reads = tuple(name for name, series in recorded.items() if re.search(_word(series), promql))
+    return Record(recorded[found.name], promql, reads, _longest_range(promql))
+
+
+def _longest_range(promql: str) -> float:
+    return max(map(seconds, _RANGE.findall(promql)), default=0.0)
+
+
+def alert_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
+    """Return the formulas of the signals that the alerts of an incident compare, by name."""
+    conditions = (*incident.conditions, *((incident.escalates,) if incident.escalates else ()))
+    found = (
+        formula(condition.signal, incident.per, window, contract)
+        for window in incident.windows
+        for condition in conditions
+    )
+    return {signal.name: signal for signal in found}
+
+
+def at_site(series: str, labels: Sequence[str]) -> str:
+    """Return the name of a recorded series where other labels than `instance` identify a server."""
+    return re.sub(r"(?<![a-z])instance(?=[_:])", "_".join(labels), series, count=1)
+
+
+def _word(series: str) -> str:
+    return rf"(?<![\w:]){re.escape(series)}(?![\w:])"
+
+
+def _in_order(roots: Iterable[Formula]) -> dict[str, Formula]:
+    """Return the formulas and all of their parts, parts first."""
+    found: dict[str, Formula] = {}
+    for root in roots:
+        if root.name not in found:
+            found |= {name: part for name, part in _in_order(root.parts.values()).items() if name not in found}
+            found[root.name] = root
+    return found
