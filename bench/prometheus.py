@@ -25,7 +25,7 @@ from support import healthy_day, prometheus_server, timelines  # noqa: E402
 from diag.commands import doctor  # noqa: E402
 from diag.commands.observe import ObserveOptions  # noqa: E402
 from diag.core.contract import Contract  # noqa: E402
-from diag.core.incident import Incident, fill  # noqa: E402
+from diag.core.incident import Incident  # noqa: E402
 from diag.diagnosis.report import Report  # noqa: E402
 from diag.http.client import Client  # noqa: E402
 from diag.knowledge.catalog import load  # noqa: E402
@@ -90,7 +90,7 @@ def seconds(url: str) -> float:
 def alone(url: str) -> float:
     """Every condition's expression once, at one instant."""
     asked = {
-        fill(condition.signal.promql, incident.per, incident.window, Contract().values())
+        formula(condition.signal, incident.per, incident.window, Contract()).written_out()
         for incident in load()
         for condition in incident.every_condition
     }

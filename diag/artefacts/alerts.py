@@ -20,13 +20,20 @@ from diag.artefacts.names import (
 )
 from diag.artefacts.units import alert_value
 from diag.core.contract import Contract, Site
-from diag.core.incident import RANK, Condition, Incident, Severity, seconds
+from diag.core.incident import RANK, Condition, Incident, Severity, regroup, seconds
 from diag.knowledge.formulas import comparison, formula
-from diag.knowledge.records import GENERATION, LONG, Record, Records, at_site, records
+from diag.knowledge.rule_set import (
+    INTERVAL,
+    LONG,
+    SLOW_INTERVAL,
+    SUBJECTS,
+    RecordedSeries,
+    RuleSet,
+    generation_series,
+    rule_set,
+)
 from diag.promql import pretty
 
-INTERVAL, SLOW_INTERVAL = "15s", "1m"
-"""The second one is that of alerts over windows of `LONG` or more, and of records with a longer range."""
 KEEP_FIRING = 300.0
 """Seconds for which an alert outlasts its conditions: a missed scrape or a short recovery does not start another."""
 MARGIN = 60.0
@@ -92,7 +99,7 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     """Return the rule groups of all incidents: those that depend on each other together, records before alerts."""
     found = [alert for incident in incidents for alert in alerts(incident)]
     known = {incident.id: incident for incident in incidents}
-    recorded = records(incidents, contract)
+    recorded = rule_set(incidents, contract)
     reads = {
         alert: [_series(window, condition, alert, contract) for window, condition in alert.conditions()]
         for alert in found
@@ -104,7 +111,7 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     for alert in found:
         by_group[placed[alert]].append(rule(alert, contract, recorded.series, known))
     return [
-        _generation_group(recorded.generation, contract.site),
+        _generation_group(recorded.generation, contract.site.labels),
         *(
             {"name": name, "interval": SLOW_INTERVAL if name == SLOW_GROUP else INTERVAL, "rules": rules}
             for name, rules in sorted(by_group.items())
@@ -112,7 +119,7 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     ]
 
 
-def _groups_of(rules: Mapping[str, Record], reads: Mapping[Alert, Sequence[str]]) -> dict[str | Alert, str]:
+def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequence[str]]) -> dict[str | Alert, str]:
     """Return the group of every record and alert.
 
     A record whose range is long, or which only slow rules read, is evaluated every minute. Of the others, those that
@@ -146,14 +153,17 @@ def _group_name(members: Set[str | Alert]) -> str:
     return f"diag-{kinds.pop() if len(kinds) == 1 else 'engine'}"
 
 
-def _generation_group(generation: str, site: Site) -> Group:
-    """Return the group that shows which rules are evaluated, for which servers."""
-    rule = {
-        "record": at_site(GENERATION, site.labels),
-        "expr": f"max by ({', '.join(site.labels)}) (last_over_time(up[1m]) >= bool 0)",
-        "labels": {"generation": generation},
-    }
-    return {"name": "diag-generation", "interval": INTERVAL, "rules": [rule]}
+def _generation_group(generation: str, labels: tuple[str, ...]) -> Group:
+    """Return the group that shows which rules are evaluated, for which servers, engines and GPUs."""
+    rules = [
+        {
+            "record": generation_series(per, labels),
+            "expr": pretty(regroup(promql, labels)),
+            "labels": {"generation": generation},
+        }
+        for per, promql in SUBJECTS.items()
+    ]
+    return {"name": "diag-generation", "interval": SLOW_INTERVAL, "rules": rules}
 
 
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
@@ -162,7 +172,7 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
     cases = [_case(alert, case, contract, series, known) for case in alert.cases]
     return {
         "alert": alert_name(incident.id),
-        "expr": cases[0] if len(cases) == 1 else "\nor\n".join(f"(\n{indent(case, '  ')}\n)" for case in cases),
+        "expr": cases[0] if len(cases) == 1 else "\nor ".join(f"(\n{indent(case, '  ')}\n)" for case in cases),
         "for": incident.hold,
         "keep_firing_for": f"{keeps_firing(incident, known) / 60:.0f}m",
         "labels": {"incident": incident.id, "severity": alert.severity},
@@ -171,7 +181,7 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
 
 
 def alert_expressions(
-    incident: Incident, incidents: Sequence[Incident], contract: Contract, recorded: Records
+    incident: Incident, incidents: Sequence[Incident], contract: Contract, recorded: RuleSet
 ) -> list[str]:
     """Return the expressions of the alerts of an incident, as `rule` writes them."""
     known = {other.id: other for other in incidents}

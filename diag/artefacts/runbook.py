@@ -16,14 +16,14 @@ from diag.artefacts.names import (
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Source
 from diag.knowledge.formulas import comparison, formula
-from diag.knowledge.records import Records
+from diag.knowledge.rule_set import RuleSet
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
 
 EXIT_STATUS = {"warning": 1, "critical": 2}
 
 
-def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: Records) -> str:
+def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: RuleSet) -> str:
     """Return the page of an incident: confirm, distinguish, mitigate, fix, verify, hand over, what not to do.
 
     `rules` are the recording rules for `incidents`.
@@ -134,13 +134,13 @@ def _metrics(incident: Incident, contract: Contract) -> list[str]:
     return sorted({name for found in formulas for name in metric_names(parse(found))} - {"up"})
 
 
-def _symptoms(incident: Incident, contract: Contract, rules: Records) -> list[str]:
+def _symptoms(incident: Incident, contract: Contract, rules: RuleSet) -> list[str]:
     """Each symptom with its PromQL; then the raw metrics, on the page."""
     parts = [line for condition in incident.symptoms for line in _symptom(condition, incident, contract, rules)]
     return [*parts, *_raw_metrics(incident, contract)]
 
 
-def _symptom(condition: Condition, incident: Incident, contract: Contract, rules: Records) -> list[str]:
+def _symptom(condition: Condition, incident: Incident, contract: Contract, rules: RuleSet) -> list[str]:
     series = rules.series[formula(condition.signal, incident.per, incident.windows[0], contract).name]
     reading = condition.signal.sentence.format(value="`<value>`")
     other_side = in_words(opposite(condition), contract)
@@ -297,7 +297,7 @@ def _reference(source: Source) -> str:
 
 
 def _alert_expression(
-    incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: Records
+    incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: RuleSet
 ) -> list[str]:
     """Return the alert as its rule has it, and the definition of every series that it reads, each once."""
     expressions = alert_expressions(incident, incidents, contract, rules)

@@ -8,13 +8,13 @@ from diag.artefacts.runbook import linked, runbook
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, expression_of
 from diag.core.contract import Contract
 from diag.core.incident import Incident
-from diag.knowledge.records import records
+from diag.knowledge.rule_set import rule_set
 from diag.promql import pretty
 
 
 def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
     """The text of every runbook by its file, and their index."""
-    rules = records(incidents, contract)
+    rules = rule_set(incidents, contract)
     pages = {incident.id: runbook(incident, incidents, contract, rules) for incident in incidents}
     pages |= {RUNBOOK_PAGE: _telemetry(contract), "README": _index(incidents)}
     return {f"runbooks/{name}.md": text for name, text in pages.items()}

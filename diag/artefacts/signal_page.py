@@ -7,7 +7,7 @@ from diag.artefacts.names import GENERATED_MARK, claim
 from diag.core.contract import Contract
 from diag.core.incident import Incident, Part, Signal, regroup
 from diag.knowledge.formulas import formula
-from diag.knowledge.records import records
+from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import DECLARED
 from diag.promql import Formula, pretty
 
@@ -27,7 +27,7 @@ def signal_page(asked: Part | Signal, incidents: Sequence[Incident], contract: C
     ]
     per, window = (users[0].per, users[0].windows[0]) if users else (("instance", "engine"), "5m")
     found = formula(asked, per, window, contract)
-    series = records(incidents, contract).series
+    series = rule_set(incidents, contract).series
     unit = asked.unit or "none"
     sections = {
         "Formula": ["```promql", asked.promql, "```"],

@@ -19,29 +19,35 @@ MOST_COMPARED = 20
 Format = Literal["terminal", "json", "markdown"]
 
 
-def run(options: ObserveOptions, baseline: Path | None = None) -> Report:
-    """Diagnose one recording, live servers, or the servers in a Prometheus, beside what is normal for them."""
+def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects: bool = False) -> Report:
+    """Diagnose one recording, live servers, or the servers in a Prometheus, beside what is normal for them.
+
+    `only_suspects` is about fleets (`diag.diagnosis.fleet.judge_queries`).
+    """
     contract, incidents = site(options.incidents, options.contract)
     file = baseline or (Path(contract.baseline) if contract.baseline else None)
     if file is None:
-        report, queries = look(options, contract, incidents)
+        report, queries = look(options, contract, incidents, only_suspects=only_suspects)
         return report._replace(normality=_by_peers(queries, report))
     from diag.verify.baseline import read
     from diag.verify.normal import by_baseline
 
     known = read(file)  # before a server is asked in vain
-    report, queries = look(options, contract, incidents)
+    report, queries = look(options, contract, incidents, only_suspects=only_suspects)
     return report._replace(normality=by_baseline(queries, known, str(file)))
 
 
-def look(options: ObserveOptions, contract: Contract, incidents: Sequence[Incident]) -> tuple[Report, QueryCache]:
+def look(
+    options: ObserveOptions, contract: Contract, incidents: Sequence[Incident], *, only_suspects: bool = False
+) -> tuple[Report, QueryCache]:
     """The diagnosis, and the queries that it was made from."""
     if options.prometheus:
         from diag.diagnosis import fleet
 
-        remote = prometheus_source(options, contract)
+        remote = prometheus_source(options, contract, incidents)
         queries = QueryCache(remote, contract)
-        return fleet.judge_queries(remote, incidents, queries, options.launch), queries
+        report = fleet.judge_queries(remote, incidents, queries, options.launch, only_suspects=only_suspects)
+        return report, queries
     snapshot = judge_observation(observe(options, contract), contract, incidents)
     return snapshot.report, snapshot.queries
 

@@ -12,7 +12,7 @@ from diag.artefacts.signal_page import declared, signal_page
 from diag.commands.site import site
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
-from diag.knowledge.records import records
+from diag.knowledge.rule_set import rule_set
 from diag.lint.rules import RULES
 
 _LIKELY, _FEW = 0.75, 5
@@ -37,7 +37,7 @@ def run(name: str, folder: Path | None) -> str:
     contract, incidents = site(folder, None)
     by_id = {incident.id: incident for incident in incidents}
     if name in by_id:
-        return runbook(by_id[name], incidents, contract, records(incidents, contract))
+        return runbook(by_id[name], incidents, contract, rule_set(incidents, contract))
     if name in RULES:
         return page(RULES[name])
     signals = declared(incidents)

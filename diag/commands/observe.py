@@ -127,8 +127,10 @@ def observe_once(options: ObserveOptions) -> Observation:
         return watch(options.targets, scrape_plan(replace(options, watch=0.0), lambda share: None))
 
 
-def prometheus_source(options: ObserveOptions, contract: Contract) -> "PrometheusSource":
-    """The servers in scope as a Prometheus knows them."""
+def prometheus_source(
+    options: ObserveOptions, contract: Contract, incidents: Sequence[Incident] = ()
+) -> "PrometheusSource":
+    """Return the servers in scope as a Prometheus knows them, by what rules for `incidents` record there."""
     from diag.http.address import parse
     from diag.http.credentials import from_environment
     from diag.sources.prometheus.client import Prometheus
@@ -138,7 +140,7 @@ def prometheus_source(options: ObserveOptions, contract: Contract) -> "Prometheu
     if address.query:
         raise BadUsage(f"{address.shown}?...: leave out the question mark and what follows from a Prometheus URL")
     prometheus = Prometheus(address, from_environment(os.environ), options.timeout or QUERY_TIMEOUT)
-    return PrometheusSource(prometheus, options.scope, contract.site)
+    return PrometheusSource(prometheus, options.scope, contract, incidents)
 
 
 def _scrape(options: ObserveOptions, contract: Contract) -> Observation:

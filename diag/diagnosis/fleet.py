@@ -13,11 +13,14 @@ from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.report import Observed, Report, build_report, not_measured, server
+from diag.diagnosis.suspects import suspects
 from diag.sources.prometheus.servers import PrometheusSource
 from diag.vllm.command.shown import shown
 
 AT_ONCE = 4
 """Queries at a time; a Prometheus allows itself twenty."""
+FEW = 20
+"""Servers up to which all evidence is read of each."""
 VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
 
 
@@ -27,18 +30,32 @@ def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Con
 
 
 def judge_queries(
-    remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache, launch: str = ""
+    remote: PrometheusSource,
+    incidents: Sequence[Incident],
+    queries: QueryCache,
+    launch: str = "",
+    *,
+    only_suspects: bool = False,
 ) -> Report:
-    """The same by a cache that can be asked for more afterwards."""
+    """Judge by a cache that can be asked for more afterwards.
+
+    With `only_suspects`, and where rules record the signals of a large fleet, the evidence is read of those servers
+    alone that the recorded conditions do not clear: the report then lists no absent incident of a cleared server.
+    """
     launch = shown(launch)
     with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
         context = pool.submit(_context, remote, incidents, queries)
-        for _ in pool.map(lambda query: queries.ask(*query), _queries(incidents, queries)):
+        judged = queries
+        if only_suspects and remote.recorded and len(remote.members) > FEW:
+            few = remote.narrowed(suspects(remote, incidents, queries, pool))
+            judged = QueryCache(few, queries.contract)
+        for _ in pool.map(lambda query: judged.ask(*query), _queries(incidents, judged)):
             pass
         observed, versions, queries.gone = context.result()
+        judged.gone = queries.gone
         alone = launch if len(remote.members) == 1 else ""
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
-        report = build_report(observed, incidents, queries, running)
+        report = build_report(observed, incidents, queries, running, judged)
     notes = (*report.observed.notes, *remote.notes)
     return _as_of_last_scrape(remote, report._replace(observed=report.observed._replace(notes=notes)))
 
@@ -97,7 +114,7 @@ def _observed(
     return Observed(
         source="prometheus",
         target=remote.shown,
-        start=float(remote.instants[0]) / 1000,
+        start=remote.first / 1000,
         end=float(remote.instants[-1]) / 1000,
         scrapes=sum(scrapes.count for scrapes in scraped.values()),
         failed_scrapes=sum(scrapes.failed for scrapes in scraped.values()),

@@ -30,6 +30,11 @@ class SourceAtInstants(NamedTuple):
     instants: Instants
 
     @property
+    def first(self) -> int:
+        """The first of the instants."""
+        return int(self.instants[0])
+
+    @property
     def interval(self) -> float:
         """The usual time between two samples of one target."""
         return self.source.interval

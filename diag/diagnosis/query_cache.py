@@ -33,6 +33,10 @@ class TelemetrySource(Protocol):
         """The instants to judge, ascending."""
 
     @property
+    def first(self) -> int:
+        """The time of the first sample in unix milliseconds; the first instant to judge may be later."""
+
+    @property
     def interval(self) -> float:
         """The usual time between two samples of one target."""
 
@@ -72,9 +76,8 @@ class QueryCache:
 
     @property
     def span(self) -> float:
-        """Seconds from the first instant to the last."""
-        times = self.source.instants
-        return float(times[-1] - times[0]) / 1000
+        """Seconds from the first sample to the last instant."""
+        return float(self.source.instants[-1] - self.source.first) / 1000
 
     @property
     def has_few_scrapes(self) -> bool:
@@ -106,7 +109,7 @@ class QueryCache:
     def instants(self, window: Window) -> Instants:
         """Every instant from the first full window on; the last one alone where none is full."""
         times = self.source.instants
-        full = times[times - times[0] >= window.seconds * 1000 - 1]
+        full = times[times - self.source.first >= window.seconds * 1000 - 1]
         return full if len(full) else times[-1:]
 
     def ask(

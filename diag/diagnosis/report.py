@@ -165,14 +165,20 @@ class Report(NamedTuple):
 
 
 def build_report(
-    observed: Observed, incidents: Sequence[Incident], queries: QueryCache, running: Mapping[str, Running]
+    observed: Observed,
+    incidents: Sequence[Incident],
+    queries: QueryCache,
+    running: Mapping[str, Running],
+    judged: QueryCache | None = None,
 ) -> Report:
-    """Judge progress and incidents, and propose fixes for what is present."""
+    """Judge progress and incidents, and propose fixes for what is present.
+
+    The incidents are judged by the queries in `judged`, which may know fewer servers; None for those in `queries`.
+    """
     progress, unknown = judge(queries)
-    findings = tuple(
-        _finding(diagnosis, queries, running) for diagnosis in dated(diagnose(incidents, queries), queries)
-    )
-    not_judged = (*unknown, *_refused(findings, queries), *_brief(findings, queries))
+    judged = judged or queries
+    findings = tuple(_finding(diagnosis, judged, running) for diagnosis in dated(diagnose(incidents, judged), judged))
+    not_judged = (*unknown, *_refused(findings, judged), *_brief(findings, judged))
     return Report(
         observed=observed,
         verdict=verdict_of(findings, not_judged),

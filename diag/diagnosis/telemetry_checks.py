@@ -78,7 +78,7 @@ def _counts(rows: Rows, least: int) -> Rows:
 
 def _back(queries: QueryCache, step: int) -> Instants:
     """From the last instant back, so far apart (ms)."""
-    first, last = int(queries.source.instants[0]), int(queries.source.instants[-1])
+    first, last = queries.source.first, int(queries.source.instants[-1])
     return last - step * np.arange((last - first) // step, -1, -1, dtype=np.int64)
 
 

@@ -4,6 +4,7 @@ The text is edited, not printed anew: promql-parser prints durations without mil
 """
 
 import re
+from collections.abc import Collection
 
 from diag.promql.facts import metric_names
 from diag.promql.parse import parse
@@ -12,11 +13,15 @@ _STRING = r'"(?:\\.|[^"\\])*"|' r"'(?:\\.|[^'\\])*'|`[^`]*`"
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
-def add_matchers(promql: str, matchers: str) -> str:
-    """The expression with `matchers`, `job="vllm",cluster="eu"` for example, in each selector."""
+def add_matchers(promql: str, matchers: str, parts: Collection[str] = ()) -> str:
+    """Return the expression with `matchers`, `job="vllm",cluster="eu"` for example, in each selector.
+
+    The names in `parts` are left as they are: other expressions are going to replace them.
+    """
     if not matchers:
         return promql
-    names = "|".join(name for name in metric_names(parse(promql)) if _METRIC.fullmatch(name)) or "{"
+    selected = metric_names(parse(promql)).difference(parts)
+    names = "|".join(name for name in selected if _METRIC.fullmatch(name)) or "{"
     bare = rf"(?<![\w:])(?:{names})(?![\w:]|\s*\{{)"
 
     def put(found: re.Match[str]) -> str:

@@ -49,9 +49,10 @@ def parse(promql: str | Formula) -> nodes.Expression:
     """
     text, parts = (promql, {}) if isinstance(promql, str) else (promql.text, promql.parts)
     try:
-        node = _node(_tree(text), {name: parse(part).node for name, part in parts.items()})
+        tree = _tree(text)
         if _BYTE_ESCAPE.search(text):
             raise _Refused("an escaped byte")
+        node = _node(tree, {name: parse(part).node for name, part in parts.items()})
         if isinstance(node, nodes.Range | nodes.Subquery | nodes.String):
             raise _Refused("a range vector or a string as the result")
     except ValueError as error:

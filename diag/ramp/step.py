@@ -213,7 +213,7 @@ def _measured(offer: Offer, queries: QueryCache, in_flight: Floats, client: Clie
         value(queries, "$requests_waiting_mean"),
         in_flight=float(known.mean()) if len(known) else None,
         tokens_per_step=value(queries, STEP_TOKENS),
-        preemptions=value(queries, PREEMPTIONS),
+        preemptions=value(queries, "$preemptions"),
         growth=_growth(known, finished),
         ttft=ttft,
         itl=itl,

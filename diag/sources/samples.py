@@ -23,6 +23,11 @@ class SampleSource:
     instants: Instants
     interval: float
 
+    @property
+    def first(self) -> int:
+        """The time of the first scrape."""
+        return int(self.instants[0])
+
     @cached_property
     def _evaluator(self) -> promql.Evaluator:
         return promql.Evaluator(self.samples)

@@ -38,7 +38,6 @@ from diag.exposition.page import Parser
 from diag.http import prometheus_api
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load
-from diag.promql import parts
 from diag.report import config, html, markdown, terminal
 from diag.report import json as as_json
 from diag.sources.recording.reader import read as read_recording
@@ -135,7 +134,7 @@ def baseline(text: bytes) -> str:
 def expression(text: bytes) -> str:
     """An expression of a user's incident file: checked, then evaluated."""
     words = text.decode("utf-8", "replace")
-    parts._names.clear(), parts._named.clear(), promql.parse.cache_clear()  # nobody else has so many expressions
+    promql.parse.cache_clear()  # nobody else has so many expressions
     with suppress(*ANSWERS):
         check([CatalogEntry(_incident(words), Path("users_own.py"))], {})
     parsed = promql.parse(words)

@@ -13,6 +13,7 @@ from diag.core.formatting import moment
 from diag.diagnosis.fleet import judge
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
+from diag.knowledge.formulas import conjunction
 from diag.report import sentences as words
 from diag.report.fleet import servers as lines_of
 from diag.sources.prometheus.scope import Scope, TimeSpan
@@ -34,7 +35,7 @@ def test_instances_are_whole_and_those_with_a_fault_have_it(tmp_path: Path, plac
         assert counted.keys() == set.union(*names.values())
         assert all(len({counted[name] for name in each}) == 1 for each in names.values())
         for kind in INCIDENTS.keys() & MEMBERS.keys():
-            asked = INCIDENTS[kind].query(INCIDENTS[kind].window, Contract().values())
+            asked = conjunction(INCIDENTS[kind], INCIDENTS[kind].window, Contract()).written_out()
             assert {dict(key)["instance"] for key in server.query(asked, now)} == names[kind]
             assert not server.query(asked, before)
 

@@ -24,10 +24,10 @@ from support.waiting import until
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, prometheus_source
 from diag.core.contract import Contract
-from diag.core.incident import fill
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
+from diag.knowledge.formulas import formula
 from diag.promql import Block, pretty
 from diag.report import json as as_json
 from diag.sources.observation import Observation
@@ -175,7 +175,7 @@ def signals(seen: Observation) -> list[str]:
     asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
     return sorted(
         {
-            fill(condition.signal.promql, incident.per, asked.window(incident).text, Contract().values())
+            formula(condition.signal, incident.per, asked.window(incident).text, Contract()).written_out()
             for incident in load()
             for condition in incident.every_condition
         }
@@ -271,7 +271,7 @@ def loaded(server: Server) -> bool:
 
 def test_all_that_the_rules_record_is_what_the_doctor_asks() -> None:
     asked = {
-        pretty(fill(condition.signal.promql, incident.per, incident.window, Contract().values()))
+        pretty(formula(condition.signal, incident.per, incident.window, Contract()).written_out())
         for incident in load()
         for condition in incident.every_condition
     }

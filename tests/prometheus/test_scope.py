@@ -12,10 +12,10 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.commands.top import make_app
 from diag.core.contract import Contract
-from diag.core.incident import fill
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
+from diag.knowledge.formulas import formula
 from diag.promql import Block, Samples, add_matchers, evaluate
 from diag.sources.observation import Observation
 from diag.sources.prometheus.scope import Scope, TimeSpan
@@ -134,7 +134,7 @@ def side_by_side(folder: Path) -> Path:
 def expressions(seen: Observation) -> set[str]:
     asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
     return {
-        fill(condition.signal.promql, incident.per, asked.window(incident).text, Contract().values())
+        formula(condition.signal, incident.per, asked.window(incident).text, Contract()).written_out()
         for incident in load()
         for condition in incident.every_condition
     }

@@ -14,8 +14,9 @@ from support.scenarios import everything
 
 from diag import promql
 from diag.core.contract import Contract
-from diag.core.incident import Incident, fill
+from diag.core.incident import Incident
 from diag.knowledge import signals
+from diag.knowledge.formulas import formula
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
 
@@ -102,7 +103,7 @@ def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str,
     else:
         samples, at = of_busy_servers(stretch), instants(stretch)[0] + np.array([0, round(5000 * stretch)])
     for condition in incident.conditions:
-        text = fill(condition.signal.promql, incident.per, window, Contract().values())
+        text = formula(condition.signal, incident.per, window, Contract()).written_out()
         vector = promql.evaluate(text, samples, at)
         assert {frozenset(each) for each in vector.labels} == {frozenset(incident.per)}
         assert vector.present.any(axis=0).all(), condition.signal.name
@@ -131,7 +132,7 @@ def test_a_budget_burns_by_what_is_late(late: int, edges: tuple[str, ...], burn:
         if edge in edges:
             series += [{**of, "__name__": f"vllm:{name}_bucket", "le": edge}]
             rows += [grown * (late == 0 or name != names[0])]
-    text = fill(signals.error_budget_burn_rate.promql, ENGINE, "5m", Contract().values())
+    text = formula(signals.error_budget_burn_rate, ENGINE, "5m", Contract()).written_out()
     held = promql.Samples([promql.Block(tuple(series), times, np.array(rows))])
     answer = promql.evaluate(text, held, times[-1:])
     assert [round(float(each), 6) for each in answer.values[:, 0]] == ([] if burn is None else [burn])
@@ -147,7 +148,7 @@ def test_a_few_preemptions_among_a_few_requests_are_no_rate(preempted: int, fini
     counters = {"vllm:num_preemptions_total": preempted, "vllm:request_success_total": finished}
     series = tuple({"__name__": name, "instance": "h:1", "engine": "0"} for name in counters)
     rows = np.array([np.linspace(0, most, 31) for most in counters.values()])
-    text = fill(signals.preemptions_per_request.promql, ENGINE, "5m", Contract().values())
+    text = formula(signals.preemptions_per_request, ENGINE, "5m", Contract()).written_out()
     answer = promql.evaluate(text, promql.Samples([promql.Block(series, times, rows)]), times[-1:])
     assert [round(float(each), 6) for each in answer.values[:, 0]] == ([] if rate is None else [rate])
 

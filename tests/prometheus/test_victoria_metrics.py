@@ -14,6 +14,7 @@ from support.timelines import blocks
 from diag.core.contract import Contract
 from diag.core.incident import Incident
 from diag.knowledge.catalog import load
+from diag.knowledge.formulas import conjunction
 from diag.promql import Block, Labels
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"
@@ -75,7 +76,7 @@ def test_it_finds_the_incident_where_it_is(server: victoria.Server, incident: In
 
 
 def asked(incident: Incident) -> str:
-    return incident.query(incident.window, Contract().values())
+    return conjunction(incident, incident.window, Contract()).written_out()
 
 
 @pytest.mark.parametrize("page", PAGES)

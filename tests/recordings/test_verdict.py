@@ -17,6 +17,7 @@ from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.query_cache import ENGINES, INSTANCES, QueryCache
 from diag.diagnosis.report import Report, build_report
 from diag.knowledge.catalog import load
+from diag.promql import Formula
 from diag.report import terminal
 from diag.sources.recording.reader import read
 from diag.sources.samples import SampleSource
@@ -28,10 +29,10 @@ class Refusing(SampleSource):
 
     refused: str = ""
 
-    def ask(self, promql_text: str, instants: Instants) -> Mapping[Subject, Floats]:
-        if self.refused in promql_text:
+    def ask(self, asked: Formula, instants: Instants) -> Mapping[Subject, Floats]:
+        if self.refused in asked.written_out():
             raise NotAnswered
-        return super().ask(promql_text, instants)
+        return super().ask(asked, instants)
 
 
 def judged(recording: str, refused: str) -> Report:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from diag.core.contract import Contract
-from diag.core.incident import Incident, Signal, fill
+from diag.core.incident import Incident, Signal
 from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
 from diag.knowledge import signals
 from diag.knowledge.catalog import load
+from diag.knowledge.formulas import conjunction, formula
 
 INCIDENTS = load()
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
@@ -23,9 +24,8 @@ def every_signal(incident: Incident) -> Iterator[Signal]:
 
 def expressions(window: str) -> list[str]:
     """Every signal and every incident's whole query, each once."""
-    contract = Contract().values()
-    texts = [fill(s.promql, each.per, window, contract) for each in INCIDENTS for s in every_signal(each)]
-    texts += [each.query(window, contract) for each in INCIDENTS]
+    texts = [formula(s, each.per, window, Contract()) for each in INCIDENTS for s in every_signal(each)]
+    texts += [conjunction(each, window, Contract()) for each in INCIDENTS]
     shared = (
         signals.progress,
         signals.nvlink_share,
@@ -34,7 +34,7 @@ def expressions(window: str) -> list[str]:
         signals.requests_in_flight_peak,
         signals.steps_per_second,
     )
-    texts += [fill(each.promql, ENGINE, window, contract) for each in shared]
+    texts += [formula(each, ENGINE, window, Contract()) for each in shared]
     bare = (signals.endpoint_without_vllm.promql, signals.serves.promql, ENGINES, INSTANCES, GPUS)
-    texts += [fill(each, INSTANCE, window, contract) for each in bare]
-    return list(dict.fromkeys(texts))
+    texts += [formula(each, INSTANCE, window, Contract()) for each in bare]
+    return list(dict.fromkeys(text.written_out() for text in texts))

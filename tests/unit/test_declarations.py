@@ -11,7 +11,7 @@ from support.paths import ROOT
 
 from diag import signals
 from diag.core.contract import Contract
-from diag.core.incident import Signal, fill
+from diag.core.incident import Signal
 from diag.core.log_events import LOG_EVENTS
 from diag.core.metric_families import FAMILIES, LABELS
 from diag.core.startup_phases import STARTUP_PHASES
@@ -19,6 +19,7 @@ from diag.diagnosis import telemetry_checks
 from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
 from diag.exporter.process.cgroup import EVENTS
 from diag.knowledge.catalog import load
+from diag.knowledge.formulas import formula
 from diag.promql import Expression, parse
 from diag.promql.facts import selectors
 from diag.promql.nodes import Selector
@@ -75,7 +76,7 @@ def selected() -> tuple[Selector, ...]:
 
 
 def filled(promql: str) -> Expression:
-    return parse(fill(promql, ("instance",), "5m", Contract().values()))
+    return parse(formula(promql, ("instance",), "5m", Contract()))
 
 
 def matches(selector: Selector, label: str, value: str) -> bool:

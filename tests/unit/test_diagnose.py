@@ -86,7 +86,9 @@ def test_what_one_condition_decides_evaluates_the_others_when_they_are_looked_at
 ) -> None:
     asked: list[str] = []
     ask = SampleSource.ask
-    monkeypatch.setattr(SampleSource, "ask", lambda self, query, at: (asked.append(query), ask(self, query, at))[1])
+    monkeypatch.setattr(
+        SampleSource, "ask", lambda self, query, at: (asked.append(query.written_out()), ask(self, query, at))[1]
+    )
     found = judge([INCIDENT], heat=[0] * 10, noise=[2] * 10)[0]
     assert found.state == "absent" and not any("noise" in query for query in asked)
     assert [reading.value for reading in found.symptoms] == [0, 2] and any("noise" in query for query in asked)

@@ -5,9 +5,8 @@ from support import rewriting
 from support.ray_pages import as_ray
 
 from diag.core.contract import Contract
-from diag.core.incident import fill
 from diag.core.metric_prefix import named_as_ours, with_prefix
-from diag.knowledge.signals.expressions import PREEMPTIONS
+from diag.knowledge.formulas import formula
 
 LINE = b'num_requests_running{engine="0",model_name="tiny"} 3.0\n'
 
@@ -62,7 +61,7 @@ def test_an_expression_asks_for_the_sites_names_and_for_no_others() -> None:
 
 
 def test_what_ray_never_counted_is_zero_in_an_expression_too() -> None:
-    asked = with_prefix(fill(PREEMPTIONS, ("instance",), "5m", Contract().values()), "ray_vllm_")
+    asked = with_prefix(formula("$preemptions", ("instance",), "5m", Contract()).written_out(), "ray_vllm_")
     assert asked == (
         "sum by (instance) ((increase(ray_vllm_num_preemptions_total[5m])"
         " or 0 * last_over_time(ray_vllm_num_requests_running[5m])))"

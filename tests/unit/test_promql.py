@@ -1,5 +1,4 @@
 import importlib
-import re
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from diag.promql import (
     STALE,
     Block,
     Evaluator,
+    Formula,
     Labels,
     Samples,
     Vector,
@@ -18,7 +18,6 @@ from diag.promql import (
     metric_names,
     output_labels,
     parse,
-    parts,
     windows,
 )
 from diag.promql.regex import compiled, fully_matches
@@ -93,7 +92,7 @@ def test_what_is_nested_too_deeply_is_refused_before_it_is_parsed(deep: str) -> 
     with pytest.raises(Unsupported, match="is nested too deeply"):
         parse(deep)
     wide = ", ".join([f'"{deep}"', *["a"] * 10])
-    assert parts.depth(f"f({wide}, a{{b={wide}}})") < 20
+    assert parsing.depth(f"f({wide}, a{{b={wide}}})") < 20
 
 
 @pytest.mark.parametrize(
@@ -274,24 +273,6 @@ def test_a_block_that_makes_no_sense_is_refused(times: list[int], values: list[l
         Samples([Block(({"__name__": "x"},), np.array(times), np.array(values))])
 
 
-def test_a_part_that_is_named_while_another_one_is_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries of a Prometheus are read in threads; a name that two parts had stood for one of them ever after."""
-
-    def part(number: int) -> str:
-        return f"({number}{' + 1' * parts.LEAST})"
-
-    class Interrupted(dict[str, float]):
-        def __setitem__(self, name: str, node: float) -> None:
-            monkeypatch.setattr(parts, "_named", self.__class__.__base__(self))
-            second.append(parts.shortened(part(2), lambda _: 2.0))
-            dict.__setitem__(parts._named, name, node)
-
-    second: list[str] = []
-    monkeypatch.setattr(parts, "_named", Interrupted(parts._named))
-    first = parts.shortened(part(1), lambda _: 1.0)
-    assert [parts.named(short.strip("()")) for short in (first, *second)] == [1.0, 2.0]
-
-
 def test_windows_too_large_for_memory_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     labels = tuple({"__name__": "x", "i": str(i)} for i in range(7))
@@ -393,27 +374,30 @@ def test_output_labels_are_what_every_result_is_limited_to(promql: str, labels: 
     assert output_labels(parse(promql)) == (None if labels is None else frozenset(labels.split()))
 
 
-LONG = 'sum by (instance) (rate(vllm:generation_tokens_total{model=~"a(b|c),d"}[5m])) + on (instance) group_left () up'
-PARTS = [
-    f"({LONG}) or ({LONG})",
-    f"clamp_max(({LONG}) / 2, 7)",
-    f"sum({LONG}) * scalar(vector(time() - 86400 * 365 * 10 + {'1 + ' * 40} 0))",
-    f"1 - (time() - ({'1 + ' * 40} 0)) * ({LONG})",
-    f"max_over_time(({LONG})[5m:1m]) unless absent({LONG})",
-    f"({LONG}) # (\n + ({LONG})",
-    f"label_replace(({LONG}), 'a', \"(\", 'b', `(x) {'y' * 120}`)",
-]
+RATE = Formula("instance:tokens:rate5m", "sum by (instance) (rate(tokens[5m]))", {})
+SHARE = Formula("instance:share:5m", f"{RATE.name} / ({RATE.name} > 0)", {RATE.name: RATE})
 
 
-@pytest.mark.parametrize("text", PARTS)
-def test_an_expression_in_parts_is_the_same_expression(text: str) -> None:
-    """A comma between its parentheses makes no part; each node is made once."""
-    assert parsing.parse(text).node is parsing._node(parsing.ast.parse(text))
+def test_a_formula_is_the_expression_with_its_parts_written_out() -> None:
+    """The node of a part is made once, and stands wherever the part is selected."""
+    rate = "sum by (instance) (rate(tokens[5m]))"
+    assert SHARE.written_out() == f"({rate}) / (({rate}) > 0)"
+    assert parse(SHARE).node is parse(SHARE.written_out()).node
 
 
-@pytest.mark.parametrize("part", ["rate(up)", "up @ 5", "a +"])
-def test_what_is_wrong_in_a_part_is_said_of_the_whole(part: str) -> None:
-    text = f"({LONG}) + ({'up + ' * 40} {part})"
-    with pytest.raises(Unsupported, match=re.escape(f"`{text}`")) as raised:
-        parse(text)
-    assert "diag::part" not in str(raised.value)
+def test_a_formula_reads_recorded_series_where_there_are_any() -> None:
+    whole = Formula("", f"{SHARE.name} > 0.5 or {RATE.name}", {SHARE.name: SHARE, RATE.name: RATE})
+    assert whole.written_out({RATE.name: "site:rate"}) == "(site:rate / (site:rate > 0)) > 0.5 or site:rate"
+    assert SHARE.written_out({SHARE.name: "site:share"}) == "site:share"
+    assert SHARE.text_over({SHARE.name: "site:share"}) == SHARE.written_out()
+
+
+def test_the_name_of_a_part_in_a_string_stays() -> None:
+    quoted = Formula("", f'label_replace({RATE.name}, "a", "{RATE.name}", "", "")', {RATE.name: RATE})
+    assert f'"{RATE.name}"' in quoted.written_out({RATE.name: "other"})
+
+
+def test_what_is_wrong_in_a_part_is_said_of_the_part() -> None:
+    broken = Formula("", "x + a:b", {"a:b": Formula("a:b", "up @ 5", {})})
+    with pytest.raises(Unsupported, match=r"`up @ 5` uses the @ modifier"):
+        parse(broken)

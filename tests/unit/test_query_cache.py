@@ -28,6 +28,8 @@ class Scraped:
     interval: float
     span: float
 
+    first = 0
+
     @property
     def instants(self) -> Instants:
         return np.arange(0, self.span * 1000 + 1, self.interval * 1000).astype(np.int64)

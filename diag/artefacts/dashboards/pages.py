@@ -12,13 +12,13 @@ from diag.artefacts.dashboards.overview import overview
 from diag.artefacts.grafana.page import render
 from diag.core.contract import Contract
 from diag.core.incident import Incident
-from diag.knowledge.records import records
+from diag.knowledge.rule_set import rule_set
 
 
 def dashboards(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
     """The text of every dashboard by its file."""
     known = {incident.id: incident for incident in incidents}
-    series = records(incidents, contract).series
+    series = rule_set(incidents, contract).series
     pages = {incident.id: incident_page(incident, known, contract, series) for incident in incidents}
     pages |= {
         "overview": overview(contract, series),

@@ -6,14 +6,12 @@ from typing import Any, TypeVar, cast
 
 from prometheus_api_client import PrometheusConnect
 
-from diag.core.errors import Unreachable
 from diag.core.formatting import printable
 from diag.http import failure
 from diag.http.address import Address
 from diag.http.credentials import Credentials
 from diag.http.failure import PROMETHEUS, Failure
 from diag.http.prometheus_api import NO_API, Refused, Session, Unusable
-from diag.promql import pretty
 
 T = TypeVar("T")
 Series = Mapping[str, Any]
@@ -68,16 +66,6 @@ class Prometheus:
         span, these = (_moment(start), _moment(end)), {"match[]": list(matches)}
         return self._read(lambda: [_labels(labels) for labels in _list(self._library.get_series(*span, these))])
 
-    def recorded(self) -> dict[str, str]:
-        """What rules record here: the name by the expression, printed prettily. Empty where there are no rules."""
-        try:
-            reply = self._session.get(f"{self._library.url}/api/v1/rules", params={"type": "record"}).json()
-            rules = [rule for group in reply["data"]["groups"] for rule in group["rules"]]
-            known = {_printed(rule["query"]): str(rule["name"]) for rule in rules if rule.get("health") == "ok"}
-            return {promql: name for promql, name in known.items() if promql}
-        except (Unreachable, Refused, *_UNLIKE):
-            return {}
-
     def _read(self, answer: Callable[[], T]) -> T:
         try:
             return answer()
@@ -86,14 +74,6 @@ class Prometheus:
 
     def _unlike(self, what: str) -> Unusable:
         return Unusable(failure.sentence(self.shown, Failure(what, PROMETHEUS.address)))
-
-
-def _printed(promql: str) -> str:
-    """An expression in the one form that two can be compared in; "" where our parser cannot read it."""
-    try:
-        return pretty(promql)
-    except ValueError:
-        return ""
 
 
 def _series(result: Sequence[Series], holds: str) -> list[Series]:

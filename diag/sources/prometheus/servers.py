@@ -4,17 +4,19 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from copy import copy
 
 import numpy as np
 
-from diag.core.contract import Site
+from diag.core.contract import Contract
 from diag.core.errors import BadUsage, NotAnswered, Unreachable
 from diag.core.formatting import listed, moment, printable
-from diag.core.incident import regroup
+from diag.core.incident import Incident, regroup, seconds
 from diag.core.metric_prefix import OWN, with_prefix
 from diag.core.subjects import Floats, Instants, Subject
 from diag.http.prometheus_api import Refused, Unusable
-from diag.promql import add_matchers, pretty
+from diag.knowledge.rule_set import SLOW_INTERVAL, generation_series, rule_set
+from diag.promql import Formula, add_matchers
 from diag.sources.prometheus.client import Prometheus
 from diag.sources.prometheus.containers import ANY, OURS, SET_ASIDE, Containers, mentioned
 from diag.sources.prometheus.labelled_config import INFO, Flags, completed, flags
@@ -27,11 +29,13 @@ RENAMED = "diag_vllm_metrics_renamed"
 CONFIG = "diag_vllm_config"
 MOST_INSTANTS = 1_500
 """Instants times servers: every minute of a day of one server, two instants of a thousand."""
-DEFAULT_SITE = Site()
+DEFAULT = Contract()
 _BEFORE = 86_400_000
 """How long before the span a server may have answered last and still belong to it."""
 _SAMPLED = 3
 _FEW = 20
+MOST_NAMED = 300
+"""Servers that a query names; of more, the results are filtered."""
 
 
 class PrometheusSource:
@@ -40,9 +44,11 @@ class PrometheusSource:
     `queries` counts them. Raises Unreachable where Prometheus cannot be queried or has no such servers.
     """
 
-    def __init__(self, prometheus: Prometheus, scope: Scope, site: Site = DEFAULT_SITE) -> None:
+    def __init__(
+        self, prometheus: Prometheus, scope: Scope, contract: Contract = DEFAULT, incidents: Iterable[Incident] = ()
+    ) -> None:
         self._prometheus = prometheus
-        self._scope, self._labels, self.prefix = scope, site.labels, site.prefix
+        self._scope, self._labels, self.prefix = scope, contract.site.labels, contract.site.prefix
         self._asking = Queries(prometheus)
         for matcher in scope.matchers:
             check(matcher)
@@ -54,8 +60,7 @@ class PrometheusSource:
             self.instants, self.interval = self._cadence()
             self._flags = self._known_flags()
             self._in_containers = self._measured_by_others()
-            # expressions that rules record are cheaper to query; a recorded series may lack a label to match
-            self._recorded = {} if scope.matchers else prometheus.recorded()
+            self.recorded = self._recorded_series(incidents, contract)
         except Refused as error:
             raise Unreachable(f"{prometheus.shown} rejects queries: {error}") from error
 
@@ -142,13 +147,14 @@ class PrometheusSource:
         steps = np.concatenate([np.diff(scraped) for scraped in times])
         interval = int(np.median(steps)) if len(steps) else 0
         first, last = min(int(scraped[0]) for scraped in times), max(int(scraped[-1]) for scraped in times)
+        self.first, self._scraped = first, counts
         self._lag = lag(times[0], last, interval)
         return self._grid(first, last, interval), interval / 1000 or 15.0
 
     def _grid(self, first: int, last: int, interval: int) -> Instants:
         scrapes = (last - first) // interval if interval else 0
         step = interval * max(1, math.ceil(scrapes * len(self.members) / MOST_INSTANTS))
-        back = (last - first) // step if step else 0
+        back = (last - first) // step if step and 2 * len(self.members) <= MOST_INSTANTS else 0
         return last - step * np.arange(back, -1, -1, dtype=np.int64)
 
     def _counted(self, promql: str) -> dict[str, float]:
@@ -169,46 +175,95 @@ class PrometheusSource:
         """The servers whose metrics are stored under other names than this site's, by their prefix."""
         return {prefix: names for prefix, names in by_prefix(self.members).items() if prefix != self.prefix}
 
-    def ask(self, promql: str, instants: Instants) -> Mapping[Subject, Floats]:
+    def ask(self, asked: Formula | str, instants: Instants) -> Mapping[Subject, Floats]:
         """One row per subject, NaN where there is no finite sample; NotAnswered where the server refuses the query."""
-        whole = regroup(promql, self._labels)
-        if CONFIG in promql:
-            whole = completed(whole, self._flags)
-        rows = self._by_name(promql, whole, instants)
-        if self._in_containers.servers and mentioned(promql):
-            rows = {**rows, **self._by_container(whole, instants)}
+        formula = asked if isinstance(asked, Formula) else Formula("", asked, {})
+        raw = formula.written_out()
+        rows = self._by_name(formula, raw, instants)
+        if self._in_containers.servers and mentioned(raw):
+            rows = {**rows, **self._by_container(formula, raw, instants)}
         return rows
 
-    def _by_name(self, promql: str, whole: str, instants: Instants) -> Mapping[Subject, Floats]:
+    def _by_name(self, formula: Formula, raw: str, instants: Instants) -> Mapping[Subject, Floats]:
         """Where servers differ in the names of their metrics, each is asked for its own."""
-        if OWN not in promql or RENAMED in promql:
-            return self._asked(with_prefix(whole, self.prefix), self.members.keys(), instants)
+        matchers = self._matchers_of(raw)
+        # rules know no flags that only the labels of a page show
+        recorded = {} if CONFIG in raw and self._flags else self.recorded
+        if OWN not in raw or RENAMED in raw:
+            return self._read(self._written(formula, recorded, self.prefix, matchers), instants)
         rows: dict[Subject, Floats] = {}
         for prefix, names in by_prefix(self.members).items():
-            found = self._asked(with_prefix(whole, prefix), names, instants)
+            series = recorded if prefix == self.prefix else {}
+            found = self._read(self._written(formula, series, prefix, matchers), instants)
             rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
         return rows
 
-    def _asked(self, whole: str, names: Collection[str], instants: Instants) -> Mapping[Subject, Floats]:
-        """By the series that a rule records, where it says something of each of these servers."""
-        name = self._recorded.get(pretty(whole)) if self._recorded else None
-        rows: Mapping[Subject, Floats] = {}
-        with suppress(NotAnswered):
-            rows = self._rows(name, instants) if name else {}
-        if not _complete(rows, names):
-            rows = self._rows(whole, instants)
-        return rows
+    def _written(self, formula: Formula, series: Mapping[str, str], prefix: str, matchers: str) -> str:
+        """Return the query for a formula: over recorded series, and over raw ones of this prefix."""
 
-    def _by_container(self, whole: str, instants: Instants) -> Mapping[Subject, Floats]:
+        def change(text: str, parts: Collection[str]) -> str:
+            text = regroup(text, self._labels)
+            text = completed(text, self._flags) if CONFIG in text else text
+            return add_matchers(with_prefix(text, prefix), matchers, parts)
+
+        return (
+            add_matchers(series[formula.name], matchers)
+            if formula.name in series
+            else formula.text_over(series, change)
+        )
+
+    def _by_container(self, formula: Formula, raw: str, instants: Instants) -> Mapping[Subject, Floats]:
         """Of the servers whose containers other exporters measure, by the metrics of those."""
         rows: dict[Subject, Floats] = {}
-        matchers = self._matchers_of(whole)
+        matchers = self._matchers_of(raw)
         for prefix, names in by_prefix({name: self.members[name] for name in self._in_containers.servers}).items():
-            plain = add_matchers(with_prefix(whole, prefix), matchers)
+            plain = self._written(formula, {}, prefix, matchers)
             with suppress(NotAnswered):
                 found = self._read(self._in_containers.completed(plain, matchers, self.interval), instants)
                 rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
         return rows
+
+    def matching(self, formula: Formula, instants: Instants) -> frozenset[str]:
+        """Return the servers for which a formula over recorded series has a sample at one of these instants."""
+        promql = self._written(formula, self.recorded, self.prefix, self._matchers)
+        found = self._asking.answered(promql, instants + self._lag)
+        return frozenset(self._name(series["metric"]) for series in found).intersection(self.members)
+
+    def narrowed(self, names: Collection[str]) -> "PrometheusSource":
+        """Return the same source for these of its servers alone."""
+        few = copy(self)
+        few.members = {name: member for name, member in self.members.items() if name in names}
+        if len(names) <= MOST_NAMED and self._labels == ("instance",):
+            few._matchers = ",".join([*self._scope.matchers, any_of("instance", list(map(re.escape, sorted(names))))])
+        return few
+
+    def _recorded_series(self, incidents: Iterable[Incident], contract: Contract) -> Mapping[str, str]:
+        """Return what rules of this generation record, if they did so for every server throughout the span.
+
+        None with matchers, since a recorded series may lack the label to match.
+        """
+        if self._scope.matchers:
+            return {}
+        generation = generation_series(("instance",), self._labels)
+        try:
+            shown = self._prometheus.instant(f"count_over_time({generation}[{self.end - self.start}ms])", self.end)
+        except (Refused, Unusable):
+            return {}
+        rules = rule_set(incidents, contract) if shown else None
+        if rules is None or not rules.rules:
+            return {}
+        counts = {
+            self._name(series["metric"]): float(series["value"][1])
+            for series in shown
+            if series["metric"].get("generation") == rules.generation
+        }
+        covered = all(counts.get(name, 0.0) >= self._expected_records(member) for name, member in self.members.items())
+        return rules.series if covered else {}
+
+    def _expected_records(self, server: Member) -> float:
+        """Return how many samples rules record of a server while it is scraped as often as it was, less a few."""
+        scrapes = max(self._scraped.get(instance, 0.0) for _, instance in server.targets)
+        return 0.9 * scrapes * self.interval / seconds(SLOW_INTERVAL) - 2
 
     def _measured_by_others(self) -> Containers:
         """The servers whose containers no exporter of ours measures, where there is another one that may."""
@@ -258,9 +313,6 @@ class PrometheusSource:
         at = int(self.instants[-1]) + self._lag
         return [series["metric"] for series in self._prometheus.instant(add_matchers(promql, self._matchers), at)]
 
-    def _rows(self, promql: str, instants: Instants) -> dict[Subject, Floats]:
-        return self._read(add_matchers(promql, self._matchers_of(promql)), instants)
-
     def _read(self, promql: str, instants: Instants) -> dict[Subject, Floats]:
         rows: dict[Subject, Floats] = {}
         at = instants + self._lag
@@ -281,12 +333,6 @@ class PrometheusSource:
             named = {name: value for name, value in named.items() if name not in self._labels}
             named["instance"] = self._name(labels)
         return tuple(sorted(named.items()))
-
-
-def _complete(rows: Mapping[Subject, Floats], names: Collection[str]) -> bool:
-    """Whether what was recorded says something of each of these servers at every instant."""
-    named = {dict(subject).get("instance") for subject in rows}
-    return named >= set(names) and not any(np.isnan(row).any() for row in rows.values())
 
 
 def _most(there: Iterable[str], counts: Mapping[str, float]) -> list[str]:

@@ -16,14 +16,27 @@ from diag.core.incident import Incident, regroup, seconds
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
 
-GENERATION = "instance:diag_rules:generation"
-"""The series that shows for each server that rules are evaluated; its label `generation` shows which."""
+GENERATION = "diag_rules:generation"
+"""Ends the name of the series that exist for each server, engine and GPU while the rules are evaluated.
+
+The label `generation` tells which rules these are.
+"""
+SUBJECTS = {
+    ("instance",): 'group by (instance) (last_over_time({__name__=~"vllm:num_requests_running|diag_vllm_up"}[1d]))',
+    ("instance", "engine"): "group by (instance, engine) (last_over_time("
+    '{__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[5m]))',
+    ("instance", "gpu"): "group by (instance, gpu) (last_over_time("
+    '{__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[5m]))',
+}
+"""The servers, engines and GPUs that the rules judge."""
+INTERVAL, SLOW_INTERVAL = "15s", "1m"
+"""How often rules are evaluated; the second one holds for alerts over long windows and for records of long ranges."""
 LONG = 900.0
 """Seconds from which on a range is long."""
 _RANGE = re.compile(r"\[(\w+)\]")
 
 
-class Record(NamedTuple):
+class RecordedSeries(NamedTuple):
     """One recording rule: the series, its PromQL, the rules that it reads, and the longest range that it selects.
 
     `longest_range` is in seconds, 0 where the rule selects no range itself.
@@ -35,15 +48,17 @@ class Record(NamedTuple):
     longest_range: float
 
 
-class Records(NamedTuple):
+class RuleSet(NamedTuple):
     """The recording rules by the names that formulas use, in an order in which each reads only those before it."""
 
-    rules: Mapping[str, Record]
+    rules: Mapping[str, RecordedSeries]
+    labels: tuple[str, ...]
 
     @property
     def series(self) -> dict[str, str]:
         """The recorded series at this site, by the name that formulas use."""
-        return {name: rule.series for name, rule in self.rules.items()}
+        subjects = {generation_series(per, ("instance",)): generation_series(per, self.labels) for per in SUBJECTS}
+        return {**subjects, **{name: rule.series for name, rule in self.rules.items()}}
 
     @property
     def generation(self) -> str:
@@ -52,7 +67,7 @@ class Records(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def records(incidents: Iterable[Incident], contract: Contract) -> Records:
+def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
     signals = {name: found for incident in incidents for name, found in alert_signals(incident, contract).items()}
     formulas = _in_order(signals.values())
@@ -63,13 +78,13 @@ def records(incidents: Iterable[Incident], contract: Contract) -> Records:
         for name, found in formulas.items()
         if name in signals or uses[name] > 1 or _longest_range(found.text) > LONG
     }
-    return Records({name: _record(formulas[name], recorded, labels) for name in recorded})
+    return RuleSet({name: _record(formulas[name], recorded, labels) for name in recorded}, labels)
 
 
-def _record(found: Formula, recorded: Mapping[str, str], labels: tuple[str, ...]) -> Record:
+def _record(found: Formula, recorded: Mapping[str, str], labels: tuple[str, ...]) -> RecordedSeries:
     promql = regroup(found.text_over(recorded), labels)
     reads = tuple(name for name, series in recorded.items() if re.search(_word(series), promql))
-    return Record(recorded[found.name], promql, reads, _longest_range(promql))
+    return RecordedSeries(recorded[found.name], promql, reads, _longest_range(promql))
 
 
 def _longest_range(promql: str) -> float:
@@ -85,6 +100,11 @@ def alert_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
         for condition in conditions
     )
     return {signal.name: signal for signal in found}
+
+
+def generation_series(per: Sequence[str], labels: Sequence[str]) -> str:
+    """Return the series that exists for each subject of this kind while the rules are evaluated."""
+    return at_site(f"{'_'.join(per)}:{GENERATION}", labels)
 
 
 def at_site(series: str, labels: Sequence[str]) -> str:
