@@ -29,6 +29,7 @@ from diag.core.incident import Incident  # noqa: E402
 from diag.diagnosis.report import Report  # noqa: E402
 from diag.http.client import Client  # noqa: E402
 from diag.knowledge.catalog import load  # noqa: E402
+from diag.knowledge.formulas import formula  # noqa: E402
 from diag.promql import Block  # noqa: E402
 from diag.sources.prometheus.scope import Scope, TimeSpan  # noqa: E402
 

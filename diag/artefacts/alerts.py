@@ -114,7 +114,7 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
         _generation_group(recorded.generation, contract.site.labels),
         *(
             {"name": name, "interval": SLOW_INTERVAL if name == SLOW_GROUP else INTERVAL, "rules": rules}
-            for name, rules in sorted(by_group.items())
+            for name, rules in sorted(by_group.items(), key=lambda group: (group[0] != SLOW_GROUP, group[0]))
         ),
     ]
 
@@ -132,7 +132,7 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
     for alert, names in reads.items():
         for name in names:
             readers[name].append(alert)
-    for name, record in reversed(rules.items()):
+    for name, record in reversed([*rules.items()]):
         for other in record.reads:
             readers[other].append(name)
         if record.longest_range > LONG or slow.issuperset(readers[name]):
@@ -140,11 +140,12 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
     component: dict[str | Alert, set[str | Alert]] = {}
     for name in rules:
         if name not in slow:
-            joined = {name}.union(*(component.get(other, {other}) for other in readers[name] if other not in slow))
+            near = [name, *(other for other in readers[name] if other not in slow)]
+            joined: set[str | Alert] = set().union(*(component.get(other, {other}) for other in near))
             component |= dict.fromkeys(joined, joined)
+    members: list[str | Alert] = [*rules, *reads]
     return {
-        member: SLOW_GROUP if member in slow else _group_name(component.get(member, {member}))
-        for member in (*rules, *reads)
+        member: SLOW_GROUP if member in slow else _group_name(component.get(member, {member})) for member in members
     }
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
-from diag.core.incident import Incident
+from diag.core.incident import Incident, Signal
 from diag.diagnosis import telemetry_checks as telemetry
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
@@ -70,7 +70,7 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _queries(incidents: Sequence[Incident], queries: QueryCache) -> dict[tuple[str, tuple[str, ...], Window], None]:
+def _queries(incidents: Sequence[Incident], queries: QueryCache) -> dict[tuple[Signal, tuple[str, ...], Window], None]:
     """The queries of the incidents, run a few at a time: the Prometheus evaluates some while others are read."""
     return dict.fromkeys(
         (condition.signal, incident.per, queries.window(incident))

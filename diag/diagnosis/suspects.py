@@ -37,7 +37,7 @@ def suspects(
 
 
 def _filters(incident: Incident, queries: QueryCache) -> Iterator[tuple[Formula, bool]]:
-    """Yield the conjunctions that find an incident, and the filter that keeps the subjects on which it is not absent."""
+    """Yield the conjunctions that find an incident, and the filter that drops the subjects on which it is absent."""
     window = queries.window(incident).text
     yield conjunction(incident, window, queries.contract), False
     for burn in incident.burns:

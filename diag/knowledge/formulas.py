@@ -5,7 +5,6 @@ part, and its range function and window, as in `instance_engine:preemptions:incr
 """
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 from diag.core.contract import Contract
@@ -15,7 +14,7 @@ from diag.promql import Formula
 
 PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
 """A dollar sign, or a name with the window, the offset and the labels that replace those of the text around it."""
-_GROUPING = re.compile(r"\bby \(([^()]*)\)|\$(?!by\b|window\b)(\w+)")
+_GROUPING = re.compile(r"\bby \(([^()]*)\)|\$(?!by\b|window\b)(\w+)(?:\[\w+\])?(?: offset \w+)?(?: by \(([^()]*)\))?")
 _RANGE_FUNCTION = re.compile(r"(\w+?)(?:_over_time)?\([^()]*\[")
 _Values = tuple[tuple[str, float], ...]
 
@@ -53,7 +52,7 @@ def expanded(promql: str) -> str:
             return found[0]
         text = expanded(part.promql)
         text = text.replace("$window", found[2]) if found[2] else text
-        text = re.sub(r"(\[[^\]]+\])", rf"\1 offset {found[3]}", text) if found[3] else text
+        text = re.sub(r"(\[[$\w]+\])", rf"\1 offset {found[3]}", text) if found[3] else text
         return f"({text.replace('$by', found[4]) if found[4] else text})"
 
     return PLACEHOLDER.sub(put, promql)
@@ -70,7 +69,7 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
             return "$"
         if name in entries:
             return entries[name] + found[0][len(name) + 1 :]
-        own_per = per if by is None else tuple(by.replace(" ", "").split(","))
+        own_per = per if by is None else _labels(by, per)
         part = _filled(DECLARED[name], own_per, own_window or window, own_offset or ago, values)
         parts[part.name] = part
         return part.name
@@ -91,12 +90,19 @@ def _series(part: Part | Signal, per: tuple[str, ...], window: str, ago: str) ->
     return ":".join(filter(None, (level, part.id, f"{''.join(operations)}{over}")))
 
 
-def _level(promql: str, per: Iterable[str]) -> tuple[str, ...]:
+def _level(promql: str, per: tuple[str, ...]) -> tuple[str, ...]:
     """Return the labels of the result: those of its first aggregation, or of its first part."""
     found = _GROUPING.search(promql)
     if found is None:
         return ()
-    if found[1] is None:
-        return _level(DECLARED[found[2]].promql, per) if found[2] in DECLARED else _level(promql[found.end() :], per)
-    labels = found[1].replace(" ", "").split(",")
+    if found[2] is not None:
+        if found[2] not in DECLARED:
+            return _level(promql[found.end() :], per)
+        return _level(DECLARED[found[2]].promql, _labels(found[3], per) if found[3] else per)
+    return _labels(found[1], per)
+
+
+def _labels(written: str, per: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels of a grouping clause, `per` in the place of `$by`."""
+    labels = (label.strip() for label in written.split(","))
     return tuple(name for label in labels for name in (per if label == "$by" else (label,)))

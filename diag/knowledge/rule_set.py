@@ -14,7 +14,7 @@ from typing import NamedTuple
 from diag.core.contract import Contract
 from diag.core.incident import Incident, regroup, seconds
 from diag.knowledge.formulas import formula
-from diag.promql import Formula
+from diag.promql import Formula, pretty
 
 GENERATION = "diag_rules:generation"
 """Ends the name of the series that exist for each server, engine and GPU while the rules are evaluated.
@@ -31,6 +31,8 @@ SUBJECTS = {
 """The servers, engines and GPUs that the rules judge."""
 INTERVAL, SLOW_INTERVAL = "15s", "1m"
 """How often rules are evaluated; the second one holds for alerts over long windows and for records of long ranges."""
+MOST_LINES = 8
+"""Lines of a recording rule; parts are recorded on their own where they make one longer."""
 LONG = 900.0
 """Seconds from which on a range is long."""
 _RANGE = re.compile(r"\[(\w+)\]")
@@ -49,16 +51,20 @@ class RecordedSeries(NamedTuple):
 
 
 class RuleSet(NamedTuple):
-    """The recording rules by the names that formulas use, in an order in which each reads only those before it."""
+    """The recording rules by the names that formulas use, in an order in which each reads only those before it.
+
+    `recorded` is the series of every recorded formula: formulas with the same expression share one.
+    """
 
     rules: Mapping[str, RecordedSeries]
+    recorded: Mapping[str, str]
     labels: tuple[str, ...]
 
     @property
     def series(self) -> dict[str, str]:
         """The recorded series at this site, by the name that formulas use."""
         subjects = {generation_series(per, ("instance",)): generation_series(per, self.labels) for per in SUBJECTS}
-        return {**subjects, **{name: rule.series for name, rule in self.rules.items()}}
+        return {**subjects, **self.recorded}
 
     @property
     def generation(self) -> str:
@@ -71,20 +77,37 @@ def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
     signals = {name: found for incident in incidents for name, found in alert_signals(incident, contract).items()}
     formulas = _in_order(signals.values())
-    uses = Counter(name for found in formulas.values() for name in found.references())
+    # raw expressions of two names are one: the same bucket of a histogram for two thresholds, for example
+    key = {name: name if found.parts else found.text for name, found in formulas.items()}
+    uses = Counter(key[name] for found in formulas.values() for name in found.references())
     labels = contract.site.labels
     recorded = {
         name: at_site(name, labels)
         for name, found in formulas.items()
-        if name in signals or uses[name] > 1 or _longest_range(found.text) > LONG
+        if name in signals or uses[key[name]] > 1 or _longest_range(found.text) > LONG
     }
-    return RuleSet({name: _record(formulas[name], recorded, labels) for name in recorded}, labels)
+    for found in formulas.values():
+        _shorten(found, recorded, labels)
+    rules: dict[str, RecordedSeries] = {}
+    written: dict[str, str] = {}
+    for name, found in formulas.items():
+        if name in recorded:
+            promql = regroup(found.text_over(recorded), labels)
+            recorded[name] = written.setdefault(promql, promql if promql in written.values() else recorded[name])
+            if recorded[name] == at_site(name, labels):
+                reads = tuple(other for other, rule in rules.items() if re.search(_word(rule.series), promql))
+                rules[name] = RecordedSeries(recorded[name], promql, reads, _longest_range(promql))
+    return RuleSet(rules, recorded, labels)
 
 
-def _record(found: Formula, recorded: Mapping[str, str], labels: tuple[str, ...]) -> RecordedSeries:
-    promql = regroup(found.text_over(recorded), labels)
-    reads = tuple(name for name, series in recorded.items() if re.search(_word(series), promql))
-    return RecordedSeries(recorded[found.name], promql, reads, _longest_range(promql))
+def _shorten(found: Formula, recorded: dict[str, str], labels: tuple[str, ...]) -> None:
+    """Record parts of a formula, the longest first, until its rule is short enough to be read."""
+    while len(pretty(found.text_over(recorded)).splitlines()) > MOST_LINES:
+        inside = {name: len(part.text_over(recorded)) for name, part in found.parts.items() if name not in recorded}
+        if not inside:
+            break
+        longest = max(inside, key=lambda name: inside[name])
+        recorded[longest] = at_site(longest, labels)
 
 
 def _longest_range(promql: str) -> float:

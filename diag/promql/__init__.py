@@ -8,7 +8,8 @@ from diag.promql.evaluate import Evaluator, evaluate
 from diag.promql.facts import instant_selectors, metric_names, output_labels
 from diag.promql.formula import Formula
 from diag.promql.nodes import Expression
-from diag.promql.parse import parse, pretty
+from diag.promql.parse import parse
+from diag.promql.pretty import pretty
 from diag.promql.samples import STALE, Block, Labels, Samples, distinct, is_stale
 from diag.promql.vector import Vector
 

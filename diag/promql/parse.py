@@ -101,11 +101,6 @@ def depth(text: str) -> int:
     return most
 
 
-def pretty(promql: str) -> str:
-    """The expression over as many lines as it takes to be read, one space deeper at each level: it has thirty."""
-    return re.sub(r"^ +", lambda indent: indent[0][::2], str(_tree(promql).prettify()), flags=re.MULTILINE)
-
-
 def _node(tree: ast.Expr, parts: _Parts) -> nodes.Node:
     convert = _CONVERTERS.get(type(tree))
     if convert is None:

@@ -20,7 +20,6 @@ from diag.knowledge.signals import (
     requests_running,
     requests_waiting_median,
 )
-from diag.knowledge.signals.gpu import BRAKE, THERMAL, throttled_share
 from diag.ramp.step import STEP_TOKENS
 
 WHOLE = "24h"
@@ -49,7 +48,7 @@ token_budget_used = Signal(
 )
 throttled = Signal(
     "thermal slowdown or power brake (share of time)",
-    f"({throttled_share(THERMAL)}) + ({throttled_share(BRAKE)})",
+    "$thermal_slowdown_share_of_time + $power_brake_share",
     "the GPU spent {value} of the time in thermal slowdown or under the power brake",
     "share",
 )

@@ -10,13 +10,14 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
 
 INSTANCE = ("instance",)
+SERVING = " unless on (instance, gpu) $gpus_not_serving"
 NOW, MINUTE = 15.0, 60.0
 """Seconds: of what changes with every scrape, and of what needs some events."""
 TTFT = ("vllm:time_to_first_token_seconds",)
 REASONS = 'reason!~"gpu_idle|applications_clocks"'
 THROTTLED = (
-    f"max by (instance, gpu, reason) (max_over_time(diag_gpu_throttle_active{{{REASONS}}}[$window]) unless on (instance, gpu) $gpus_not_serving"
-    f" or rate(diag_gpu_throttle_seconds_total{{{REASONS}}}[$window]) unless on (instance, gpu) $gpus_not_serving) > 0"
+    f"max by (instance, gpu, reason) (max_over_time(diag_gpu_throttle_active{{{REASONS}}}[$window]){SERVING}"
+    f" or rate(diag_gpu_throttle_seconds_total{{{REASONS}}}[$window]){SERVING}) > 0"
 )
 """Why the clocks of each GPU are held down, but for what idleness or a person asked for."""
 
@@ -49,17 +50,17 @@ MEASURES: Mapping[str, ServerMeasure] = {
     "power": ServerMeasure(
         "GPU power",
         "watts",
-        "sum by ($by) (last_over_time(diag_gpu_power_watts[$window]) unless on (instance, gpu) $gpus_not_serving)",
+        f"sum by ($by) (last_over_time(diag_gpu_power_watts[$window]){SERVING})",
     ),
     "clock": ServerMeasure(
         "SM clock (slowest GPU)",
         "MHz",
-        'min by ($by) (last_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) unless on (instance, gpu) $gpus_not_serving) / 1e6',
+        f'min by ($by) (last_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]){SERVING}) / 1e6',
     ),
     "temperature": ServerMeasure(
         "GPU temperature (hottest)",
         "celsius",
-        "max by ($by) (last_over_time(diag_gpu_temperature_celsius[$window]) unless on (instance, gpu) $gpus_not_serving)",
+        f"max by ($by) (last_over_time(diag_gpu_temperature_celsius[$window]){SERVING})",
     ),
 }
 

@@ -8,7 +8,6 @@ import numpy as np
 from diag.core.formatting import listed, plural, printable, quantity
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report, verdict_of
-from diag.knowledge.signals.ranks import RANK_OF_GPU
 from diag.report import full
 from diag.report import sentences as words
 from diag.report.layout import columns, labelled, table
@@ -89,7 +88,7 @@ def _minutes(row: ServerRow) -> list[str]:
 def _gpus(queries: QueryCache, instance: str) -> list[str]:
     """A line for each GPU, with its rank and why its clocks are held down."""
     gpus = _parts(queries, instance, OF_GPUS, ("gpu",))
-    ranks = _labels(queries, instance, RANK_OF_GPU, "rank")
+    ranks = _labels(queries, instance, "$rank_of_gpu", "rank")
     reasons = _labels(queries, instance, THROTTLED, "reason")
     lines = [
         (f"GPU {gpu[0]}", listed([f"rank {rank}" for rank in ranks.get(gpu, [])]), *cells, listed(reasons.get(gpu, [])))

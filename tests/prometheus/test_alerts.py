@@ -170,11 +170,6 @@ def test_a_recorded_name_means_one_expression() -> None:
     assert len(names) == len(set(names)) == len({rule["expr"] for rule in rules() if "record" in rule})
 
 
-def test_a_recorded_signal_is_used_more_than_once() -> None:
-    alerts = " ".join(rule["expr"] for rule in rules() if "alert" in rule)
-    assert all(alerts.count(rule["record"]) > 1 for rule in rules() if "record" in rule)
-
-
 def test_every_metric_exists_in_a_recording_or_is_the_exporters() -> None:
     own = {rule["record"] for rule in rules() if "record" in rule}
     assert in_no_recording(metrics_read() - own) == set()

@@ -856,23 +856,6 @@ def test_an_answer_of_another_shape_in_the_middle(doctor: Diag, prometheus: str,
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        Reply(b"404 page not found", 404),
-        Reply(b"<html>"),
-        document(status="success", data=[1]),
-        document(status="success", data={"groups": [{"rules": ["x", None]}]}),
-        document(status="success", data={"groups": [{"rules": [{"health": "ok", "name": "x", "query": "up{"}]}]}),
-        error(403, "forbidden", "no rules for you"),
-    ],
-)
-def test_rules_that_cannot_be_read_are_done_without(rules: Reply) -> None:
-    with serving(lambda _: rules) as server:
-        assert Prometheus(parse(server.url), Credentials()).recorded() == {}
-    assert [each.path for each in server.requests] == ["/api/v1/rules?type=record"]
-
-
 def test_native_histograms_are_left_out() -> None:
     number = {"metric": {"a": "1"}, "value": [NOW, "1"]}
     with serving(lambda _: found({"metric": {}, "histogram": [NOW, {"count": "1"}]}, number)) as server:

@@ -3,23 +3,18 @@
 import json
 import re
 import tomllib
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pytest
-import yaml
-from support import healthy_day, prometheus_server, rewriting, scenarios, timelines
+from support import healthy_day, prometheus_server, recorded_series, rewriting, scenarios, timelines
 from support import victoria_metrics as victoria
-from support.alert_rules import RULES
 from support.paths import ALL_RECORDINGS, RECORDINGS
-from support.rule_files import groups_of
 from support.timelines import blocks
-from support.waiting import until
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, prometheus_source
@@ -28,7 +23,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
-from diag.promql import Block, pretty
+from diag.promql import Block, Samples
 from diag.report import json as as_json
 from diag.sources.observation import Observation
 from diag.sources.prometheus.scope import Scope, TimeSpan
@@ -223,56 +218,67 @@ def past(server: Server, span: TimeSpan) -> Report:
     return doctor.run(ObserveOptions([], prometheus=server.url, scope=Scope(span)))
 
 
-RECORDING_RULES = [rule for group in groups_of(RULES) for rule in group["rules"] if "record" in rule]
-"""What diag.rules.yaml records."""
-MARK = 7.0
-"""A value that no signal has: who tells it has asked for what is recorded."""
+SCRAPED = timelines.TIMES[-61:]
+"""The scrapes of a quarter of an hour, which a doctor judges over the windows of the alerts."""
+LAST = SCRAPED.size
 
 
-def recording(folder: Path, rules: list[dict[str, str]], recorded: list[str], since: int = 0) -> AbstractContextManager:
-    """A healthy server's quarter of an hour, these rules loaded, and under these names MARK, from some time on."""
-    (page,) = blocks(timelines.timeline("healthy"), END / 1000 - float(timelines.TIMES[-1]))
-    up = Block(({"__name__": "up", **SERVER},), page.times, np.ones((1, page.times.size)))
-    late = page.times[page.times >= since]
-    told = tuple({"__name__": name, **SERVER, "engine": "0"} for name in recorded)
-    marks = [Block(told, late, np.full((len(told), late.size), MARK))] if told else []
-    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "r", "interval": "1s", "rules": rules}]}))
-    config = yaml.safe_dump({"rule_files": [str(folder / "rules.yaml")]})
-    return prometheus_server.serving(prometheus_server.program("PATH"), [page, up, *marks], config)
-
-
-def values(server: Server, promql: str) -> set[float]:
-    """What the source answers for an expression, at all of its instants."""
-    remote = prometheus_source(
-        ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END / 1000}"))), Contract()
+def quarter(name: str) -> tuple[list[Block], np.ndarray]:
+    """The last quarter of an hour of a timeline, as a server of that name, and its instants."""
+    series, _ = (
+        timelines.faulty(name) if name in (*timelines.RECORDED, *timelines.HOSTS) else (timelines.timeline(name), 0)
     )
-    (row,) = remote.ask(promql, remote.instants).values()
-    return set(row.tolist())
+    (block,) = blocks(series, END / 1000 - float(timelines.TIMES[-1]))
+    labels = tuple({**each, "instance": f"{name}:1", "job": "vllm"} for each in block.labels)
+    up = Block(
+        ({"__name__": "up", "instance": f"{name}:1", "job": "vllm"},), block.times, np.ones((1, block.times.size))
+    )
+    return [block._replace(labels=labels), up], block.times[-LAST:]
 
 
-@pytest.mark.parametrize(
-    ("change", "since", "is_used"),
-    [("", 0, True), (" * 1", 0, False), ("", END - 300_000, False)],
-    ids=["the very same expression", "another expression", "recorded for a part of the time"],
-)
-def test_what_rules_record_is_asked_by_its_name(tmp_path: Path, change: str, since: int, is_used: bool) -> None:
-    rule = next(each for each in RECORDING_RULES if "num_requests_waiting[5m]" in each["expr"])
-    with recording(tmp_path, [{**rule, "expr": rule["expr"] + change}], [rule["record"]], since) as held:
-        until(lambda: loaded(held))
-        assert (MARK in values(held, rule["expr"])) == is_used
+JUDGED = ("healthy", *sorted({*timelines.RECORDED, *timelines.HOSTS} - {*timelines.PEERS}))
 
 
-def loaded(server: Server) -> bool:
-    """Whether its rules have been evaluated."""
-    with urllib.request.urlopen(f"{server.url}/api/v1/rules", timeout=30) as response:
-        groups = json.load(response)["data"]["groups"]
-    return bool(groups) and all(rule["health"] == "ok" for group in groups for rule in group["rules"])
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[Server, Server]]:
+    """A server for each incident: in a Prometheus without rules, and in one with what our rules recorded."""
+    pages = {name: quarter(name) for name in JUDGED}
+    raw = [block for held, _ in pages.values() for block in held]
+    made = [block for held, instants in pages.values() for block in recorded_series.recorded(Samples(held), instants)]
+    with serving(PROMETHEUS3, raw) as without, serving(PROMETHEUS3, [*raw, *made]) as rules:
+        yield without, rules
 
 
-def test_all_that_the_rules_record_is_what_the_doctor_asks() -> None:
-    asked = {
-        pretty(formula(condition.signal, incident.per, incident.window, Contract()).written_out())
-        for incident in load()
-        for condition in incident.every_condition
-    }
-    assert {pretty(each["expr"]) for each in RECORDING_RULES} <= asked
+def of_fleet(server: Server, *, only_suspects: bool = False, at: float = END / 1000) -> tuple[Report, bool]:
+    """The report of all servers, and whether recorded series were read for it."""
+    settings = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{at}")))
+    used = bool(prometheus_source(settings, Contract(), load()).recorded)
+    return doctor.run(settings, only_suspects=only_suspects), used
+
+
+def test_recorded_rules_give_every_server_the_verdict_of_the_expressions(both: tuple[Server, Server]) -> None:
+    (without, none), (rules, used) = map(of_fleet, both)
+    assert (none, used) == (False, True)
+    assert without_source(rules) == without_source(without)
+
+
+def test_a_fleet_judged_in_two_steps_has_the_same_incidents(both: tuple[Server, Server]) -> None:
+    whole, _ = of_fleet(both[0])
+    few, used = of_fleet(both[1], only_suspects=True)
+    assert used and len(few.findings) <= len(whole.findings)
+    assert [each.diagnosis._replace(incident=None) for each in few.present] == [
+        each.diagnosis._replace(incident=None) for each in whole.present
+    ]
+    assert (few.verdict, few.progress, few.not_judged) == (whole.verdict, whole.progress, whole.not_judged)
+    assert (few.checked, few.needs_telemetry, few.absent) == (whole.checked, whole.needs_telemetry, whole.absent)
+
+
+def test_rules_of_another_generation_are_not_read(both: tuple[Server, Server]) -> None:
+    settings = ObserveOptions([], prometheus=both[1].url, scope=Scope(TimeSpan(at=f"{END / 1000}")))
+    assert not prometheus_source(settings, Contract(freeze_seconds=2.5), load()).recorded
+    assert not prometheus_source(settings, Contract(), load()[1:]).recorded
+
+
+def test_rules_that_recorded_only_a_part_of_the_span_are_not_read(both: tuple[Server, Server]) -> None:
+    settings = ObserveOptions([], prometheus=both[1].url, scope=Scope(TimeSpan(at=f"{END / 1000}", window="24m")))
+    assert not prometheus_source(settings, Contract(), load()).recorded

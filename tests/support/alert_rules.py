@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from support import timelines
+from support.firing import NAME
 from support.paths import ALL_RECORDINGS, ROOT
 from support.rewriting import OLD_NAMES
 from support.rule_files import groups_of
@@ -72,12 +73,15 @@ def in_no_recording(metrics: Iterable[str]) -> set[str]:
 
 def only(incident: str | None, folder: Path, file: Path = RULES) -> Path:
     """The rules of one incident's alerts, None for those of the telemetry: to evaluate all of them takes long."""
-    kept = []
-    for group in groups_of(file):
-        alerts = [rule for rule in group["rules"] if "alert" in rule and rule["labels"].get("incident") == incident]
-        asked = " ".join(rule["expr"] for rule in alerts)
-        records = [rule for rule in group["rules"] if "record" in rule and rule["record"] in asked]
-        kept += [{**group, "rules": [*records, *alerts]}] if alerts else []
+    groups = groups_of(file)
+    every = [rule for group in groups for rule in group["rules"]]
+    alerts = [rule for rule in every if "alert" in rule and rule["labels"].get("incident") == incident]
+    recorded = {rule["record"]: rule for rule in every if "record" in rule}
+    asked = [name for rule in alerts for name in NAME.findall(rule["expr"])]
+    for name in asked:
+        asked += [found for found in NAME.findall(recorded.get(name, {}).get("expr", "")) if found not in asked]
+    wanted = [*alerts, *(rule for name, rule in recorded.items() if name in asked)]
+    kept = [{**group, "rules": [rule for rule in group["rules"] if rule in wanted]} for group in groups]
     chosen = folder / "only.yaml"
-    chosen.write_text(json.dumps({"groups": kept}))
+    chosen.write_text(json.dumps({"groups": [group for group in kept if group["rules"]]}))
     return chosen

@@ -42,6 +42,7 @@ class Fired:
 
 FIRING = f'min_over_time(timestamp(ALERTS{{alertstate="firing"}})[{TIMES[-1]}s:{STEP}s])'
 FIRST = f"min by (alertname, incident, severity, instance) ({FIRING})"
+NAME = re.compile(r"[\w:]+")
 ALERT = re.compile(
     r'\{alertname="(\w+)", (?:incident="(\w+)", )?(?:instance="([^"]*):[^"]*", )?severity="(\w+)"\} ([0-9.E+]+)'
 )
@@ -114,21 +115,28 @@ def evaluated(rules: Path, series: Series) -> Fired:
 
 @cache
 def _alerts(rules: Path) -> list[tuple[dict[str, Any], promql.Expression]]:
-    every = [rule for group in alerts_alone(rules) for rule in group["rules"]]
-    return [(alert, promql.parse(alert["expr"])) for alert in every]
+    return [(rule, promql.parse(asked)) for _, rule, asked in _over_raw_series(rules)]
 
 
 def alerts_alone(rules: Path) -> list[dict[str, Any]]:
     """The groups of a rule file without its recording rules: in place of their names, alerts have their expressions."""
-    groups = groups_of(rules)
-    every = [rule for group in groups for rule in group["rules"]]
-    recorded = {rule["record"]: rule["expr"] for rule in every if "record" in rule}
-    for group in groups:
-        group["rules"] = [rule for rule in group["rules"] if "alert" in rule]
-    for rule in (rule for group in groups for rule in group["rules"]):
-        for name, expression in recorded.items():
-            rule["expr"] = rule["expr"].replace(name, f"({expression})")
-    return groups
+    groups: dict[str, dict[str, Any]] = {}
+    for group, rule, asked in _over_raw_series(rules):
+        alone = groups.setdefault(group["name"], {**group, "rules": []})
+        alone["rules"].append({**rule, "expr": asked.written_out()})
+    return [*groups.values()]
+
+
+def _over_raw_series(rules: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any], promql.Formula]]:
+    """Each alert of a rule file with its group, and with what it reads as the rules record it at the same instant."""
+    every = [(group, rule) for group in groups_of(rules) for rule in group["rules"]]
+    texts = {rule["record"]: rule["expr"] for _, rule in every if "record" in rule}
+
+    @cache
+    def over(text: str) -> promql.Formula:
+        return promql.Formula("", text, {name: over(texts[name]) for name in NAME.findall(text) if name in texts})
+
+    return ((group, rule, over(rule["expr"])) for group, rule in every if "alert" in rule)
 
 
 def _first_firing(alert: Mapping[str, Any], present: npt.NDArray[np.bool_]) -> Iterator[float]:

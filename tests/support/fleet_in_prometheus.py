@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 from support.expressions import expressions
 from support.prometheus_server import PLACES, Server, program
+from support.recorded_series import recorded
 from support.scenarios import gpu
 from support.timelines import CALM, HOSTS, RECORDED, TIMES, Series, blocks, timeline
 
 from diag.core.metric_families import Sample
-from diag.promql import Block, is_stale, metric_names, parse
+from diag.promql import STALE, Block, Samples, is_stale, metric_names, parse
 
+LAST = 3
+"""Scrapes whose recorded series a fleet holds."""
 PLACEHOLDER, BORN = "<instance>", "<born>"
 CREATED = "vllm:generation_tokens_created"
 BESIDES = {CREATED, "diag_vllm_info", "process_start_time_seconds"}
@@ -34,13 +37,19 @@ def instances(kind: str, count: int) -> list[str]:
     return [f"{kind}-{number:0{len(str(count - 1))}}:8000" for number in range(count)]
 
 
-def write(folder: Path, members: Mapping[str, int], end: float, scrapes: int = TIMES.size) -> None:
+def write(
+    folder: Path, members: Mapping[str, int], end: float, scrapes: int = TIMES.size, *, rules: bool = False
+) -> None:
     """Write the blocks of a fleet: so many instances of each kind, scraped every 15 s so often up to `end`.
+
+    With `rules`, also what the generated rules record of each: with its peers like itself, and but for the series that
+    tell the generation only at the last scrapes, which are those that are judged in a fleet.
 
     A kind is "healthy" or the id of an incident of timelines.py; its fault sets in after the lead-in. Instances of one
     kind differ only in their name.
     """
-    held = {kind: _block(kind, end - float(TIMES[-1])) for kind in members}
+    pages = {kind: _block(kind, end - float(TIMES[-1])) for kind in members}
+    held = {kind: [page, *(_recorded(page) if rules else ())] for kind, page in pages.items()}
     running = []
     # a block for each core that promtool may use; blocks that do not overlap are left as they are
     for number, half in enumerate(
@@ -56,10 +65,12 @@ def write(folder: Path, members: Mapping[str, int], end: float, scrapes: int = T
         text.unlink()
 
 
-def _lines(held: Mapping[str, Block], members: Mapping[str, int], part: npt.NDArray[np.intp]) -> Iterator[bytes]:
+def _lines(
+    held: Mapping[str, Sequence[Block]], members: Mapping[str, int], part: npt.NDArray[np.intp]
+) -> Iterator[bytes]:
     """Each kind is formatted once."""
     for kind, count in members.items():
-        page = _text(held[kind], part)
+        page = b"".join(_text(block, part) for block in held[kind])
         for name in instances(kind, count):
             born = f"{zlib.crc32(name.encode())}".encode()  # a time of its own, or all would be one server
             yield page.replace(PLACEHOLDER.encode(), name.encode()).replace(BORN.encode(), born)
@@ -135,6 +146,14 @@ def _block(kind: str, begin: float) -> Block:
     for labels in block.labels:
         labels["instance"] = PLACEHOLDER
     return block
+
+
+def _recorded(page: Block) -> Iterator[Block]:
+    """What the generated rules record of a page, on the grid of its scrapes."""
+    for block in recorded(Samples([page]), page.times):
+        if "generation" not in block.labels[0]:
+            block.values[:, :-LAST] = STALE
+        yield block
 
 
 def _text(block: Block, part: npt.NDArray[np.intp]) -> bytes:

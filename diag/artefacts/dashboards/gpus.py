@@ -11,7 +11,6 @@ from diag.artefacts.grafana.panels import PanelHeader, PanelQuery
 from diag.artefacts.names import GENERATED_MARK, dashboard_uid
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident
-from diag.knowledge.signals.ranks import RANK_OF_GPU
 
 MARGIN = "min by ($by) (diag_gpu_temperature_margin_celsius)"
 THROTTLED = "max by ($by, reason) (rate(diag_gpu_throttle_seconds_total[$window]))"
@@ -107,5 +106,5 @@ def _by_rank(scope: DashboardScope) -> list[Any]:
 
 
 def _with_rank(promql: str, scope: DashboardScope) -> str:
-    joined = f"{promql} * on (instance, gpu) group_left (rank) {RANK_OF_GPU} or on (instance, gpu) {promql}"
+    joined = f"{promql} * on (instance, gpu) group_left (rank) $rank_of_gpu or on (instance, gpu) {promql}"
     return scope.fill(joined, scope.by("gpu"))

@@ -5,9 +5,7 @@ shape needs (diag/vllm/capacity/work.py). Where GPU or model are not known there
 output are not counted; KV blocks are, as a whole.
 """
 
-from diag.core.incident import Signal, reported
-from diag.knowledge.signals.expressions import KV_USAGE, configured
-from diag.knowledge.signals.gpu import LINK, SERVING
+from diag.core.incident import Part, Signal, reported
 
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
@@ -17,81 +15,139 @@ FULL, EMPTY = 0.6, 0.2
 """From this share on little more is to be had of a GPU; below the other one there is no public figure."""
 
 
-def _per_engine(metric: str) -> str:
-    """The rate of a counter, one for each engine."""
-    return f"sum by (instance, engine) (rate({metric}[$window]))"
+ENGINE = "by (instance, engine)"
 
 
-def _known(metric: str, matchers: str = "") -> str:
-    """A number of the server, one for each instance."""
-    selected = f"{metric}{{{matchers}}}" if matchers else metric
-    return f"max by (instance) (last_over_time({selected}[$window]))"
+def _known(metric: str, part: str = "") -> str:
+    """Return a number of the server, or of a part of its weights, one for each instance."""
+    matchers = f'{{part="{part}"}}' if part else ""
+    return f"max by (instance) (last_over_time({metric}{matchers}[$window]))"
 
 
-def _times(engine: str, instance: str, operator: str = "*") -> str:
-    """An expression for each engine, with one for each instance."""
-    return f"({engine} {operator} on (instance) group_left () {instance})"
-
-
-GENERATED = _per_engine("vllm:generation_tokens_total")
-API_SERVERS = f"({configured('api_server_count')} or 0 * {_known('diag_vllm_up')} + 1)"
-"""Each of them counts an iteration in which it has requests."""
-ITERATIONS = _times(_per_engine("vllm:iteration_tokens_total_count"), API_SERVERS, "/")
-BATCH = f"({GENERATED} / ({ITERATIONS} > 0))"
-EXPERTS = _times(
-    # those that the tokens of a step reach, if routing is even
-    f"(1 - (1 - {_known('diag_vllm_experts_per_token_ratio')}) ^ on (instance) group_right () {BATCH})",
-    _known("diag_vllm_weight_bytes", 'part="experts"'),
+PARTS: tuple[Part, ...] = (
+    Part("decode_rate", f"$output_tokens_rate {ENGINE}", "tokens/s"),
+    # each API server counts an iteration in which it has requests
+    Part("api_servers", "$config_api_server_count or 0 * $vllm_up by (instance) + 1", "processes"),
+    Part(
+        "iterations_rate",
+        "sum by (instance, engine) (rate(vllm:iteration_tokens_total_count[$window]))"
+        " / on (instance) group_left () $api_servers",
+        "1/s",
+    ),
+    Part("batch_size", "$decode_rate / ($iterations_rate > 0)", "tokens"),
+    # the experts that the tokens of a step reach, if routing is even
+    Part(
+        "expert_bytes_per_step",
+        f"(1 - (1 - {_known('diag_vllm_experts_per_token_ratio')}) ^ on (instance) group_right () $batch_size)"
+        f" * on (instance) group_left () {_known('diag_vllm_weight_bytes', 'experts')}",
+        "bytes",
+    ),
+    Part(
+        "mean_kv_cache_usage_of_the_engine",
+        "max by (instance, engine) (avg_over_time(vllm:kv_cache_usage_perc[$window]))"
+        " or max by (instance, engine) (avg_over_time(vllm:gpu_cache_usage_perc[$window]))",
+        "share",
+    ),
+    Part(
+        "cache_bytes_per_step",
+        "($mean_kv_cache_usage_of_the_engine * on (instance) group_left () $config_kv_cache_size_tokens)"
+        f" * on (instance) group_left () {_known('diag_vllm_kv_cache_bytes_per_token')}",
+        "bytes",
+    ),
+    Part(
+        "bytes_read_rate",
+        "$iterations_rate * (($cache_bytes_per_step + $expert_bytes_per_step)"
+        f" + on (instance) group_left () {_known('diag_vllm_weight_bytes', 'every_step')})",
+        "bytes/s",
+    ),
+    # 0 without --enable-mfu-metrics
+    Part(
+        "bytes_moved_by_vllms_estimate",
+        "sum by (instance, engine) (rate(vllm:estimated_read_bytes_per_gpu_total[$window]))"
+        " + sum by (instance, engine) (rate(vllm:estimated_write_bytes_per_gpu_total[$window]))",
+        "bytes/s",
+    ),
+    Part(
+        "memory_bandwidth",
+        "max by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window])"
+        " unless on (instance, gpu) $gpus_not_serving)",
+        "bytes/s",
+    ),
+    Part(
+        "prefix_cache_hits_rate",
+        "sum by (instance, engine) (rate(vllm:prefix_cache_hits_total[$window]))"
+        " or sum by (instance, engine) (rate(vllm:gpu_prefix_cache_hits_total[$window]))",
+        "tokens/s",
+    ),
+    Part(
+        "tokens_computed_rate",
+        "($decode_rate + clamp_min(sum by (instance, engine) (rate(vllm:prompt_tokens_total[$window]))"
+        " - $prefix_cache_hits_rate, 0)) or $decode_rate",
+        "tokens/s",
+    ),
+    Part(
+        "flops_per_token_by_dtype",
+        "max by (instance, dtype) (last_over_time(diag_vllm_flops_per_token[$window]))",
+        "FLOPs",
+    ),
+    Part(
+        "flops_peak",
+        "max by (instance) (max by (instance, dtype) (last_over_time(diag_gpu_flops_max[$window])"
+        " unless on (instance, gpu) $gpus_not_serving) and on (instance, dtype) $flops_per_token_by_dtype)",
+        "FLOPs/s",
+    ),
+    Part(
+        "flops_rate",
+        "sum by (instance, engine) (rate(vllm:estimated_flops_per_gpu_total[$window])) > 0 or"
+        f" ($tokens_computed_rate * on (instance) group_left () {_known('diag_vllm_flops_per_token')})",
+        "FLOPs/s",
+    ),
+    Part(
+        "all_reduce_bytes_rate",
+        f"$tokens_computed_rate * on (instance) group_left () ({_known('diag_vllm_all_reduce_bytes_per_token')} > 0)",
+        "bytes/s",
+    ),
+    Part(
+        "nvlink_bandwidth",
+        "max by (instance) ((last_over_time(diag_gpu_nvlink_max_bytes_per_second[$window])"
+        " and on (instance, gpu) last_over_time(diag_gpu_nvlink_active_links[$window]) > 0)"
+        " unless on (instance, gpu) $gpus_not_serving)",
+        "bytes/s",
+    ),
+    Part(
+        "pcie_bandwidth",
+        "max by (instance) ($pcie_link_bytes_per_second unless on (instance, gpu) $gpus_not_serving)",
+        "bytes/s",
+    ),
 )
-IN_CACHE = " or ".join(f"max by (instance, engine) (avg_over_time({usage}[$window]))" for usage in KV_USAGE)
-CONTEXT = _times(f"({IN_CACHE})", configured("kv_cache_size_tokens"))
-CACHE = _times(CONTEXT, _known("diag_vllm_kv_cache_bytes_per_token"))
-EVERY_STEP = _known("diag_vllm_weight_bytes", 'part="every_step"')
-READ = f"{ITERATIONS} * {_times(f'({CACHE} + {EXPERTS})', EVERY_STEP, '+')}"
-ESTIMATED = " + ".join(_per_engine(f"vllm:estimated_{way}_bytes_per_gpu_total") for way in ("read", "write"))
-"""0 without --enable-mfu-metrics."""
-BANDWIDTH = f"max by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window]) {SERVING})"
+
 bandwidth_share = Signal(
     "memory bandwidth / peak (MBU)",
-    f"max by ($by) {_times(f'(({ESTIMATED}) > 0 or {READ})', BANDWIDTH, '/')}",
+    "max by ($by) (($bytes_moved_by_vllms_estimate > 0 or $bytes_read_rate)"
+    " / on (instance) group_left () $memory_bandwidth)",
     "weights and KV cache are read at {value} of the GPU's memory bandwidth",
     "share",
 )
 
-HITS = f"({_per_engine('vllm:prefix_cache_hits_total')} or {_per_engine('vllm:gpu_prefix_cache_hits_total')})"
-COMPUTED = f"(({GENERATED} + clamp_min({_per_engine('vllm:prompt_tokens_total')} - {HITS}, 0)) or {GENERATED})"
-FLOPS = "max by (instance, dtype) (last_over_time(diag_vllm_flops_per_token[$window]))"
-PEAK = (
-    f"max by (instance) (max by (instance, dtype) (last_over_time(diag_gpu_flops_max[$window]) {SERVING})"
-    f" and on (instance, dtype) {FLOPS})"
-)
-NEEDED = _times(COMPUTED, _known("diag_vllm_flops_per_token"))
-DONE = f"({_per_engine('vllm:estimated_flops_per_gpu_total')} > 0 or {NEEDED})"
 compute_share = Signal(
     "FLOPs / peak (MFU)",
-    f"max by ($by) {_times(DONE, PEAK, '/')}",
+    "max by ($by) ($flops_rate / on (instance) group_left () $flops_peak)",
     "the GPU computes {value} of the FLOPs of its data sheet",
     "share",
 )
 
-SENT = _times(COMPUTED, f"({_known('diag_vllm_all_reduce_bytes_per_token')} > 0)")
-NVLINK = (
-    f"max by (instance) ((last_over_time(diag_gpu_nvlink_max_bytes_per_second[$window])"
-    f" and on (instance, gpu) last_over_time(diag_gpu_nvlink_active_links[$window]) > 0) {SERVING})"
-)
-PCIE_LINK = f"max by (instance) ({LINK} {SERVING})"
 nvlink_share = Signal(
     "all-reduces / NVLink bandwidth",
-    f"max by ($by) {_times(SENT, NVLINK, '/')}",
+    "max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $nvlink_bandwidth)",
     "the all-reduces of tensor parallelism need {value} of the NVLink bandwidth",
     "share",
 )
 all_reduce_share = Signal(
     "all-reduces / PCIe bandwidth",
-    f"max by ($by) {_times(SENT, PCIE_LINK, '/')}",
+    "max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $pcie_bandwidth)",
     "the all-reduces of tensor parallelism alone need {value} of the PCIe bandwidth",
     "share",
 )
-batch = Signal("tokens decoded in a step", f"max by ($by) ({BATCH})", "tokens decoded in a step: {value}", "tokens")
+batch = Signal("tokens decoded in a step", "max by ($by) ($batch_size)", "tokens decoded in a step: {value}", "tokens")
 
 NEAR_BANDWIDTH, NEAR_COMPUTE = (share.at_least(FULL, REACHED) for share in (bandwidth_share, compute_share))

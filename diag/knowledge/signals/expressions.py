@@ -57,6 +57,14 @@ PARTS: tuple[Part, ...] = (
         "end_to_end_seconds_total", "sum by ($by) (increase(vllm:e2e_request_latency_seconds_sum[$window]))", "seconds"
     ),
     Part("first_tokens", "sum by ($by) (increase(vllm:time_to_first_token_seconds_count[$window]))", "requests"),
+    # -- gauges of each series, with all of its labels
+    Part("running_peak_by_series", "max_over_time(vllm:num_requests_running[$window])", "requests"),
+    Part("running_minimum_by_series", "min_over_time(vllm:num_requests_running[$window])", "requests"),
+    Part("running_average_by_series", "avg_over_time(vllm:num_requests_running[$window])", "requests"),
+    Part("running_last_by_series", "last_over_time(vllm:num_requests_running[$window])", "requests"),
+    Part("waiting_peak_by_series", "max_over_time(vllm:num_requests_waiting[$window])", "requests"),
+    Part("waiting_minimum_by_series", "min_over_time(vllm:num_requests_waiting[$window])", "requests"),
+    Part("waiting_average_by_series", "avg_over_time(vllm:num_requests_waiting[$window])", "requests"),
     # -- gauges with at least three samples in the window
     Part("requests_running_sampled", "count_over_time(vllm:num_requests_running[$window]) >= 3", "samples"),
     Part("requests_waiting_sampled", "count_over_time(vllm:num_requests_waiting[$window]) >= 3", "samples"),
@@ -64,22 +72,22 @@ PARTS: tuple[Part, ...] = (
     Part("gpu_cache_usage_sampled", "count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3", "samples"),
     Part(
         "requests_running_peak",
-        "sum by ($by) (max_over_time(vllm:num_requests_running[$window]) and $requests_running_sampled)",
+        "sum by ($by) ($running_peak_by_series and $requests_running_sampled)",
         "requests",
     ),
     Part(
         "requests_running_minimum",
-        "sum by ($by) (min_over_time(vllm:num_requests_running[$window]) and $requests_running_sampled)",
+        "sum by ($by) ($running_minimum_by_series and $requests_running_sampled)",
         "requests",
     ),
     Part(
         "requests_waiting_mean",
-        "sum by ($by) (avg_over_time(vllm:num_requests_waiting[$window]) and $requests_waiting_sampled)",
+        "sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)",
         "requests",
     ),
     Part(
         "requests_waiting_minimum",
-        "sum by ($by) (min_over_time(vllm:num_requests_waiting[$window]) and $requests_waiting_sampled)",
+        "sum by ($by) ($waiting_minimum_by_series and $requests_waiting_sampled)",
         "requests",
     ),
     Part(
@@ -89,10 +97,10 @@ PARTS: tuple[Part, ...] = (
         "share",
     ),
     # -- gauges by any number of samples
-    Part("running_lowest", "sum by ($by) (min_over_time(vllm:num_requests_running[$window]))", "requests"),
-    Part("running_highest", "sum by ($by) (max_over_time(vllm:num_requests_running[$window]))", "requests"),
-    Part("waiting_lowest", "sum by ($by) (min_over_time(vllm:num_requests_waiting[$window]))", "requests"),
-    Part("waiting_highest", "sum by ($by) (max_over_time(vllm:num_requests_waiting[$window]))", "requests"),
+    Part("running_lowest", "sum by ($by) ($running_minimum_by_series)", "requests"),
+    Part("running_highest", "sum by ($by) ($running_peak_by_series)", "requests"),
+    Part("waiting_lowest", "sum by ($by) ($waiting_minimum_by_series)", "requests"),
+    Part("waiting_highest", "sum by ($by) ($waiting_peak_by_series)", "requests"),
     # -- inter-token latency, whose histogram vLLM renamed
     Part(
         "itl_count",
@@ -107,53 +115,3 @@ PARTS: tuple[Part, ...] = (
         "seconds",
     ),
 )
-
-# -- legacy: goes when the last file reads as formulas
-
-
-def counted(metric: str, matchers: str = "") -> str:
-    """The increase of a counter in the window, per subject."""
-    selected = f"{metric}{{{matchers}}}" if matchers else metric
-    return f"sum by ($by) (increase({selected}[$window]))"
-
-
-def gauge(function: str, metric: str, join: str = "sum") -> str:
-    """A range function over a gauge with at least three samples; `function` ends where the range selector begins."""
-    return f"{join} by ($by) ({function}{metric}[$window]) and count_over_time({metric}[$window]) >= 3)"
-
-
-def renamed(function: str, new: str, old: str, join: str = "max") -> str:
-    """`gauge` over a metric that vLLM renamed; the new name wins where a server exports both."""
-    return f"({gauge(function, new, join)} or {gauge(function, old, join)})"
-
-
-def least_of(one: str, other: str) -> str:
-    """The smaller of two numbers, or the known one if the other is missing."""
-    return f"((({one}) < ({other})) or ({other}) or ({one}))"
-
-
-FINISHED = counted("vllm:request_success_total")
-PREEMPTIONS = counted("vllm:num_preemptions_total")
-PROMPT_TOKENS = counted("vllm:request_prompt_tokens_sum")
-GENERATED_TOKENS = counted("vllm:request_generation_tokens_sum")
-
-
-def itl(suffix: str, matchers: str = "") -> str:
-    """The increase of the inter-token latency histogram under its new or its old name."""
-    new, old = (counted(f"{name}_{suffix}", matchers) for name in ITL)
-    return f"({new} or {old})"
-
-
-def in_flight(window: str, function: str = "min_over_time") -> str:
-    """The minimum (or maximum) number of requests running or waiting in any sample of the window."""
-    running, waiting = (f"sum by ($by) ({function}({gauge_name}[{window}]))" for gauge_name in (RUNNING, WAITING))
-    return f"({running} + {waiting})"
-
-
-def cache_config_has(label: str, pattern: str) -> str:
-    """1 or 0: whether a label of vllm:cache_config_info matches the pattern."""
-    info = "vllm:cache_config_info"
-    return (
-        f'(max by (instance) (last_over_time({info}{{{label}=~"{pattern}"}}[$window]))'
-        f" or 0 * max by (instance) (last_over_time({info}[$window])))"
-    )

@@ -1,59 +1,135 @@
 """Signals of one GPU: throttling, faults, memory, links. The metrics are described in docs/metrics.md."""
 
-from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import cache_config_has, counted
-
-
-def average(metric: str, matchers: str = "") -> str:
-    """The mean of a gauge in the window, per subject, with at least three samples."""
-    at = f"{metric}{{{matchers}}}[$window]"
-    return f"(max by ($by) (avg_over_time({at}) and count_over_time({at}) >= 3))"
-
+from diag.core.incident import Part, Signal
+from diag.knowledge.signals.kv_cache import cache_config_has
 
 THERMAL = 'reason=~"sw_thermal|hw_thermal"'
 BRAKE = 'reason="hw_power_brake"'
+XIDS = 'xid!~"13|31|43|45"'
+"""Xid 13, 31, 43 and 45 are caused by the application; all others by the hardware or the driver."""
+MUCH_MEMORY = 0.05
+"""The share of a GPU's memory that no desktop and no monitoring agent holds."""
 
 
-def throttled_share(reasons: str) -> str:
-    """The share of the window spent throttled: by NVML's counters, else by the samples that show it active."""
-    counters = f"max by ($by) (rate(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))"
-    return f"({counters} or {average('diag_gpu_throttle_active', reasons)})"
+def average(metric: str, matchers: str = "") -> str:
+    """Return the mean of a gauge in the window, per subject, with at least three samples."""
+    at = f"{metric}{{{matchers}}}[$window]"
+    return f"max by ($by) (avg_over_time({at}) and count_over_time({at}) >= 3)"
 
 
-def throttled_seconds(reasons: str) -> str:
-    """Seconds spent throttled; without counters, the minimum that the samples prove for any window of 30 s."""
-    counters = f"max by ($by) (increase(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))"
-    return f"({counters} or 30 * {average('diag_gpu_throttle_active', reasons)})"
-
+PARTS: tuple[Part, ...] = (
+    Part("gpus_not_serving", "last_over_time(diag_gpu_serving[$window]) == 0", "bool"),
+    # by NVML's counters, else by the samples that show a reason active
+    *(
+        Part(
+            f"{name}_counted_share",
+            f"max by ($by) (rate(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))",
+            "share",
+        )
+        for name, reasons in (("thermal_slowdown", THERMAL), ("power_brake", BRAKE))
+    ),
+    *(
+        Part(
+            f"{name}_counted_seconds",
+            f"max by ($by) (increase(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))",
+            "seconds",
+        )
+        for name, reasons in (("thermal_slowdown", THERMAL), ("power_brake", BRAKE))
+    ),
+    Part("thermal_slowdown_sampled_share", average("diag_gpu_throttle_active", THERMAL), "share"),
+    Part("power_brake_sampled_share", average("diag_gpu_throttle_active", BRAKE), "share"),
+    Part("power_brake_share", "$power_brake_counted_share or $power_brake_sampled_share", "share"),
+    Part("power_drawn", average("diag_gpu_power_watts"), "watts"),
+    Part("lowest_power_limit", average("diag_gpu_power_limit_min_watts"), "watts"),
+    Part("sm_clock", average("diag_gpu_clock_hertz", 'clock="sm"'), "hertz"),
+    Part("highest_sm_clock", average("diag_gpu_clock_max_hertz", 'clock="sm"'), "hertz"),
+    Part("gpu_up", "min by ($by) (last_over_time(diag_gpu_up[$window]))", "bool"),
+    Part("gpu_lost", "1 - $gpu_up", "bool"),
+    Part("xid_errors", f"sum by ($by) (increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]))", "errors"),
+    Part(
+        "uncorrectable_memory_errors",
+        'sum by ($by) (increase(diag_gpu_ecc_errors_total{kind="uncorrected"}[$window]))',
+        "errors",
+    ),
+    Part("rows_not_replaced", "max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))", "bool"),
+    Part(
+        "faults_of_all_kinds",
+        'sum by ($by) (label_replace($gpu_lost, "sign", "GPU lost", "", "")'
+        ' or label_replace($xid_errors, "sign", "Xid", "", "")'
+        ' or label_replace($uncorrectable_memory_errors, "sign", "uncorrectable memory error", "", "")'
+        ' or label_replace($rows_not_replaced, "sign", "row that could not be replaced", "", ""))',
+        "faults",
+    ),
+    Part("gpu_memory_total", "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))", "bytes"),
+    Part("gpu_memory_of_processes", "sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))", "bytes"),
+    Part(
+        "gpu_memory_of_others",
+        'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))',
+        "bytes",
+    ),
+    Part("others_share_of_gpu_memory", "$gpu_memory_of_others / ($gpu_memory_total > 0)", "share"),
+    Part(
+        "unknown_share_of_gpu_memory",
+        'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="unknown"}[$window]))'
+        " / ($gpu_memory_total > 0)",
+        "share",
+    ),
+    # bytes per second in one direction: 0.985 GB/s per lane in generation 3, doubling with every later generation
+    Part(
+        "pcie_link_width",
+        'max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window]))',
+        "lanes",
+    ),
+    Part(
+        "pcie_link_bytes_per_second",
+        "0.985e9 * 2 ^"
+        ' (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{which="current"}[$window])) - 3)'
+        " * $pcie_link_width",
+        "bytes/s",
+    ),
+    Part(
+        "pcie_bytes_per_second",
+        "max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))"
+        " or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))",
+        "bytes/s",
+    ),
+    Part(
+        "pcie_share_of_each_gpu",
+        "($pcie_bytes_per_second / $pcie_link_bytes_per_second) unless on (instance, gpu) $gpus_not_serving",
+        "share",
+    ),
+    Part(
+        "serving_sm_clock",
+        'avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) unless on (instance, gpu) $gpus_not_serving',
+        "hertz",
+    ),
+)
 
 thermal_share = Signal(
     "thermal slowdown (share of time)",
-    throttled_share(THERMAL),
+    "$thermal_slowdown_counted_share or $thermal_slowdown_sampled_share",
     "the GPU spent {value} of the time in thermal slowdown",
     "share",
 )
 thermal_seconds = Signal(
     "thermal slowdown (time)",
-    throttled_seconds(THERMAL),
+    "$thermal_slowdown_counted_seconds or 30 * $thermal_slowdown_sampled_share",
     "the GPU was in thermal slowdown for {value}",
     "seconds",
     window_scaling="peak",
 )
 brake_seconds = Signal(
     "hardware power brake (time)",
-    throttled_seconds(BRAKE),
+    "$power_brake_counted_seconds or 30 * $power_brake_sampled_share",
     "the hardware power brake was asserted for {value}",
     "seconds",
     window_scaling="peak",
 )
-UTILIZATION = average("diag_gpu_utilization_ratio")
-utilization = Signal("GPU utilisation", UTILIZATION, "GPU utilisation is {value}", "share")
-SM = 'clock="sm"'
+utilization = Signal("GPU utilisation", average("diag_gpu_utilization_ratio"), "GPU utilisation is {value}", "share")
 clock_loss = Signal(
     "SM clock below its maximum",
     # an idle GPU lowers its clock by itself: only a busy GPU loses performance
-    f"(1 - {average('diag_gpu_clock_hertz', SM)} / ({average('diag_gpu_clock_max_hertz', SM)} > 0))"
-    f" * ({UTILIZATION} > bool 0.5)",
+    "(1 - $sm_clock / ($highest_sm_clock > 0)) * ($gpu_utilisation > bool 0.5)",
     "the SM clock is {value} below its maximum while the GPU is busy",
     "share",
 )
@@ -63,60 +139,36 @@ margin = Signal(
     "the GPU is {value} below its slowdown temperature",
     "celsius",
 )
-DRAWN = f"0.95 * {average('diag_gpu_power_watts')}"
-LOWEST = average("diag_gpu_power_limit_min_watts")
 sustained_power = Signal(
     "95 % of the power drawn",
-    f"({DRAWN} >= {LOWEST}) or ({LOWEST} and {DRAWN}) or {DRAWN}",
+    "(0.95 * $power_drawn >= $lowest_power_limit) or ($lowest_power_limit and 0.95 * $power_drawn)"
+    " or 0.95 * $power_drawn",
     "the cooling sustains {value}",
     "watts",
 )
 
-XIDS = 'xid!~"13|31|43|45"'
-"""Xid 13, 31, 43 and 45 are caused by the application; all others by the hardware or the driver."""
-SERIOUS = {
-    "GPU lost": "1 - min by ($by) (last_over_time(diag_gpu_up[$window]))",
-    "Xid": counted("diag_gpu_xid_errors_total", XIDS),
-    "uncorrectable memory error": counted("diag_gpu_ecc_errors_total", 'kind="uncorrected"'),
-    "row that could not be replaced": "max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))",
-}
-SIGNS = " or ".join(f'label_replace({promql}, "sign", "{name}", "", "")' for name, promql in SERIOUS.items())
-FAULTS = f"sum by ($by) ({SIGNS})"
 gpu_faults = Signal(
     "GPU faults",
     # what a board does not count it cannot show; but without a count of Xid errors most faults pass unseen
-    f"({FAULTS} > 0) or ({FAULTS} and {SERIOUS['Xid']})",
+    "($faults_of_all_kinds > 0) or ($faults_of_all_kinds and $xid_errors)",
     "GPU faults (GPU lost, Xid errors, uncorrectable memory errors, failed row remaps): {value}",
     "faults",
     needs="a count of Xid errors",
     window_scaling="peak",
     culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]) > 0,"
     ' "named", "Xid $$1", "xid", "(.*)")'
-    + "".join(
-        f' or label_replace(({promql}) > 0, "named", "{name}", "", "")'
-        for name, promql in SERIOUS.items()
-        if name != "Xid"
-    ),
+    ' or label_replace(($gpu_lost) > 0, "named", "GPU lost", "", "")'
+    ' or label_replace(($uncorrectable_memory_errors) > 0, "named", "uncorrectable memory error", "", "")'
+    ' or label_replace(($rows_not_replaced) > 0, "named", "row that could not be replaced", "", "")',
     culprit_label="{named}",
 )
-
-SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
-TOTAL = "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))"
-MUCH_MEMORY = 0.05
-"""The share of a GPU's memory that no desktop and no monitoring agent holds."""
-
-
-def memory_of(role: str) -> str:
-    """The share of a GPU's memory that the processes in this role hold."""
-    return f'(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{{role="{role}"}}[$window])) / ({TOTAL} > 0))'
-
 
 memory_of_other_processes = Signal(
     "GPU memory held by other processes",
     # one whose owner cannot be seen from here, in another container, may be another one or this vLLM's own
-    f"({memory_of('other')} >= {MUCH_MEMORY}) or (({memory_of('other')}"
-    " or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window])))"
-    f" unless {memory_of('unknown')} >= {MUCH_MEMORY})",
+    f"($others_share_of_gpu_memory >= {MUCH_MEMORY})"
+    " or (($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)"
+    f" unless $unknown_share_of_gpu_memory >= {MUCH_MEMORY})",
     "other processes hold {value} of the GPU's memory",
     "share",
     culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])',
@@ -124,22 +176,22 @@ memory_of_other_processes = Signal(
 )
 share_left_by_others = Signal(
     "GPU memory left by other processes",
-    f'1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{{role="other"}}[$window])) / ({TOTAL} > 0) - 0.03',
+    '1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
+    " / ($gpu_memory_total > 0) - 0.03",
     "other processes leave {value} of the GPU's memory, after a 3 % reserve for their growth",
     "share",
 )
 host_memory_of_others = Signal(
     "memory of all GPUs held by other processes",
-    'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
-    " / sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "$gpu_memory_of_others / sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
     "other processes hold {value} of the memory of this host's GPUs",
     "share",
 )
 serving_gpu_memory_of_others = Signal(
     "memory of the serving GPUs held by other processes",
     # an unknown process may belong to anybody
-    '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window]) '
-    f"{SERVING}) or 0 * sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window])))"
+    '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window])'
+    " unless on (instance, gpu) $gpus_not_serving) or 0 * $gpu_memory_of_processes)"
     " / (sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window])) > 0)",
     "processes that do not belong to this vLLM hold {value} of the memory of its GPUs",
     "share",
@@ -159,21 +211,12 @@ serving = Signal(
 
 # -- links, per host --------------------------------------------------------------------------------------------------
 
-LINK = (
-    # bytes per second in one direction: 0.985 GB/s per lane in generation 3, doubling with every later generation
-    '(0.985e9 * 2 ^ (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{which="current"}[$window]))'
-    ' - 3) * max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window])))'
-)
-PCIE = (
-    "(max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))"
-    " or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window])))"
-)
 pcie_share = Signal(
     "PCIe traffic / link capacity",
-    f"max by ($by) (({PCIE} / {LINK}) {SERVING})",
+    "max by ($by) ($pcie_share_of_each_gpu)",
     "the busiest PCIe link runs at {value} of its capacity",
     "share",
-    culprit_promql=f"({PCIE} / {LINK}) {SERVING}",
+    culprit_promql="$pcie_share_of_each_gpu",
     culprit_label="GPU {gpu}",
 )
 nvlinks = Signal(
@@ -185,16 +228,15 @@ nvlinks = Signal(
 )
 pcie_lanes_lost = Signal(
     "PCIe lanes lost",
-    'max by ($by) ((1 - max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window]))'
-    ' / on (instance, gpu) max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
-    f" {SERVING})",
+    "max by ($by) ((1 - $pcie_link_width / on (instance, gpu)"
+    ' max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
+    " unless on (instance, gpu) $gpus_not_serving)",
     "a PCIe link runs with {value} of its lanes missing",
     "share",
 )
 slowest_clock = Signal(
     "slowest SM clock / fastest",
-    'min by ($by) (avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) ' + SERVING + ")"
-    ' / (max by ($by) (avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) ' + SERVING + ") > 0)",
+    "min by ($by) ($serving_sm_clock) / (max by ($by) ($serving_sm_clock) > 0)",
     "the slowest GPU's SM clock is {value} of the fastest GPU's",
     "share",
 )

@@ -1,46 +1,71 @@
-"""What the log of a server says: events, errors, settings, and the numbers of an out-of-memory error.
+"""Signals of a server's log: events, errors, settings, and the numbers of an out-of-memory error.
 
 The metrics are described in docs/metrics.md. Where a whole family is missing, its signals are missing too.
 """
 
-from diag.core.incident import Condition, Signal, judged
+from diag.core.incident import Condition, Part, Signal, judged
 from diag.core.log_events import (
     CUDA_OUT_OF_MEMORY,
+    ENGINE_DEAD,
+    ENGINE_START_FAILED,
     FREE_MEMORY_BELOW_REQUESTED,
+    LOG_EVENTS,
     MAX_MODEL_LEN_EXCEEDS_KV_CACHE,
     OUT_OF_MEMORY,
+    SCHEDULER_PAUSED,
+    SHUT_DOWN,
+    WORKER_DIED,
 )
-from diag.knowledge.signals.expressions import configured
+from diag.knowledge.signals.expressions import CONFIG, configured
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 HEARSAY_TIME = "diag_vllm_log_hearsay_timestamp_seconds"
-
-
-def last(metric: str, matchers: str = "", join: str = "max", by: str = "$by") -> str:
-    """The last sample of a gauge in the window, per subject."""
-    return f"{join} by ({by}) (last_over_time({metric}{{{matchers}}}[$window]))"
-
-
-LAST_PROGRESS = last("diag_vllm_startup_last_progress_timestamp_seconds")
-LAST_PROGRESS_OF_INSTANCE = last("diag_vllm_startup_last_progress_timestamp_seconds", by="instance")
-SERVES = last("diag_vllm_up")
-LAST_SERVED = "max by (instance) (last_over_time(diag_vllm_up[$window]))"
-
-
-def event_time(events: str) -> str:
-    """The time of the last such log line; 0 if there was none."""
-    return last(EVENT_TIME, f'event=~"{events}"')
-
-
-def since_start(events: str) -> str:
-    """1 where such a line was logged, and nothing has started since; else 0."""
-    return f"({event_time(events)} > bool 0) * ({event_time(events)} >= bool {LAST_PROGRESS})"
-
-
 LOG_ERROR = "diag_vllm_log_error_timestamp_seconds"
+RECENT = "5m"
+SINCE_START = ("engine_death", ENGINE_START_FAILED, SCHEDULER_PAUSED, SHUT_DOWN, WORKER_DIED)
+"""The events that mean something only until the next start, each as the part `NAME_since_start`."""
+
+
+def event_time(*events: str) -> str:
+    """Return the time of the last log line that shows one of these events; 0 if there was none."""
+    return f'max by ($by) (last_over_time({EVENT_TIME}{{event=~"{"|".join(events)}"}}[$window]))'
+
+
+def log_value(event: str, field: str) -> str:
+    """Return a number of the last log line that shows the event, one for each subject."""
+    return f'max by ($by) (last_over_time(diag_vllm_log_value{{event="{event}",field="{field}"}}[$window]))'
+
+
+def since_start(name: str) -> str:
+    """Return 1 where the event of the part time_of_NAME was logged and nothing has started since, else 0."""
+    return f"($time_of_{name} > bool 0) * ($time_of_{name} >= bool $last_startup_progress)"
+
+
+def recently(name: str) -> str:
+    """Return 1 where the event of the part time_of_NAME was logged recently, or ended a start that was the last one."""
+    return (
+        f"($time_of_{name} > bool 0) * clamp_max((time() - $time_of_{name} < bool 300)"
+        f" + ($time_of_{name} >= bool $last_startup_progress) * (1 - $vllm_up), 1)"
+    )
+
+
+PARTS: tuple[Part, ...] = (
+    Part("vllm_up", "max by ($by) (last_over_time(diag_vllm_up[$window]))", "bool"),
+    Part(
+        "last_startup_progress",
+        "max by ($by) (last_over_time(diag_vllm_startup_last_progress_timestamp_seconds[$window]))",
+        "unix time",
+    ),
+    *(Part(f"time_of_{event.name}", event_time(event.name), "unix time") for event in LOG_EVENTS),
+    Part("time_of_engine_death", event_time(ENGINE_DEAD, WORKER_DIED), "unix time"),
+    Part("time_of_out_of_memory", event_time(*OUT_OF_MEMORY), "unix time"),
+    *(Part(f"{name}_since_start", since_start(name), "bool") for name in SINCE_START),
+    Part("log_errors", f"count by ($by) (last_over_time({LOG_ERROR}[$window]))", "lines"),
+)
+
 quoted_error = Signal(
     "error quoted from the log",
-    f"count by ($by) (last_over_time({LOG_ERROR}[$window]))",
+    "$log_errors",
     "lines of the log that say why the server failed: {value}",
     "lines",
     culprit_promql=f"last_over_time({LOG_ERROR}[$window])",
@@ -48,8 +73,7 @@ quoted_error = Signal(
 )
 not_quoted = Signal(
     "no error quoted from the log",
-    f"1 - clamp_max(count by ($by) (last_over_time({LOG_ERROR}[$window])), 1)"
-    f" or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
+    f"1 - clamp_max($log_errors, 1) or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
     "no line of the log says why the server failed: {value}",
     "bool",
 )
@@ -57,7 +81,7 @@ not_quoted = Signal(
 
 def not_set(flag: str) -> Condition:
     """The switch is off or the setting is not given; where no source knows, the default (off) is assumed."""
-    off = f"(1 - ({configured(flag)})) or 0 * {LAST_SERVED} + 1"
+    off = f"(1 - ({_value(flag)})) or 0 * $vllm_up by (instance) + 1"
     name = f"--{flag.replace('_', '-')} not set"
     return Signal(name, off, "the flag is not set: {value}", "bool").at_least(
         1, judged("a flag that is set already is not proposed")
@@ -66,43 +90,30 @@ def not_set(flag: str) -> Condition:
 
 def given(flag: str) -> Condition:
     """The setting is given; where no source knows, the default (not given) is assumed."""
-    on = f"({configured(flag)} > bool 0) or 0 * {LAST_SERVED}"
+    on = f"({_value(flag)} > bool 0) or 0 * $vllm_up by (instance)"
     name = f"--{flag.replace('_', '-')} set"
     return Signal(name, on, "the flag is set: {value}", "bool").at_least(1, judged("what is not set cannot be removed"))
 
 
+def _value(flag: str) -> str:
+    return f"$config_{flag}" if flag in CONFIG else configured(flag)
+
+
 # -- out of memory ----------------------------------------------------------------------------------------------------
-
-OOM = "|".join(OUT_OF_MEMORY)
-RECENT = "5m"
-
-
-def event_recently(events: str) -> str:
-    """1 where such a line was logged recently, or ended a start after which no other began; else 0."""
-    at = event_time(events)
-    return (
-        f"({at} > bool 0) * clamp_max((time() - {at} < bool 300) + ({at} >= bool {LAST_PROGRESS}) * (1 - {SERVES}), 1)"
-    )
-
-
-def log_value(event: str, field: str) -> str:
-    """A number from the last such log line, per instance."""
-    return last("diag_vllm_log_value", f'event="{event}",field="{field}"')
-
 
 out_of_memory = Signal(
     "out-of-memory error in the log",
-    event_recently(OOM),
+    recently("out_of_memory"),
     "the log reports an out-of-memory error: {value}",
     "bool",
-    culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{OOM}"}}[$window]) > 0',
+    culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{"|".join(OUT_OF_MEMORY)}"}}[$window]) > 0',
     culprit_label="{event}",
 )
 
 
 def logged(event: str) -> Signal:
-    """Whether this event was logged, for a fix that depends on it."""
-    return Signal(f"{event} in the log", event_recently(event), f"the log reports {event}: {{value}}", "bool")
+    """Return whether an out-of-memory event was logged, for a fix that depends on it."""
+    return Signal(f"{event} in the log", recently(event), f"the log reports {event}: {{value}}", "bool")
 
 
 utilization_that_fits = Signal(
@@ -123,7 +134,7 @@ context_that_fits = Signal(
 )
 utilization_with_room = Signal(
     "GPU memory share with room for the failed allocation",
-    f"({configured('gpu_memory_utilization')}) - clamp_min({log_value(CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
+    f"$config_gpu_memory_utilization - clamp_min({log_value(CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
     f" - {log_value(CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
     f" / ({log_value(CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005",
     "a --gpu-memory-utilization of {value} leaves room for the failed allocation",
@@ -133,7 +144,7 @@ utilization_with_room = Signal(
 half_of_default_capture_size = Signal(
     "half of the largest CUDA graph captured by default",
     # vLLM captures up to the smaller of 2 x --max-num-seqs and 512
-    f"clamp_max({configured('max_num_seqs')}, 256)",
+    "clamp_max($config_max_num_seqs, 256)",
     "half of the largest CUDA graph captured by default is {value} tokens",
     "tokens",
 )

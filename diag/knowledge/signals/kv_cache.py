@@ -7,8 +7,8 @@ from diag.knowledge.signals.load import ENOUGH
 def cache_config_has(label: str, pattern: str) -> str:
     """Return 1 or 0 for each instance: whether a label of vllm:cache_config_info matches the pattern."""
     return (
-        f'max by (instance) (last_over_time(vllm:cache_config_info{{{label}=~"{pattern}"}}[$window]))'
-        " or 0 * max by (instance) (last_over_time(vllm:cache_config_info[$window]))"
+        f'(max by (instance) (last_over_time(vllm:cache_config_info{{{label}=~"{pattern}"}}[$window]))'
+        " or 0 * max by (instance) (last_over_time(vllm:cache_config_info[$window])))"
     )
 
 
@@ -31,7 +31,8 @@ PARTS: tuple[Part, ...] = (
     Part("mean_output_tokens", "$finished_output_tokens / ($finished_requests >= 3)", "tokens"),
     Part(
         "tokens_held_per_running_request",
-        "$kv_cache_usage_mean * on (instance) group_left () $config_kv_cache_size_tokens / ($requests_running_mean > 0)",
+        "$kv_cache_usage_mean * on (instance) group_left () $config_kv_cache_size_tokens"
+        " / ($requests_running_mean > 0)",
         "tokens",
     ),
     Part(

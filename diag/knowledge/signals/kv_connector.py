@@ -5,96 +5,140 @@ nothing can have failed. With one, failures are known where the connector export
 from 0.33 on) or the log is followed; LMCache and others have metrics of their own that a page may not show.
 """
 
-from diag.core.incident import Signal
+from diag.core.incident import Part, Signal
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
-from diag.knowledge.signals.expressions import FINISHED, RUNNING, configured, counted
-from diag.knowledge.signals.forward_progress import any_of, requests_stuck
+from diag.knowledge.signals.forward_progress import any_of
 
-QUERIES, HITS = (f"vllm:external_prefix_cache_{what}_total" for what in ("queries", "hits"))
-NO_CONNECTOR = f"0 * (sum by ($by) (last_over_time({QUERIES}[$window])) == 0)"
 FEW = 2.5
 """Failures; fewer than three are no rate. `increase` extrapolates, so that a count is no whole number."""
 
 
-def rated(failed: str, attempts: str) -> str:
-    """Failures per attempt: 0 without a failure, missing while there are too few of them for a rate."""
-    return f"(({failed} >= {FEW}) / {attempts} or 0 * ({failed} == 0))"
+def _counted(metric: str) -> str:
+    return f"sum by ($by) (increase({metric}[$window]))"
 
 
-def lost_share(failed: str, expired: str, done: str) -> str:
-    """Transfers that failed and leases that expired, per transfer and finished request.
+def _lost_share(connector: str) -> Part:
+    """Return the transfers that failed and leases that expired, per transfer and finished request.
+
+    0 without a failure, missing while there are too few of them for a rate.
+    """
+    lost = f"${connector}_transfers_lost"
+    attempts = f"(${connector}_transfers_failed + ${connector}_transfers + $finished_requests)"
+    return Part(f"{connector}_lost_share", f"({lost} >= {FEW}) / {attempts} or 0 * ({lost} == 0)", "share")
+
+
+def _lost(connector: str) -> Part:
+    """Return failures and expired leases.
 
     Only a prefill instance sees that KV blocks expire, and it counts no transfer; each rank counts its own.
     """
-    ranks = f"({configured('tensor_parallel_size')} or 1 + 0 * sum by (instance) ({failed}))"
-    lost = f"({failed} + ({expired} / on (instance) group_left () {ranks} or 0 * {failed}))"
-    return rated(lost, f"({failed} + {done} + {FINISHED})")
+    failed, expired = f"${connector}_transfers_failed", f"${connector}_leases_expired"
+    ranks = f"($config_tensor_parallel_size or 1 + 0 * sum by (instance) ({failed}))"
+    return Part(
+        f"{connector}_transfers_lost",
+        f"{failed} + ({expired} / on (instance) group_left () {ranks} or 0 * {failed})",
+        "transfers",
+    )
 
 
-NIXL = lost_share(
-    counted("vllm:nixl_num_failed_transfers_total"),
-    counted("vllm:nixl_num_kv_expired_reqs_total"),
-    counted("vllm:nixl_xfer_time_seconds_count"),
+PARTS: tuple[Part, ...] = (
+    Part(
+        "external_cache_queries",
+        "sum by ($by) (last_over_time(vllm:external_prefix_cache_queries_total[$window]))",
+        "tokens",
+    ),
+    Part(
+        "external_cache_hits", "sum by ($by) (last_over_time(vllm:external_prefix_cache_hits_total[$window]))", "tokens"
+    ),
+    Part("no_kv_connector", "0 * ($external_cache_queries == 0)", "bool"),
+    Part("nixl_transfers_failed", _counted("vllm:nixl_num_failed_transfers_total"), "transfers"),
+    Part("nixl_leases_expired", _counted("vllm:nixl_num_kv_expired_reqs_total"), "requests"),
+    Part("nixl_transfers", _counted("vllm:nixl_xfer_time_seconds_count"), "transfers"),
+    Part(
+        "mooncake_transfers_failed",
+        f"{_counted('vllm:mooncake_num_failed_transfers_total')} + {_counted('vllm:mooncake_num_failed_recvs_total')}",
+        "transfers",
+    ),
+    Part("mooncake_leases_expired", _counted("vllm:mooncake_num_kv_expired_reqs_total"), "requests"),
+    Part("mooncake_transfers", _counted("vllm:mooncake_xfer_time_seconds_count"), "transfers"),
+    *map(_lost, ("nixl", "mooncake")),
+    *map(_lost_share, ("nixl", "mooncake")),
+    Part(
+        "kv_transfer_errors_logged",
+        _counted(f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'),
+        "lines",
+    ),
+    Part(
+        "kv_transfer_errors_share",
+        f"($kv_transfer_errors_logged >= {FEW}) / ($kv_transfer_errors_logged + $finished_requests)"
+        " or 0 * ($kv_transfer_errors_logged == 0)",
+        "share",
+    ),
+    Part(
+        "requests_fetching_kv",
+        "sum by ($by) (min_over_time("
+        'vllm:num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}[$window]))',
+        "requests",
+    ),
+    Part(
+        "all_wait_for_kv",
+        "($requests_in_flight_without_progress > bool 0) * ($requests_fetching_kv > bool 0)"
+        " * ($running_highest == bool 0)",
+        "bool",
+    ),
+    Part(
+        "kv_transfers_lost_share",
+        "$nixl_lost_share or $mooncake_lost_share or $kv_transfer_errors_share or $no_kv_connector",
+        "share",
+    ),
+    # -- offloading: what grows while KV blocks are stored, bytes, blocks or tokens, by connector and release
+    Part(
+        "kv_blocks_stored",
+        'max by ($by) ((increase(vllm:kv_offload_total_bytes_total{transfer_type="GPU_to_CPU"}[$window])'
+        " or increase(vllm:kv_offload_store_bytes_total[$window])"
+        ' or increase(vllm:simple_kv_offload_save_outcomes_total{outcome="stored"}[$window])'
+        ' or increase(vllm:mooncake_store_operation_bytes_total{operation="save_put"}[$window])'
+        " or increase(lmcache:num_stored_tokens_total[$window])) > bool 0)",
+        "bool",
+    ),
+    # tokens that fill the GPU's own cache twice; where its size is not known, what fills a large one
+    Part(
+        "kv_cache_turnover",
+        "2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)",
+        "tokens",
+    ),
 )
-MOONCAKE = lost_share(
-    f"({counted('vllm:mooncake_num_failed_transfers_total')} + {counted('vllm:mooncake_num_failed_recvs_total')})",
-    counted("vllm:mooncake_num_kv_expired_reqs_total"),
-    counted("vllm:mooncake_xfer_time_seconds_count"),
-)
-LINES = counted("diag_vllm_log_events_total", f'event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"')
-BY_LOG = rated(LINES, f"({LINES} + {FINISHED})")
-FETCHING = (
-    'sum by ($by) (min_over_time(vllm:num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}[$window]))'
-)
-ALL_WAIT_FOR_KV = (
-    f"(({requests_stuck.promql}) > bool 0) * ({FETCHING} > bool 0)"
-    f" * (sum by ($by) (max_over_time({RUNNING}[$window])) == bool 0)"
-)
+
 kv_transfers_lost = Signal(
     "KV transfers that fail or expire / transfers and requests",
-    any_of(stuck=f"({ALL_WAIT_FOR_KV})", lost=f"({NIXL} or {MOONCAKE} or {BY_LOG} or {NO_CONNECTOR})"),
+    any_of(stuck="$all_wait_for_kv", lost="$kv_transfers_lost_share"),
     "KV transfers fail, expire or never end: {value} of them",
     "share",
 )
-ENDED_IN_ERROR = counted("vllm:request_success_total", 'finished_reason="error"')
 error_share = Signal(
     "requests that ended in an error",
-    f"{ENDED_IN_ERROR} / ({FINISHED} > 0)",
+    'sum by ($by) (increase(vllm:request_success_total{finished_reason="error"}[$window])) / ($finished_requests > 0)',
     "{value} of the finished requests ended in an internal error",
     "share",
 )
 read_after_expiry = Signal(
     "KV blocks read after they had expired",
-    counted("vllm:nixl_num_notifications_after_expiry_total"),
+    _counted("vllm:nixl_num_notifications_after_expiry_total"),
     "transfers that ended after their KV blocks had been freed, so that other data may have been read: {value}",
     "transfers",
     window_scaling="peak",
 )
-
-# -- offloading -------------------------------------------------------------------------------------------------------
-
-STORED = (
-    'vllm:kv_offload_total_bytes_total{transfer_type="GPU_to_CPU"}',
-    "vllm:kv_offload_store_bytes_total",
-    'vllm:simple_kv_offload_save_outcomes_total{outcome="stored"}',
-    'vllm:mooncake_store_operation_bytes_total{operation="save_put"}',
-    "lmcache:num_stored_tokens_total",
-)
-"""What grows while KV blocks are stored: bytes, blocks or tokens, by connector and release."""
 kv_blocks_stored = Signal(
     "KV blocks are stored",
-    f"max by ($by) (({' or '.join(f'increase({counter}[$window])' for counter in STORED)}) > bool 0) or {NO_CONNECTOR}",
+    "$kv_blocks_stored or $no_kv_connector",
     "KV blocks are stored outside the GPU: {value}",
     "bool",
 )
-ASKED, FOUND = (f"sum by ($by) (last_over_time({counter}[$window]))" for counter in (QUERIES, HITS))
-BY_SERVER = f"sum by (instance) (last_over_time({QUERIES}[$window]))"
-TURNOVER = f"(2 * {configured('kv_cache_size_tokens')} or 2000000 + 0 * {BY_SERVER})"
-"""Tokens that fill the GPU's own cache twice; where its size is not known, what fills a large one."""
 external_hit_rate = Signal(
     "hit rate of the offloaded KV cache",
     # a prefix is looked for outside only once the GPU's own cache has evicted it, so that has to be filled twice first
-    f"{FOUND} / ({ASKED} > 0 and {FOUND} > 0) or 0 * ({ASKED} > on (instance) group_left () {TURNOVER})",
+    "$external_cache_hits / ($external_cache_queries > 0 and $external_cache_hits > 0)"
+    " or 0 * ($external_cache_queries > on (instance) group_left () $kv_cache_turnover)",
     "since the start, {value} of the prompt tokens that the GPU did not have were found in the offloaded KV cache",
     "share",
 )

@@ -61,7 +61,7 @@ PARTS: tuple[Part, ...] = (
 
 requests_running = Signal(
     "requests running (mean)",
-    "sum by ($by) (avg_over_time(vllm:num_requests_running[$window]) and $requests_running_sampled)",
+    "sum by ($by) ($running_average_by_series and $requests_running_sampled)",
     "mean number of running requests: {value}",
     "requests",
 )
@@ -92,7 +92,7 @@ requests_waiting_median = Signal(
 )
 requests_waiting_peak = Signal(
     "requests waiting (peak)",
-    "sum by ($by) (max_over_time(vllm:num_requests_waiting[$window]) and $requests_waiting_sampled)",
+    "sum by ($by) ($waiting_peak_by_series and $requests_waiting_sampled)",
     "peak number of waiting requests: {value}",
     "requests",
     window_scaling="peak",

@@ -1,65 +1,104 @@
 """Signals of a server's workers and GPUs as the ranks of one engine: which one its peers wait for."""
 
-from diag.core.incident import Signal
+from diag.core.incident import Part, Signal
 from diag.core.log_events import SHM_BROADCAST_WAIT
-from diag.knowledge.signals.expressions import RUNNING, configured
-from diag.knowledge.signals.host import event_time
 
-WORKERS = 'diag_vllm_process_cpu_seconds_total{role="worker"}'
-WORKER_CPU = f"rate({WORKERS}[$window])"
 STILL, SPINS = 0.05, 0.8
 """CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
 SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
 """Shares of power below which a busy GPU busy-waits."""
-TP, PP = configured("tensor_parallel_size"), configured("pipeline_parallel_size")
-ENGINES = f"count by ($by) (count by ($by, engine) (last_over_time({RUNNING}[$window])))"
-WORLD = f"(({TP}) * (({PP}) or 1 + 0 * ({TP})) * ({ENGINES} or 1 + 0 * ({TP})))"
-"""The ranks of all engines of a server. None is missing only where as many of them are seen."""
-SERVING = "unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0)"
-BUSY = f"(max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window])) {SERVING})"
-POWER = "max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window]))"
-AT_WORK = (
-    "(max by (instance, gpu) (max_over_time(diag_gpu_power_watts[1h])) > 0 and on (instance)"
-    " sum by (instance) (increase(vllm:generation_tokens_total[1h])) > 0)"
-)
-OF_WORK = f"({POWER} / on (instance, gpu) {AT_WORK})"
-OF_LIMIT = (
-    f"({POWER} / on (instance, gpu) (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0))"
-)
-"""Power as a share of the most that this GPU drew within an hour in which tokens were generated, and of its limit.
 
-A small card draws half of its limit while it spins, and some parts (GB10, Jetson) have none: the limit decides nothing
-where it is known what the card draws at work, and proves no more than that a rank spins where it is not.
-"""
-LITTLE_POWER = f"({OF_WORK} < {SPIN_OF_WORK} or on (instance, gpu) (({OF_LIMIT} < {SPIN_OF_LIMIT}) unless {OF_WORK}))"
-SPINNING = f"(({BUSY} > 0.9) and on (instance, gpu) {LITTLE_POWER})"
-KNOWN_GPUS = f"(({BUSY} <= 0.9) or ({BUSY} and on (instance, gpu) {OF_WORK}))"
-"""The GPUs of which it is known whether they spin."""
-RANK_OF_GPU = (
-    "max by (instance, gpu, rank) (last_over_time("
-    'diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)'
+PARTS: tuple[Part, ...] = (
+    Part("worker_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="worker"}[$window])', "cores"),
+    # the ranks of all engines of a server: none is missing only where as many of them are seen
+    Part(
+        "world_size",
+        "$config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)"
+        " * ($engines_running or 1 + 0 * $config_tensor_parallel_size)",
+        "ranks",
+    ),
+    Part(
+        "serving_gpu_utilisation",
+        "max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window]))"
+        " unless on (instance, gpu) $gpus_not_serving",
+        "share",
+    ),
+    Part("gpu_power_mean", "max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window]))", "watts"),
+    Part("generated_within_an_hour", "sum by (instance) (increase(vllm:generation_tokens_total[1h]))", "tokens"),
+    Part("highest_power_within_an_hour", "max by (instance, gpu) (max_over_time(diag_gpu_power_watts[1h]))", "watts"),
+    # Power as a share of the most that this GPU drew within an hour in which tokens were generated, and of its limit. A
+    # small card draws half of its limit while it spins, and some parts (GB10, Jetson) have none: the limit decides
+    # nothing where it is known what the card draws at work, and proves no more than that a rank spins where it is not.
+    Part(
+        "power_share_of_work",
+        "$gpu_power_mean / on (instance, gpu)"
+        " ($highest_power_within_an_hour > 0 and on (instance) $generated_within_an_hour > 0)",
+        "share",
+    ),
+    Part(
+        "power_share_of_limit",
+        "$gpu_power_mean / on (instance, gpu)"
+        " (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0)",
+        "share",
+    ),
+    Part(
+        "gpus_busy_waiting",
+        "$serving_gpu_utilisation > 0.9 and on (instance, gpu)"
+        f" ($power_share_of_work < {SPIN_OF_WORK}"
+        f" or on (instance, gpu) (($power_share_of_limit < {SPIN_OF_LIMIT}) unless $power_share_of_work))",
+        "share",
+    ),
+    # the GPUs of which it is known whether they busy-wait
+    Part(
+        "gpus_known_to_wait_or_not",
+        "$serving_gpu_utilisation <= 0.9 or ($serving_gpu_utilisation and on (instance, gpu) $power_share_of_work)",
+        "share",
+    ),
+    Part(
+        "rank_of_gpu",
+        "max by (instance, gpu, rank)"
+        ' (last_over_time(diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)',
+    ),
+    # the GPUs that do not busy-wait while another one does
+    Part(
+        "still_gpus",
+        "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
+        "share",
+    ),
+    Part(
+        "still_workers",
+        f"(count by ($by) ($worker_cores < {STILL}) and max by ($by) ($worker_cores) > {SPINS})"
+        " or 0 * (count by ($by) ($worker_cores) >= $world_size)",
+        "ranks",
+    ),
+    Part(
+        "ranks_busy_waiting",
+        "count by ($by) ($gpus_busy_waiting) or 0 * (count by ($by) ($gpus_known_to_wait_or_not) >= $world_size)",
+        "ranks",
+    ),
+    # vLLM repeats the line every 60 s
+    Part(
+        "log_waits_for_a_rank",
+        f"($time_of_{SHM_BROADCAST_WAIT} > bool 0) * (time() - $time_of_{SHM_BROADCAST_WAIT} < bool 120)",
+        "bool",
+    ),
+    Part(
+        "named_still_worker",
+        f"label_replace(($worker_cores < {STILL}) and on (instance) (max by (instance) ($worker_cores) > {SPINS}),"
+        ' "named", "rank $$1", "rank", "(.*)")',
+    ),
+    Part(
+        "named_still_gpu",
+        "label_join(label_replace(label_replace("
+        "$still_gpus * on (instance, gpu) group_left (rank) $rank_of_gpu or on (instance, gpu) $still_gpus"
+        ', "one", "GPU $$1", "gpu", "(.*)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")',
+    ),
 )
-STILL_GPUS = f"(({BUSY} and on (instance) {SPINNING}) unless on (instance, gpu) {SPINNING})"
-"""The GPUs that do not busy-wait while another one does."""
-STILL_WORKERS = (
-    f"((count by ($by) ({WORKER_CPU} < {STILL}) and max by ($by) ({WORKER_CPU}) > {SPINS})"
-    f" or 0 * (count by ($by) ({WORKER_CPU}) >= {WORLD}))"
-)
-SPINNING_GPUS = f"(count by ($by) ({SPINNING}) or 0 * (count by ($by) ({KNOWN_GPUS}) >= {WORLD}))"
-WAITED = event_time(SHM_BROADCAST_WAIT)
-LOG_WAITS = f"({WAITED} > bool 0) * (time() - {WAITED} < bool 120)"
-"""vLLM repeats the line every 60 s."""
-WHICH_RANK = (
-    f"label_replace(({WORKER_CPU} < {STILL}) and on (instance) (max by (instance) ({WORKER_CPU}) > {SPINS}),"
-    ' "named", "rank $$1", "rank", "(.*)")'
-    " or label_join(label_replace(label_replace("
-    f"{STILL_GPUS} * on (instance, gpu) group_left (rank) {RANK_OF_GPU} or on (instance, gpu) {STILL_GPUS}"
-    ', "one", "GPU $$1", "gpu", "(.*)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")'
-)
-RANKS_OUT_OF_STEP = f"(({STILL_WORKERS} > 0) or {SPINNING_GPUS} or {STILL_WORKERS})"
+WHICH_RANK = "$named_still_worker or $named_still_gpu"
+
 ranks_out_of_step = Signal(
     "ranks out of step",
-    RANKS_OUT_OF_STEP,
+    "($still_workers > 0) or $ranks_busy_waiting or $still_workers",
     "ranks that stand still while a peer busy-waits, or that busy-wait at low power: {value}",
     "ranks",
     culprit_promql=WHICH_RANK,
@@ -68,7 +107,7 @@ ranks_out_of_step = Signal(
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
     # the log decides where neither processes nor GPUs are observed
-    f"{RANKS_OUT_OF_STEP} or {LOG_WAITS}",
+    "$ranks_out_of_step or $log_waits_for_a_rank",
     "ranks missing from a collective (by processes, GPUs or the log): {value}",
     "ranks",
     culprit_promql=WHICH_RANK,
@@ -76,30 +115,34 @@ ranks_missing_from_collective = Signal(
 )
 ranks = Signal(
     "tensor-parallel ranks",
-    f"({configured('tensor_parallel_size')}) or count by ($by) (last_over_time({WORKERS}[$window]))"
+    "$config_tensor_parallel_size"
+    ' or count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="worker"}[$window]))'
     # an engine without workers computes by itself
     ' or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])) + 1',
     "tensor-parallel ranks: {value}",
     "ranks",
 )
 half_of_the_ranks = Signal(
-    "half of the tensor-parallel ranks", f"{TP} / 2", "half of the tensor-parallel ranks: {value}", "ranks"
+    "half of the tensor-parallel ranks",
+    "$config_tensor_parallel_size / 2",
+    "half of the tensor-parallel ranks: {value}",
+    "ranks",
 )
 odd_ranks = Signal(
     "tensor-parallel ranks left over by halving",
-    f"{TP} % 2",
+    "$config_tensor_parallel_size % 2",
     "tensor-parallel ranks left over by halving: {value}",
     "ranks",
 )
 twice_the_stages = Signal(
     "twice the pipeline-parallel stages",
-    f"2 * ({PP} or 1 + 0 * {TP})",
+    "2 * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)",
     "twice the pipeline-parallel stages: {value}",
     "stages",
 )
 log_waits = Signal(
     "shm_broadcast_wait in the log",
-    LOG_WAITS,
+    "$log_waits_for_a_rank",
     "the log reports a rank waiting for another one: {value}",
     "bool",
 )

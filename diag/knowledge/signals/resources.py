@@ -1,128 +1,187 @@
 """Signals of the host's memory and CPU time, as a server's processes and its cgroup have them."""
 
-from diag.core.incident import Signal
-from diag.core.log_events import CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
-from diag.knowledge.signals.expressions import RUNNING, edge, itl
-from diag.knowledge.signals.forward_progress import (
-    COMPILED,
-    ENDED,
-    ENGINE_PROCESSES,
-    OOM_KILL,
-    SILENT_PAGE,
-    SOON,
-    any_of,
-    engine_death_logged,
+from diag.core.incident import Part, Signal
+from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
+from diag.knowledge.signals.forward_progress import SOON, any_of
+from diag.knowledge.signals.host import EVENT_TIME, event_time
+
+LATE = 0.25
+"""Seconds between two tokens: slower than people read."""
+PARTS: tuple[Part, ...] = (
+    # -- memory
+    Part("host_memory", "max by ($by) (last_over_time(diag_host_memory_used_bytes[$window]))", "bytes"),
+    Part("host_memory_limit", "max by ($by) (last_over_time(diag_host_memory_limit_bytes[$window]))", "bytes"),
+    Part(
+        "host_memory_growth",
+        "max by ($by) (deriv(diag_host_memory_used_bytes[5m])"
+        " and count_over_time(diag_host_memory_used_bytes[5m]) >= 5)",
+        "bytes/s",
+    ),
+    # Use that goes up and down is no growth, whatever the slope of a line through it, and neither is one large
+    # allocation. The limit is the same throughout: another one would look like growth. (VictoriaMetrics counts the
+    # first sample as a change, so changes() cannot say that there was none.)
+    Part("host_memory_changes", "max by ($by) (changes(diag_host_memory_used_bytes[5m]))", "changes"),
+    Part(
+        "host_memory_grows_steadily",
+        "(max by ($by) (resets(diag_host_memory_used_bytes[5m])) <= bool 0.25 * $host_memory_changes)"
+        " * ($host_memory_changes >= bool 4) * ($host_memory"
+        " - min by ($by) (min_over_time(diag_host_memory_used_bytes[5m]))"
+        " > bool 0.05 * ($host_memory_limit - $host_memory)) * $host_memory_limit_is_constant",
+        "bool",
+    ),
+    Part(
+        "host_memory_limit_is_constant",
+        "max by ($by) (max_over_time(diag_host_memory_limit_bytes[5m]))"
+        " == bool min by ($by) (min_over_time(diag_host_memory_limit_bytes[5m]))",
+        "bool",
+    ),
+    Part("host_memory_fill", "$host_memory / ($host_memory_limit > 0)", "share"),
+    Part(
+        "host_memory_fills_up",
+        "($host_memory_fill > bool 0.9)"
+        " * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth, 1) < bool 900)"
+        " * $host_memory_grows_steadily * ($vllm_up or $up_last)",
+        "bool",
+    ),
+    Part(
+        "oom_kills_in_the_cgroup",
+        'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))',
+        "kills",
+    ),
+    Part(
+        "killed_by_the_kernel",
+        f"(abs($time_of_oom_kill by (instance) - $server_end_time) < bool {SOON}) * (1 - $vllm_up)",
+        "bool",
+    ),
+    Part(
+        "host_memory_ends",
+        any_of(
+            fills="$host_memory_fills_up", group="($oom_kills_in_the_cgroup > bool 0)", host="$killed_by_the_kernel"
+        ),
+        "bool",
+    ),
+    # -- CPU time
+    Part("cpu_wait", "rate(diag_vllm_process_cpu_wait_seconds_total[$window])", "share"),
+    Part("longest_cpu_wait", "max by ($by) ($cpu_wait)", "share"),
+    Part(
+        "cpu_pressure_mean", 'max by ($by) (avg_over_time(diag_host_pressure_ratio{resource="cpu"}[$window]))', "share"
+    ),
+    Part("cpu_throttled_share", "max by ($by) (rate(diag_host_cpu_throttled_seconds_total[$window]))", "share"),
+    # how much of a period is lost is not counted: where the seconds are known, they say more
+    Part(
+        "cpu_throttled_periods",
+        "clamp_max(max by ($by) (rate(diag_host_cpu_throttled_periods_total[$window]))"
+        " / (max by ($by) (rate(diag_host_cpu_periods_total[$window])) > 0), 1)",
+        "share",
+    ),
+    # What waits need not miss anything: two ranks that spin on two cores waited for 84 % of the time and served well,
+    # and pressure of 95 % was measured on a host whose server had all that it needed. So it counts where tokens are
+    # late as well, or where a quota stops the server for most of the time.
+    Part("engine_steps_rate", "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))", "1/s"),
+    Part(
+        "tokens_late",
+        any_of(
+            tokens=f"($itl_median > bool {LATE})",
+            steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))",
+        ),
+        "bool",
+    ),
+    Part("cpu_wait_hurts", any_of(late="$tokens_late", quota="($cpu_throttled_share > bool 0.5)"), "bool"),
+    Part(
+        "cpu_short",
+        "clamp_max(($cpu_throttled_share > $cpu_pressure_mean) or $cpu_pressure_mean or $cpu_throttled_share"
+        " or $cpu_throttled_periods, 1)",
+        "share",
+    ),
+    # -- faults of a device
+    Part("time_of_device_fault", event_time(CUDA_ERROR, NCCL_TIMEOUT), "unix time"),
+    Part(
+        "device_fault_logged",
+        "($time_of_device_fault > bool 0) * ($time_of_device_fault >= bool $last_startup_progress)"
+        f" * (1 - ${ENGINE_START_FAILED}_since_start)",
+        "bool",
+    ),
+    # errors of the program that the driver reports; another program on the GPU may have caused one where this server
+    # lives
+    Part(
+        "engine_gone",
+        any_of(page="$page_silent", log="$death_of_the_engine_in_the_log", process="$no_engine_process"),
+        "bool",
+    ),
+    Part(
+        "xid_of_the_dead_engine",
+        'max by (instance) (increase(diag_gpu_xid_errors_total{xid=~"13|31|43|45"}[5m]) > bool 0)'
+        " * on (instance) $engine_gone",
+        "bool",
+    ),
 )
-from diag.knowledge.signals.host import EVENT_TIME, LAST_PROGRESS_OF_INSTANCE, SERVES, last, since_start
-from diag.knowledge.signals.prefill import MEDIAN_ITL
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-MEMORY = "diag_host_memory_used_bytes"
-RESIDENT = "diag_vllm_process_resident_memory_bytes"
-USED, LIMIT = last(MEMORY), last("diag_host_memory_limit_bytes")
-GROWTH = f"max by ($by) (deriv({MEMORY}[5m]) and count_over_time({MEMORY}[5m]) >= 5)"
 host_memory_share = Signal(
     "host memory used",
-    f"{USED} / ({LIMIT} > 0)",
+    "$host_memory_fill",
     "{value} of the memory that the server may use is in use, page cache not counted",
     "share",
 )
 host_memory_time_left = Signal(
     "time until host memory is used up",
-    f"({LIMIT} - {USED}) / ({GROWTH} > 0)",
+    "($host_memory_limit - $host_memory) / ($host_memory_growth > 0)",
     "at its present growth the rest of the memory lasts for {value}",
     "seconds",
 )
-# Use that goes up and down is no growth, whatever the slope of a line through it, and neither is one large allocation.
-# The limit is the same throughout: another one would look like growth. (VictoriaMetrics counts the first sample as a
-# change, so changes() cannot say that there was none.)
-STEADILY = (
-    f"(max by ($by) (resets({MEMORY}[5m])) <= bool 0.25 * max by ($by) (changes({MEMORY}[5m])))"
-    f" * (max by ($by) (changes({MEMORY}[5m])) >= bool 4)"
-    f" * ({USED} - min by ($by) (min_over_time({MEMORY}[5m])) > bool 0.05 * ({LIMIT} - {USED}))"
-    " * (max by ($by) (max_over_time(diag_host_memory_limit_bytes[5m]))"
-    " == bool min by ($by) (min_over_time(diag_host_memory_limit_bytes[5m])))"
-)
-FILLS = (
-    f"((({USED} / ({LIMIT} > 0)) > bool 0.9) * (({LIMIT} - {USED}) / clamp_min({GROWTH}, 1) < bool 900)"
-    f" * {STEADILY} * ({SERVES} or {last('up')}))"
-)
-GROUP_KILLS = 'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))'
-KILLED = f"((abs({OOM_KILL} - {ENDED}) < bool {SOON}) * (1 - {SERVES}))"
-ENDS = any_of(fills=FILLS, group=f"({GROUP_KILLS} > bool 0)", host=KILLED)
 host_memory_ends = Signal(
     "host memory running out",
     # nearly full, and too few samples to say whether it grows: nobody knows
-    f"({ENDS} > 0) or ({ENDS} unless ((({USED} / ({LIMIT} > 0)) > 0.9) unless {GROWTH}))",
+    "($host_memory_ends > 0) or ($host_memory_ends unless (($host_memory_fill > 0.9) unless $host_memory_growth))",
     "memory is used up within a quarter of an hour at its present growth, or the kernel has killed for lack of it:"
     " {value}",
     "bool",
-    culprit_promql=f"deriv({RESIDENT}[5m]) > on (instance) group_left ()"
-    f" (0.3 * max by (instance) (deriv({MEMORY}[5m])))",
+    culprit_promql="deriv(diag_vllm_process_resident_memory_bytes[5m]) > on (instance) group_left ()"
+    " (0.3 * max by (instance) (deriv(diag_host_memory_used_bytes[5m])))",
     culprit_label="{role} {rank} PID {pid} grows by {value}/s",
     culprit_unit="bytes",
 )
 share_of_growth = Signal(
     "vLLM's share of the growth of host memory",
-    f"sum by ($by) (deriv({RESIDENT}[5m])) / ({GROWTH} > 0)",
+    "sum by ($by) (deriv(diag_vllm_process_resident_memory_bytes[5m])) / ($host_memory_growth > 0)",
     "vLLM's own processes are {value} of the growth of host memory",
     "share",
 )
 memory_killed = Signal(
     "killed for lack of host memory",
-    any_of(group=f"({GROUP_KILLS} > bool 0)", host=KILLED),
+    any_of(group="($oom_kills_in_the_cgroup > bool 0)", host="$killed_by_the_kernel"),
     "the kernel has killed a process for lack of memory: {value}",
     "bool",
 )
 
 # -- CPU time ---------------------------------------------------------------------------------------------------------
 
-WAITED = "rate(diag_vllm_process_cpu_wait_seconds_total[$window])"
-PRESSURE = 'max by ($by) (avg_over_time(diag_host_pressure_ratio{resource="cpu"}[$window]))'
-THROTTLED = "max by ($by) (rate(diag_host_cpu_throttled_seconds_total[$window]))"
-# how much of a period is lost nobody counts: where the seconds are known, they say more
-THROTTLED_PERIODS = (
-    "clamp_max(max by ($by) (rate(diag_host_cpu_throttled_periods_total[$window]))"
-    " / (max by ($by) (rate(diag_host_cpu_periods_total[$window])) > 0), 1)"
-)
 cpu_wait_share = Signal(
     "time that a process of vLLM waits for a CPU",
-    f"max by ($by) ({WAITED})",
+    "$longest_cpu_wait",
     "the process that waits most is ready to run and has no CPU for {value} of the time",
     "share",
 )
 cpu_pressure = Signal(
     "CPU pressure",
-    PRESSURE,
+    "$cpu_pressure_mean",
     "for {value} of the time something in the server's cgroup waits for a CPU",
     "share",
 )
 cpu_throttled = Signal(
     "CPU throttling",
     # the kernel adds up what each CPU of the group has lost
-    f"clamp_max({THROTTLED}, 1) or {THROTTLED_PERIODS}",
+    "clamp_max($cpu_throttled_share, 1) or $cpu_throttled_periods",
     "the CPU quota stops the server's cgroup for {value} of the time, or of the periods",
     "share",
 )
-# What waits need not miss anything: two ranks that spin on two cores waited for 84 % of the time and served well, and
-# pressure of 95 % was measured on a host whose server had all that it needed. So it counts where tokens are late as
-# well, or where a quota stops the server for most of the time.
-LATE = 0.25
-"""Seconds between two tokens: slower than people read."""
-STEPS = "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))"
-TOKENS_LATE = any_of(
-    tokens=f"({MEDIAN_ITL} > bool {LATE})",
-    steps=f"(({STEPS} < bool 1) * (sum by ($by) (min_over_time({RUNNING}[$window])) >= bool 1))",
-)
-HURTS = any_of(late=TOKENS_LATE, quota=f"({THROTTLED} > bool 0.5)")
 cpu_starvation = Signal(
     "time without a CPU",
-    f"max by ($by) ({WAITED}) * {HURTS}"
-    f" or clamp_max(({THROTTLED} > {PRESSURE}) or {PRESSURE} or {THROTTLED} or {THROTTLED_PERIODS}, 1) * {TOKENS_LATE}",
+    "$longest_cpu_wait * $cpu_wait_hurts or $cpu_short * $tokens_late",
     "the server is ready to run and has no CPU for {value} of the time, or of the periods of its CPU quota",
     "share",
-    culprit_promql=f"{WAITED} > 0.3",
+    culprit_promql="$cpu_wait > 0.3",
     culprit_label="{role} {rank} PID {pid}",
 )
 
@@ -130,13 +189,13 @@ cpu_starvation = Signal(
 
 compiled_recently = Signal(
     "compilation while serving",
-    f"({COMPILED} > bool 0) * (time() - {COMPILED} < bool 300)",
+    f"($time_of_{COMPILED_WHILE_SERVING} > bool 0) * (time() - $time_of_{COMPILED_WHILE_SERVING} < bool 300)",
     "kernels or graphs were compiled while requests were served: {value}",
     "bool",
 )
 stream_pauses = Signal(
     "stream pauses",
-    f"{itl('count')} - {itl('bucket', edge('$freeze_seconds'))}",
+    "$itl_count - $itl_within_freeze_seconds",
     "inter-token latencies above freeze_seconds: {value}",
     "pauses",
     window_scaling="peak",
@@ -144,25 +203,13 @@ stream_pauses = Signal(
 
 # -- faults of a device -----------------------------------------------------------------------------------------------
 
-FAULTS = f"{CUDA_ERROR}|{NCCL_TIMEOUT}"
-FAULT_LOGGED = f"(({since_start(FAULTS)}) * (1 - ({since_start(ENGINE_START_FAILED)})))"
-# errors of the program that the driver reports; another program on the GPU may have caused one where this server lives
-XID_AND_DEATH = (
-    'max by (instance) (increase(diag_gpu_xid_errors_total{xid=~"13|31|43|45"}[5m]) > bool 0)'
-    " * on (instance) "
-    + any_of(
-        page=SILENT_PAGE,
-        log=f"({engine_death_logged.promql})",
-        process=f"(({ENGINE_PROCESSES}) == bool 0)",
-    )
-)
 device_fault = Signal(
     "fault of a device",
-    any_of(log=FAULT_LOGGED, xid=f"({XID_AND_DEATH})"),
+    any_of(log="$device_fault_logged", xid="$xid_of_the_dead_engine"),
     "the log reports a CUDA error or a collective that timed out, or the driver an error of the dead engine's program:"
     " {value}",
     "bool",
-    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{FAULTS}"}}[$window]) > 0)'
-    f" >= on (instance) group_left () ({LAST_PROGRESS_OF_INSTANCE})",
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{CUDA_ERROR}|{NCCL_TIMEOUT}"}}[$window]) > 0)'
+    " >= on (instance) group_left () ($last_startup_progress by (instance))",
     culprit_label="{event}",
 )

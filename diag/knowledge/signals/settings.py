@@ -1,27 +1,42 @@
 """Signals of the running configuration and of the memory that it leaves free, from which fixes are computed."""
 
-from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import RUNNING, cache_config_has, configured
+from diag.core.incident import Part, Signal
+from diag.knowledge.signals.expressions import CONFIG, RUNNING, configured
+from diag.knowledge.signals.kv_cache import cache_config_has
+
+PARTS: tuple[Part, ...] = (
+    Part(
+        "gpu_memory_free_share",
+        "min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))"
+        " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))"
+        " unless on (instance, gpu) $gpus_not_serving)",
+        "share",
+    ),
+)
 
 most_sequences = Signal(
     "--max-num-batched-tokens",
     # vLLM refuses more sequences than tokens in a step; no release since 0.8 has a default below 2,048
-    f"{configured('max_num_batched_tokens')} or 2048 + 0 * {configured('max_num_seqs')}",
+    "$config_max_num_batched_tokens or 2048 + 0 * $config_max_num_seqs",
     "a step processes up to {value} tokens, at least one per request",
     "tokens",
 )
 
 
+def _value(setting: str) -> str:
+    return f"$config_{setting}" if setting in CONFIG else configured(setting)
+
+
 def running_value(flag: str) -> Signal:
     """The running value of a flag, for a fix that depends on it."""
     name = f"--{flag.replace('_', '-')}"
-    return Signal(name, configured(flag), f"{name} is {{value}}")
+    return Signal(name, _value(flag), f"{name} is {{value}}")
 
 
 def unless_unset(setting: str) -> Signal:
     """The value of a KV cache setting, and 0 where vLLM exports that it is not set."""
     unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
-    return running_value(setting)._replace(promql=f"{configured(setting)} or {unset}")
+    return running_value(setting)._replace(promql=f"{_value(setting)} or {unset}")
 
 
 kv_cache_is_fp8 = Signal(
@@ -42,21 +57,18 @@ gpu_memory_total = Signal(
     "the smallest GPU has {value} of memory",
     "bytes",
 )
-FREE_SHARE = (
-    "min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))"
-    " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))"
-    " unless on (instance, gpu) (last_over_time(diag_gpu_serving[$window]) == 0))"
+gpu_memory_free_share = Signal(
+    "GPU memory free", "$gpu_memory_free_share", "{value} of the fullest GPU's memory is free", "share"
 )
-gpu_memory_free_share = Signal("GPU memory free", FREE_SHARE, "{value} of the fullest GPU's memory is free", "share")
 utilization_that_uses_free_memory = Signal(
     "GPU memory share for vLLM with the free memory",
-    f"{configured('gpu_memory_utilization')} + {FREE_SHARE} - 0.05",
+    "$config_gpu_memory_utilization + $gpu_memory_free_share - 0.05",
     "vLLM would use {value} of the GPU's memory and leave a 5 % reserve",
     "share",
 )
 kv_bytes_with_free_memory = Signal(
     "KV cache size that uses the free memory",
-    f"{configured('kv_cache_memory_bytes')} + ({FREE_SHARE} - 0.05)"
+    "$config_kv_cache_memory_bytes + ($gpu_memory_free_share - 0.05)"
     " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
     "the KV cache would be {value}, with 5 % of the GPU's memory left as a reserve",
     "bytes",
@@ -70,26 +82,26 @@ gpu_compute_capability_has_fp8 = Signal(
 )
 chunked_prefill_is_off = Signal(
     "chunked prefill is off",
-    f"(1 - {configured('enable_chunked_prefill')}) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
+    f"(1 - $config_enable_chunked_prefill) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
     "chunked prefill is off: {value}",
     "bool",
 )
 sequences_in_a_step = Signal(
     "--max-num-seqs",
-    f"clamp_min({configured('max_num_seqs')}, 256)",
+    "clamp_min($config_max_num_seqs, 256)",
     "a step processes at least {value} tokens: one per request, and enough for a prompt to make progress",
     "tokens",
 )
 twice_the_token_budget = Signal(
     "2 x --max-num-batched-tokens",
-    f"2 * {configured('max_num_batched_tokens')}",
+    "2 * $config_max_num_batched_tokens",
     "twice the token budget is {value} tokens",
     "tokens",
 )
 longest_that_is_admitted = Signal(
     "tokens that the KV cache holds at most",
     # one block holds nothing: vLLM keeps it for what sliding windows have left behind
-    f"{configured('kv_cache_size_tokens')} - ({configured('block_size')} or 0 * {configured('kv_cache_size_tokens')})",
+    "$config_kv_cache_size_tokens - ($config_block_size or 0 * $config_kv_cache_size_tokens)",
     "an empty KV cache holds {value} tokens of one request",
     "tokens",
 )

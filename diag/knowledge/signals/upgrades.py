@@ -6,14 +6,13 @@ left is not the load. Where requests wait, the server generates as much as it ca
 could do more. Times whose requests were longer or less cached are not compared.
 """
 
-from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import ITL, RUNNING, WAITING
+from collections.abc import Iterator
+
+from diag.core.incident import Part, Signal
 
 SPAN = "15m"
 AGO = ("1h", "1d")
 """When to look back to: an hour ago the load is like now's; a day ago it was the same time of day."""
-WARM = "5m] offset 20m"
-"""When the release has to run already: caches are cold and kernels are compiled in its first minutes."""
 INFO = 'diag_vllm_info{version!=""}'
 MOST_LONGER = 1.33
 """Mean lengths of two times of one load differ by up to 1.07 (kv_cascade, kv_cascade_base)."""
@@ -21,104 +20,106 @@ MOST_REQUESTS = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy)."""
 FEWEST_TOKENS, FEWEST_REQUESTS = 1000, 10
 """In either quarter of an hour, below which single requests decide (judged)."""
+SPEEDS = {"slower_decode": "ITL", "lower_throughput": "time per output token of the whole server"}
+"""How speed is measured: the names of the parts, and what a report calls them."""
 
 
-def _at(promql: str, ago: str) -> str:
-    """The expression over the quarter of an hour that ended so long ago; "" for now."""
-    return promql.replace("[$span]", f"[{SPAN}] offset {ago}" if ago else f"[{SPAN}]")
+def _change(part: str, ago: str) -> str:
+    """Return a part as a multiple of what it was so long ago."""
+    return f"${part}[{SPAN}] / (${part}[{SPAN}] offset {ago} > 0)"
 
 
-def _counted(metric: str) -> str:
-    return f"sum by ($by) (increase({metric}[$span]))"
+def _since(ago: str) -> Iterator[Part]:
+    """Yield the parts that compare the last quarter of an hour with the one that ended so long ago."""
+    yield Part(
+        f"upgraded_within_{ago}",
+        # one series, of the new release, where each time saw one release and these differ; caches are cold and kernels
+        # are compiled in the first minutes of a release
+        f"($release[{SPAN}] and on (instance, version) $release[5m] offset 20m and on (instance)"
+        f" ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)"
+        f" (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))"
+        f" unless on (instance, version) $release[{SPAN}] offset {ago}",
+        "bool",
+    )
+    yield Part(f"running_growth_since_{ago}", _change("running_average", ago), "ratio")
+    yield Part(f"peak_growth_since_{ago}", _change("running_highest", ago), "ratio")
+    # by which factor ITL grew beyond what more requests in a step explain; of many more it cannot be told
+    yield Part(
+        f"slower_decode_since_{ago}",
+        f"{_change('seconds_per_token', ago)}"
+        f" / (clamp_min($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}, 1)"
+        f" <= {MOST_REQUESTS})",
+        "ratio",
+    )
+    # by which factor tokens/s fell at least: requests wait all the time, so that the server does what it can
+    yield Part(
+        f"lower_throughput_since_{ago}",
+        f"$output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1",
+        "ratio",
+    )
+    yield Part(
+        f"requests_like_those_of_{ago}_ago",
+        f"({_change('request_length', ago)} <= {MOST_LONGER})"
+        f" and on (instance) ({_change('prompt_tokens_per_output_token', ago)} <= {MOST_LONGER})",
+        "ratio",
+    )
+    factors = " or ".join(
+        f'label_replace(${part}_since_{ago}, "speed", "{name}", "", "")' for part, name in SPEEDS.items()
+    )
+    yield Part(
+        f"slower_since_{ago}",
+        f"label_replace(({factors}) and on (instance) $requests_like_those_of_{ago}_ago"
+        f' and on (instance) $upgraded_within_{ago}, "ago", "{ago}", "", "")',
+        "ratio",
+    )
 
 
-def _release(window: str) -> str:
-    """The releases that ran then, one series for each."""
-    return f"count by (instance, version) (last_over_time({INFO}[{window}))"
-
-
-NOW = _release(f"{SPAN}]")
-RUNNING_MEAN, RUNNING_PEAK = (
-    f"sum by ($by) ({function}({RUNNING}[$span]))" for function in ("avg_over_time", "max_over_time")
+PARTS: tuple[Part, ...] = (
+    Part("release", f"count by (instance, version) (last_over_time({INFO}[$window]))", "series"),
+    Part("running_average", "sum by ($by) ($running_average_by_series)", "requests"),
+    Part("cached_prompt_tokens", "$prefix_cache_hits or 0 * $prompt_tokens", "tokens"),
+    Part("seconds_per_token", f"$itl_sum / ($itl_count >= {FEWEST_TOKENS})", "seconds"),
+    Part("request_length", f"($prompt_tokens + $output_tokens) / ($finished_requests >= {FEWEST_REQUESTS})", "tokens"),
+    # prompt tokens that are computed for each token of an answer
+    Part(
+        "prompt_tokens_per_output_token",
+        "clamp_min($prompt_tokens - $cached_prompt_tokens, 0) / ($output_tokens > 0)",
+        "tokens",
+    ),
+    *(part for ago in AGO for part in _since(ago)),
+    Part("upgraded_release", " or ".join(f"$upgraded_within_{ago}" for ago in AGO), "series"),
+    Part("slower_speeds", " or ".join(f"$slower_since_{ago}" for ago in AGO), "ratio"),
+    # without a restart there was no upgrade, also where no exporter names the release
+    Part("not_restarted", "0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)", "bool"),
+    Part("flag_values", "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"),
+    Part(
+        "flags_of_other_value",
+        " or ".join(f"($flag_values[{SPAN}] != $flag_values[{SPAN}] offset {ago})" for ago in AGO),
+    ),
 )
-QUEUED = f"sum by ($by) (min_over_time({WAITING}[{SPAN}])) >= 1"
-GENERATED, PROMPTS = _counted("vllm:generation_tokens_total"), _counted("vllm:prompt_tokens_total")
-CACHED = f"({_counted('vllm:prefix_cache_hits_total')} or 0 * {PROMPTS})"
-DECODE_TIME, DECODED = (
-    f"({_counted(f'{ITL[0]}_{part}')} or {_counted(f'{ITL[1]}_{part}')})" for part in ("sum", "count")
-)
-LENGTHS = (
-    f"({PROMPTS} + {GENERATED}) / ({_counted('vllm:request_success_total')} >= {FEWEST_REQUESTS})",
-    f"clamp_min({PROMPTS} - {CACHED}, 0) / ({GENERATED} > 0)",
-)
-"""Tokens of a request, and prompt tokens that are computed for each token of an answer."""
-TOKEN_TIME = f"{DECODE_TIME} / ({DECODED} >= {FEWEST_TOKENS})"
 
-
-def _change(promql: str, ago: str) -> str:
-    return f"({_at(promql, '')}) / (({_at(promql, ago)}) > 0)"
-
-
-def _upgraded(ago: str) -> str:
-    """One series, of the new release, where each time saw one release and these differ."""
-    before = _release(f"{SPAN}] offset {ago}")
-    alone = " and on (instance) ".join(f"(count by (instance) ({then}) == 1)" for then in (NOW, before))
-    warm = f"{NOW} and on (instance, version) {_release(WARM)}"
-    return f"({warm} and on (instance) ({alone})) unless on (instance, version) {before}"
-
-
-def _slower_decode(ago: str) -> str:
-    """By which factor ITL grew beyond what more requests in a step explain; of many more it cannot be told."""
-    mean, peak = (_change(running, ago) for running in (RUNNING_MEAN, RUNNING_PEAK))
-    more = f"clamp_min(({mean}) > ({peak}) or ({peak}), 1)"
-    return f"{_change(TOKEN_TIME, ago)} / ({more} <= {MOST_REQUESTS})"
-
-
-def _lower_throughput(ago: str) -> str:
-    """By which factor tokens/s fell at least: requests wait all the time, so that the server does what it can."""
-    return f"({_at(GENERATED, ago)}) / (({_at(GENERATED, '')}) > 0) and ({QUEUED})"
-
-
-SPEEDS = {"ITL": _slower_decode, "time per output token of the whole server": _lower_throughput}
-
-
-def _slower(ago: str) -> str:
-    """The factors, where requests were alike and each time saw one release."""
-    alike = " and on (instance) ".join(f"({_change(length, ago)} <= {MOST_LONGER})" for length in LENGTHS)
-    factors = " or ".join(f'label_replace({factor(ago)}, "speed", "{name}", "", "")' for name, factor in SPEEDS.items())
-    compared = f"({factors}) and on (instance) {alike} and on (instance) ({_upgraded(ago)})"
-    return f'label_replace({compared}, "ago", "{ago}", "", "")'
-
-
-SLOWER = " or ".join(map(_slower, AGO))
-UPGRADED = " or ".join(f"({_upgraded(ago)})" for ago in AGO)
-# without a restart there was no upgrade, also where no exporter names the release
-NOT_RESTARTED = "0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)"
 upgraded = Signal(
     "upgraded within the last day",
-    f"max by ($by) ({UPGRADED}) or 0 * max by ($by) (last_over_time({INFO}[{SPAN}])) or {NOT_RESTARTED}",
+    f"max by ($by) ($upgraded_release) or 0 * max by ($by) (last_over_time({INFO}[{SPAN}])) or $not_restarted",
     "the server runs another release than before, and has for 20 minutes: {value}",
     "bool",
-    culprit_promql=UPGRADED,
+    culprit_promql="$upgraded_release",
     culprit_label="vLLM {version}",
 )
 slower_since_upgrade = Signal(
     "time per token / before the upgrade",
-    f"max by ($by) ({SLOWER})",
+    "max by ($by) ($slower_speeds)",
     "at the same load, a token takes {value} times as long as before the upgrade",
     "ratio",
     needs="a quarter of an hour with the earlier release and requests like now's",
-    culprit_promql=f"({SLOWER}) > 1.1",
+    culprit_promql="$slower_speeds > 1.1",
     culprit_label="{speed} {value}x that of {ago} ago",
 )
-
-FLAG = "max by (instance, flag) (last_over_time(diag_vllm_config[15m]{}))"
-OTHER_FLAGS = " or ".join(f"({FLAG.format('')} != {FLAG.format(f' offset {ago}')})" for ago in AGO)
 flags_changed_with_upgrade = Signal(
     "settings that changed with the upgrade",
-    f"count by ($by) ({OTHER_FLAGS}) or 0 * max by ($by) (last_over_time(diag_vllm_config[15m]))",
+    f"count by ($by) ($flags_of_other_value) or 0 * max by ($by) (last_over_time(diag_vllm_config[{SPAN}]))",
     "settings that have another value than before the upgrade: {value}",
     "settings",
-    culprit_promql=OTHER_FLAGS,
+    culprit_promql="$flags_of_other_value",
     culprit_label="{flag}",
 )

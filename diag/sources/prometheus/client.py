@@ -11,7 +11,7 @@ from diag.http import failure
 from diag.http.address import Address
 from diag.http.credentials import Credentials
 from diag.http.failure import PROMETHEUS, Failure
-from diag.http.prometheus_api import NO_API, Refused, Session, Unusable
+from diag.http.prometheus_api import NO_API, Session, Unusable
 
 T = TypeVar("T")
 Series = Mapping[str, Any]

@@ -1,0 +1,40 @@
+"""The series that the generated recording rules make of samples, as a Prometheus that evaluated them would hold them."""
+
+from functools import cache
+
+import numpy as np
+
+from diag.core.contract import Contract
+from diag.core.subjects import Instants
+from diag.knowledge.catalog import load
+from diag.knowledge.rule_set import SUBJECTS, RuleSet, generation_series, rule_set
+from diag.promql import STALE, Block, Evaluator, Formula, Samples
+
+
+@cache
+def generated() -> RuleSet:
+    """The rules of the built-in incidents."""
+    return rule_set(load(), Contract())
+
+
+@cache
+def _formulas() -> dict[str, Formula]:
+    """Each recorded series by its name, over the series that the rule reads."""
+    found: dict[str, Formula] = {}
+    for name, rule in generated().rules.items():
+        found[name] = Formula("", rule.promql, {other: found[other] for other in rule.reads})
+    return found
+
+
+def recorded(samples: Samples, instants: Instants) -> list[Block]:
+    """What the rules record at these instants (unix ms), a block for each rule that records something."""
+    evaluator = Evaluator(samples)
+    subjects = {generation_series(per, ("instance",)): promql for per, promql in SUBJECTS.items()}
+    blocks = []
+    for name, asked in {**subjects, **_formulas()}.items():
+        vector = evaluator.evaluate(asked, instants)
+        more = {"generation": generated().generation} if name in subjects else {}
+        labels = tuple({**series, **more, "__name__": name} for series in vector.labels)
+        if labels:
+            blocks.append(Block(labels, instants, np.where(vector.present, vector.values, STALE)))
+    return blocks

@@ -1,0 +1,178 @@
+"""The generated rules as a person and a Prometheus read them: short, in layers, nothing evaluated twice."""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from support.alert_rules import RULES
+from support.firing import NAME
+from support.rule_files import groups_of
+
+from diag import promql
+from diag.artefacts.generate import files
+from diag.artefacts.signal_page import declared, signal_page
+from diag.core.contract import Contract, Site
+from diag.core.errors import BadUsage
+from diag.core.incident import Part, Signal, judged
+from diag.knowledge import signals
+from diag.knowledge.catalog import load
+from diag.knowledge.formulas import conjunction, formula
+from diag.knowledge.rule_set import rule_set
+from diag.knowledge.signals import DECLARED
+from diag.promql import nodes
+from diag.promql.facts import output_labels
+
+ENGINE = ("instance", "engine")
+
+
+@cache
+def groups() -> list[dict[str, Any]]:
+    return groups_of(RULES)
+
+
+def rules(kind: str) -> list[dict[str, Any]]:
+    return [rule for group in groups() for rule in group["rules"] if kind in rule]
+
+
+def range_functions(node: nodes.Node) -> Iterator[tuple[object, ...]]:
+    """Every function over raw samples, as often as it is written."""
+    match node:
+        case nodes.Call(function, args):
+            ranges = [each for each in args if isinstance(each, nodes.Range)]
+            if ranges:
+                yield function, *(each for each in args if not isinstance(each, nodes.Range)), *ranges
+            for each in args:
+                yield from () if isinstance(each, nodes.Range) else range_functions(each)
+        case nodes.Aggregate(_, expr, param):
+            yield from range_functions(expr)
+            yield from range_functions(param) if param else ()
+        case nodes.Binary(_, left, right):
+            yield from range_functions(left)
+            yield from range_functions(right)
+        case nodes.Negate(expr) | nodes.Subquery(expr):
+            yield from range_functions(expr)
+
+
+def test_every_expression_is_short_enough_to_be_read() -> None:
+    incidents = [rule for rule in rules("alert") if "incident" in rule["labels"]]
+    assert max(len(rule["expr"].splitlines()) for rule in incidents) <= 12
+    assert max(len(promql.pretty(rule["expr"]).splitlines()) for rule in incidents) <= 18
+    assert max(len(rule["expr"].splitlines()) for rule in rules("record")) <= 15
+    assert sum(len(rule["expr"].splitlines()) for group in groups() for rule in group["rules"]) < 1_500
+
+
+def test_a_function_over_raw_samples_is_written_at_most_twice() -> None:
+    parsed = (promql.parse(rule["expr"]) for group in groups() for rule in group["rules"])
+    written = Counter(found for expression in parsed for found in range_functions(expression.node))
+    assert {found: count for found, count in written.items() if count > 2} == {}
+
+
+def test_a_rule_reads_only_what_was_recorded_before_it_or_in_the_slow_group() -> None:
+    recorded = {rule["record"]: group["name"] for group in groups() for rule in group["rules"] if "record" in rule}
+    for group in groups():
+        before: set[str] = set()
+        for rule in group["rules"]:
+            read = {name for name in NAME.findall(rule["expr"]) if name in recorded}
+            elsewhere = {recorded[name] for name in read - before}
+            assert elsewhere <= {"diag-slow"} or group["name"] == "diag-slow", (rule, elsewhere)
+            before.add(rule.get("record", ""))
+
+
+def test_a_recorded_part_is_a_signal_of_an_alert_or_read_more_than_once_or_over_a_long_range() -> None:
+    uses = Counter(name for group in groups() for rule in group["rules"] for name in NAME.findall(rule["expr"]))
+    alerts = " ".join(rule["expr"] for rule in rules("alert"))
+    long = {rule["record"] for rule in groups()[1]["rules"] if "record" in rule}
+    for rule in rules("record"):
+        name = rule["record"]
+        assert name in alerts or uses[name] > 1 or name in long or "generation" in name
+
+
+def test_the_level_in_a_name_is_the_labels_of_the_series() -> None:
+    """Prometheus' convention: level:metric:operations."""
+    for name, rule in rule_set(load(), Contract()).rules.items():
+        labels = output_labels(promql.parse(rule.promql))
+        level = name.partition(":")[0]
+        assert labels is None or level in ("series", "_".join(sorted(labels, key=(*ENGINE, "gpu").index))), name
+
+
+def test_every_declared_name_means_one_expression() -> None:
+    for signal in declared(load()).values():
+        assert DECLARED.get(signal.id, signal).promql == signal.promql, signal.id
+    for name, value in vars(signals).items():
+        assert not isinstance(value, Signal) or DECLARED[value.id].promql == value.promql, name
+
+
+def test_a_formula_has_at_most_five_lines_of_120_characters() -> None:
+    assert {each.id: len(each.promql) for each in DECLARED.values() if len(each.promql) > 5 * 110} == {}
+
+
+def test_a_part_over_another_window_at_another_time_for_other_subjects() -> None:
+    asked = formula("$preemptions[2m] - $preemptions offset 1h + $preemptions by (instance)", ENGINE, "5m", Contract())
+    assert asked.written_out() == (
+        "(sum by (instance, engine) (increase(vllm:num_preemptions_total[2m])))"
+        " - (sum by (instance, engine) (increase(vllm:num_preemptions_total[5m] offset 1h)))"
+        " + (sum by (instance) (increase(vllm:num_preemptions_total[5m])))"
+    )
+    assert [*asked.parts] == [
+        "instance_engine:preemptions:increase2m",
+        "instance_engine:preemptions:increase5m_offset1h",
+        "instance:preemptions:increase5m",
+    ]
+
+
+def test_a_part_that_nobody_declared_is_named() -> None:
+    with pytest.raises(KeyError, match="preemptoins"):
+        formula("$preemptoins > 1", ENGINE, "5m", Contract())
+
+
+def test_a_users_signal_may_use_parts_and_is_recorded() -> None:
+    own = Signal("preempted twice", "$preemptions >= bool 2", "preempted twice: {value}", "bool")
+    incident = load()[0]._replace(
+        id="mine", per=ENGINE, symptoms=(own.at_least(1, judged("a test")),), looks_like=(), burns=(), escalates=None
+    )
+    (name, rule), *others = reversed(rule_set([incident], Contract()).rules.items())
+    assert (name, others) == ("instance_engine:preempted_twice:5m", [])
+    assert rule.promql == "(sum by (instance, engine) (increase(vllm:num_preemptions_total[5m]))) >= bool 2"
+    assert conjunction(incident, "5m", Contract()).text == "instance_engine:preempted_twice:5m >= 1"
+
+
+def test_a_sites_own_labels_name_the_level() -> None:
+    contract = Contract(site=Site(labels=("cluster", "pod")))
+    own, usual = (rule_set(load(), each) for each in (contract, Contract()))
+    assert {name.replace("instance", "cluster_pod") for name in usual.series.values()} == {*own.series.values()}
+    assert own.generation != usual.generation
+
+
+def test_another_threshold_of_a_recorded_expression_is_another_generation() -> None:
+    assert rule_set(load(), Contract(freeze_seconds=2.5)).generation != rule_set(load(), Contract()).generation
+
+
+def test_only_some_incidents_get_what_they_need_and_no_more() -> None:
+    written = files(load(), Contract(), ["kv_eviction_cascade"])
+    assert sorted(written) == [
+        "alerts/diag.rules.yaml",
+        "alerts/inhibit_rules.yaml",
+        "alerts/prometheusrule.yaml",
+        "dashboards/kv_eviction_cascade.json",
+        "runbooks/kv_eviction_cascade.md",
+    ]
+    recorded = rule_set([each for each in load() if each.id == "kv_eviction_cascade"], Contract())
+    assert written["alerts/diag.rules.yaml"].count("record: ") == len(recorded.rules) + 3
+    with pytest.raises(BadUsage, match="there is no such incident"):
+        files(load(), Contract(), ["nothing"])
+
+
+@pytest.mark.parametrize("asked", ["preemptions / finished request", "preemptions_per_finished_request"])
+def test_a_signal_is_explained_by_its_formula_its_parts_and_its_users(asked: str) -> None:
+    signal = next(each for each in DECLARED.values() if asked in (each.id, each.name))
+    page = signal_page(signal, load(), Contract())
+    assert "$preemptions * ($preemptions >= bool 3)" in page
+    assert "- `$preemptions`: `sum by ($by) (increase(vllm:num_preemptions_total[$window]))`" in page
+    assert "- incident `kv_eviction_cascade`: preemptions / finished request > 0.2" in page
+    assert "Recorded as `instance_engine:preemptions_per_finished_request:5m`." in page
+
+
+def test_a_part_has_an_id_that_is_its_name() -> None:
+    assert Part("a_name", "up").id == "a_name"
