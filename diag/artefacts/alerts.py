@@ -101,13 +101,15 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     known = {incident.id: incident for incident in incidents}
     recorded = rule_set(incidents, contract)
     reads = {
-        alert: [_series(window, condition, alert, contract) for window, condition in alert.conditions()]
+        alert: [
+            recorded.series[_signal(window, condition, alert, contract)] for window, condition in alert.conditions()
+        ]
         for alert in found
     }
     placed = _groups_of(recorded.rules, reads)
     by_group: dict[str, list[Rule]] = {name: [] for name in placed.values()}
-    for name, record in recorded.rules.items():
-        by_group[placed[name]].append({"record": record.series, "expr": pretty(record.promql)})
+    for series, record in recorded.rules.items():
+        by_group[placed[series]].append({"record": series, "expr": pretty(record.promql)})
     for alert in found:
         by_group[placed[alert]].append(rule(alert, contract, recorded.series, known))
     return [
@@ -204,7 +206,7 @@ def _mutes(cause: Incident, effect: Incident) -> bool:
 def _case(alert: Alert, case: AlertCase, contract: Contract, series: Mapping[str, str], known: Known) -> str:
     """Return the conditions of a case, one on each line."""
     terms = [
-        comparison(series[_series(window, condition, alert, contract)], condition, contract)
+        comparison(series[_signal(window, condition, alert, contract)], condition, contract)
         for window, condition in case.conditions()
     ]
     return "\nand ".join(terms) + _unless_paged(case, contract.site, known)
@@ -220,7 +222,7 @@ def _unless_paged(case: AlertCase, site: Site, known: Known) -> str:
     return f"\nunless on ({', '.join(site.labels)}) max_over_time({paged}[{window}])"
 
 
-def _series(window: str, condition: Condition, alert: Alert, contract: Contract) -> str:
+def _signal(window: str, condition: Condition, alert: Alert, contract: Contract) -> str:
     """Return the name of a condition's signal in formulas."""
     return formula(condition.signal, alert.incident.per, window, contract).name
 

@@ -301,10 +301,10 @@ def _alert_expression(
 ) -> list[str]:
     """Return the alert as its rule has it, and the definition of every series that it reads, each once."""
     expressions = alert_expressions(incident, incidents, contract, rules)
-    names = [name for name, rule in rules.rules.items() if any(rule.series in text for text in expressions)]
-    for name in names:
-        names += [other for other in rules.rules[name].reads if other not in names]
-    definitions = [rule for name, rule in rules.rules.items() if name in names]
+    read = [series for series in rules.rules if any(series in text for text in expressions)]
+    for series in read:
+        read += [other for other in rules.rules[series].reads if other not in read]
+    definitions = [rule for series, rule in rules.rules.items() if series in read]
     return [
         f"The alert {alert_name(incident.id)} in `alerts/diag.rules.yaml`:",
         "",

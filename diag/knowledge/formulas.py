@@ -86,7 +86,7 @@ def _series(part: Part | Signal, per: tuple[str, ...], window: str, ago: str) ->
     is_leaf = expanded(part.promql) == part.promql and part.promql.count("[") == 1
     operations = _RANGE_FUNCTION.findall(part.promql) if is_leaf else []
     over = f"{window}{f'_offset{ago}' if ago else ''}" if "$window" in expanded(part.promql) else ""
-    level = "_".join(_level(part.promql, per)) or "series"
+    level = "_".join(label for label in _level(part.promql, per) if label != "le") or "series"
     return ":".join(filter(None, (level, part.id, f"{''.join(operations)}{over}")))
 
 

@@ -8,7 +8,7 @@ uses it.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diag.core.contract import Contract
@@ -51,9 +51,9 @@ class RecordedSeries(NamedTuple):
 
 
 class RuleSet(NamedTuple):
-    """The recording rules by the names that formulas use, in an order in which each reads only those before it.
+    """The recording rules by their series, in an order in which each reads only those before it.
 
-    `recorded` is the series of every recorded formula: formulas with the same expression share one.
+    `recorded` is the series of every recorded formula by its name: formulas with the same expression share one.
     """
 
     rules: Mapping[str, RecordedSeries]
@@ -77,37 +77,39 @@ def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
     signals = {name: found for incident in incidents for name, found in alert_signals(incident, contract).items()}
     formulas = _in_order(signals.values())
+    chosen = _recorded(formulas, signals)
+    labels = contract.site.labels
+    recorded: dict[str, str] = {}
+    rules: dict[str, RecordedSeries] = {}
+    written: dict[str, str] = {}
+    for name in filter(chosen.__contains__, formulas):
+        promql = regroup(formulas[name].text_over(recorded), labels)
+        series = written.setdefault(promql, promql if promql in rules else at_site(name, labels))
+        if series not in rules:
+            reads = tuple(other for other in rules if re.search(_word(other), promql))
+            rules[series] = RecordedSeries(series, promql, reads, _longest_range(promql))
+        recorded[name] = series
+    return RuleSet(rules, recorded, labels)
+
+
+def _recorded(formulas: Mapping[str, Formula], signals: Container[str]) -> dict[str, str]:
+    """Return the names of the formulas to record, each as its own series."""
     # raw expressions of two names are one: the same bucket of a histogram for two thresholds, for example
     key = {name: name if found.parts else found.text for name, found in formulas.items()}
     uses = Counter(key[name] for found in formulas.values() for name in found.references())
-    labels = contract.site.labels
-    recorded = {
-        name: at_site(name, labels)
+    chosen = {
+        name: name
         for name, found in formulas.items()
         if name in signals or uses[key[name]] > 1 or _longest_range(found.text) > LONG
     }
     for found in formulas.values():
-        _shorten(found, recorded, labels)
-    rules: dict[str, RecordedSeries] = {}
-    written: dict[str, str] = {}
-    for name, found in formulas.items():
-        if name in recorded:
-            promql = regroup(found.text_over(recorded), labels)
-            recorded[name] = written.setdefault(promql, promql if promql in written.values() else recorded[name])
-            if recorded[name] == at_site(name, labels):
-                reads = tuple(other for other, rule in rules.items() if re.search(_word(rule.series), promql))
-                rules[name] = RecordedSeries(recorded[name], promql, reads, _longest_range(promql))
-    return RuleSet(rules, recorded, labels)
-
-
-def _shorten(found: Formula, recorded: dict[str, str], labels: tuple[str, ...]) -> None:
-    """Record parts of a formula, the longest first, until its rule is short enough to be read."""
-    while len(pretty(found.text_over(recorded)).splitlines()) > MOST_LINES:
-        inside = {name: len(part.text_over(recorded)) for name, part in found.parts.items() if name not in recorded}
-        if not inside:
-            break
-        longest = max(inside, key=lambda name: inside[name])
-        recorded[longest] = at_site(longest, labels)
+        while len(pretty(found.text_over(chosen)).splitlines()) > MOST_LINES:
+            inside = {name: len(part.text_over(chosen)) for name, part in found.parts.items() if name not in chosen}
+            if not inside:
+                break
+            longest = max(inside, key=inside.__getitem__)
+            chosen[longest] = longest
+    return chosen
 
 
 def _longest_range(promql: str) -> float:

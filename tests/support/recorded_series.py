@@ -1,4 +1,4 @@
-"""The series that the generated recording rules make of samples, as a Prometheus that evaluated them would hold them."""
+"""The series that the generated recording rules make of samples, as a Prometheus that evaluates them holds them."""
 
 from functools import cache
 
