@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -34,10 +34,16 @@ def instances(kind: str, count: int) -> list[str]:
     return [f"{kind}-{number:0{len(str(count - 1))}}:8000" for number in range(count)]
 
 
-def write(folder: Path, members: Mapping[str, int], end: float, scrapes: int = TIMES.size) -> None:
+def write(
+    folder: Path,
+    members: Mapping[str, int],
+    end: float,
+    scrapes: int = TIMES.size,
+    labels: Callable[[str], Mapping[str, str]] = lambda _: {},
+) -> None:
     """Write the blocks of a fleet: so many instances of each kind, scraped every 15 s so often up to `end`.
 
-    A kind is "healthy" or the id of an incident of timelines.py; its fault sets in after the lead-in. Instances of one
+    `labels` are those that the target of an instance has besides. A kind is "healthy" or the id of an incident of timelines.py; its fault sets in after the lead-in. Instances of one
     kind differ only in their name.
     """
     held = {kind: _block(kind, end - float(TIMES[-1])) for kind in members}
@@ -47,7 +53,7 @@ def write(folder: Path, members: Mapping[str, int], end: float, scrapes: int = T
         np.array_split(np.arange(TIMES.size)[-scrapes:], 2)
     ):  # the second is written while promtool reads the first
         with (folder / f"{number}.om").open("wb") as file:
-            file.writelines(_lines(held, members, half))
+            file.writelines(_lines(held, members, half, labels))
         running.append(_promtool(Path(file.name), folder / "data"))
     for process in running:
         said, _ = process.communicate()
@@ -56,13 +62,19 @@ def write(folder: Path, members: Mapping[str, int], end: float, scrapes: int = T
         text.unlink()
 
 
-def _lines(held: Mapping[str, Block], members: Mapping[str, int], part: npt.NDArray[np.intp]) -> Iterator[bytes]:
+def _lines(
+    held: Mapping[str, Block],
+    members: Mapping[str, int],
+    part: npt.NDArray[np.intp],
+    labels: Callable[[str], Mapping[str, str]],
+) -> Iterator[bytes]:
     """Each kind is formatted once."""
     for kind, count in members.items():
         page = _text(held[kind], part)
         for name in instances(kind, count):
             born = f"{zlib.crc32(name.encode())}".encode()  # a time of its own, or all would be one server
-            yield page.replace(PLACEHOLDER.encode(), name.encode()).replace(BORN.encode(), born)
+            target = ",".join(f"{key}={json.dumps(value)}" for key, value in {"instance": name, **labels(name)}.items())
+            yield page.replace(f'instance="{PLACEHOLDER}"'.encode(), target.encode()).replace(BORN.encode(), born)
     yield b"# EOF\n"
 
 
