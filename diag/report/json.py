@@ -43,7 +43,7 @@ def document(report: Report) -> dict[str, Any]:
         "diagnoses": [_diagnosis(finding) for finding in report.findings],
         "thresholds": list(report.contract),
         "normal": _normality(report.normality),
-        **({"shared": [_shared(shared) for shared in report.shared]} if report.shared else {}),
+        **({"shared": [_shared(shared, report) for shared in report.shared]} if report.shared else {}),
     }
 
 
@@ -95,7 +95,7 @@ def _normality(found: Normality) -> dict[str, Any]:
     }
 
 
-def _shared(shared: SharedLabel) -> dict[str, Any]:
+def _shared(shared: SharedLabel, report: Report) -> dict[str, Any]:
     return {
         "incident": shared.incident,
         "kind": shared.property.kind,
@@ -107,7 +107,7 @@ def _shared(shared: SharedLabel) -> dict[str, Any]:
         "healthy": shared.healthy,
         "servers": list(shared.servers),
         "also": [{"kind": item.kind, "property": item.name, "value": value} for item, value in shared.also],
-        "sentence": words.shared_sentence(shared),
+        "sentence": words.shared_sentence(shared, report),
     }
 
 

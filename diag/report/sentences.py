@@ -169,15 +169,18 @@ HAVE: dict[str, str] = {"version": "run ", "model": "serve ", "flag": "run with 
 
 def shared(report: Report) -> list[str]:
     """A paragraph for each incident whose servers have something in common that healthy servers lack."""
-    sentences = grouped((found.incident, shared_sentence(found)) for found in report.shared)
+    sentences = grouped((found.incident, shared_sentence(found, report)) for found in report.shared)
     return [
         " ".join([first, *(text.replace(incident, "It", 1) for text in rest)])
         for incident, (first, *rest) in sentences.items()
     ]
 
 
-def shared_sentence(found: SharedLabel) -> str:
-    """The label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'."""
+def shared_sentence(found: SharedLabel, report: Report) -> str:
+    """The label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
+
+    Servers are not called healthy if something could not be judged.
+    """
     those = f"all {found.ill:,}" if found.ill_with == found.ill else f"{found.ill_with:,} of {found.ill:,}"
     if found.property.kind == "hour":
         start, _, end = found.value.partition("-")
@@ -185,7 +188,8 @@ def shared_sentence(found: SharedLabel) -> str:
     labels = [shared_label(item, value) for item, value in found.also]
     also = f" (also {listed(labels)})" if labels else ""
     have = HAVE.get(found.property.kind, "have ") + shared_label(found.property, found.value)
-    healthy = f"{found.healthy_with:,} of the {found.healthy:,} healthy servers do"
+    others = "servers without an incident" if report.not_judged else "healthy servers"
+    healthy = f"{found.healthy_with:,} of the {found.healthy:,} {others} do"
     return f"{found.incident} on {found.ill:,} servers: {those} {have}{also}; {healthy}."
 
 

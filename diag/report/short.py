@@ -55,7 +55,6 @@ LAST = (
     ("trade-off", 1),
     ("impact", 1),
     ("where", 1),
-    ("shared", 1),
     ("normal", 0),
     ("episodes", 1),
     ("why", 3),
@@ -63,6 +62,7 @@ LAST = (
     ("why", 1),
     ("fix", 1),
     ("do now", 1),
+    ("shared", 1),
 )
 """And which where the launch command has been left out, and there is no room still."""
 

@@ -43,15 +43,24 @@ def write(
 ) -> None:
     """Write the blocks of a fleet: so many instances of each kind, scraped every 15 s so often up to `end`.
 
-    `labels` are those that the target of an instance has besides. A kind is "healthy" or the id of an incident of timelines.py; its fault sets in after the lead-in. Instances of one
-    kind differ only in their name.
+    `labels` are those that the target of an instance has besides. A kind is "healthy" or the id of an incident of
+    timelines.py; its fault sets in after the lead-in. Instances of one kind differ only in their name and `labels`.
     """
     held = {kind: _block(kind, end - float(TIMES[-1])) for kind in members}
+    write_blocks(folder, held, members, np.arange(TIMES.size)[-scrapes:], labels)
+
+
+def write_blocks(
+    folder: Path,
+    held: Mapping[str, Block],
+    members: Mapping[str, int],
+    scrapes: npt.NDArray[np.intp],
+    labels: Callable[[str], Mapping[str, str]],
+) -> None:
+    """Write these scrapes of the block of each kind for so many instances; its label `instance` is the PLACEHOLDER."""
     running = []
     # a block for each core that promtool may use; blocks that do not overlap are left as they are
-    for number, half in enumerate(
-        np.array_split(np.arange(TIMES.size)[-scrapes:], 2)
-    ):  # the second is written while promtool reads the first
+    for number, half in enumerate(np.array_split(scrapes, 2)):  # the second is written while promtool reads the first
         with (folder / f"{number}.om").open("wb") as file:
             file.writelines(_lines(held, members, half, labels))
         running.append(_promtool(Path(file.name), folder / "data"))

@@ -7,6 +7,8 @@ import pytest
 
 from diag.core.incident import Incident, Severity
 from diag.diagnosis.diagnose import Diagnosis, State
+from diag.diagnosis.progress import NotJudged
+from diag.diagnosis.report import Observed, Report
 from diag.diagnosis.shared_labels import IllGroup, SharedLabel, ill_groups, shared_labels
 from diag.report import sentences as words
 from diag.sources.prometheus.properties import DRIVER, GPU, MODEL, VERSION, Properties, Property
@@ -35,6 +37,11 @@ def counts(found: Sequence[SharedLabel]) -> list[tuple[str, str, int, int, int |
     ]  # fmt: skip
 
 
+def sentence(found: SharedLabel, not_judged: tuple[NotJudged, ...] = ()) -> str:
+    observed = Observed("prometheus", "", 0, 0, 0, 0)
+    return words.shared_sentence(found, Report(observed, "warning", (), (), not_judged, ()))
+
+
 def test_a_pool_that_only_the_ill_servers_are_in_is_found() -> None:
     found = shared_labels([group(6, 194)], {POOL: column(("b", 6), ("a", 100), ("c", 94)), ZONE: column(("1", 200))})
     assert counts(found) == [("pool", "b", 6, 6, 0, 194)]
@@ -45,7 +52,7 @@ def test_a_label_that_nearly_all_ill_and_few_healthy_servers_have_is_found_with_
     rooms = column(("warm", 40), ("cold", 3), ("warm", 2), ("cold", 155))
     found = shared_labels([group(43, 157)], {Property("label", "room"): rooms})
     assert counts(found) == [("room", "warm", 40, 43, 2, 157)]
-    assert words.shared_sentence(found[0]) == (
+    assert sentence(found[0]) == (
         'queue_saturation on 43 servers: 40 of 43 have room="warm"; 2 of the 157 healthy servers do.'
     )
 
@@ -91,7 +98,7 @@ def test_of_labels_of_the_same_servers_the_most_specific_is_named_and_the_others
     properties: Properties = {CLUSTER: same, DRIVER: same, ZONE: same, VERSION: same, POOL: same}
     (found,) = shared_labels([group(6, 94)], properties)
     assert [found.property, *(item for item, _ in found.also)] == [POOL, DRIVER, VERSION, ZONE, CLUSTER]
-    assert words.shared_sentence(found) == (
+    assert sentence(found) == (
         'queue_saturation on 6 servers: all 6 have pool="x" (also GPU driver x, vLLM x, zone="x" and 1 more); '
         "0 of the 94 healthy servers do."
     )
@@ -129,9 +136,12 @@ def test_the_label_with_the_larger_difference_is_named() -> None:
 )
 def test_each_property_has_its_sentence(item: Property, value: str, text: str) -> None:
     (found,) = shared_labels([group(6, 94)], {item: column((value, 6), ("other", 94))})
-    assert words.shared_sentence(found) == (
-        f"queue_saturation on 6 servers: all 6 {text}; 0 of the 94 healthy servers do."
-    )
+    assert sentence(found) == (f"queue_saturation on 6 servers: all 6 {text}; 0 of the 94 healthy servers do.")
+
+
+def test_servers_are_not_called_healthy_if_something_could_not_be_judged() -> None:
+    (found,) = shared_labels([group(6, 94)], {POOL: column(("b", 6), ("a", 94))})
+    assert sentence(found, (NotJudged("too few scrapes"),)).endswith("; 0 of the 94 servers without an incident do.")
 
 
 def test_random_labels_give_almost_never_a_report() -> None:
@@ -182,7 +192,7 @@ def test_hours_of_few_servers_are_not_reported_if_chance_explains_them() -> None
 
 def test_hours_over_midnight_are_one_window() -> None:
     (found,) = shared_labels([group(8, 2, (23, 0))], {})
-    assert words.shared_sentence(found) == "queue_saturation began between 23:00 and 01:00 UTC on all 8 servers."
+    assert sentence(found) == "queue_saturation began between 23:00 and 01:00 UTC on all 8 servers."
 
 
 # -- which servers are compared ---------------------------------------------------------------------------------------
