@@ -5,7 +5,7 @@ telemetry counts against a label: an ill server whose value is unknown lacks it,
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diag.core.incident import RANK, seconds
@@ -74,8 +74,15 @@ class SharedLabel(NamedTuple):
     also: tuple[tuple[Property, str], ...] = ()
 
 
-def ill_groups(diagnoses: Sequence[Diagnosis], gone: frozenset[str] = frozenset()) -> tuple[IllGroup, ...]:
-    """Return a group for each incident that several servers have and nothing explains, in the order of diagnoses."""
+def ill_groups(
+    diagnoses: Sequence[Diagnosis],
+    gone: frozenset[str] = frozenset(),
+    cleared: Callable[[str], frozenset[str]] = lambda _: frozenset(),
+) -> tuple[IllGroup, ...]:
+    """Return a group for each incident that several servers have and nothing explains, in the order of diagnoses.
+
+    `cleared` are the servers without a diagnosis on which an incident is absent.
+    """
     found: dict[str, dict[str, list[Diagnosis]]] = {}
     sick: set[str] = {*gone}
     for diagnosis in diagnoses:
@@ -94,7 +101,7 @@ def ill_groups(diagnoses: Sequence[Diagnosis], gone: frozenset[str] = frozenset(
         IllGroup(
             incident,
             tuple(servers),
-            tuple(name for name, is_absent in absent[incident].items() if is_absent),
+            (*(name for name, is_absent in absent[incident].items() if is_absent), *sorted(cleared(incident) - sick)),
             {name: _hours(several) for name, several in servers.items()},
         )
         for incident, servers in found.items()

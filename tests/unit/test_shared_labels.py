@@ -251,6 +251,12 @@ def test_healthy_are_the_servers_on_which_the_incident_is_absent_and_no_other_is
     assert (found.incident, found.ill, found.healthy) == ("heat", ("a", "b", "c"), ("d", "i"))
 
 
+def test_servers_that_recorded_conditions_clear_are_healthy_unless_they_are_gone() -> None:
+    diagnoses = [diagnosed(name, "present") for name in "abc"]
+    (found,) = ill_groups(diagnoses, frozenset({"e"}), {"heat": frozenset("def")}.__getitem__)
+    assert found.healthy == ("d", "f")
+
+
 @pytest.mark.parametrize(
     "diagnoses",
     [
