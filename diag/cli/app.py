@@ -209,7 +209,7 @@ def doctor(
 
         report, status = watch.watch(options, until_what is Until.resolved, alertmanager), 0
     else:
-        report = work.run(options, baseline)
+        report = work.run(options, baseline, only_suspects=form != "json")
         work.print_report(report, form, verbose=verbose, quiet=quiet)
         status = work.exit_code(report, fail_on.value)
     if html:

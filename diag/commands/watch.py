@@ -56,7 +56,7 @@ def refuse_the_past(options: ObserveOptions, what: str) -> None:
 
 def _diagnose(options: ObserveOptions) -> Report:
     """One report; KeyboardInterrupt also where the scrapes were interrupted and could be judged all the same."""
-    report = run(options)
+    report = run(options, only_suspects=True)
     if any(note.startswith("interrupted") for note in report.observed.notes):
         raise KeyboardInterrupt
     return report

@@ -13,7 +13,9 @@ from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.report import Observed, Report, build_report, not_measured, server
-from diag.diagnosis.suspects import suspects
+from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
+from diag.diagnosis.suspects import Suspects, suspects
+from diag.sources.prometheus.properties import VERSION, properties
 from diag.sources.prometheus.servers import PrometheusSource
 from diag.vllm.command.shown import shown
 
@@ -45,10 +47,10 @@ def judge_queries(
     launch = shown(launch)
     with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
         context = pool.submit(_context, remote, incidents, queries)
-        judged = queries
+        judged, suspicious = queries, None
         if only_suspects and remote.recorded and len(remote.members) > FEW:
-            few = remote.narrowed(suspects(remote, incidents, queries, pool))
-            judged = QueryCache(few, queries.contract)
+            suspicious = suspects(remote, incidents, queries, pool)
+            judged = QueryCache(remote.narrowed(suspicious.servers), queries.contract)
         for _ in pool.map(lambda query: judged.ask(*query), _queries(incidents, judged)):
             pass
         observed, versions, queries.gone = context.result()
@@ -56,6 +58,7 @@ def judge_queries(
         alone = launch if len(remote.members) == 1 else ""
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
         report = build_report(observed, incidents, queries, running, judged)
+        report = report._replace(shared=_shared(report, remote, queries, suspicious))
     notes = (*report.observed.notes, *remote.notes)
     return _as_of_last_scrape(remote, report._replace(observed=report.observed._replace(notes=notes)))
 
@@ -100,6 +103,27 @@ def _context(
     notes = telemetry.remarks(remote, scraped, incidents, queries)
     # where all are gone, they are judged as they were last
     return observed._replace(notes=notes), versions, gone if gone < scraped.keys() else frozenset()
+
+
+def _shared(
+    report: Report, remote: PrometheusSource, queries: QueryCache, suspicious: Suspects | None
+) -> tuple[SharedLabel, ...]:
+    """The labels that ill servers share; Prometheus is asked for them only where several servers are ill."""
+
+    def cleared(incident: str) -> frozenset[str]:
+        """The servers that were not judged one by one, since the incident is absent on them."""
+        if suspicious is None:
+            return frozenset()
+        return frozenset(remote.members) - suspicious.servers - suspicious.not_absent[incident]
+
+    groups = ill_groups([finding.diagnosis for finding in report.findings], queries.gone, cleared)
+    if not groups:
+        return ()
+    versions: dict[str, tuple[str, ...]] = {}
+    for subject in queries.ask(VERSIONS, ("instance",), queries.whole):  # known already
+        labels = dict(subject)
+        versions[labels["instance"]] = (*versions.get(labels["instance"], ()), labels.get("version", ""))
+    return shared_labels(groups, {**properties(remote, *holders(groups)), VERSION: versions})
 
 
 def _versions(queries: QueryCache) -> dict[str, str]:

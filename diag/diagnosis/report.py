@@ -16,6 +16,7 @@ from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.quotes import Quote, quotes
 from diag.diagnosis.relaunch import relaunch
+from diag.diagnosis.shared_labels import SharedLabel
 from diag.knowledge.formulas import expanded
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
@@ -119,7 +120,8 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All that was found; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs.
+    """All that was found; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
+    `shared` the labels that the ill servers of a fleet have and its healthy ones lack.
 
     `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
     could not be judged because the source refused queries or too little was seen.
@@ -134,6 +136,7 @@ class Report(NamedTuple):
     gone: tuple[str, ...] = ()
     normality: Normality = Normality()
     ceilings: tuple[CeilingShares, ...] = ()
+    shared: tuple[SharedLabel, ...] = ()
 
     @property
     def present(self) -> tuple[Finding, ...]:

@@ -3,9 +3,10 @@
 Rules record the signal of every condition, so that a filter over thousands of servers is cheap and returns only a few.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from typing import NamedTuple
 
 from diag.core.errors import NotAnswered
 from diag.core.incident import OPPOSITE, Incident
@@ -19,21 +20,28 @@ REPRESENTATIVES = 2
 """Servers of those on which an incident cannot be judged, and of those on which it is absent, that stand for them."""
 
 
-def suspects(
-    remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache, pool: Executor
-) -> frozenset[str]:
+class Suspects(NamedTuple):
+    """The servers to judge, and by incident all servers on which it is not absent: present or unknown."""
+
+    servers: frozenset[str]
+    not_absent: Mapping[str, frozenset[str]]
+
+
+def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache, pool: Executor) -> Suspects:
     """Return every server with an incident, and for each incident a few on which it is unknown or absent."""
-    asked = [part for incident in incidents for part in _filters(incident, queries)]
-    answers = list(pool.map(partial(_matching, remote), asked))
+    asked = [(incident.id, *part) for incident in incidents for part in _filters(incident, queries)]
+    answers = list(pool.map(partial(_matching, remote), [(promql, clears) for _, promql, clears in asked]))
     names = frozenset(remote.members)
     found: set[str] = set()
-    for (_, clears), matching in zip(asked, answers, strict=True):
+    not_absent: dict[str, frozenset[str]] = {}
+    for (incident_id, _, clears), matching in zip(asked, answers, strict=True):
         if not clears:
             found |= matching
             continue
+        not_absent[incident_id] = matching
         for some in (matching - found, names - matching):
             found.update(sorted(some)[:REPRESENTATIVES])
-    return frozenset(found)
+    return Suspects(frozenset(found), not_absent)
 
 
 def _filters(incident: Incident, queries: QueryCache) -> Iterator[tuple[Formula, bool]]:

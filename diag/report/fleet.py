@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from diag.core.formatting import plural, printable
+from diag.core.formatting import listed, plural, printable
 from diag.core.incident import RANK
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
+from diag.diagnosis.shared_labels import SharedLabel
 from diag.report import sentences as words
 
 VERDICTS = ("critical", "warning", "unknown", "gone", "healthy")
@@ -48,6 +49,42 @@ def servers(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
         for name in words.instances(report)
     ]
     return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.instance))
+
+
+def causes(report: Report, rows: Sequence[FleetRow], written_as: words.TimeFormat, most: int = 3) -> list[FleetRow]:
+    """The rows, with one instead of many for the servers whose first incident comes with the same shared label."""
+    shared = {
+        (found.incident, name): found
+        for found in report.shared
+        if found.property.kind != "hour"
+        for name in found.servers
+    }
+    groups: dict[SharedLabel | str, list[FleetRow]] = {}
+    for row in rows:
+        incident = row.incidents.partition(", ")[0]
+        groups.setdefault(shared.get((incident, row.name), row.name), []).append(row)
+    return [
+        group[0] if isinstance(cause, str) else _cause(cause, group, report, written_as, most)
+        for cause, group in groups.items()
+    ]
+
+
+def _cause(
+    cause: SharedLabel, group: Sequence[FleetRow], report: Report, written_as: words.TimeFormat, most: int
+) -> FleetRow:
+    names = {row.name for row in group}
+    label = words.shared_label(cause.property, cause.value)
+    incidents = dict.fromkeys(incident for row in group for incident in row.incidents.split(", "))
+    states = {state for row in group for state in row.states.split(", ")}
+    present = (found.diagnosis for found in report.present if found.diagnosis.incident.id == cause.incident)
+    began = words.began([found for found in present if words.instance(found.subject) in names], written_as)
+    return FleetRow(
+        instance=f"{label}: {listed([row.instance for row in group], most=most)}",
+        verdict=group[0].verdict,
+        states=", ".join(sorted(states)),
+        incidents=", ".join(incidents),
+        when=f"first seen {began}",
+    )
 
 
 def _server(

@@ -16,7 +16,9 @@ NORMAL = 20
 
 def render(report: Report) -> str:
     """The report as plain text, one line break at its end."""
-    lines = [*verdicts(report), *_not_judged(report), *labelled("progress", words.not_busy(report)), *_fleet(report)]
+    shared = [line for text in words.shared(report) for line in paragraph(text)]
+    lines = [*verdicts(report), *shared, *_not_judged(report)]
+    lines += [*labelled("progress", words.not_busy(report)), *_fleet(report)]
     for finding, *others in words.alike(report):
         lines += ["", *_primary(finding, others, report)]
     lines += _section("also present", words.also(report))

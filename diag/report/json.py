@@ -14,6 +14,7 @@ from diag.diagnosis.proposals import FlagChange, Proposal, Value
 from diag.diagnosis.quotes import Quote
 from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Normality, Report
+from diag.diagnosis.shared_labels import SharedLabel
 from diag.report import sentences as words
 
 SCHEMA = "diag.doctor/2"
@@ -42,6 +43,7 @@ def document(report: Report) -> dict[str, Any]:
         "diagnoses": [_diagnosis(finding) for finding in report.findings],
         "thresholds": list(report.contract),
         "normal": _normality(report.normality),
+        **({"shared": [_shared(shared, report) for shared in report.shared]} if report.shared else {}),
     }
 
 
@@ -90,6 +92,22 @@ def _normality(found: Normality) -> dict[str, Any]:
             for reading in found.readings
         ],
         "not_compared": list(found.reasons),
+    }
+
+
+def _shared(shared: SharedLabel, report: Report) -> dict[str, Any]:
+    return {
+        "incident": shared.incident,
+        "kind": shared.property.kind,
+        "property": shared.property.name,
+        "value": shared.value,
+        "ill_with": shared.ill_with,
+        "ill": shared.ill,
+        "healthy_with": shared.healthy_with,
+        "healthy": shared.healthy,
+        "servers": list(shared.servers),
+        "also": [{"kind": item.kind, "property": item.name, "value": value} for item, value in shared.also],
+        "sentence": words.shared_sentence(shared, report),
     }
 
 

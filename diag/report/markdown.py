@@ -21,7 +21,8 @@ _MENTION = lazy(r"@(?=\w)|#(?=\d)|(?<=\bGH-)(?=\d)", re.IGNORECASE)
 def render(report: Report, verbose: bool = False) -> str:
     """The report as Markdown, one line break at its end; `verbose` names the incidents that are absent or unknown."""
     parts = [f"**{escape(line)}**" for line in words.headline(report, words.time_format(report))]
-    parts += [_fleet(report)] if words.is_fleet(report) else []
+    parts += map(escape, words.shared(report))
+    parts += [_fleet(report, verbose)] if words.is_fleet(report) else []
     for finding in words.detailed(report):
         parts += _finding(finding, report, verbose)
     return "\n\n".join([*parts, *_footer(report, verbose)]) + "\n"
@@ -54,11 +55,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" if cells[0] != "---" else f"|{'|'.join(cells)}|" for cells in lines)
 
 
-def _fleet(report: Report) -> str:
-    servers = fleet.servers(report, words.time_format(report))
+def _fleet(report: Report, verbose: bool) -> str:
+    written_as = words.time_format(report)
+    servers = fleet.servers(report, written_as)
     rows = [
         (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
-        for server in servers
+        for server in (servers if verbose else fleet.causes(report, servers, written_as))
         if server.verdict != "healthy"
     ]
     counts = fleet.counts([server.verdict for server in servers])

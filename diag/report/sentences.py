@@ -13,6 +13,8 @@ from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import FlagChange, Proposal, written
 from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import FAMILIES, Finding, Report
+from diag.diagnosis.shared_labels import SharedLabel
+from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
 
 Key = TypeVar("Key")
@@ -157,6 +159,48 @@ def alike(report: Report) -> list[list[Finding]]:
 def detailed(report: Report) -> list[Finding]:
     """What is reported in detail: all that is present; of a fleet the first of each kind, for those like it."""
     return [group[0] for group in alike(report)] if is_fleet(report) else list(report.present)
+
+
+# -- what the ill servers share ---------------------------------------------------------------------------------------
+
+HAVE: dict[str, str] = {"version": "run ", "model": "serve ", "flag": "run with "}
+"""The verb before a value in a sentence about servers; "have" before any other."""
+
+
+def shared(report: Report) -> list[str]:
+    """A paragraph for each incident whose servers have something in common that healthy servers lack."""
+    sentences = grouped((found.incident, shared_sentence(found, report)) for found in report.shared)
+    return [
+        " ".join([first, *(text.replace(incident, "It", 1) for text in rest)])
+        for incident, (first, *rest) in sentences.items()
+    ]
+
+
+def shared_sentence(found: SharedLabel, report: Report) -> str:
+    """The label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
+
+    Servers are not called healthy if something could not be judged.
+    """
+    those = f"all {found.ill:,}" if found.ill_with == found.ill else f"{found.ill_with:,} of {found.ill:,}"
+    if found.property.kind == "hour":
+        start, _, end = found.value.partition("-")
+        return f"{found.incident} began between {start} and {end} UTC on {those} servers."
+    labels = [shared_label(item, value) for item, value in found.also]
+    also = f" (also {listed(labels)})" if labels else ""
+    have = HAVE.get(found.property.kind, "have ") + shared_label(found.property, found.value)
+    others = "servers without an incident" if report.not_judged else "healthy servers"
+    healthy = f"{found.healthy_with:,} of the {found.healthy:,} {others} do"
+    return f"{found.incident} on {found.ill:,} servers: {those} {have}{also}; {healthy}."
+
+
+def shared_label(item: Property, value: str) -> str:
+    """A value with its property: 'pool="b"', "vLLM 0.24.0", "--max-num-seqs 64", "GPU driver 570.86"."""
+    shown = printable(value, 60)
+    if item.kind == "flag":
+        name = item.name.replace("_", "-")
+        return {"true": f"--{name}", "false": f"--no-{name}"}.get(value, f"--{name} {shown}")
+    names = {"version": "vLLM", "model": "model", "gpu": "GPU", "driver": "GPU driver"}
+    return f"{names[item.kind]} {shown}" if item.kind in names else f'{printable(item.name, 60)}="{shown}"'
 
 
 # -- what was found ---------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ FIRST = (
     ("not seen", 1),
     ("ruled out", 1),
     ("normal", 1),
+    ("shared", 2),
     ("cost", 0),
     ("purpose", 0),
     ("log", 1),
@@ -61,6 +62,7 @@ LAST = (
     ("why", 1),
     ("fix", 1),
     ("do now", 1),
+    ("shared", 1),
 )
 """And which where the launch command has been left out, and there is no room still."""
 
@@ -70,6 +72,7 @@ def render(report: Report) -> str:
     groups = words.alike(report)
     parts = {
         "verdict": [[verdicts(report)[0]]],
+        "shared": _clips([line for text in words.shared(report) for line in paragraph(text)], 4),
         **(_incident(groups[0], report) if groups else _no_incident(report)),
         **_context(report, groups[0][0] if groups else None),
     }
@@ -163,10 +166,11 @@ def _servers(report: Report) -> Forms:
     """Of a fleet, how many servers have which verdict; then what those have that are not healthy, the worst first."""
     if not words.is_fleet(report):
         return [[]]
-    servers = fleet.servers(report, words.time_format(report))
+    written_as = words.time_format(report)
+    servers = fleet.servers(report, written_as)
     ill = words.grouped(
-        ((row.verdict, row.incidents or row.states), shortened(row.instance, NAME))
-        for row in servers
+        ((row.verdict, row.incidents or row.states), shortened(row.instance, NAME) if row.name else row.instance)
+        for row in fleet.causes(report, servers, written_as, most=2)
         if row.verdict != "healthy"
     )
     rows = [(verdict, incidents, listed(names, most=2)) for (verdict, incidents), names in ill.items()]

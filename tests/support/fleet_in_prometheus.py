@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -38,25 +38,39 @@ def instances(kind: str, count: int) -> list[str]:
 
 
 def write(
-    folder: Path, members: Mapping[str, int], end: float, scrapes: int = TIMES.size, *, rules: bool = False
+    folder: Path,
+    members: Mapping[str, int],
+    end: float,
+    scrapes: int = TIMES.size,
+    labels: Callable[[str], Mapping[str, str]] = lambda _: {},
+    *,
+    rules: bool = False,
 ) -> None:
     """Write the blocks of a fleet: so many instances of each kind, scraped every 15 s so often up to `end`.
 
-    With `rules`, also what the generated rules record of each: with its peers like itself, and but for the series that
-    tell the generation only at the last scrapes, which are those that are judged in a fleet.
-
-    A kind is "healthy" or the id of an incident of timelines.py; its fault sets in after the lead-in. Instances of one
-    kind differ only in their name.
+    `labels` are those that the target of an instance has besides. With `rules`, also what the generated rules record of
+    each: with its peers like itself, and but for the series that tell the generation only at the last scrapes, which
+    are those that are judged in a fleet. A kind is "healthy" or the id of an incident of timelines.py; its fault sets
+    in after the lead-in. Instances of one kind differ only in their name and `labels`.
     """
     pages = {kind: _block(kind, end - float(TIMES[-1])) for kind in members}
     held = {kind: [page, *(_recorded(page) if rules else ())] for kind, page in pages.items()}
+    write_blocks(folder, held, members, np.arange(TIMES.size)[-scrapes:], labels)
+
+
+def write_blocks(
+    folder: Path,
+    held: Mapping[str, Sequence[Block]],
+    members: Mapping[str, int],
+    scrapes: npt.NDArray[np.intp],
+    labels: Callable[[str], Mapping[str, str]],
+) -> None:
+    """Write these scrapes of the blocks of each kind for so many instances; their label `instance` is PLACEHOLDER."""
     running = []
     # a block for each core that promtool may use; blocks that do not overlap are left as they are
-    for number, half in enumerate(
-        np.array_split(np.arange(TIMES.size)[-scrapes:], 2)
-    ):  # the second is written while promtool reads the first
+    for number, half in enumerate(np.array_split(scrapes, 2)):  # the second is written while promtool reads the first
         with (folder / f"{number}.om").open("wb") as file:
-            file.writelines(_lines(held, members, half))
+            file.writelines(_lines(held, members, half, labels))
         running.append(_promtool(Path(file.name), folder / "data"))
     for process in running:
         said, _ = process.communicate()
@@ -66,14 +80,18 @@ def write(
 
 
 def _lines(
-    held: Mapping[str, Sequence[Block]], members: Mapping[str, int], part: npt.NDArray[np.intp]
+    held: Mapping[str, Sequence[Block]],
+    members: Mapping[str, int],
+    part: npt.NDArray[np.intp],
+    labels: Callable[[str], Mapping[str, str]],
 ) -> Iterator[bytes]:
     """Each kind is formatted once."""
     for kind, count in members.items():
         page = b"".join(_text(block, part) for block in held[kind])
         for name in instances(kind, count):
             born = f"{zlib.crc32(name.encode())}".encode()  # a time of its own, or all would be one server
-            yield page.replace(PLACEHOLDER.encode(), name.encode()).replace(BORN.encode(), born)
+            target = ",".join(f"{key}={json.dumps(value)}" for key, value in {"instance": name, **labels(name)}.items())
+            yield page.replace(f'instance="{PLACEHOLDER}"'.encode(), target.encode()).replace(BORN.encode(), born)
     yield b"# EOF\n"
 
 

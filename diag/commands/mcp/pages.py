@@ -31,6 +31,7 @@ def report(found: Report, detail: bool) -> Document:
     page = {
         "verdict": found.verdict,
         "headlines": verdicts(found),
+        "shared": words.shared(found),
         "observed": _observed(whole["observed"]),
         "servers": list(found.observed.servers),
         "diagnoses": [_diagnosis(known, finding, detail) for known, finding in present],

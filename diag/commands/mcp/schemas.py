@@ -72,6 +72,7 @@ REPORT = _answer(
     *("verdict", "headlines", "diagnoses", "observed"),
     verdict={"enum": ["healthy", "warning", "critical", "unknown"]},
     headlines={**_list(), "description": "the verdict in a line for each primary incident"},
+    shared={**_list(), "description": "the label that the ill servers of a fleet have and its healthy ones lack"},
     observed={"type": "object"},
     diagnoses={**_list(_DIAGNOSIS), "description": "the incidents that are present, primary ones first"},
     unknown={**_list(), "description": "why finding nothing does not mean health"},

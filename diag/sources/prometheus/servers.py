@@ -313,6 +313,28 @@ class PrometheusSource:
         at = int(self.instants[-1]) + self._lag
         return [series["metric"] for series in self._prometheus.instant(add_matchers(promql, self._matchers), at)]
 
+    @property
+    def page_flags(self) -> Flags:
+        """The flags of servers without an exporter of ours, out of the labels of their own page."""
+        return self._flags
+
+    def at_end(self, promql: str) -> list[tuple[str, Mapping[str, str], float]]:
+        """Return server, labels and value of each series at the end of the span; "" where a series is of no server.
+
+        Raises NotAnswered if Prometheus refuses the query or fails.
+        """
+        at = int(self.instants[-1]) + self._lag
+        try:
+            found = self._prometheus.instant(add_matchers(regroup(promql, self._labels), self._matchers), at)
+        except (Refused, Unreachable) as error:
+            raise NotAnswered from error
+        named = ((self._name(series["metric"]), series) for series in found)
+        return [
+            (name, series["metric"], float(series["value"][1]))
+            for name, series in named
+            if not name or name in self.members
+        ]
+
     def _read(self, promql: str, instants: Instants) -> dict[Subject, Floats]:
         rows: dict[Subject, Floats] = {}
         at = instants + self._lag

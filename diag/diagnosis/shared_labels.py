@@ -1,0 +1,239 @@
+"""The label that ill servers share and healthy ones lack: node pool, GPU, release, flag, model, or the hour of the day.
+
+A label is reported only if nearly all ill servers have it, few healthy ones do, and chance does not explain it. Missing
+telemetry counts against a label: an ill server whose value is unknown lacks it, a healthy one has it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from diag.core.incident import RANK, seconds
+from diag.diagnosis.diagnose import Diagnosis
+from diag.sources.prometheus.properties import HOUR, Properties, Property
+
+FEWEST = 3
+"""Ill servers with one incident; two servers of any fleet have some label in common."""
+NEARLY_ALL, FEW = 0.9, 0.1
+"""Least share of the ill servers, and largest share of the healthy ones, that have the label."""
+CHANCE = 0.01
+"""Largest probability that chance alone gives a report any label, all labels and incidents together."""
+DAY = 22 * 3600.0
+"""Seconds that have to be judged before an hour of the day means anything; the first window is not judged."""
+MOST_HOURS = 3
+SPECIFIC = (
+    ("label", ("node", "nodename", "host", "hostname")),
+    ("label", ("rack", "chassis")),
+    ("label", ("pool", "nodepool", "agentpool", "nodegroup", "node_group")),
+    ("gpu", ()),
+    ("driver", ()),
+    ("version", ()),
+    ("flag", ()),
+    ("model", ()),
+    ("label", ("room",)),
+    ("label", ()),
+    ("label", ("site", "datacenter", "dc", "location")),
+    ("label", ("zone",)),
+    ("label", ("region",)),
+    ("label", ("cluster",)),
+    ("label", ("namespace",)),
+    ("label", ("job",)),
+)
+"""Kinds of properties and the ends of labels' names: which one to report of several that the same servers have.
+
+What names a small part of a fleet or a change of it comes first, a label that no other line names in the middle."""
+
+
+class IllGroup(NamedTuple):
+    """The servers with one incident, and the healthy ones to compare with: those on which the incident is absent.
+
+    `began` has the hours of the day (UTC) in which the incident began on a server, none if that is not known.
+    """
+
+    incident: str
+    ill: tuple[str, ...]
+    healthy: tuple[str, ...]
+    began: Mapping[str, frozenset[int]]
+
+
+class SharedLabel(NamedTuple):
+    """A value of a property that separates the servers with an incident from the healthy ones.
+
+    `servers` are the ill ones that have it; `also` are other properties of exactly the same servers. Hours of the day
+    are compared with no healthy servers.
+    """
+
+    incident: str
+    property: Property
+    value: str
+    ill_with: int
+    ill: int
+    healthy_with: int | None
+    healthy: int | None
+    servers: tuple[str, ...]
+    also: tuple[tuple[Property, str], ...] = ()
+
+
+def ill_groups(
+    diagnoses: Sequence[Diagnosis],
+    gone: frozenset[str] = frozenset(),
+    cleared: Callable[[str], frozenset[str]] = lambda _: frozenset(),
+) -> tuple[IllGroup, ...]:
+    """Return a group for each incident that several servers have and nothing explains, in the order of diagnoses.
+
+    `cleared` are the servers without a diagnosis on which an incident is absent.
+    """
+    found: dict[str, dict[str, list[Diagnosis]]] = {}
+    sick: set[str] = {*gone}
+    for diagnosis in diagnoses:
+        if diagnosis.state == "present" and RANK[diagnosis.severity]:
+            sick.add(_server(diagnosis))
+            if diagnosis.explained_by is None:
+                servers = found.setdefault(diagnosis.incident.id, {})
+                servers.setdefault(_server(diagnosis), []).append(diagnosis)
+    found = {incident: servers for incident, servers in found.items() if len(servers) >= FEWEST}
+    absent: dict[str, dict[str, bool]] = {incident: {} for incident in found}
+    for diagnosis in diagnoses if found else ():
+        states = absent.get(diagnosis.incident.id)
+        if states is not None and (name := _server(diagnosis)) not in sick:
+            states[name] = states.get(name, True) and diagnosis.state == "absent"
+    return tuple(
+        IllGroup(
+            incident,
+            tuple(servers),
+            (*(name for name, is_absent in absent[incident].items() if is_absent), *sorted(cleared(incident) - sick)),
+            {name: _hours(several) for name, several in servers.items()},
+        )
+        for incident, servers in found.items()
+    )
+
+
+def shared_labels(groups: Sequence[IllGroup], properties: Properties) -> tuple[SharedLabel, ...]:
+    """Return the label that separates each group best, if any does, and the hours in which its incident began."""
+    found = ((_separating(group, properties, len(groups)), _same_hours(group, len(groups))) for group in groups)
+    return tuple(shared for pair in found for shared in pair if shared)
+
+
+def holders(groups: Sequence[IllGroup]) -> tuple[int, int]:
+    """Return on how many servers a value has to be at least and may be at most to separate one of the groups."""
+    ranges = [_range(group) for group in groups]
+    return min(least for least, _ in ranges), max(most for _, most in ranges)
+
+
+def _range(group: IllGroup) -> tuple[int, int]:
+    return math.ceil(NEARLY_ALL * len(group.ill)), len(group.ill) + math.floor(FEW * len(group.healthy))
+
+
+def _separating(group: IllGroup, properties: Properties, groups: int) -> SharedLabel | None:
+    """Find the value with the largest difference between ill and healthy servers; Fisher's exact test, one-sided.
+
+    Candidates are chosen by how many servers have them, ill or not, so that the test stays valid; values that exactly
+    the same servers have are one candidate.
+    """
+    ill, healthy = frozenset(group.ill), frozenset(group.healthy)
+    least, most = _range(group)
+    candidates: dict[tuple[frozenset[str], int], list[tuple[Property, str]]] = {}
+    for item, values in properties.items():
+        unknown = sum(name not in values for name in healthy)
+        for value, having in _by_value(values, (*group.ill, *group.healthy)).items():
+            if least <= len(having) <= most:
+                candidates.setdefault((frozenset(having), unknown), []).append((item, value))
+    best: tuple[float, tuple[int, Property, str]] | None = None
+    shared = None
+    for (names, unknown), items in candidates.items():
+        with_it, known = len(names & ill), len(names & healthy)
+        if with_it < NEARLY_ALL * len(ill) or known + unknown > FEW * len(healthy):
+            continue
+        chance = _chance(with_it, len(ill), with_it + known + unknown, len(ill) + len(healthy))
+        if chance * len(candidates) * groups > CHANCE:
+            continue
+        items.sort(key=lambda pair: _preference(*pair))
+        rank = ((known + unknown) / len(healthy) - with_it / len(ill), _preference(*items[0]))
+        if best is None or rank < best:
+            best = rank
+            shared = SharedLabel(
+                group.incident,
+                *items[0],
+                ill_with=with_it,
+                ill=len(ill),
+                healthy_with=known,
+                healthy=len(healthy) - unknown,
+                servers=tuple(name for name in group.ill if name in names),
+                also=tuple(items[1:]),
+            )
+    return shared
+
+
+def _by_value(values: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name in names:
+        for value in values.get(name, ()):
+            if value:
+                found.setdefault(value, set()).add(name)
+    return found
+
+
+def _preference(item: Property, value: str) -> tuple[int, Property, str]:
+    rows = {place: ends for place, (kind, ends) in enumerate(SPECIFIC) if kind == item.kind}
+    name = f"_{item.name.lower()}"
+    named = (place for place, ends in rows.items() if name.endswith(tuple(f"_{end}" for end in ends)))
+    return next(named, next(place for place, ends in rows.items() if not ends)), item, value
+
+
+def _chance(drawn: int, draws: int, marked: int, total: int) -> float:
+    """Return the probability that at least `drawn` of so many draws without replacement are marked (hypergeometric)."""
+    every = _log_choose(total, draws)
+    return sum(
+        math.exp(_log_choose(marked, some) + _log_choose(total - marked, draws - some) - every)
+        for some in range(max(drawn, draws + marked - total), min(marked, draws) + 1)
+    )
+
+
+def _log_choose(many: int, some: int) -> float:
+    return math.lgamma(many + 1) - math.lgamma(some + 1) - math.lgamma(many - some + 1)
+
+
+def _server(diagnosis: Diagnosis) -> str:
+    return dict(diagnosis.subject).get("instance", "")
+
+
+# -- the hour of the day ----------------------------------------------------------------------------------------------
+
+
+def _hours(diagnoses: Sequence[Diagnosis]) -> frozenset[int]:
+    """Return the hours of the day (UTC) in which episodes may have begun; none if a start or another hour is unknown.
+
+    An incident shows up to one window after its onset, and up to one instant later.
+    """
+    hours: set[int] = set()
+    for diagnosis in diagnoses:
+        instants = diagnosis.instants
+        if instants[-1] - instants[0] < DAY or any(since is None for since, _ in diagnosis.episodes):
+            return frozenset()
+        late = instants[1] - instants[0] + seconds(diagnosis.incident.window)
+        for since, _ in diagnosis.episodes:
+            first, last = (math.floor(unix / 3600) for unix in ((since or 0.0) - late, since or 0.0))
+            hours.update(hour % 24 for hour in range(first, last + 1))
+    return frozenset(hours)
+
+
+def _same_hours(group: IllGroup, groups: int) -> SharedLabel | None:
+    """Find the fewest hours of the day, three at most, in which the incident began on nearly all ill servers."""
+    if not any(group.began.values()):
+        return None
+    for length in range(1, MOST_HOURS + 1):
+        windows = {start: frozenset((start + hour) % 24 for hour in range(length)) for start in range(24)}
+        inside = {
+            start: [name for name in group.ill if group.began[name] and group.began[name] <= hours]
+            for start, hours in windows.items()
+        }
+        start = max(inside, key=lambda start: len(inside[start]))
+        servers, ill, share = inside[start], len(group.ill), length / 24
+        chance = sum(
+            math.exp(_log_choose(ill, some) + some * math.log(share) + (ill - some) * math.log1p(-share))
+            for some in range(len(servers), ill + 1)
+        )
+        if len(servers) >= NEARLY_ALL * ill and chance * 24 * MOST_HOURS * groups <= CHANCE:
+            value = f"{start:02}:00-{(start + length) % 24:02}:00"
+            return SharedLabel(group.incident, HOUR, value, len(servers), ill, None, None, tuple(servers))
+    return None

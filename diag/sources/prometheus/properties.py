@@ -1,0 +1,130 @@
+"""The properties of the servers in a Prometheus: target labels, model, GPU, driver and flags, in four requests at most.
+
+A server that has no entry under a property is unknown in it; a target without a label has the value "".
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from diag.core.errors import NotAnswered
+from diag.sources.prometheus.scope import any_of
+from diag.sources.prometheus.servers import PrometheusSource
+from diag.vllm.server.launch import FLAGS
+
+Kind = Literal["label", "version", "model", "gpu", "driver", "flag", "hour"]
+NOT_SET = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
+"""Published as flags, and measured by vLLM at start-up."""
+MOST_FLAGS = 5
+"""Flags whose value is read from each server."""
+MOST_JOBS = 50
+"""Jobs that a matcher names; with more, the `up` of all targets is read."""
+RECENT = "5m"
+"""Window for GPUs and flags: they are published at every scrape."""
+GPUS = f"count by (instance, name, driver_version) (last_over_time(diag_gpu_info[{RECENT}]))"
+
+
+class Property(NamedTuple):
+    """Something that servers have in common or differ in: a label or flag by its name, or one of the other kinds."""
+
+    kind: Kind
+    name: str
+
+
+VERSION = Property("version", "vLLM version")
+MODEL = Property("model", "model")
+GPU = Property("gpu", "GPU")
+DRIVER = Property("driver", "GPU driver")
+HOUR = Property("hour", "hour of the day (UTC)")
+Values = tuple[str, ...]
+Properties = dict[Property, dict[str, Values]]
+"""The values by server; most servers have one."""
+
+
+def properties(remote: PrometheusSource, least: int, most: int) -> Properties:
+    """Return the properties of all members; of flags those that have a value on `least` to `most` servers.
+
+    If Prometheus refuses a query, the properties that were read before are returned.
+    """
+    found: Properties = {MODEL: {name: tuple(sorted(one.models)) for name, one in remote.members.items() if one.models}}
+    try:
+        _add_labels(found, remote)
+        _add_gpus(found, remote)
+        _add_flags(found, remote, least, most)
+    except NotAnswered:
+        pass
+    return found
+
+
+def _add_labels(found: Properties, remote: PrometheusSource) -> None:
+    """Add every label of the targets, except the name of the target itself."""
+    targets = {name: member.targets for name, member in remote.members.items()}
+    span = remote.end - remote.start + 1
+    rows = [
+        (name, labels)
+        for name, labels, _ in remote.at_end(f"last_over_time(up{{{_jobs(remote)}}}[{span}ms])")
+        if (labels.get("job", ""), labels.get("instance", "")) in targets.get(name, ())
+    ]
+    names = {label for _, labels in rows for label in labels} - {"__name__", "instance"}
+    for label in names:
+        pairs = ((name, labels.get(label, "")) for name, labels in rows)
+        found[Property("label", label)] = _by_server(pairs)
+
+
+def _add_gpus(found: Properties, remote: PrometheusSource) -> None:
+    rows = remote.at_end(GPUS)
+    for kind, label in ((GPU, "name"), (DRIVER, "driver_version")):
+        found[kind] = _by_server((name, labels[label]) for name, labels, _ in rows if labels.get(label))
+
+
+def _add_flags(found: Properties, remote: PrometheusSource, least: int, most: int) -> None:
+    """Count the servers by value first, and read from each server only the flags whose value may separate some."""
+
+    def of_servers(*matchers: str) -> str:
+        inside = ",".join(filter(None, (*matchers, _jobs(remote))))
+        return f"max by (instance, flag) (last_over_time(diag_vllm_config{{{inside}}}[{RECENT}]))"
+
+    counts: dict[str, dict[float, int]] = {
+        flag: {value: len(names) for value, names in values.items()} for flag, values in remote.page_flags.items()
+    }
+    for _, labels, count in remote.at_end(f'count_values by (flag) ("value", {of_servers()})'):
+        values, value = counts.setdefault(labels.get("flag", ""), {}), float(labels["value"])
+        values[value] = values.get(value, 0) + round(count)
+    near = {
+        flag: min((count for count in values.values() if least <= count <= most), default=0)
+        for flag, values in counts.items()
+        if flag in FLAGS and flag not in NOT_SET
+    }
+    flags = sorted((flag for flag in near if near[flag]), key=lambda flag: (near[flag], flag))[:MOST_FLAGS]
+    if not flags:
+        return
+    pairs = {flag: list(_of_pages(remote, flag)) for flag in flags}
+    for name, labels, value in remote.at_end(of_servers(any_of("flag", flags))):
+        pairs[labels["flag"]].append((name, _written(labels["flag"], value)))
+    found |= {Property("flag", flag): _by_server(values) for flag, values in pairs.items()}
+
+
+def _of_pages(remote: PrometheusSource, flag: str) -> Iterator[tuple[str, str]]:
+    for value, names in remote.page_flags.get(flag, {}).items():
+        yield from ((name, _written(flag, value)) for name in names)
+
+
+def _written(flag: str, value: float) -> str:
+    if FLAGS[flag] == "switch":
+        return "true" if value else "false"
+    return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+
+
+def _jobs(remote: PrometheusSource) -> str:
+    jobs = {job for member in remote.members.values() for job, _ in member.targets}
+    return any_of("job", [re.escape(job) for job in sorted(jobs)]) if len(jobs) <= MOST_JOBS else ""
+
+
+def _by_server(pairs: Iterable[tuple[str, str]]) -> dict[str, Values]:
+    """Return the distinct values of each server; equal values share their memory."""
+    shared: dict[Values, Values] = {}
+    found: dict[str, Values] = {}
+    for name, value in pairs:
+        values = tuple(sorted({*found.get(name, ()), value}))
+        found[name] = shared.setdefault(values, values)
+    return found
