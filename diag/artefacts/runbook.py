@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from textwrap import indent
 
 from diag.artefacts.alerts import alert_expressions, keeps_firing
 from diag.artefacts.names import (
@@ -311,7 +312,7 @@ def _alert_expression(
         *(line for text in expressions for line in ("```promql", *text.splitlines(), "```", "")),
         "The recording rules there define its series:",
         "",
-        "```promql",
-        *(line for rule in definitions for line in (f"# {rule.series}", *pretty(rule.promql).splitlines(), "")),
+        "```text",
+        *(line for rule in definitions for line in (f"{rule.series} =", indent(pretty(rule.promql), "  "))),
         "```",
     ]

@@ -77,8 +77,10 @@ def instance(subject: Subject) -> str:
 
 
 def instances(report: Report) -> list[str]:
-    """Every server that was judged, by name."""
-    return sorted({instance(finding.diagnosis.subject) for finding in report.findings})
+    """Return every server that was judged, by name; of a large fleet some only as to their progress."""
+    judged = (finding.diagnosis.subject for finding in report.findings)
+    seen = (*(progress.subject for progress in report.progress), *(why.subject for why in report.not_judged))
+    return sorted({*map(instance, judged), *map(instance, filter(None, seen)), *report.gone})
 
 
 def is_fleet(report: Report) -> bool:

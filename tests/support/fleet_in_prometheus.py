@@ -167,8 +167,10 @@ def _block(kind: str, begin: float) -> Block:
 
 
 def _recorded(page: Block) -> Iterator[Block]:
-    """What the generated rules record of a page, on the grid of its scrapes."""
+    """What the generated rules record of a page, on the grid of its scrapes, but for what is of no single server."""
     for block in recorded(Samples([page]), page.times):
+        if "instance" not in block.labels[0]:
+            continue
         if "generation" not in block.labels[0]:
             block.values[:, :-LAST] = STALE
         yield block

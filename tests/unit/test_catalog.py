@@ -1,6 +1,7 @@
 """A good declaration is found by its file; a bad one is refused in one sentence that names file and reason."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from diag.core.errors import BadIncident
 from diag.core.incident import Signal
 from diag.knowledge import incidents, signals
 from diag.knowledge.catalog import CatalogEntry, built_in, check, load
+from diag.knowledge.signals import DECLARED
 
 GOOD = """
 from diag.incident import Incident, LookAlike, Signal, judged
@@ -66,6 +68,8 @@ def test_every_signal_is_used() -> None:
         else:  # an import that is not used is found by the linter
             imports = (node for node in tree if isinstance(node, ast.ImportFrom) and "signals" in (node.module or ""))
             used |= {alias.name for node in imports for alias in node.names}
+    named = {name for each in DECLARED.values() for name in re.findall(r"\$(\w+)", each.promql)}
+    used |= {name for name in declared if getattr(diag.signals, name).id in named}
     assert sorted(declared - used) == []
 
 

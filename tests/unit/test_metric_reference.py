@@ -10,6 +10,7 @@ from diag.core.log_events import LOG_EVENTS
 from diag.core.metric_families import FAMILIES, LABELS
 from diag.core.startup_phases import STARTUP_PHASES
 from diag.knowledge.catalog import load
+from diag.knowledge.formulas import expanded
 
 ROWS = {
     cells[0].strip("`"): cells
@@ -70,7 +71,7 @@ def test_the_incidents_of_a_row_are_those_whose_conditions_or_fixes_name_the_met
     readers = {
         incident.id
         for incident in load()
-        if any(named.search(f"{signal.promql} {signal.culprit_promql}") for signal in signals(incident))
+        if any(named.search(expanded(f"{signal.promql} {signal.culprit_promql}")) for signal in signals(incident))
     }
     assert set(re.findall(r"`(\w+)`", ROWS[name][6])) == readers
 

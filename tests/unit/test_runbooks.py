@@ -30,7 +30,7 @@ SECTIONS = (
     "Escalate and hand over",
     "Do NOT",
     "Threshold rationale",
-    "Complete PromQL expression",
+    "Alert expression",
 )
 OPPOSITE = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
 EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
@@ -95,12 +95,15 @@ def test_every_threshold_says_where_it_comes_from(incident: Incident) -> None:
 
 
 @EVERY_INCIDENT
-def test_a_symptom_says_what_its_query_returns_while_it_holds(incident: Incident) -> None:
-    text = section(incident, "Symptoms (all must hold)")
+def test_a_symptom_is_a_line_of_the_alert(incident: Incident) -> None:
+    text, alert = section(incident, "Symptoms (all must hold)"), section(incident, "Alert expression")
     for condition in incident.symptoms:
         limit = f"{Contract().limit(condition.limit):g}"
         assert f"**{condition.signal.name} {threshold(condition, condition.op)}**" in text
-        assert f"The symptom holds when this query returns {condition.op} {limit};" in text
+        (line,) = re.findall(
+            rf"```promql\n([\w:]+ {condition.op} {limit})\n```", text[text.index(f"**{condition.signal.name} ") :]
+        )[:1]
+        assert line in alert and f"\n{line.split()[0]} =\n" in alert
 
 
 @EVERY_INCIDENT
