@@ -1,6 +1,7 @@
-"""A replica that holds far more than its peers is named, and nobody else: not an even fleet, a full one or a pair."""
+"""A replica that holds far more than its peers is named, and nobody else: not an even fleet, a full one, a standby."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,13 @@ FLEETS = {
     (EVEN, IDLE, IDLE): [],  # uneven, and nobody waits
     (HOT, HOT, HOT): [],
     (HOT, HOT, EVEN): [],  # most of the fleet waits
-    (HOT, EVEN): [],
+    (HOT, EVEN): ["r0:8000"],
+    (EVEN, HOT): ["r1:8000"],
+    (HOT, HOT): [],
+    (EVEN, EVEN): [],
+    (HOT, IDLE): [],  # a standby
     (HOT,): [],
-    (HOT, EVEN, OTHER): [],
+    (HOT, EVEN, OTHER): ["r0:8000"],
     (HOT, OTHER, OTHER): [],
 }
 """What the replicas r0:8000 on do, and those of them that are to be named."""
@@ -59,6 +64,20 @@ def test_the_one_that_differs_is_named_and_nobody_else(tmp_path: Path, names: tu
     assert [each.state for each in found(report)].count("absent") == len(names) - len(FLEETS[names])
 
 
+@pytest.mark.parametrize(("running", "waiting", "names"), [(64, 40, ["r0:8000"]), (10, 0, []), (9, 2, [])])
+def test_of_two_replicas_the_other_one_shows_what_is_usual(
+    tmp_path: Path, running: int, waiting: int, names: list[str]
+) -> None:
+    def holds(running: int, waiting: int) -> Iterable[re.Scrape]:
+        numbers = {"running": running, "waiting": waiting}
+        pages = server(EVEN)
+        for state, number in numbers.items():
+            pages = re.changed(pages, partial(re.with_value, series=f"vllm:num_requests_{state}{{", value=f"{number}"))
+        return pages
+
+    assert named(judged(tmp_path, re.side_by_side(holds(running, waiting), holds(6, 0)))) == names
+
+
 def test_data_parallel_ranks_are_peers(tmp_path: Path) -> None:
     report = judged(tmp_path, re.as_ranks(server(EVEN), server(HOT), server(EVEN)))
     assert named(report, "engine") == ["1"]
@@ -73,7 +92,7 @@ def test_an_older_release_is_judged_the_same(tmp_path: Path, change: Callable[[s
 def test_a_replica_that_shows_nothing_is_unknown_and_no_peer(tmp_path: Path) -> None:
     blind = re.changed(server(EVEN), lambda _: "process_cpu_seconds_total 1\n")
     report = judged(tmp_path, re.side_by_side(server(HOT), server(EVEN), blind))
-    assert [each.state for each in found(report)] == ["absent", "absent", "unknown"]
+    assert [each.state for each in found(report)] == ["present", "absent", "unknown"]
 
 
 def test_what_waits_there_follows_from_it(tmp_path: Path) -> None:

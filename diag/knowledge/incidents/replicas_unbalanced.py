@@ -42,9 +42,9 @@ incident = Incident(
             requires=peers_waiting.below(1, judged("where requests wait on most peers, no peer has capacity to spare")),
         ),
         LookAlike(
-            "a fleet of two",
-            distinguish="With two replicas, no median shows which one deviates; one of them may be idle on purpose.",
-            requires=peers.at_least(3, judged("with three replicas, two that agree identify the third")),
+            "a standby",
+            distinguish="Of two replicas, one may be idle on purpose: it generates no tokens.",
+            requires=peers.at_least(2, judged("an engine without a peer that generates tokens is compared with none")),
         ),
         LookAlike(
             "a slow replica",
