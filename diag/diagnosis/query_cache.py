@@ -102,6 +102,7 @@ class QueryCache:
         """The window to judge an incident over: the live one, or its alert's where scrapes are rare and many."""
         alert = seconds(incident.window)
         rare = seconds(incident.live_window) < FEW_INTERVALS * self.source.interval
+        rare = rare or incident.live_window == incident.window
         if rare and self.span >= 2 * alert >= 2 * FEWEST_INTERVALS * self.source.interval:
             return Window(alert, incident.window)
         return self.live(incident.live_window)

@@ -24,18 +24,34 @@ HOST = "run diag on the server's host, or scrape diag exporter"
 
 
 class TelemetryFamily(NamedTuple):
-    """Telemetry that vLLM's own /metrics page lacks as a whole: its metrics, what they show, and how to get them."""
+    """Telemetry that vLLM's own /metrics page lacks as a whole: its metrics, what they show, and how to get them.
+
+    `usual` is one of the metrics of which a server has few series, so that it is cheap to ask for.
+    """
 
     metrics: str
+    usual: str
     name: str
     shows: str
     hint: str
 
 
 FAMILIES = {
-    "gpu": TelemetryFamily("diag_gpu_.+", "GPUs", "throttling, power, memory and faults", HOST),
-    "log": TelemetryFamily("diag_vllm_(startup|log)_.+", "server log", "start-up phases and errors", "--log FILE"),
-    "process": TelemetryFamily("diag_vllm_process_.+", "processes", "stopped or busy-waiting workers", HOST),
+    "gpu": TelemetryFamily("diag_gpu_.+", "diag_gpu_power_watts", "GPUs", "throttling, power, memory and faults", HOST),
+    "log": TelemetryFamily(
+        "diag_vllm_(startup|log)_.+",
+        "diag_vllm_startup_last_progress_timestamp_seconds",
+        "server log",
+        "start-up phases and errors",
+        "--log FILE",
+    ),
+    "process": TelemetryFamily(
+        "diag_vllm_process_.+",
+        "diag_vllm_process_cpu_seconds_total",
+        "processes",
+        "stopped or busy-waiting workers",
+        HOST,
+    ),
 }
 
 
@@ -201,13 +217,16 @@ def server(name: str, version: str | None, model: str | None) -> str:
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:
     """The families of telemetry that are absent as a whole."""
-    return tuple(name for name, family in FAMILIES.items() if not _has(family.metrics, queries))
+    return tuple(name for name, family in FAMILIES.items() if not _has(family, queries))
 
 
-def _has(metrics: str, queries: QueryCache) -> bool:
-    """Whether some server has, or may have, some of these metrics; of GPUs it is known who has any."""
-    query = f'count by (instance) (last_over_time({{__name__=~"{metrics}"}}[$window]))'
-    query = GPUS if metrics == FAMILIES["gpu"].metrics else query
+def _has(family: TelemetryFamily, queries: QueryCache) -> bool:
+    """Return whether some server has, or may have, metrics of a family; of GPUs it is known who has any."""
+    usual = f"count by (instance) (last_over_time({family.usual}[$window]))"
+    if queries.ask(usual, (), queries.whole):
+        return True
+    query = f'count by (instance) (last_over_time({{__name__=~"{family.metrics}"}}[$window]))'
+    query = GPUS if family == FAMILIES["gpu"] else query
     return bool(queries.ask(query, (), queries.whole)) or query in queries.unanswered
 
 

@@ -21,20 +21,25 @@ GENERATION = "diag_rules:generation"
 
 The label `generation` tells which rules these are.
 """
+_SERVERS = 'group by (instance) (last_over_time({__name__=~"vllm:num_requests_running|diag_vllm_up"}[1d]))'
+_ENGINES = (
+    "group by (instance, engine)"
+    ' (last_over_time({__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[5m]))'
+)
+_GPUS = 'group by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[5m]))'
 SUBJECTS = {
-    ("instance",): 'group by (instance) (last_over_time({__name__=~"vllm:num_requests_running|diag_vllm_up"}[1d]))',
-    ("instance", "engine"): "group by (instance, engine) (last_over_time("
-    '{__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[5m]))',
-    ("instance", "gpu"): "group by (instance, gpu) (last_over_time("
-    '{__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[5m]))',
+    ("instance",): _SERVERS,
+    ("instance", "engine"): f"{_ENGINES} or (instance:{GENERATION} unless on (instance) {_ENGINES})",
+    ("instance", "gpu"): f"{_GPUS} or (instance:{GENERATION} unless on (instance) {_GPUS})",
 }
-"""The servers, engines and GPUs that the rules judge."""
+"""What the rules judge: servers; engines and GPUs, and each server of which none is seen."""
 INTERVAL, SLOW_INTERVAL = "15s", "1m"
 """How often rules are evaluated; the second one holds for alerts over long windows and for records of long ranges."""
 MOST_LINES = 8
 """Lines of a recording rule; parts are recorded on their own where they make one longer."""
 LONG = 900.0
 """Seconds from which on a range is long."""
+_WORD = re.compile(r"[\w:]+")
 _RANGE = re.compile(r"\[(\w+)\]")
 
 
@@ -86,7 +91,7 @@ def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
         promql = regroup(formulas[name].text_over(recorded), labels)
         series = written.setdefault(promql, promql if promql in rules else at_site(name, labels))
         if series not in rules:
-            reads = tuple(other for other in rules if re.search(_word(other), promql))
+            reads = tuple(dict.fromkeys(word for word in _WORD.findall(promql) if word in rules))
             rules[series] = RecordedSeries(series, promql, reads, _longest_range(promql))
         recorded[name] = series
     return RuleSet(rules, recorded, labels)
@@ -135,10 +140,6 @@ def generation_series(per: Sequence[str], labels: Sequence[str]) -> str:
 def at_site(series: str, labels: Sequence[str]) -> str:
     """Return the name of a recorded series where other labels than `instance` identify a server."""
     return re.sub(r"(?<![a-z])instance(?=[_:])", "_".join(labels), series, count=1)
-
-
-def _word(series: str) -> str:
-    return rf"(?<![\w:]){re.escape(series)}(?![\w:])"
 
 
 def _in_order(roots: Iterable[Formula]) -> dict[str, Formula]:

@@ -223,11 +223,17 @@ class PrometheusSource:
                 rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
         return rows
 
-    def matching(self, formula: Formula, instants: Instants) -> frozenset[str]:
-        """Return the servers for which a formula over recorded series has a sample at one of these instants."""
+    def matching(self, formula: Formula) -> frozenset[str]:
+        """Return the servers for which a formula over recorded series has a sample at one of the instants."""
         promql = self._written(formula, self.recorded, self.prefix, self._matchers)
-        found = self._asking.answered(promql, instants + self._lag)
+        found = self._asking.answered(promql, self.instants + self._lag)
         return frozenset(self._name(series["metric"]) for series in found).intersection(self.members)
+
+    def count(self, formula: Formula) -> int:
+        """Return for how many subjects a formula over recorded series has a sample at the last instant."""
+        promql = self._written(formula, self.recorded, self.prefix, self._matchers)
+        found = self._asking.answered(f"count({promql})", self.instants[-1:] + self._lag)
+        return int(float(found[0]["value"][1])) if found else 0
 
     def narrowed(self, names: Collection[str]) -> "PrometheusSource":
         """Return the same source for these of its servers alone."""
