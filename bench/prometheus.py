@@ -154,7 +154,9 @@ def ask_doctor(folder: Path, servers: int, tell: Told) -> None:
 
 
 def _fleet_row(server: prometheus_server.Server, servers: int, rules: str) -> str:
-    began, runs, alone = time.monotonic(), [], []
+    began = time.monotonic()
+    runs: list[Run] = []
+    alone: list[float] = []
     while len(runs) < RUNS and time.monotonic() < began + LIMIT / 2:
         runs.append(run_doctor(server.url))
         if servers <= WHOLE:
