@@ -1,20 +1,27 @@
-"""How long a Prometheus and the doctor take for fleets and for the past; writes bench/prometheus.md.
+"""What the doctor and the generated rules cost, and a Prometheus with them; writes bench/prometheus.md.
 
 A fleet is back-filled by promtool, of 1,000 servers for about a minute. A day is a healthy one with a quarter of an
 hour of an incident in it.
 """
 
+import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from typing import NamedTuple
 
+import live_rules
+import rule_costs
 import table
+from rule_costs import END, Told, members, numbers
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -27,32 +34,45 @@ from diag.commands.observe import ObserveOptions  # noqa: E402
 from diag.core.contract import Contract  # noqa: E402
 from diag.core.incident import Incident  # noqa: E402
 from diag.diagnosis.report import Report  # noqa: E402
-from diag.http.client import Client  # noqa: E402
 from diag.knowledge.catalog import load  # noqa: E402
 from diag.knowledge.formulas import formula  # noqa: E402
 from diag.promql import Block  # noqa: E402
 from diag.sources.prometheus.scope import Scope, TimeSpan  # noqa: E402
 
-DIAG = str(Path(sys.executable).parent / "diag")
-END = 1_790_000_000_000
 ONSET = END - 6 * 3_600_000
-SIZES = (10, 100, 1000)
+SIZES = (10, 100, 1000, 10_000)
 RUNS = 5
-HEAD = """# Fleets and the past, asked of a Prometheus
-
-`bench/prometheus.py`: a real Prometheus on the same machine ({cores} cores, which both share).
-
-## A fleet
-
-The whole run of `diag doctor --prometheus URL --at TIME` from start to exit, the median of {runs}; three servers of a
-thousand evict each other's requests, forty throttle. Beside it, the same Prometheus asked for all conditions of all
-incidents one after the other at one instant, by somebody who throws the answers away. "asked" counts the requests.
-
-| Prometheus | servers | asked | seconds | the queries alone | ratio | ms a server |
-|---|---|---|---|---|---|---|
+WHOLE, WHOLE_MEMBERS, SCRAPES = 1000, 100, 45
+"""The largest fleet of whole pages; in a larger one, so many healthy servers have them, all with so many scrapes."""
+LIMIT = 600
+"""Seconds after which a run of the doctor is given up, and after which no further run is begun."""
+LAUNCHER = """\
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, 2, 1)])
+_, status, used = os.wait4(pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_maxrss)
 """
-PAST = """
-## The past
+"""Start a command from a small process: Linux counts the memory of the one that forks as memory of its child."""
+EVERY = ("doctor", "past", "rules", "vmalert", "live")
+INTRO = """# Fleets and the past, asked of a Prometheus
+
+`bench/prometheus.py`: a real Prometheus on the same machine ({cores} cores, which both share). Every section names the
+commit at which it was measured.
+"""
+FLEET = """## A fleet
+
+The whole run of `diag doctor --prometheus URL --at TIME` from start to exit, the median of up to {runs}; three servers
+of a thousand evict each other's requests, forty throttle. With "rules", the Prometheus also holds what the generated
+rules recorded. Beside it, the same Prometheus asked for all conditions of all incidents one after the other at one
+instant, and its answers thrown away. "asked" counts the requests that Prometheus answered in one run, "MiB" is the
+largest resident memory of the doctor. Of 10,000 servers only 100 healthy ones and the ill ones have whole pages; the
+pages of the others lack histogram buckets, log, start-up phases and limits of the hardware, and all have {scrapes}
+scrapes; the recorded series stem from whole pages. Without rules it is not asked.
+
+| Prometheus | servers | rules | asked | seconds | MiB | the queries alone | ratio | ms a server |
+|---|---|---|---|---|---|---|---|---|
+"""
+PAST = """## The past
 
 `--at TIME --window 24h` over one server's day, scraped every 15 s and judged every {step} s, in which the incident sets
 in at a known scrape and lasts for 15 minutes. "found" is how much later than that scrape the doctor dates it, "also"
@@ -63,57 +83,127 @@ drafts, a log, a second engine or a second server.
 | incident | found after (s) | ended after (s) | also | seconds to judge the day |
 |---|---|---|---|---|
 """
+RULES = """## The rules
+
+`alerts/diag.rules.yaml` has {records} recording rules and {alerts} alerts, {lines:,} lines of PromQL; the longest
+alert, {longest}, has {longest_lines} lines. "all rules" are the CPU seconds of Prometheus, user and system, for every
+expression of the file evaluated once, "raw" those for each of the {aggregates} distinct innermost aggregates over a raw
+range that the alerts need, and each range function outside of one, evaluated once: the least that any layout of the
+rules must compute. Each is the median of {rounds} rounds after one to warm up. Every query is wrapped in count(), so
+that no result is written as JSON. The servers have 25 minutes of samples, so that longer ranges cost less than
+they do after a day. The aim is a ratio of at most 1.2. The last columns are what the recording rules add.
+
+| Prometheus | servers | all rules (s) | raw (s) | ratio | series a server | samples a second and server |
+|---|---|---|---|---|---|---|
+"""
+VMALERT = """## vmalert
+
+vmalert and VictoriaMetrics of the distribution (1.79) evaluate every group every {cycle} s over samples that go on
+meanwhile; without `keep_firing_for`, which that version of vmalert refuses. CPU seconds for one evaluation of all
+rules, the mean of {cycles}; what VictoriaMetrics takes while nobody asks is subtracted. "seconds apart" shows whether
+vmalert keeps up: {cycle} where it does. "failed" counts rules that ended with an error.
+
+| servers | VictoriaMetrics (s) | vmalert (s) | both (s) | seconds apart | alerts pending or firing | failed |
+|---|---|---|---|---|---|---|
+"""
+LIVE = """## A live Prometheus
+
+Prometheus (GOMAXPROCS={cores}) scrapes every server every 15 s for {lasting:.0f} s and evaluates the rules; the pages,
+of vLLM and the exporter, are served by another process of the same machine. CPU and the evaluations are
+measured once every target has been scraped. "missed" counts skipped evaluations, "failed" rules that ended with an
+error. Ranges longer than the run cost less than they do after a day.
+
+| Prometheus | servers | rules | CPU seconds a second | GiB | series | missed | failed |
+|---|---|---|---|---|---|---|---|
+"""
 
 
-def fleet_rows(folder: Path, servers: int) -> list[str]:
-    """Both Prometheus over a fleet of that size."""
-    ill = {"kv_eviction_cascade": -(-3 * servers // 1000), "gpu_thermal_throttling": -(-40 * servers // 1000)}
-    folder.mkdir()
-    fleet.write(folder, {"healthy": servers - sum(ill.values()), **ill}, END / 1000)
-    rows = []
-    for place in prometheus_server.PLACES:
-        with fleet.serving(prometheus_server.program(place), folder) as server:
-            runs = [(seconds(server.url), alone(server.url)) for _ in range(RUNS)]
-            whole, queries = (statistics.median(run[at] for run in runs) for at in (0, 1))
-            version = ".".join(map(str, server.version))
-            told = f"{whole:.2f} | {queries:.2f} | {whole / queries:.2f} | {1000 * whole / servers:.1f}"
-            rows.append(f"| {version} | {servers:,} | {requests(server.url)} | {told} |\n")
-    return rows
+@dataclass
+class Section:
+    """A section of the page, written again with every row: what was measured outlasts an abort."""
+
+    text: str
+
+    def tell(self, row: str) -> None:
+        """Add a row."""
+        self.text += f"{row}\n"
+        table.put_section("prometheus.md", self.text)
+        print(row, flush=True)
 
 
-def seconds(url: str) -> float:
-    """One run of the doctor as a process of its own."""
-    start = time.perf_counter()
-    subprocess.run([DIAG, "doctor", "--prometheus", url, "--at", f"{END / 1000}"], capture_output=True, check=False)
-    return time.perf_counter() - start
+class Run(NamedTuple):
+    """One run of the doctor."""
+
+    seconds: float
+    mebibytes: float
+    asked: int
 
 
-def alone(url: str) -> float:
-    """Every condition's expression once, at one instant."""
+def ask_doctor(folder: Path, servers: int, tell: Told) -> None:
+    """Both Prometheus over a fleet of that size, with recorded rules and, unless it is very large, without them."""
+    fleet_of, scrapes = members(servers), fleet.TIMES.size
+    if servers > WHOLE:
+        thinned = fleet_of["healthy"] - WHOLE_MEMBERS
+        fleet_of, scrapes = {**fleet_of, "healthy": WHOLE_MEMBERS, fleet.THINNED: thinned}, SCRAPES
+    for rules in (False, True) if servers <= WHOLE else (True,):
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            fleet.write(Path(name), fleet_of, END / 1000, scrapes, rules=rules)
+            for place in prometheus_server.PLACES:
+                with fleet.serving(prometheus_server.program(place), Path(name)) as server:
+                    tell(_fleet_row(server, servers, rules="yes" if rules else "no"))
+
+
+def _fleet_row(server: prometheus_server.Server, servers: int, rules: str) -> str:
+    began = time.monotonic()
+    runs: list[Run] = []
+    alone: list[float] = []
+    while len(runs) < RUNS and time.monotonic() < began + LIMIT / 2:
+        runs.append(run_doctor(server.url))
+        if servers <= WHOLE:
+            alone.append(ask_conditions(server))
+    whole = statistics.median(run.seconds for run in runs)
+    queries = f"{statistics.median(alone):.2f} | {whole / statistics.median(alone):.2f}" if alone else "- | -"
+    told = f"{whole:.2f} | {max(run.mebibytes for run in runs):.0f} | {queries} | {1000 * whole / servers:.1f}"
+    return f"| {'.'.join(map(str, server.version))} | {servers:,} | {rules} | {runs[0].asked} | {told} |"
+
+
+def run_doctor(url: str) -> Run:
+    """Run the doctor as a process of its own."""
+    command = [sys.executable, "-m", "diag", "doctor", "--prometheus", url, "--at", f"{END / 1000}"]
+    before, start = answered(url), time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        launched = [sys.executable, "-c", LAUNCHER, *command]
+        process = subprocess.Popen(
+            launched, cwd=ROOT, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
+        )
+        timer = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
+        timer.start()
+        answer = process.communicate()[0].split()
+        timer.cancel()
+        took = time.perf_counter() - start
+        if len(answer) != 2 or int(answer[0]) not in range(4):
+            said.seek(0)
+            raise ValueError(f"the doctor ends with {answer}: {said.read().decode()[-2000:]}")
+    return Run(took, int(answer[1]) / 1024, round(answered(url) - before))
+
+
+def answered(url: str) -> float:
+    """Requests to the API that this Prometheus has answered."""
+    asked = "prometheus_http_requests_total{"
+    return sum(count for name, count in numbers(url).items() if name.startswith(asked) and "/api/v1/" in name)
+
+
+def ask_conditions(server: prometheus_server.Server) -> float:
+    """Ask for every condition's expression once, at one instant; the seconds that it takes."""
     asked = {
         formula(condition.signal, incident.per, incident.window, Contract()).written_out()
         for incident in load()
         for condition in incident.every_condition
     }
-    server = prometheus_server.Server(url, ())
     start = time.perf_counter()
     for promql in sorted(asked):
         server.query(promql, END)
     return time.perf_counter() - start
-
-
-def requests(url: str) -> int:
-    """How many requests a run of the doctor sends."""
-    sent: list[object] = []
-    really = Client.send
-
-    def counted(*args: Any, **how: Any) -> Any:
-        sent.append(args)
-        return really(*args, **how)
-
-    with patch.object(Client, "send", counted):
-        judge(url, TimeSpan(at=f"{END / 1000}"))
-    return len(sent)
 
 
 def judge(url: str, span: TimeSpan) -> Report:
@@ -135,19 +225,52 @@ def past_row(incident: Incident, day: list[Block]) -> str:
         return ""
     began, ended = (moment - ONSET / 1000 - late for moment in (found.since, found.until))
     others = [name for name, other in present.items() if other.severity != "info" and not other.explained_by]
-    return f"| {incident.id} | {began:g} | {ended:g} | {', '.join(others) or '-'} | {took:.1f} |\n"
+    return f"| {incident.id} | {began:g} | {ended:g} | {', '.join(others) or '-'} | {took:.1f} |"
+
+
+def look_back(tell: Told) -> None:
+    """Tell a row for each incident in a day."""
+    day = healthy_day.day(END)
+    shown = {**timelines.RECORDED, **timelines.HOSTS}
+    for incident in load():
+        row = past_row(incident, day) if incident.id in shown else ""
+        if row:
+            tell(row)
+
+
+def measure(section: str, folder: Path, servers: Sequence[int], lasting: float) -> None:
+    """Measure one section, at sizes of its own unless given."""
+    if section == "doctor":
+        told = Section(FLEET.format(runs=RUNS, scrapes=SCRAPES))
+        for size in servers or SIZES:
+            ask_doctor(folder, size, told.tell)
+    elif section == "past":
+        look_back(Section(PAST.format(step=60)).tell)
+    elif section == "rules":
+        told = Section(RULES.format(**rule_costs.facts()._asdict(), rounds=rule_costs.ROUNDS))
+        for size in servers or (200,):
+            rule_costs.evaluate_in_prometheus(folder / f"rules-{size}", size, told.tell)
+    elif section == "vmalert":
+        told = Section(VMALERT.format(cycle=rule_costs.CYCLE, cycles=rule_costs.CYCLES))
+        for size in servers or (200,):
+            rule_costs.evaluate_in_vmalert(size, told.tell)
+    else:
+        told = Section(LIVE.format(cores=live_rules.CORES, lasting=lasting))
+        for size in servers or (1000,):
+            live_rules.evaluate_live(size, lasting, told.tell)
 
 
 def main() -> None:
-    """Measure everything and write the page."""
+    """Measure the sections and write each into the page as it comes."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--sections", nargs="+", choices=EVERY, default=EVERY)
+    parser.add_argument("--servers", nargs="+", type=int, default=(), help="sizes of the fleets")
+    parser.add_argument("--seconds", type=float, default=300, help="how long the live Prometheus runs with rules")
+    options = parser.parse_args()
+    table.put_intro("prometheus.md", INTRO.format(cores=os.cpu_count()))
     with tempfile.TemporaryDirectory() as name:
-        rows = [row for servers in SIZES for row in fleet_rows(Path(name) / str(servers), servers)]
-    day = healthy_day.day(END)
-    shown = {**timelines.RECORDED, **timelines.HOSTS}
-    past = [past_row(incident, day) for incident in load() if incident.id in shown]
-    head = HEAD.format(cores=os.cpu_count(), runs=RUNS)
-    page = head + "".join(rows) + PAST.format(step=60) + "".join(past)
-    table.write("prometheus.md", page)
+        for section in options.sections:
+            measure(section, Path(name), options.servers, options.seconds)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ promtool back-fills it: of a thousand instances that takes half a minute, and th
 """
 
 import json
+import re
 import socket
 import subprocess
 import time
@@ -26,6 +27,12 @@ from diag.promql import STALE, Block, Samples, is_stale, metric_names, parse
 
 LAST = 3
 """Scrapes whose recorded series a fleet holds."""
+THINNED = "thinned_healthy"
+"""A kind: healthy, the page without histogram buckets, log, start-up phases and limits of the hardware.
+
+What rules record of it is recorded of the whole page. Tens of thousands of whole pages do not fit into promtool.
+"""
+_LEFT_OUT = re.compile(r".*_bucket|diag_vllm_(log|startup)_.*|diag_gpu_(flops|pcie|nvlink|xid|memory_bandwidth)_.*")
 PLACEHOLDER, BORN = "<instance>", "<born>"
 CREATED = "vllm:generation_tokens_created"
 BESIDES = {CREATED, "diag_vllm_info", "process_start_time_seconds"}
@@ -54,7 +61,10 @@ def write(
     in after the lead-in. Instances of one kind differ only in their name and `labels`.
     """
     pages = {kind: _block(kind, end - float(TIMES[-1])) for kind in members}
-    held = {kind: [page, *(_recorded(page) if rules else ())] for kind, page in pages.items()}
+    held = {
+        kind: [_thinned(page) if kind == THINNED else page, *(_recorded(page) if rules else ())]
+        for kind, page in pages.items()
+    }
     write_blocks(folder, held, members, np.arange(TIMES.size)[-scrapes:], labels)
 
 
@@ -148,6 +158,7 @@ def _exporter(_: float) -> Iterable[Sample]:
 
 def _series(kind: str) -> Series:
     """A whole page of the exporter: what shows the incident, and all that is well beside it."""
+    kind = "healthy" if kind == THINNED else kind
     name, own, _ = HOSTS.get(kind, (RECORDED.get(kind, kind), (), ()))
     before = (*CALM, _exporter) if name else ()
     beside = before or (gpu(0), gpu(1), _exporter)  # a server that is being started was not there before
@@ -164,6 +175,11 @@ def _block(kind: str, begin: float) -> Block:
     for labels in block.labels:
         labels["instance"] = PLACEHOLDER
     return block
+
+
+def _thinned(page: Block) -> Block:
+    kept = [at for at, labels in enumerate(page.labels) if not _LEFT_OUT.fullmatch(labels["__name__"])]
+    return Block(tuple(page.labels[at] for at in kept), page.times, page.values[kept])
 
 
 def _recorded(page: Block) -> Iterator[Block]:
