@@ -158,10 +158,11 @@ def _group_name(members: Set[str | Alert]) -> str:
 
 def _generation_group(generation: str, labels: tuple[str, ...]) -> Group:
     """Return the group that shows which rules are evaluated, for which servers, engines and GPUs."""
+    server = generation_series(("instance",), ("instance",))
     rules = [
         {
             "record": generation_series(per, labels),
-            "expr": pretty(regroup(promql, labels)),
+            "expr": pretty(regroup(promql, labels).replace(server, generation_series(("instance",), labels))),
             "labels": {"generation": generation},
         }
         for per, promql in SUBJECTS.items()

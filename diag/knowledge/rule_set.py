@@ -145,8 +145,13 @@ def at_site(series: str, labels: Sequence[str]) -> str:
 def _in_order(roots: Iterable[Formula]) -> dict[str, Formula]:
     """Return the formulas and all of their parts, parts first."""
     found: dict[str, Formula] = {}
+
+    def visit(each: Formula) -> None:
+        if each.name not in found:
+            for part in each.parts.values():
+                visit(part)
+            found[each.name] = each
+
     for root in roots:
-        if root.name not in found:
-            found |= {name: part for name, part in _in_order(root.parts.values()).items() if name not in found}
-            found[root.name] = root
+        visit(root)
     return found

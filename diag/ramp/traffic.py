@@ -7,6 +7,8 @@ from typing import NamedTuple
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.formulas import formula
+from diag.promql import Formula
 from diag.ramp.step import RATES, value
 from diag.sources.observation import Observation
 from diag.sources.samples import SampleSource
@@ -105,12 +107,12 @@ class _Last:
 
     def longest(self) -> float:
         """--max-model-len; 0 where it is not known."""
-        return self._number("$config_max_model_len[1h]")
+        return self._number(formula("$config_max_model_len", ("instance",), "1h", Contract()))
 
     def _ratio(self, above: str, below: str) -> float:
         total = self._number(below)
         return self._number(above) / total if total else 0.0
 
-    def _number(self, promql: str) -> float:
+    def _number(self, promql: Formula | str) -> float:
         rows = list(self._source.ask(promql, self._source.instants).values())
         return float(rows[0][-1]) if rows and math.isfinite(rows[0][-1]) else 0.0

@@ -85,7 +85,11 @@ def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status
         (["doctor", "ftp://host/metrics"], 64, "ftp"),
         (["doctor", "127.0.0.1:1"], 69, "connection refused"),
         (["doctor", "tests"], 64, "diag record"),
-        (["explain", "kv_evictoin"], 64, "no incident or lint rule 'kv_evictoin' (did you mean kv_eviction_cascade?)"),
+        (
+            ["explain", "kv_evictoin"],
+            64,
+            "no incident, signal or lint rule 'kv_evictoin' (did you mean kv_eviction_cascade?)",
+        ),
         (["doctor", "./nowhere"], 64, "./nowhere does not exist: name the folder of a recording, or a URL"),
         (["doctor", "two..dots:8000"], 64, "two..dots:8000 has no valid host name"),
         (["config", "/nowhere"], 64, "/nowhere does not exist"),
@@ -161,7 +165,7 @@ def test_explain_lays_a_page_out_on_a_terminal() -> None:
     assert plain != page
     assert re.search(r"(?m)^Symptoms \(all must hold\)$", plain)
     assert "```" not in plain and "|---" not in plain
-    assert "\n    quantile_over_time(0.5, vllm:num_requests_waiting[5m])\n   and\n" in plain
+    assert "\n  instance_engine:preemptions_per_finished_request:5m > 0.2\n" in plain
     assert re.search(r"(?m)^  \$ curl .{150,}'$", plain), "what is copied is not broken into lines"
 
 

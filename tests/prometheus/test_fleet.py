@@ -57,7 +57,7 @@ def judged(folder: Path, size: int) -> tuple[Report, int]:
         return judge(remote, load(), Contract()), remote.queries
 
 
-BESIDES = 40
+BESIDES = 42
 """Queries for forward progress, the servers, their scrapes and the numbers of the fixes."""
 
 

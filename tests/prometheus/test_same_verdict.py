@@ -19,6 +19,7 @@ from support.timelines import blocks
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, prometheus_source
 from diag.core.contract import Contract
+from diag.core.subjects import Instants
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
@@ -223,17 +224,13 @@ SCRAPED = timelines.TIMES[-61:]
 LAST = SCRAPED.size
 
 
-def quarter(name: str) -> tuple[list[Block], np.ndarray]:
-    """The last quarter of an hour of a timeline, as a server of that name, and its instants."""
-    series, _ = (
-        timelines.faulty(name) if name in (*timelines.RECORDED, *timelines.HOSTS) else (timelines.timeline(name), 0)
-    )
+def quarter(name: str) -> tuple[list[Block], Instants]:
+    """The last quarter of an hour of a timeline, as a server of that name with a model of its own; its instants."""
+    series = timelines.timeline(name) if name == "healthy" else timelines.faulty(name)[0]
     (block,) = blocks(series, END / 1000 - float(timelines.TIMES[-1]))
-    labels = tuple({**each, "instance": f"{name}:1", "job": "vllm"} for each in block.labels)
-    up = Block(
-        ({"__name__": "up", "instance": f"{name}:1", "job": "vllm"},), block.times, np.ones((1, block.times.size))
-    )
-    return [block._replace(labels=labels), up], block.times[-LAST:]
+    own = {"instance": f"{name}:1", "job": "vllm"}
+    labels = tuple({**each, **own, **({"model_name": name} if "model_name" in each else {})} for each in block.labels)
+    return [block._replace(labels=labels)], block.times[-LAST:]
 
 
 JUDGED = ("healthy", *sorted({*timelines.RECORDED, *timelines.HOSTS} - {*timelines.PEERS}))
@@ -276,7 +273,7 @@ def test_a_fleet_judged_in_two_steps_has_the_same_incidents(both: tuple[Server, 
 def test_rules_of_another_generation_are_not_read(both: tuple[Server, Server]) -> None:
     settings = ObserveOptions([], prometheus=both[1].url, scope=Scope(TimeSpan(at=f"{END / 1000}")))
     assert not prometheus_source(settings, Contract(freeze_seconds=2.5), load()).recorded
-    assert not prometheus_source(settings, Contract(), load()[1:]).recorded
+    assert not prometheus_source(settings, Contract(), load()[:1]).recorded
 
 
 def test_rules_that_recorded_only_a_part_of_the_span_are_not_read(both: tuple[Server, Server]) -> None:

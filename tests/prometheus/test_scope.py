@@ -109,7 +109,7 @@ def test_a_site_tells_its_servers_apart_by_labels_of_its_own(tmp_path: Path) -> 
     assert instances(report) == {"eu/vllm-0", "eu/vllm-1"}
     there = {each.diagnosis.incident.id for each in report.present}
     here = {each.diagnosis.incident.id for each in doctor.run(ObserveOptions([f"tests/recordings/{SICK}"])).present}
-    assert there == here
+    assert there - {"replicas_unbalanced"} == here  # of the two, one waits while the other has room
 
 
 def test_a_server_that_is_looked_at_alone_is_still_held_against_its_peers(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """The generated alerting rules, evaluated by a real promtool over a timeline."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from support import timelines
 from support.firing import NAME
@@ -73,15 +74,20 @@ def in_no_recording(metrics: Iterable[str]) -> set[str]:
 
 def only(incident: str | None, folder: Path, file: Path = RULES) -> Path:
     """The rules of one incident's alerts, None for those of the telemetry: to evaluate all of them takes long."""
+    chosen = folder / "only.yaml"
+    chosen.write_text(json.dumps({"groups": groups_for([incident], file)}))
+    return chosen
+
+
+def groups_for(incidents: Sequence[str | None], file: Path = RULES) -> list[dict[str, Any]]:
+    """The groups of a rule file with the alerts of these incidents, and with all that these read."""
     groups = groups_of(file)
     every = [rule for group in groups for rule in group["rules"]]
-    alerts = [rule for rule in every if "alert" in rule and rule["labels"].get("incident") == incident]
+    alerts = [rule for rule in every if "alert" in rule and rule["labels"].get("incident") in incidents]
     recorded = {rule["record"]: rule for rule in every if "record" in rule}
     asked = [name for rule in alerts for name in NAME.findall(rule["expr"])]
     for name in asked:
         asked += [found for found in NAME.findall(recorded.get(name, {}).get("expr", "")) if found not in asked]
     wanted = [*alerts, *(rule for name, rule in recorded.items() if name in asked)]
     kept = [{**group, "rules": [rule for rule in group["rules"] if rule in wanted]} for group in groups]
-    chosen = folder / "only.yaml"
-    chosen.write_text(json.dumps({"groups": [group for group in kept if group["rules"]]}))
-    return chosen
+    return [group for group in kept if group["rules"]]

@@ -1,4 +1,4 @@
-"""The doctor's decision is the one that Prometheus would come to with `Incident.query()`, on any samples."""
+"""The doctor's decision is that of the alert, over raw series and over those that the rules record, on any samples."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,6 +13,8 @@ from diag.core.incident import Incident
 from diag.diagnosis.diagnose import diagnose
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.catalog import load
+from diag.knowledge.formulas import conjunction
+from diag.knowledge.rule_set import rule_set
 from diag.sources.samples import SampleSource
 
 INCIDENTS = load()
@@ -89,10 +91,21 @@ def doctors(incident: Incident, samples: promql.Samples, instant: int) -> Iterat
             yield dict(found.subject)
 
 
-def prometheus(incident: Incident, samples: promql.Samples, instant: int) -> Iterator[Mapping[str, str]]:
+def recorded(incident: Incident, window: str) -> promql.Formula:
+    """The conjunction over what the rules for this window record, each over what those before it do."""
+    alert = conjunction(incident, window, Contract())
+    rules = rule_set([incident._replace(window=window, burns=())], Contract())
+    made: dict[str, promql.Formula] = {}
+    for series, rule in rules.rules.items():
+        made[series] = promql.Formula("", rule.promql, {name: made[name] for name in rule.reads})
+    return promql.Formula("", alert.text, {name: made[rules.series[name]] for name in alert.parts})
+
+
+def prometheus(incident: Incident, samples: promql.Samples, instant: int, rules: bool) -> Iterator[Mapping[str, str]]:
     asked = QueryCache(SampleSource(samples, TIMES, STEP), Contract())
     window = asked.window(incident).text
-    vector = promql.evaluate(incident.query(window, Contract().values()), samples, np.array([instant], np.int64))
+    alert = recorded(incident, window) if rules else conjunction(incident, window, Contract())
+    vector = promql.evaluate(alert, samples, np.array([instant], np.int64))
     for labels, present in zip(vector.labels, vector.present, strict=True):
         if present[0]:
             yield labels
@@ -104,4 +117,6 @@ def prometheus(incident: Incident, samples: promql.Samples, instant: int) -> Ite
 @given(samples=telemetry(), at=st.integers(16, SCRAPES - 1), late=st.integers(0, 1999))
 def test_the_doctor_and_the_query_agree(incident: Incident, samples: promql.Samples, at: int, late: int) -> None:
     instant = int(TIMES[at]) + late
-    assert list(doctors(incident, samples, instant)) == list(prometheus(incident, samples, instant))
+    present = list(doctors(incident, samples, instant))
+    assert present == list(prometheus(incident, samples, instant, rules=False))
+    assert present == list(prometheus(incident, samples, instant, rules=True))

@@ -59,9 +59,8 @@ class DashboardScope:
         """The labels of a metric that a variable of the page chooses by."""
         if metric == "ALERTS" or metric in self.series.values():
             level = metric.partition(":")[0].split("_")
-            return {
-                label: label for label in (*self.site.labels, "engine", "gpu") if label in (*self.site.labels, *level)
-            }
+            chosen = [label for label in ("engine", "gpu") if label in level and label in self.variables]
+            return {label: label for label in (*self.site.labels, *chosen)}
         labels = {label: label for label in ("job", *self.site.labels)}
         if metric.startswith("vllm:"):
             labels["model_name"] = "model"

@@ -28,7 +28,12 @@ PARTS: tuple[Part, ...] = (
     Part("load_of_model", "$requests_running_mean by ($by, model_name) + $requests_waiting_mean by ($by, model_name)"),
     Part("waiting_of_model", "$requests_waiting_median by ($by, model_name)", "requests"),
     Part("output_tokens_of_model", "$output_tokens by ($by, model_name)", "tokens"),
-    *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model")),
+    Part(
+        "token_counts_of_model",
+        "sum by ($by, model_name) (changes(vllm:generation_tokens_total[$window]))",
+        "changes",
+    ),
+    *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
     Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests"),
 )
 
@@ -61,7 +66,7 @@ peers = Signal(
     _beside_peers(
         "0 * $load_of_model",
         "+",
-        "1 + ($output_tokens_of_model_of_the_other > bool 0)",
+        "1 + ($token_counts_of_model_of_the_other > bool 0)",
         f"count {PEERS} ($load_of_model)",
     ),
     "engines serving the same model: {value}",

@@ -15,7 +15,7 @@ from diag.core.incident import Incident, regroup, seconds
 from diag.core.metric_prefix import OWN, with_prefix
 from diag.core.subjects import Floats, Instants, Subject
 from diag.http.prometheus_api import Refused, Unusable
-from diag.knowledge.rule_set import SLOW_INTERVAL, generation_series, rule_set
+from diag.knowledge.rule_set import INTERVAL, generation_series, rule_set
 from diag.promql import Formula, add_matchers
 from diag.sources.prometheus.client import Prometheus
 from diag.sources.prometheus.containers import ANY, OURS, SET_ASIDE, Containers, mentioned
@@ -267,9 +267,9 @@ class PrometheusSource:
         return rules.series if covered else {}
 
     def _expected_records(self, server: Member) -> float:
-        """Return how many samples rules record of a server while it is scraped as often as it was, less a few."""
+        """Return how many samples rules record of a server in the time that it was scraped, less a few: 1 at least."""
         scrapes = max(self._scraped.get(instance, 0.0) for _, instance in server.targets)
-        return 0.9 * scrapes * self.interval / seconds(SLOW_INTERVAL) - 2
+        return max(1.0, 0.9 * scrapes * self.interval / seconds(INTERVAL) - 2)
 
     def _measured_by_others(self) -> Containers:
         """The servers whose containers no exporter of ours measures, where there is another one that may."""
