@@ -5,12 +5,14 @@ A server that has no entry under a property is unknown in it; a target without a
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from diag.core.errors import NotAnswered
 from diag.sources.prometheus.scope import any_of
-from diag.sources.prometheus.servers import PrometheusSource
 from diag.vllm.server.launch import FLAGS
+
+if TYPE_CHECKING:  # reports name properties, also those of a recording, which asks no Prometheus
+    from diag.sources.prometheus.servers import PrometheusSource
 
 Kind = Literal["label", "version", "model", "gpu", "driver", "flag", "hour"]
 NOT_SET = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
@@ -41,7 +43,7 @@ Properties = dict[Property, dict[str, Values]]
 """The values by server; most servers have one."""
 
 
-def properties(remote: PrometheusSource, least: int, most: int) -> Properties:
+def properties(remote: "PrometheusSource", least: int, most: int) -> Properties:
     """Return the properties of all members; of flags those that have a value on `least` to `most` servers.
 
     If Prometheus refuses a query, the properties that were read before are returned.
@@ -56,7 +58,7 @@ def properties(remote: PrometheusSource, least: int, most: int) -> Properties:
     return found
 
 
-def _add_labels(found: Properties, remote: PrometheusSource) -> None:
+def _add_labels(found: Properties, remote: "PrometheusSource") -> None:
     """Add every label of the targets, except the name of the target itself."""
     targets = {name: member.targets for name, member in remote.members.items()}
     span = remote.end - remote.start + 1
@@ -71,13 +73,13 @@ def _add_labels(found: Properties, remote: PrometheusSource) -> None:
         found[Property("label", label)] = _by_server(pairs)
 
 
-def _add_gpus(found: Properties, remote: PrometheusSource) -> None:
+def _add_gpus(found: Properties, remote: "PrometheusSource") -> None:
     rows = remote.at_end(GPUS)
     for kind, label in ((GPU, "name"), (DRIVER, "driver_version")):
         found[kind] = _by_server((name, labels[label]) for name, labels, _ in rows if labels.get(label))
 
 
-def _add_flags(found: Properties, remote: PrometheusSource, least: int, most: int) -> None:
+def _add_flags(found: Properties, remote: "PrometheusSource", least: int, most: int) -> None:
     """Count the servers by value first, and read from each server only the flags whose value may separate some."""
 
     def of_servers(*matchers: str) -> str:
@@ -104,7 +106,7 @@ def _add_flags(found: Properties, remote: PrometheusSource, least: int, most: in
     found |= {Property("flag", flag): _by_server(values) for flag, values in pairs.items()}
 
 
-def _of_pages(remote: PrometheusSource, flag: str) -> Iterator[tuple[str, str]]:
+def _of_pages(remote: "PrometheusSource", flag: str) -> Iterator[tuple[str, str]]:
     for value, names in remote.page_flags.get(flag, {}).items():
         yield from ((name, _written(flag, value)) for name in names)
 
@@ -115,7 +117,7 @@ def _written(flag: str, value: float) -> str:
     return f"{value:.0f}" if value.is_integer() else f"{value:g}"
 
 
-def _jobs(remote: PrometheusSource) -> str:
+def _jobs(remote: "PrometheusSource") -> str:
     jobs = {job for member in remote.members.values() for job, _ in member.targets}
     return any_of("job", [re.escape(job) for job in sorted(jobs)]) if len(jobs) <= MOST_JOBS else ""
 
