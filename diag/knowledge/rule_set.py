@@ -29,8 +29,8 @@ _ENGINES = (
 _GPUS = 'group by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[5m]))'
 SUBJECTS = {
     ("instance",): _SERVERS,
-    ("instance", "engine"): f"{_ENGINES} or (instance:{GENERATION} unless on (instance) {_ENGINES})",
-    ("instance", "gpu"): f"{_GPUS} or (instance:{GENERATION} unless on (instance) {_GPUS})",
+    ("instance", "engine"): f"{_ENGINES} or on (instance) instance:{GENERATION}",
+    ("instance", "gpu"): f"{_GPUS} or on (instance) instance:{GENERATION}",
 }
 """What the rules judge: servers; engines and GPUs, and each server of which none is seen."""
 INTERVAL, SLOW_INTERVAL = "15s", "1m"

@@ -13,20 +13,16 @@ ENOUGH_DRAFTED = 200
 """Draft tokens below which their acceptance rate may be chance."""
 RECENT = "300"
 """Seconds. A series of vllm:lora_requests_info is a set of adapters that ran together, its value when they last did."""
+ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
 MOST_LISTED = 8
 """Adapters of a set that are read."""
 GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}"}}'
 
 
-def _ran_together(names: int) -> str:
-    """Return the sets of at least that many adapters that ran recently.
-
-    They are read from the label of running adapters. The label of waiting adapters differs between releases: vLLM 0.11
-    and earlier list the waiting ones, 0.32 lists the running ones, because its front end learns of a request only when
-    it is first scheduled.
-    """
-    some = f'{{running_lora_adapters=~"(?:[^,]+,){{{names - 1}}}.+"}}'  # each [^,] costs Prometheus 3 a millisecond
-    return f"(time() - last_over_time(vllm:lora_requests_info{some}[$window]) < {RECENT})"
+def _adapter_at_place(place: int, sets: str) -> str:
+    """Return the sets with the adapter that they list at this place; a set of fewer adapters stays as it is."""
+    listed = f"(?:[^,]+,){{{place - 1}}}([^,]+).*"
+    return f'label_replace({sets}, "adapter", "$$1", "running_lora_adapters", "{listed}")'
 
 
 PARTS: tuple[Part, ...] = (
@@ -35,16 +31,20 @@ PARTS: tuple[Part, ...] = (
     Part("accepted_tokens", "sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_total[$window]))", "tokens"),
     Part("drafts", "sum by ($by) (increase(vllm:spec_decode_num_drafts_total[$window]))", "drafts"),
     # -- LoRA adapters
+    # The label of running adapters is read. That of waiting ones differs between releases: vLLM 0.11 and earlier list
+    # the waiting ones, 0.32 the running ones: its front end learns of a request only when it is first scheduled.
+    Part("adapters_ran_together", f"time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}", "seconds"),
+    Part("adapter_sets_with_their_first", _adapter_at_place(1, "$adapters_ran_together")),
     # one series for each adapter and each set that lists it among its first eight adapters
-    *(
-        Part(
-            f"adapter_at_place_{place}",
-            f'label_replace({_ran_together(place)}, "adapter", "$$1", "running_lora_adapters", '
-            f'"(?:[^,]+,){{{place - 1}}}([^,]+).*")',
-        )
-        for place in range(1, MOST_LISTED + 1)
+    Part(
+        "adapters_running",
+        " or ".join(
+            (
+                "$adapter_sets_with_their_first",
+                *(_adapter_at_place(place, "$adapter_sets_with_their_first") for place in range(2, MOST_LISTED + 1)),
+            )
+        ),
     ),
-    Part("adapters_running", " or ".join(f"$adapter_at_place_{place}" for place in range(1, MOST_LISTED + 1))),
     Part("adapter_sets", "count_over_time(vllm:lora_requests_info[$window])", "samples"),
     # PromQL cannot read a number from a label, except from a bucket's edge: a histogram whose samples all lie below the
     # edge has the edge as its highest quantile.
