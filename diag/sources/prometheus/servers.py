@@ -258,10 +258,11 @@ class PrometheusSource:
         rules = rule_set(incidents, contract) if shown else None
         if rules is None or not rules.rules:
             return {}
+        current = rules.generation
         counts = {
             self._name(series["metric"]): float(series["value"][1])
             for series in shown
-            if series["metric"].get("generation") == rules.generation
+            if series["metric"].get("generation") == current
         }
         covered = all(counts.get(name, 0.0) >= self._expected_records(member) for name, member in self.members.items())
         return rules.series if covered else {}
