@@ -19,7 +19,7 @@ MOST_LISTED = 8
 GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}"}}'
 
 
-def _adapter_at_place(place: int, sets: str) -> str:
+def _adapter_at_place(place: int, sets: str = "$adapter_sets_with_their_first") -> str:
     """Return the sets with the adapter that they list at this place; a set of fewer adapters stays as it is."""
     listed = f"(?:[^,]+,){{{place - 1}}}([^,]+).*"
     return f'label_replace({sets}, "adapter", "$$1", "running_lora_adapters", "{listed}")'
@@ -36,15 +36,9 @@ PARTS: tuple[Part, ...] = (
     Part("adapters_ran_together", f"time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}", "seconds"),
     Part("adapter_sets_with_their_first", _adapter_at_place(1, "$adapters_ran_together")),
     # one series for each adapter and each set that lists it among its first eight adapters
-    Part(
-        "adapters_running",
-        " or ".join(
-            (
-                "$adapter_sets_with_their_first",
-                *(_adapter_at_place(place, "$adapter_sets_with_their_first") for place in range(2, MOST_LISTED + 1)),
-            )
-        ),
-    ),
+    Part("adapters_listed_early", " or ".join(map(_adapter_at_place, range(2, 5)))),
+    Part("adapters_listed_late", " or ".join(map(_adapter_at_place, range(5, MOST_LISTED + 1)))),
+    Part("adapters_running", "$adapter_sets_with_their_first or $adapters_listed_early or $adapters_listed_late"),
     Part("adapter_sets", "count_over_time(vllm:lora_requests_info[$window])", "samples"),
     # PromQL cannot read a number from a label, except from a bucket's edge: a histogram whose samples all lie below the
     # edge has the edge as its highest quantile.
