@@ -34,7 +34,7 @@ _BEFORE = 86_400_000
 """How long before the span a server may have answered last and still belong to it."""
 _SAMPLED = 3
 _FEW = 20
-MOST_NAMED = 300
+MOST_NAMED = 2_000
 """Servers that a query names; of more, the results are filtered."""
 
 
