@@ -5,6 +5,8 @@ import re
 import yaml
 from support.paths import ROOT
 
+from diag import __version__
+
 WORKFLOW = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
 JOBS = yaml.safe_load(WORKFLOW)["jobs"]
 STEPS = [step for job in JOBS.values() for step in job["steps"]]
@@ -31,3 +33,11 @@ def test_the_tasks_that_it_runs_are_those_of_a_contributor() -> None:
     tasks = {task for names in named for task in names.split()}
     assert tasks == {"package", "installed", "oldest"}
     assert tasks <= sessions
+
+
+def test_the_chart_and_the_example_images_have_the_version_of_the_package() -> None:
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "diag" / "Chart.yaml").read_text(encoding="utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    pages = ("deploy/kubernetes-sidecar.yaml", "docs/kubernetes.md")
+    images = {name for page in pages for name in re.findall(r"/diag:(\S+)", (ROOT / page).read_text(encoding="utf-8"))}
+    assert images == {__version__}
