@@ -10,31 +10,37 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import promql_parser as ast
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support import fleet_in_prometheus as fleet  # noqa: E402
-from support import prometheus_server, timelines, victoria_metrics  # noqa: E402
+from support import healthy_day, prometheus_server, timelines, victoria_metrics  # noqa: E402
 from support.firing import alerts_alone  # noqa: E402
+from support.recorded_series import recorded  # noqa: E402
 from support.rule_files import groups_of  # noqa: E402
 
 from diag.core.incident import seconds  # noqa: E402
-from diag.promql import Block  # noqa: E402
+from diag.knowledge.rule_set import SLOW_INTERVAL  # noqa: E402
+from diag.promql import STALE, Block, Samples, metric_names, parse  # noqa: E402
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"
 END = 1_790_000_000_000
 ROUNDS = 5
 CYCLE, CYCLES, WARM = 15, 5, 2
 """Seconds between two evaluations of a group by vmalert, how many are measured, and how many come before."""
+SLOW = seconds(SLOW_INTERVAL)
+RECENT = 80
+_LONG = re.compile(r"\[(?:30m|\d+[hd])\]|offset \d+[hd]")
 Numbers = dict[str, float]
 Told = Callable[[str], None]
 """Writes one row of a table."""
@@ -121,21 +127,46 @@ def added(server: prometheus_server.Server, servers: int) -> tuple[float, float]
 def evaluate_in_prometheus(folder: Path, servers: int, tell: Told) -> None:
     """Tell a row for each Prometheus: the CPU of all rules, of the distinct aggregates over raw ranges, the ratio."""
     folder.mkdir()
-    fleet.write(folder, members(servers), END / 1000, rules=True)
+    blocks = list(_day_of_long_ranges())
+    fleet.write_blocks(folder, {"healthy": blocks}, {"healthy": servers}, np.arange(blocks[0].times.size), lambda _: {})
+    fast, slow = (
+        [rule["expr"] for rule in rules() if (rule["interval"] > CYCLE) == is_slow] for is_slow in (False, True)
+    )
     for place in prometheus_server.PLACES:
         with fleet.serving(prometheus_server.program(place), folder) as server:
-            every, aggregates = (
-                _median_cpu(server, asked) for asked in ([rule["expr"] for rule in rules()], raw_aggregates())
-            )
+            of_fast, of_slow, aggregates = (_median_cpu(server, asked) for asked in (fast, slow, raw_aggregates()))
             series, samples = added(server, servers)
             version = ".".join(map(str, server.version))
-        ratio = every / aggregates
+        once = of_fast + of_slow
+        deployed = of_fast + of_slow * CYCLE / SLOW
         tell(
-            f"| {version} | {servers:,} | {every:.2f} | {aggregates:.2f} | {ratio:.2f} | {series:.0f} | {samples:.1f} |"
+            f"| {version} | {servers:,} | {once:.2f} | {deployed:.2f} | {aggregates:.2f} | {once / aggregates:.2f} "
+            f"| {deployed / aggregates:.2f} | {series:.0f} | {samples:.1f} |"
         )
 
 
-def _median_cpu(server: prometheus_server.Server, asked: list[str] | tuple[str, ...]) -> float:
+def _day_of_long_ranges() -> Iterator[Block]:
+    """A server's day up to END and what the rules record at its last scrapes; a day of every metric that the rules
+    select over more than RECENT scrapes or at an earlier time, and RECENT scrapes of the others."""
+    asked = [promql for promql in raw_aggregates() if _LONG.search(promql)]
+    long = {name for promql in asked for name in metric_names(parse(promql))}
+    edges = re.compile("|".join(edge for promql in asked for edge in re.findall(r'le=~?"([^"]+)"', promql)))
+    page = healthy_day.day(END)
+    for block in page:
+        for labels, values in zip(block.labels, block.values, strict=True):
+            labels["instance"] = fleet.PLACEHOLDER
+            if labels["__name__"] not in long or ("le" in labels and not edges.fullmatch(labels["le"])):
+                values[:-RECENT] = STALE
+        yield block
+    times = page[0].times
+    for block in recorded(Samples(page), times[-fleet.LAST :]):
+        if "instance" in block.labels[0]:
+            values = np.full((len(block.labels), times.size), STALE)
+            values[:, -fleet.LAST :] = block.values
+            yield Block(block.labels, times, values)
+
+
+def _median_cpu(server: prometheus_server.Server, asked: Sequence[str]) -> float:
     """CPU seconds of one evaluation of every expression; the count alone is sent back."""
     rounds = []
     for _ in range(ROUNDS + 1):
