@@ -181,6 +181,14 @@ def doctor(
     quiet: Annotated[
         bool, output_option("--quiet", "-q", help="Print line 1 only: severity, incident, where, since when.")
     ] = False,
+    why: Annotated[
+        str,
+        output_option(
+            "--why",
+            metavar="INCIDENT",
+            help="Print why this incident is present, absent or unknown: each condition with its value and threshold.",
+        ),
+    ] = "",
     configuration: ConfigurationOptions,
 ) -> None:
     """Diagnose a live vLLM server, a recording, or a fleet through Prometheus.
@@ -196,6 +204,10 @@ def doctor(
         raise BadUsage("--k8s finds servers and their logs itself: leave out URLs, --prometheus and --log")
     if quiet and (verbose or keep_watching or form != "terminal"):
         raise BadUsage("--quiet prints line 1 only: leave out --verbose, --watch, --json and --markdown")
+    if why and (verbose or quiet or keep_watching or form != "terminal"):
+        raise BadUsage(
+            "--why prints one incident's conditions: leave out --verbose, --quiet, --watch and other formats"
+        )
     if baseline and keep_watching:
         raise BadUsage("--watch prints incidents as they begin and end: leave out --baseline")
     if until_what and not keep_watching:
@@ -209,8 +221,11 @@ def doctor(
 
         report, status = watch.watch(options, until_what is Until.resolved, alertmanager), 0
     else:
-        report = work.run(options, baseline, only_suspects=form != "json")
-        work.print_report(report, form, verbose=verbose, quiet=quiet)
+        report = work.run(options, baseline, only_suspects=form != "json" and not why, why=why)
+        if why:
+            work.print_why(report, why)
+        else:
+            work.print_report(report, form, verbose=verbose, quiet=quiet)
         status = work.exit_code(report, fail_on.value)
     if html:
         work.write_html(report, html)

@@ -8,6 +8,8 @@ from typing import Literal
 from diag.commands.observe import ObserveOptions, judge_observation, observe, prometheus_source
 from diag.commands.site import site
 from diag.core.contract import Contract
+from diag.core.errors import BadUsage
+from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.core.writing import refused_in_words, written_whole
 from diag.diagnosis.query_cache import QueryCache
@@ -19,12 +21,14 @@ MOST_COMPARED = 20
 Format = Literal["terminal", "json", "markdown"]
 
 
-def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects: bool = False) -> Report:
+def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects: bool = False, why: str = "") -> Report:
     """Diagnose one recording, live servers, or the servers in a Prometheus, beside what is normal for them.
 
-    `only_suspects` is about fleets (`diag.diagnosis.fleet.judge_queries`).
+    `only_suspects` is about fleets (`diag.diagnosis.fleet.judge_queries`). BadUsage if there is no incident `why`.
     """
     contract, incidents = site(options.incidents, options.contract)
+    if why and why not in {incident.id for incident in incidents}:
+        raise BadUsage(f"there is no incident '{printable(why, 40)}': diag incidents lists them")
     file = baseline or (Path(contract.baseline) if contract.baseline else None)
     if file is None:
         report, queries = look(options, contract, incidents, only_suspects=only_suspects)
@@ -72,6 +76,13 @@ def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: 
     from diag.report import json, markdown
 
     sys.stdout.write(json.render(report) if form == "json" else markdown.render(report, verbose))
+
+
+def print_why(report: Report, incident: str) -> None:
+    """Print every condition of an incident on each subject."""
+    from diag.report import why
+
+    sys.stdout.write(why.render(report, incident))
 
 
 def write_html(report: Report, file: Path) -> None:

@@ -134,6 +134,29 @@ def test_v_is_verbose_and_q_is_the_first_line() -> None:
     assert quiet == diag("doctor", CASCADE, "--quiet").stdout == short.splitlines(keepends=True)[0]
 
 
+@pytest.mark.parametrize(
+    ("incident", "state", "row"),
+    [
+        ("kv_eviction_cascade", "present, ongoing since", "symptom   preemptions / finished request"),
+        ("queue_saturation", "absent: KV cache usage with one more request is 93.9 %, not <= 90 %", "does not hold"),
+        ("host_memory_exhausted", "unknown: host memory running out is not measured", "not measured"),
+    ],
+)
+def test_why_prints_each_condition_with_its_outcome(incident: str, state: str, row: str) -> None:
+    done = diag("doctor", CASCADE, "--why", incident)
+    first, *rows = done.stdout.splitlines()
+    assert done.returncode == 2
+    assert state in " ".join(done.stdout.split())
+    assert first.startswith(f"{incident} on 127.0.0.1:8101")
+    assert any(row in line for line in rows)
+
+
+def test_why_names_an_incident_that_does_not_exist() -> None:
+    done = diag("doctor", CASCADE, "--why", "kv_cascade")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "there is no incident 'kv_cascade'" in done.stderr
+
+
 def test_json_goes_to_standard_output_alone() -> None:
     done = diag("doctor", CASCADE, "--json")
     assert json.loads(done.stdout)["verdict"] == "critical"

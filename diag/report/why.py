@@ -1,0 +1,56 @@
+"""Why an incident is present, absent or unknown: every condition on every subject, with its value and threshold."""
+
+from collections.abc import Iterator
+
+from diag.core.formatting import plural
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.report import Report
+from diag.report import sentences as words
+from diag.report.layout import paragraph, table
+
+SUBJECTS = 20
+HELD = {True: "holds", False: "does not hold", None: "not measured"}
+
+
+def render(report: Report, incident: str) -> str:
+    """Return a paragraph and a table of conditions for each subject; the present and the unknown ones come first."""
+    found = [finding.diagnosis for finding in report.findings if finding.diagnosis.incident.id == incident]
+    if not found:
+        return f"{incident}: nothing that it could be judged on was seen.\n"
+    lines = []
+    for diagnosis in found[:SUBJECTS]:
+        state = f"{incident} on {words.where(diagnosis)}: {_state(diagnosis, report)}"
+        lines += [*paragraph(state), *table([*_rows(diagnosis)]), ""]
+    if len(found) > SUBJECTS:
+        lines += [f"  and {plural(len(found) - SUBJECTS, 'more subject')}", ""]
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _state(diagnosis: Diagnosis, report: Report) -> str:
+    """Return the state and what decides it: all conditions, else one that does not hold, else one without a value."""
+    if diagnosis.state == "present":
+        return f"present, {words.when(diagnosis, words.time_format(report))}: all of its conditions hold"
+    if diagnosis.brief:
+        return "unknown: too little was observed to rule it out"
+    facts = (
+        f"{reading.condition.signal.name} is {reading.sentence}"
+        if reading.value is None
+        else f"{reading.condition.signal.name} is {reading.shown}, not {reading.threshold.removeprefix('= ')}"
+        for reading in diagnosis.symptoms
+        if reading.holds is (False if diagnosis.state == "absent" else None)
+    )
+    return f"{diagnosis.state}: {'; '.join(facts)}"
+
+
+def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield role, signal, value, threshold and outcome of each condition; a look-alike's is required as well."""
+    symptoms = len(diagnosis.incident.symptoms)
+    groups = {
+        "symptom": diagnosis.symptoms[:symptoms],
+        "required": diagnosis.symptoms[symptoms:],
+        "supports": diagnosis.supports,
+        "escalates": diagnosis.escalation,
+    }
+    for role, readings in groups.items():
+        for reading in readings:
+            yield role, reading.condition.signal.name, reading.shown, reading.threshold, HELD[reading.holds]
