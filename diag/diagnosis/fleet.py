@@ -42,13 +42,15 @@ def judge_queries(
     """Judge by a cache that can be asked for more afterwards.
 
     With `only_suspects`, and where rules record the signals of a large fleet, the evidence is read of those servers
-    alone that the recorded conditions do not clear: the report then lists no absent incident of a cleared server.
+    alone that the recorded conditions do not clear: the report then lists no absent incident of a cleared server. Of a
+    large fleet it has no ceilings either.
     """
     launch = shown(launch)
     with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
         context = pool.submit(_context, remote, incidents, queries)
         judged, suspicious = queries, None
-        if only_suspects and remote.recorded and len(remote.members) > FEW:
+        is_large = only_suspects and len(remote.members) > FEW
+        if is_large and remote.recorded:
             suspicious = suspects(remote, incidents, queries, pool)
             judged = QueryCache(remote.narrowed(suspicious.servers), queries.contract)
         for _ in pool.map(lambda query: judged.ask(*query), _queries(incidents, judged)):
@@ -57,7 +59,7 @@ def judge_queries(
         judged.gone = queries.gone
         alone = launch if len(remote.members) == 1 else ""
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
-        report = build_report(observed, incidents, queries, running, judged)
+        report = build_report(observed, incidents, queries, running, judged, with_ceilings=not is_large)
         report = report._replace(shared=_shared(report, remote, queries, suspicious))
     notes = (*report.observed.notes, *remote.notes)
     return _as_of_last_scrape(remote, report._replace(observed=report.observed._replace(notes=notes)))

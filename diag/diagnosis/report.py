@@ -189,6 +189,8 @@ def build_report(
     queries: QueryCache,
     running: Mapping[str, Running],
     judged: QueryCache | None = None,
+    *,
+    with_ceilings: bool = True,
 ) -> Report:
     """Judge progress and incidents, and propose fixes for what is present.
 
@@ -206,7 +208,7 @@ def build_report(
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
         gone=tuple(sorted(queries.gone)),
-        ceilings=ceiling_shares(queries),
+        ceilings=ceiling_shares(queries) if with_ceilings else (),
     )
 
 

@@ -257,8 +257,10 @@ def _failing(queries: QueryCache) -> Iterator[str]:
 
 def _unseen(remote: PrometheusSource, scraped: Mapping[str, Scrapes], queries: QueryCache) -> Iterator[str]:
     """GPUs without telemetry, though those of other servers have it, or without the reasons for throttling."""
-    ours, read = _having(LISTED, queries), _having(READ, queries)
-    blind = scraped.keys() - ours - read
+    ours = _having(LISTED, queries)
+    others = scraped.keys() - ours
+    read = _having(READ, queries) if others else frozenset()
+    blind = others - read
     if blind and not ours and remote.exists(DCGM):
         yield (
             f"dcgm-exporter's metrics exist, but are not joined with {_who(blind, scraped)}: load alerts/dcgm.yaml, and"
@@ -269,8 +271,8 @@ def _unseen(remote: PrometheusSource, scraped: Mapping[str, Scrapes], queries: Q
             f"no GPU telemetry, though other servers have it: {_who(without, scraped)}; scrape `diag exporter` there"
             " too, instead of vLLM"
         )
-    untold = read - ours - _having(THROTTLE, queries)
-    if untold:
+    told_by_others = read - ours
+    if untold := told_by_others and told_by_others - _having(THROTTLE, queries):
         yield (
             f"GPU telemetry without throttle reasons: {_who(untold, scraped)}; dcgm-exporter leaves them out by"
             " default, and the head of alerts/dcgm.yaml has the lines that enable them"
