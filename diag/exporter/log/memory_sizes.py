@@ -24,7 +24,7 @@ from diag.exporter.log.parse_line import (
     split_redrawn,
 )
 from diag.exporter.log.patterns import Pattern
-from diag.exporter.log.recognise import Origin, parse_amount, read_values
+from diag.exporter.log.recognise import LineOrigin, parse_amount, read_values
 from diag.exporter.log.server_log import LogInterpreter, ServerLog
 from diag.exporter.log.trackers import parse_settings
 
@@ -133,12 +133,12 @@ class _MemoryInterpreter(LogInterpreter):
         super().__init__("")
         self.memory = LoggedMemory()
 
-    def _interpret(self, line: ParsedLine, pattern: Pattern | None, origin: Origin, at: float) -> None:
+    def _interpret(self, line: ParsedLine, pattern: Pattern | None, origin: LineOrigin, at: float) -> None:
         startup, serves = self._startup, self.phase == "serving"
         super()._interpret(line, pattern, origin, at)
         if startup is not self._startup and self.memory.sizes:
             self.memory = LoggedMemory()
-        if serves and (origin is not Origin.VLLM or (pattern and pattern.kind != "event")):
+        if serves and (origin is not LineOrigin.VLLM or (pattern and pattern.kind != "event")):
             return
         if pattern:
             self._read_values(pattern, line.text)

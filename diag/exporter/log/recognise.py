@@ -224,7 +224,7 @@ _STARTUP_KINDS = frozenset({"banner", "hint", "stage", "progress", "setting"})
 _LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 
 
-class Origin(Enum):
+class LineOrigin(Enum):
     """The author of a line: vLLM; unproven, though it looks like vLLM's; or another text that quotes it."""
 
     VLLM = 1
@@ -252,7 +252,7 @@ class RecordTracker:
 
     def origin(
         self, line: ParsedLine, pattern: Pattern | None, phase: Phase, read_at: float | None, latest: float | None
-    ) -> Origin:
+    ) -> LineOrigin:
         """Return the origin of a line; `read_at` is unix time if it is read live, `latest` the time of the line before.
 
         A line that stands inside another one, or within seconds of a text without an end, is quoted.
@@ -264,18 +264,18 @@ class RecordTracker:
             if line.form == "line" and not line.source and line.level in FAILED and is_exception:
                 self._endless = clock, latest or 0.0
             if is_quoted:
-                return Origin.QUOTED
+                return LineOrigin.QUOTED
         if line.source and line.form != "foreign":
             return self._origin_by_head(line, pattern, phase)
 
         is_api_server = line.process.lower().startswith("apiserver")
         is_engine = line.form == "line" and line.pid and line.pid in self._pids and not is_api_server
         if phase != "serving" or is_engine or pattern is None or pattern.kind == "serves":
-            return Origin.VLLM
+            return LineOrigin.VLLM
         if pattern.kind in ("event", "fatal"):
-            return Origin.UNPROVEN
+            return LineOrigin.UNPROVEN
         is_uvicorn = not pattern.logger and line.form != "foreign" and (pattern.kind != "stage" or line.level != RAW)
-        return Origin.VLLM if is_uvicorn else Origin.QUOTED
+        return LineOrigin.VLLM if is_uvicorn else LineOrigin.QUOTED
 
     def has_process(self, pid: str) -> bool:
         """Return True if the start showed that process, "" for one of a release that names none."""
@@ -296,7 +296,7 @@ class RecordTracker:
             self._endless = None
         return True
 
-    def _origin_by_head(self, line: ParsedLine, pattern: Pattern | None, phase: Phase) -> Origin:
+    def _origin_by_head(self, line: ParsedLine, pattern: Pattern | None, phase: Phase) -> LineOrigin:
         """Return the origin of a line with a head: by the record that it continues, else by the file that logs it."""
         is_vllm_head = bool(line.pid) or line.head.startswith(_LEVELS)  # torch and NCCL name no process
         says_end = line.level in FAILED and (
@@ -312,18 +312,18 @@ class RecordTracker:
             if phase == "starting" and is_vllm_head and len(self._pids) < MOST_PIDS:
                 self._pids.add(line.pid)
         if phase == "starting":
-            return Origin.VLLM
+            return LineOrigin.VLLM
 
         if record is not None:
             if line.text.startswith(TRACEBACK):
                 self._open[line.head] = record._replace(has_traceback=True)
-            return Origin.VLLM if _continues(record, pattern, is_logged_by_file) else Origin.QUOTED
+            return LineOrigin.VLLM if _continues(record, pattern, is_logged_by_file) else LineOrigin.QUOTED
         if pattern is None or (phase == "unknown" and pattern.kind in _STARTUP_KINDS):
-            return Origin.VLLM
+            return LineOrigin.VLLM
         if not (is_logged_by_file if pattern.logger else pattern.kind in _STARTUP_KINDS or says_end):
-            return Origin.QUOTED
+            return LineOrigin.QUOTED
         is_known = not self._pids or line.pid in self._pids or pattern.kind != "event" or not is_vllm_head
-        return Origin.VLLM if is_known else Origin.UNPROVEN
+        return LineOrigin.VLLM if is_known else LineOrigin.UNPROVEN
 
 
 def _continues(record: _Record, pattern: Pattern | None, is_logged_by_file: bool) -> bool:

@@ -30,7 +30,7 @@ from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
     TRACEBACK,
     ErrorLine,
-    Origin,
+    LineOrigin,
     Phase,
     RecordTracker,
     TracebackTracker,
@@ -42,7 +42,7 @@ from diag.exporter.log.trackers import (
     CrashStreak,
     EventCounts,
     LoggedConfig,
-    RootCause,
+    RootCauseLine,
     StartupProgress,
 )
 from diag.vllm.server.config import ServerFacts
@@ -85,7 +85,7 @@ class LogInterpreter:
         self._ending: set[str] = set()
         self._next_start: list[tuple[Pattern, ParsedLine, float]] = []
         self._tracebacks = TracebackTracker()
-        self._root_cause = RootCause(file)
+        self._root_cause = RootCauseLine(file)
         self._dead = False
 
     @property
@@ -129,7 +129,7 @@ class LogInterpreter:
     def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> None:
         """Interpret a line that shows `pattern`; if `live`, a line without a time gets `read_at`."""
         origin = self._records.origin(line, pattern, self.phase, read_at if live else None, self._last_time)
-        own = line.at if line.stamped or origin is not Origin.QUOTED else None
+        own = line.at if line.stamped or origin is not LineOrigin.QUOTED else None
         self._interpret(line, pattern, origin, self._resolve_time(own, read_at, live))
 
     def _resolve_time(self, own: float | None, read_at: float, live: bool) -> float:
@@ -141,8 +141,8 @@ class LogInterpreter:
         self.latest = max(at, self.latest or at)
         return at
 
-    def _interpret(self, line: ParsedLine, pattern: Pattern | None, origin: Origin, at: float) -> None:
-        if origin is Origin.QUOTED:
+    def _interpret(self, line: ParsedLine, pattern: Pattern | None, origin: LineOrigin, at: float) -> None:
+        if origin is LineOrigin.QUOTED:
             return
         is_other_process = not self._records.has_process(line.pid)
         if not self._was_stopped or is_other_process:
@@ -161,7 +161,7 @@ class LogInterpreter:
             self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
         if pattern is None:
             return
-        if origin is Origin.VLLM:
+        if origin is LineOrigin.VLLM:
             if self._next_start and pattern.kind in ("hint", "stage", "setting", "progress"):
                 self._begin_if_another_file(line)
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
