@@ -42,7 +42,7 @@ from diag.exporter.log.trackers import (
     CrashStreak,
     EventCounts,
     LoggedConfig,
-    RootCauseLine,
+    RootCauseTracker,
     StartupProgress,
 )
 from diag.vllm.server.config import ServerFacts
@@ -85,7 +85,7 @@ class LogInterpreter:
         self._ending: set[str] = set()
         self._next_start: list[tuple[Pattern, ParsedLine, float]] = []
         self._tracebacks = TracebackTracker()
-        self._root_cause = RootCauseLine(file)
+        self._root_cause = RootCauseTracker(file)
         self._dead = False
 
     @property

@@ -297,7 +297,7 @@ _REPEATED = re.compile(r" ?\[type=\w+, input_value=.*", re.DOTALL)
 _GIVES_REASON = 3
 
 
-class RootCauseLine:
+class RootCauseTracker:
     """Chooses the line that says why a start failed or a server died; it is known once an event shows that one did.
 
     A worker logs its exception, then EngineCore that a worker failed, then the API server that EngineCore failed: the
