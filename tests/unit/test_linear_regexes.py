@@ -29,7 +29,7 @@ OTHERS = (
 )
 LONG = 400
 """A repetition of up to so many characters is a constant."""
-SEARCHED = {"_ANSI", "_TOKEN", "_SAYS_NOTHING", "_REPEATED", "_QUERIED", "_TIMEOUT", "_HOME"}
+SEARCHED = {"_ANSI", "_TOKEN", "_NO_REASON", "_REPEATED", "_QUERIED", "_TIMEOUT", "_HOME"}
 """Tried at every place: none of them may scan far, and then fail."""
 REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT)
 EVERY = frozenset(map(chr, range(128)))

@@ -1,4 +1,4 @@
-"""Parse raw log lines: split off what a log collector or vLLM writes before the text, and read each line's time.
+"""Parse raw log lines: split off the heads that log collectors and vLLM write before the text; read each line's time.
 
 The outermost time wins: `kubectl logs --timestamps`, CRI, Docker and journald record year and zone, vLLM neither. Only
 a line feed ends a line: a carriage return, which redraws progress bars, may be part of a prompt, as may an imitated
@@ -58,7 +58,7 @@ _GLUED = re.compile(
     r"(.{3,120}?: +\d{1,3}%.{0,200}?\| *\d+/\d+ \[[^\]]{0,80}\])"
     r"(\(\w[^()]{0,80} pid=\d+.*|(?:DEBUG|INFO|WARNING|ERROR) \d.*)"
 )
-"""An unfinished progress bar, and what another process wrote behind it on the same line."""
+"""An unfinished progress bar, and another process's text behind it on the same line."""
 _GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LAYOUT = ("pod", "service", "iso", "stream", "host", "short")
 _PLAIN = ("(", "INFO", " ", "Traceback", "ERROR", "WARNING", "DEBUG")
@@ -135,7 +135,7 @@ class LineParser:
         return lines
 
     def _strip_collector(self, line: str, read_at: float) -> tuple[str, float | None, tuple[str, ...], bool]:
-        """Return the text without what the log collector wrote, its time, the layout, and whether the text is whole."""
+        """Return the text without the log collector's head, its time, the layout, and False for a part of a line."""
         self._stream = None
         if line.startswith('{"log"'):  # Docker's json-file driver
             record = _load_object(line)
@@ -240,7 +240,7 @@ def _load_object(text: str) -> dict[str, object]:
 
 
 def _split_bars(text: str) -> list[str]:
-    """Split a text from the redrawings of a bar behind it, and from what another process wrote behind a bar."""
+    """Split a text from the redrawings of a bar behind it, and from another process's text behind a bar."""
     if "\r" in text or "\n" in text:
         return [line for part in re.split(r"[\r\n]+", text) if part for line in _split_bars(part)]
     glued = _GLUED.match(text) if "%" in text else None

@@ -24,7 +24,7 @@ STAGES = (*PHASES[:_BEFORE_CAPTURE], KERNEL_WARM_UP, *PHASES[_BEFORE_CAPTURE:])
 EVENTS = tuple(event.name for event in LOG_EVENTS)
 
 RAW = ""
-"""The level of a line without a head: a traceback, a progress bar, what a library prints."""
+"""The level of a line without a head: a traceback, a progress bar, the output of a library."""
 NO_HEAD = frozenset({RAW})
 INFO, WARNING, ERROR = frozenset({"INFO", "DEBUG"}), frozenset({"WARNING"}), frozenset({"ERROR"})
 UP_TO_WARNING = INFO | WARNING
@@ -323,7 +323,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"\S{0,300}python[\d.]{0,8}: (?:No module named vllm|Error while finding module specification for 'vllm)",
         NO_HEAD,
     ),
-    # -- while it serves: what makes it slow, and requests that fail --------------------------------------------------
+    # -- while the server serves: causes of slowness, and failed requests ---------------------------------------------
     _event("eplb_balance", r"EPLB step: \d+", INFO, "0.9.2", numbers=_BALANCE, logger="eplb_state.py"),
     _event("custom_all_reduce_disabled", r"Custom allreduce is disabled ", UP_TO_WARNING, logger=_COLLECTIVE),
     _event(

@@ -1,4 +1,4 @@
-"""Recognise a parsed line: which pattern it shows, whether vLLM wrote it, and which exception ended a process.
+"""Recognise a parsed line: find its pattern, decide whether vLLM wrote it, and follow tracebacks that end a process.
 
 Patterns: a text is recognised at its beginning only, and only at a level at which vLLM writes it. Clients' input is
 logged inside of other lines, and must not look like a failure.
@@ -8,7 +8,8 @@ heads. vLLM repeats a record's head on each of its lines, so a line with the hea
 record, and a line counts if its file logs that text. An exception that the web server prints has no head and no end:
 lines within seconds of it may be a part of it. Before the server listens, no client can have sent anything.
 
-Tracebacks: those of several processes are followed side by side, as far as they end a process.
+Tracebacks: processes write theirs interleaved, so they are followed side by side; only an exception that ended a
+process is returned.
 """
 
 import re
@@ -150,7 +151,7 @@ class _Traceback:
         self.in_frames = False
         if _STOPPED.match(line.text):
             return True
-        if _BARE_NAME.fullmatch(line.text):  # a bare AssertionError: the code says more
+        if _BARE_NAME.fullmatch(line.text):  # a bare AssertionError: add the code
             line.text = f"{line.text.rstrip(':')} ({self.frame})"
         if self.error is None:
             self.error = line
@@ -233,7 +234,7 @@ class LineOrigin(Enum):
 
 
 class _Record(NamedTuple):
-    """The pattern of a record's first line, and whether a process ends with it, it is blank, or has a traceback."""
+    """An open log record: the pattern of its first line; `ends` is true if that line announces the end of a process."""
 
     pattern: Pattern | None
     ends: bool
@@ -242,7 +243,7 @@ class _Record(NamedTuple):
 
 
 class RecordTracker:
-    """Decides of each line, in their order, whether vLLM wrote it."""
+    """Tracks the open records of a log, line by line, and decides whether vLLM wrote a line."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Record] = {}
@@ -278,7 +279,7 @@ class RecordTracker:
         return LineOrigin.VLLM if is_uvicorn else LineOrigin.QUOTED
 
     def has_process(self, pid: str) -> bool:
-        """Return True if the start showed that process, "" for one of a release that names none."""
+        """Return True if a process of the start has that PID; "" in releases that log no PID."""
         return pid in self._pids
 
     def _is_in_endless(self, line: ParsedLine, clock: float | None) -> bool:

@@ -93,7 +93,7 @@ class LogInterpreter:
         """Return "serving" once clients can connect; "unknown" for a log whose beginning is lost."""
         if self._startup.stage is None:
             return "unknown"
-        return "serving" if not self._startup.over and (self._startup.ready or self._listens) else "starting"
+        return "serving" if not self._startup.has_ended and (self._startup.is_ready or self._listens) else "starting"
 
     def shows_failed_start(self, line: ParsedLine, pattern: Pattern | None) -> bool:
         """Return True if a line is of another start, which failed; or of a client that imitates one."""
@@ -116,11 +116,11 @@ class LogInterpreter:
 
     def process_ended(self, at: float, by_signal: bool) -> None:
         """Note that the server's process ended, as its supervisor reports: a crash may leave no line."""
-        if self._startup.over:
+        if self._startup.has_ended:
             return
         if by_signal:
             self._events.count(KILLED_BY_SIGNAL, at)
-        if self._startup.ready:
+        if self._startup.is_ready:
             self._startup.end(at)
             self._crashes.crash(at)
         else:
@@ -150,7 +150,7 @@ class LogInterpreter:
             if error is not None:
                 error.event = pattern.name if pattern and pattern.kind == "event" else ""
                 ends_server = error.is_entry and error.event != ENGINE_START_FAILED
-                if ends_server and self._startup.over and is_other_process:
+                if ends_server and self._startup.has_ended and is_other_process:
                     self._begin(at)
                 self._root_cause.consider(error)
                 if ends_server:  # and its start
@@ -170,26 +170,26 @@ class LogInterpreter:
 
     @property
     def _was_stopped(self) -> bool:
-        """True after the server was told to stop: errors that its processes log then are no failure."""
-        return self._startup.ready and self._startup.over
+        """True after the server was stopped on purpose: errors that its processes log then are no failure."""
+        return self._startup.is_ready and self._startup.has_ended
 
     @property
     def _serves(self) -> bool:
-        return self._startup.ready and not self._startup.over
+        return self._startup.is_ready and not self._startup.has_ended
 
     def _on_banner(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         if self._serves and not self._dead:  # a client may have imitated a banner alone
             self._next_start = [*self._next_start[-9:], (pattern, line, at)]
             return
         again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
-        if not self._startup.seen or self._startup.stage or again:
+        if not self._startup.exists or self._startup.stage or again:
             self._begin(at)
         self._banners.add(pattern.name)
         self._pid = line.pid
         self._on_setting(pattern, line, at)
 
     def _on_hint(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        if not self._startup.seen:
+        if not self._startup.exists:
             self._begin(at)
         self._on_setting(pattern, line, at)
 
@@ -253,13 +253,13 @@ class LogInterpreter:
         if self._serves and not self._dead and not line.source and len(self._ending) < 2:
             return
         self._assume_was_ready(at)
-        if not self._startup.over and not self._dead:
+        if not self._startup.has_ended and not self._dead:
             self._events.count(SHUT_DOWN, at)
         self._startup.end(at)
         self._crashes.stop()
 
     def _on_fatal(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        if self._startup.stage or not self._startup.seen:
+        if self._startup.stage or not self._startup.exists:
             self._begin(at)
         self._quote(pattern, line, at)
         self._fail(at)
@@ -291,8 +291,8 @@ class LogInterpreter:
             self._reach(READY_STAGE, at)
 
     def _fail(self, at: float) -> None:
-        """Note a failed start; a failure after the start succeeded is none."""
-        if self._startup.ready:
+        """Note a failed start; if the start has already succeeded, do nothing."""
+        if self._startup.is_ready:
             return
         self.failed += 1
         self._events.count(ENGINE_START_FAILED, at)
@@ -317,7 +317,7 @@ SILENT_SECONDS, SILENT_SCRAPES = 15.0, 3
 
 
 class ServerLog:
-    """Keeps the state of a server by its log: feed it lines in their order, and tell it whether /metrics answers.
+    """Keeps the state of a server by its log: `feed` it lines in their order, and report by `page` if /metrics answers.
 
     `file` is the name of the log file, "" if there is none; `interpreter` interprets the lines.
     """
@@ -355,12 +355,14 @@ class ServerLog:
         """Served model name, never a path; "" if the log does not print it."""
         return self._interpreter.config.model
 
-    def completes(self, told: ServerFacts) -> ServerFacts:
+    def completes(self, facts: ServerFacts) -> ServerFacts:
         """Add the log's facts to the server's own; version and model that the server reports itself win."""
-        models = told.models or ((self.model,) if self.model else ())
+        models = facts.models or ((self.model,) if self.model else ())
         config = self._interpreter.config
         log: dict[str, float | str] = {**config.config, **config.words}
-        return told._replace(version=told.version or self.version, models=models, log=log, log_whole=config.whole)
+        return facts._replace(
+            version=facts.version or self.version, models=models, log=log, log_whole=config.has_all_args
+        )
 
     def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:
         """Read one line, or one redrawing of a bar, without its end; if `live`, a line without a time gets `read_at`.

@@ -1,8 +1,8 @@
 """Follow the log file of a vLLM server, whatever becomes of the file, and collect samples from its lines.
 
-Everything has a bound: the length of a line, the memory of one chunk, the time by what is skipped. Of a file that
-exists already the beginning and the end are read: the first start with its configuration, and the latest lines. If a
-file grows faster than it is read, its newest lines are. Standard input is always drained, because a full pipe would
+Line length, memory and time are bounded. If the file exists already, its beginning and its end are read: the first
+start with its configuration, and the latest lines. If a file grows faster than it can be read, its newest lines are
+read. Standard input is always drained, because a full pipe would
 stop the server that writes into it. A file that was truncated and has grown beyond its old length within half a second
 cannot be distinguished from one that has only grown.
 """
@@ -60,8 +60,8 @@ class NumberedLine(NamedTuple):
 class LineSplitter:
     """Splits bytes into lines, and a progress bar into its redrawings; the result does not depend on the chunks.
 
-    A text that does not begin a line, but stands behind a carriage return or behind what `take_rest` returned, begins
-    with a carriage return. `number` is that of the first line, 0 if unknown; `inside` is true if its beginning was
+    A text that does not begin a line, but stands behind a carriage return or behind a text that `take_rest` returned,
+    begins with a carriage return. `number` is that of the first line, 0 if unknown; `inside` is true if its beginning was
     skipped.
     """
 

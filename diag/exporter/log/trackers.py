@@ -1,4 +1,4 @@
-"""Track what the lines of a log add up to: start-up phases, crashes in a row, event counts, configuration, root cause.
+"""Track the state that the lines of a log add up to: start-up phases, crashes in a row, event counts, configuration, root cause.
 
 Each tracker is fed by `LogInterpreter` and has neither files nor a clock; times are unix seconds.
 """
@@ -32,7 +32,7 @@ class StartupProgress:
 
     def __init__(self, at: float | None = None) -> None:
         self.stage = None if at is None else 0
-        self.over = False
+        self.has_ended = False
         self._entered = at or 0.0
         self._moved = at
         self._spent: dict[str, float] = {}
@@ -40,23 +40,23 @@ class StartupProgress:
         self._ratio: float | None = None
 
     @property
-    def seen(self) -> bool:
+    def exists(self) -> bool:
         """True if a start or a server at work was seen that has neither failed nor shut down."""
-        return self.stage is not None and not self.over
+        return self.stage is not None and not self.has_ended
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True if the start succeeded, whatever came after."""
         return self.stage == READY_STAGE
 
     @property
-    def under_way(self) -> bool:
+    def is_under_way(self) -> bool:
         """True while the present phase still takes time."""
-        return self.seen and not self.ready
+        return self.exists and not self.is_ready
 
     def reach(self, stage: int, at: float) -> None:
         """Note a line of that stage."""
-        if self.over or self.ready:
+        if self.has_ended or self.is_ready:
             return
         if self.stage is None:
             self.stage, self._entered = stage, at
@@ -67,7 +67,7 @@ class StartupProgress:
 
     def move(self, at: float) -> None:
         """Note a line that shows progress inside a stage."""
-        if self.under_way:
+        if self.is_under_way:
             self.reach(0, at)
 
     def draw_bar(self, stage: int, what: str, done: int, total: int, at: float) -> None:
@@ -76,14 +76,14 @@ class StartupProgress:
             return
         self._bars[what, total] = done
         self.reach(stage, at)
-        if self.under_way and self.stage == stage and total:
+        if self.is_under_way and self.stage == stage and total:
             self._ratio = min(done / total, 1.0)
 
     def end(self, at: float) -> None:
         """Note that the start failed, or that the server was shut down."""
-        if self.under_way:
+        if self.is_under_way:
             self._add_time_spent(at)
-        self.over = True
+        self.has_ended = True
 
     def _add_time_spent(self, at: float) -> None:
         phase = _phase_of_stage(self.stage or 0)
@@ -94,15 +94,15 @@ class StartupProgress:
         """Yield the phase, its times and the progress; nothing if neither a start nor a server at work was seen."""
         if self.stage is None:
             return
-        present = "" if self.over else _phase_of_stage(self.stage)
+        present = "" if self.has_ended else _phase_of_stage(self.stage)
         for phase in PHASES:
             yield "diag_vllm_startup_phase", (phase,), float(phase == present)
         spent = dict(self._spent)
-        if self.under_way:  # `ready` takes no time
+        if self.is_under_way:  # `ready` takes no time
             spent[present] = spent.get(present, 0.0) + max(now - self._entered, 0.0)
         for phase, seconds in spent.items():
             yield "diag_vllm_startup_phase_seconds", (phase,), seconds
-        if self.under_way and self._ratio is not None:
+        if self.is_under_way and self._ratio is not None:
             yield "diag_vllm_startup_progress_ratio", (), self._ratio
         if self._moved is not None:
             yield "diag_vllm_startup_last_progress_timestamp_seconds", (), self._moved
@@ -119,8 +119,8 @@ STEADY_SECONDS = 600.0
 class CrashStreak:
     """Counts crashes in a row: a failed start, a dead engine, a start without a shutdown before it.
 
-    The count is reset when the server has served for `STEADY_SECONDS`, was told to stop, or is ready after a start that
-    had failed.
+    The count is reset when the server has served for `STEADY_SECONDS`, was stopped on purpose, or is ready after a start
+    that had failed.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class CrashStreak:
             self._runs = False
 
     def stop(self) -> None:
-        """Note that the server was told to stop; after a crash that changes nothing."""
+        """Note that the server was stopped on purpose; after a crash that changes nothing."""
         if self._runs:
             self._count, self._runs = 0, False
 
@@ -237,7 +237,7 @@ class LoggedConfig:
         self.words: Mapping[str, str] = {}
         self.version = ""
         self.model = ""
-        self.whole = False
+        self.has_all_args = False
         """True if vLLM's own list of the non-default arguments was read."""
         self.compiles = True
         self._has_served_name = False
@@ -247,7 +247,7 @@ class LoggedConfig:
         found = read_values(pattern, text)
         if pattern.name in ("args", "config"):
             found |= parse_settings(text)
-        self.whole = self.whole or pattern.name == "args"
+        self.has_all_args = self.has_all_args or pattern.name == "args"
         self.version = printable(found.get("version", self.version), 40)
 
         served, model = found.get("served_model_name", "None"), found.get("model", "None")
@@ -278,14 +278,14 @@ MOST_TEXT, MOST_CAUSE, MOST_NAME = 300, 160, 200
 SURVIVED = 300.0
 """Seconds after which an exception did not end the server: it went on."""
 SIGNALLED = "[shutdown] EngineCore: trigger received signal="
-"""Logged by an engine that was told to stop, also during its start; its exceptions are consequences."""
+"""Logged by an engine that receives a signal to stop, also during its start; its exceptions are consequences."""
 _NAMES_PROCESS = re.compile(
     r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
     r"|terminate called "
     r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: )"
 )
 """A warning, a part of another process's reason, or the name of the process that failed."""
-_SAYS_NOTHING = re.compile(
+_NO_REASON = re.compile(
     r"EngineDeadError|EngineCore encountered an issue|EngineCore encountered a fatal error|EngineCore hit an exception"
     r"|failed to start|startup failed|initialization failed|output_handler failed|background task failed"
     r"|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
@@ -298,10 +298,10 @@ _GIVES_REASON = 3
 
 
 class RootCauseTracker:
-    """Chooses the line that says why a start failed or a server died; it is known once an event shows that one did.
+    """Chooses the log line that explains why a start failed or a server died, once an event shows that one did.
 
     A worker logs its exception, then EngineCore that a worker failed, then the API server that EngineCore failed: the
-    first line that says more than that another process failed counts. Clients' input is logged too, so only lines are
+    first line with more information than the failure of another process counts. Clients' input is logged too, so only lines are
     quoted that vLLM or Python writes about the end of a process, and lines that show an event.
     """
 
@@ -315,7 +315,7 @@ class RootCauseTracker:
         self._error, self._ended = None, False
 
     def consider(self, error: ErrorLine) -> None:
-        """Keep a line if it says more than the one that is kept."""
+        """Keep a line if it is more informative than the one kept so far."""
         known = self._error
         gives_reason = _informativeness(error.text) == _GIVES_REASON
         if known is not None and error.at - known.at > SURVIVED and (gives_reason or not self._ended):
@@ -344,7 +344,7 @@ def _informativeness(text: str) -> int:
         return 2
     if text.startswith(SIGNALLED):
         return 1
-    return 0 if _SAYS_NOTHING.search(text) else _GIVES_REASON
+    return 0 if _NO_REASON.search(text) else _GIVES_REASON
 
 
 def _quote(text: str, most: int) -> str:
