@@ -360,9 +360,8 @@ class ServerLog:
         models = facts.models or ((self.model,) if self.model else ())
         config = self._interpreter.config
         log: dict[str, float | str] = {**config.config, **config.words}
-        return facts._replace(
-            version=facts.version or self.version, models=models, log=log, log_whole=config.has_all_args
-        )
+        version = facts.version or self.version
+        return facts._replace(version=version, models=models, log=log, log_whole=config.has_all_args)
 
     def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:
         """Read one line, or one redrawing of a bar, without its end; if `live`, a line without a time gets `read_at`.

@@ -61,8 +61,8 @@ class LineSplitter:
     """Splits bytes into lines, and a progress bar into its redrawings; the result does not depend on the chunks.
 
     A text that does not begin a line, but stands behind a carriage return or behind a text that `take_rest` returned,
-    begins with a carriage return. `number` is that of the first line, 0 if unknown; `inside` is true if its beginning was
-    skipped.
+    begins with a carriage return. `number` is that of the first line, 0 if unknown; `inside` is true if its
+    beginning was skipped.
     """
 
     def __init__(self, number: int = 1, inside: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""Track the state that the lines of a log add up to: start-up phases, crashes in a row, event counts, configuration, root cause.
+"""Track the state that a log's lines add up to: start-up phases, crashes in a row, event counts, configuration, and the
+root cause of a failure.
 
 Each tracker is fed by `LogInterpreter` and has neither files nor a clock; times are unix seconds.
 """
@@ -119,8 +120,8 @@ STEADY_SECONDS = 600.0
 class CrashStreak:
     """Counts crashes in a row: a failed start, a dead engine, a start without a shutdown before it.
 
-    The count is reset when the server has served for `STEADY_SECONDS`, was stopped on purpose, or is ready after a start
-    that had failed.
+    The count is reset when the server has served for `STEADY_SECONDS`, was stopped on purpose, or is ready after a
+    failed start.
     """
 
     def __init__(self) -> None:
@@ -301,8 +302,8 @@ class RootCauseTracker:
     """Chooses the log line that explains why a start failed or a server died, once an event shows that one did.
 
     A worker logs its exception, then EngineCore that a worker failed, then the API server that EngineCore failed: the
-    first line with more information than the failure of another process counts. Clients' input is logged too, so only lines are
-    quoted that vLLM or Python writes about the end of a process, and lines that show an event.
+    first line that gives more than the failure of another process counts. Clients' input is logged too, so only lines
+    are quoted that vLLM or Python writes about the end of a process, and lines that show an event.
     """
 
     def __init__(self, file: str) -> None:
