@@ -12,8 +12,7 @@ from diag.commands.traffic import is_server, traffic
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, printable
 from diag.core.sizes import GIB
-from diag.exporter.log.memory import SETTINGS, Memory
-from diag.exporter.log.memory import read as read_log
+from diag.exporter.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
 from diag.report.budget import Budget, render, render_json
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
@@ -76,17 +75,17 @@ def _compare(options: BudgetOptions, compared: SizingOptions, as_json: bool) -> 
 
 def estimate(options: BudgetOptions) -> Budget:
     """The estimate; BadUsage where there is none. A log of a different server is set aside, with a note."""
-    logged = read_log(options.log) if options.log else Memory()
+    logged = read_memory_log(options.log) if options.log else LoggedMemory()
     budget = _estimate(options, logged)
     mismatch = next(_mismatches(options, logged, budget.ledger), "")
     if not mismatch:
         return replace(budget, notes=(logged.skipped, *budget.notes)) if logged.skipped else budget
-    again = _estimate(replace(options, log="", version=options.version or logged.version), Memory())
+    again = _estimate(replace(options, log="", version=options.version or logged.version), LoggedMemory())
     note = f"the log is from a different server, so its sizes are ignored: {mismatch}"
     return replace(again, notes=(note, *again.notes))
 
 
-def _estimate(options: BudgetOptions, logged: Memory) -> Budget:
+def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     version = options.version or logged.version
     started = _command(options.target, version)
     model = _model(started, version)
@@ -107,7 +106,7 @@ def _estimate(options: BudgetOptions, logged: Memory) -> Budget:
     )
 
 
-def _logged(logged: Memory) -> Mapping[str, float]:
+def _logged(logged: LoggedMemory) -> Mapping[str, float]:
     """What the log says of the KV cache; the size that it needed in GiB."""
     needed = logged.sizes.get("needed")
     return logged.numbers | ({"needed": sum(needed) / 2 / GIB} if needed else {})
@@ -139,7 +138,7 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def _gpu(options: BudgetOptions, logged: Memory, cpu: bool) -> GpuSpec:
+def _gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuSpec:
     """The GPU that was named, that the log is of, or of this host."""
     name = options.gpu
     if cpu or name.lower() == "cpu":
@@ -177,7 +176,7 @@ def _of_this_host() -> Iterator[GpuSpec]:
             yield GpuSpec(memory.total - memory.reserved, str(device.ask("nvmlDeviceGetName") or ""))
 
 
-def _mismatches(options: BudgetOptions, logged: Memory, found: Ledger) -> Iterator[str]:
+def _mismatches(options: BudgetOptions, logged: LoggedMemory, found: Ledger) -> Iterator[str]:
     """What shows that the log is not of the server that is estimated."""
     plan = found.setup
     planned: Mapping[str, float] = dict(zip(SETTINGS, (plan.utilization, plan.tensor, plan.pipeline), strict=True))
@@ -210,12 +209,12 @@ def _named_size(options: BudgetOptions) -> int:
     return 0
 
 
-def _with_log(planned: Setup, logged: Memory) -> Setup:
+def _with_log(planned: Setup, logged: LoggedMemory) -> Setup:
     free = logged.sizes.get("free")
     return replace(planned, free=free[1]) if free else planned
 
 
-def _measured(logged: Memory, planned: Setup) -> Measured:
+def _measured(logged: LoggedMemory, planned: Setup) -> Measured:
     """The log's sizes by the row they belong to.
 
     Where graphs count, vLLM subtracts its estimate of them, and its peak of activations may contain that.
@@ -228,7 +227,7 @@ def _measured(logged: Memory, planned: Setup) -> Measured:
     return measured | ({GRAPHS: ByteRange(*graphs)} if graphs else {})
 
 
-def _notes(options: BudgetOptions, logged: Memory, planned: Setup, gpu: GpuSpec, version: str) -> list[str]:
+def _notes(options: BudgetOptions, logged: LoggedMemory, planned: Setup, gpu: GpuSpec, version: str) -> list[str]:
     """What was assumed, and where the log is of a different server."""
     notes = [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
     if gpu.name and not options.gpu and not planned.cpu:

@@ -16,8 +16,7 @@ from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
 from diag.exporter.collector_thread import CollectorThread
 from diag.exporter.host import host_collectors
-from diag.exporter.log.tail import STDIN
-from diag.exporter.log.timezone import zone
+from diag.exporter.log.tail import STDIN, parse_timezone
 from diag.exporter.page import HostPage
 from diag.exporter.vllm_page import PageScraper, server
 from diag.http.address import parse
@@ -57,7 +56,7 @@ class Exporter:
         self._vllm = PageScraper(address, options.timeout / 2, options.launch)
         self._vllm_thread = CollectorThread(self._vllm.name, self._vllm.scrape)
         self._host = host_collectors(
-            address, _absolute(options.log), zone(options.log_timezone), gpu_names(options.gpus)
+            address, _absolute(options.log), parse_timezone(options.log_timezone), gpu_names(options.gpus)
         )
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
         self._host_page = HostPage(self._host, self._probe.samples if self._probe else tuple)

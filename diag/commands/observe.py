@@ -188,13 +188,13 @@ def scrape_plan(
 def _local_pages(options: ObserveOptions, server: "VllmServer") -> "JoinedPages | None":
     """GPUs, processes and log of a server on this host, or of the one whose log was named."""
     from diag.exporter.host import host_collectors
-    from diag.exporter.log.timezone import zone
+    from diag.exporter.log.tail import parse_timezone
     from diag.http.locality import is_here
     from diag.sources.live.joined_pages import JoinedPages
 
     if not options.log and not is_here(server.address):
         return None
-    return JoinedPages(server, host_collectors(server.address, options.log, zone(options.log_timezone)))
+    return JoinedPages(server, host_collectors(server.address, options.log, parse_timezone(options.log_timezone)))
 
 
 def _query_cache(observation: Observation, contract: Contract) -> QueryCache:

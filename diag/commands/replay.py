@@ -17,7 +17,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import listed, printable
 from diag.core.writing import refused_in_words
 from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen, PageServer, parse
-from diag.exporter.log.line import LogLine, entries
+from diag.exporter.log.parse_line import TimedLine, read_timed_lines
 from diag.sources.recording.reader import Recorded, read_pages
 from diag.sources.recording.replay import Replay, restamped
 from diag.vllm.server.config import ServerFacts
@@ -101,10 +101,10 @@ def _log(options: ReplayOptions, recorded: Recorded, replay: Replay) -> Iterator
     if not recorded.log.is_file():
         raise BadUsage(f"{options.recording} has no {recorded.log.name}: leave out --log")
     with refused_in_words(options.log), options.log.open("a", encoding="utf-8") as file:
-        yield _writing(file, entries(recorded.log, recorded.log_zone, replay.first), replay)
+        yield _writing(file, read_timed_lines(recorded.log, recorded.log_zone, replay.first), replay)
 
 
-def _writing(file: TextIO, lines: Sequence[LogLine], replay: Replay) -> Iterator[None]:
+def _writing(file: TextIO, lines: Sequence[TimedLine], replay: Replay) -> Iterator[None]:
     rest = deque(lines)
     while True:
         while rest and replay.moment(rest[0].at) <= time.time():

@@ -8,7 +8,7 @@ from support.paths import LOGS
 
 from diag.exporter.collector_thread import CollectionResult
 from diag.exporter.host import HostCollectors
-from diag.exporter.log.state import ServerLog
+from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import LogTail
 from diag.exporter.page import HostPage
 from diag.exporter.vllm_page import Scraped

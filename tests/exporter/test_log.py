@@ -18,11 +18,11 @@ from support.paths import LOGS, RECORDINGS
 
 from diag.core.metric_families import FAMILIES, render
 from diag.exporter.log import tail as following
-from diag.exporter.log.facts import settings as printed_settings
-from diag.exporter.log.line import LineReader, entries
-from diag.exporter.log.pattern import EVENTS, PHASES
-from diag.exporter.log.state import ServerLog
-from diag.exporter.log.tail import MOST_LINE, Lines, LogTail
+from diag.exporter.log.parse_line import LineParser, read_timed_lines
+from diag.exporter.log.patterns import EVENTS, PHASES
+from diag.exporter.log.server_log import ServerLog
+from diag.exporter.log.tail import MOST_LINE, LineSplitter, LogTail
+from diag.exporter.log.trackers import parse_settings
 from diag.vllm.server import config
 
 QUOTE = "diag_vllm_log_error_timestamp_seconds"
@@ -94,7 +94,7 @@ def told(*lines: str, now: float = NOW, read_at: float = NOW, live: bool = False
 
 
 def replayed(path: Path) -> tuple[ServerLog, Told]:
-    state, known = ServerLog(UTC), entries(path, UTC, NOW)
+    state, known = ServerLog(UTC), read_timed_lines(path, UTC, NOW)
     for moment, line, number in known:
         state.feed(line, moment, number=number)
     return state, Told(state, known[-1][0])
@@ -146,7 +146,7 @@ def bar(done: int, total: int, what: str = GRAPHS) -> str:
     ],
 )
 def test_a_line_is_taken_apart_whatever_stands_before_it(line: str) -> None:
-    (found,) = LineReader(UTC).read(line, NOW)
+    (found,) = LineParser(UTC).parse(line, NOW)
     assert found.text == "text"
     assert found.at == pytest.approx(at("02:32:18"), abs=1)
 
@@ -165,7 +165,7 @@ def test_a_line_is_taken_apart_whatever_stands_before_it(line: str) -> None:
     ],
 )
 def test_the_level_of_a_line_is_read(line: str, level: str) -> None:
-    (found,) = LineReader(UTC).read(line, NOW)
+    (found,) = LineParser(UTC).parse(line, NOW)
     assert (found.text, found.level) == ("text", level)
 
 
@@ -183,21 +183,21 @@ def test_the_year_is_the_latest_that_is_not_more_than_a_day_ahead(
     line: str, read_at: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     moment = datetime(*read_at, tzinfo=UTC).timestamp()  # type: ignore[arg-type, misc]
-    (found,) = LineReader(UTC).read(line, moment)
+    (found,) = LineParser(UTC).parse(line, moment)
     assert found.at == datetime(*expected, tzinfo=UTC).timestamp()  # type: ignore[arg-type, misc]
 
 
 def test_a_time_that_is_none_is_not_read() -> None:
     for line in ("INFO 13-41 23:59:59 [a.py:1] x", "2026-99-21T02:32:18Z x", "Foo 21 02:32:18 host vllm[1]: x"):
-        assert LineReader(UTC).read(line, NOW)[0].at is None
+        assert LineParser(UTC).parse(line, NOW)[0].at is None
 
 
 def test_a_time_without_a_zone_is_in_the_zone_of_the_log() -> None:
-    berlin = LineReader(ZoneInfo("Europe/Berlin"))
-    assert berlin.read("INFO 11-21 03:32:18 [a.py:1] x", NOW)[0].at == at("02:32:18")
-    assert berlin.read("INFO 07-21 04:32:18 [a.py:1] x", NOW)[0].at == at("02:32:18", "07-21")
+    berlin = LineParser(ZoneInfo("Europe/Berlin"))
+    assert berlin.parse("INFO 11-21 03:32:18 [a.py:1] x", NOW)[0].at == at("02:32:18")
+    assert berlin.parse("INFO 07-21 04:32:18 [a.py:1] x", NOW)[0].at == at("02:32:18", "07-21")
     assert (
-        LineReader().read("INFO 11-21 03:32:18 [a.py:1] x", NOW)[0].at == datetime(2026, 11, 21, 3, 32, 18).timestamp()
+        LineParser().parse("INFO 11-21 03:32:18 [a.py:1] x", NOW)[0].at == datetime(2026, 11, 21, 3, 32, 18).timestamp()
     )
 
 
@@ -254,13 +254,13 @@ def test_what_another_process_wrote_behind_a_bar_is_a_line_of_its_own() -> None:
 def test_the_lines_of_a_recording_come_with_times_that_never_go_back(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(f"first\n{head('02:00:05')}a\r{bar(1, 2)}\n{head('02:00:04')}b\n{READY}\n{head('02:00:06')}c\n")
-    found = entries(path, UTC, NOW)
+    found = read_timed_lines(path, UTC, NOW)
     assert [moment - at("02:00:00") for moment, *_ in found] == [5, 5, 5, 5, 5, 6]
     assert found[3][1] == head("02:00:04") + "b"
 
 
 def test_a_recording_can_be_fed_up_to_any_moment() -> None:
-    known = entries(RECORDINGS / "tp2_long_stall/server.log", UTC, NOW)
+    known = read_timed_lines(RECORDINGS / "tp2_long_stall/server.log", UTC, NOW)
     state = ServerLog(UTC)
     stall = at("02:30:22")
     for moment, line, _ in known:
@@ -636,10 +636,10 @@ def test_a_client_cannot_begin_a_start_or_end_one() -> None:
 
 def test_only_the_outermost_settings_are_read() -> None:
     text = "non-default args: {'a': 1, 'draft': {'max_model_len': 5}, 'n': ['x', 'y'], 'd': Path('/p'), 'z': True}"
-    found = printed_settings(text)
+    found = parse_settings(text)
     assert (found["a"], found["n"], found["z"]) == ("1", "x", "True")
     assert "max_model_len" not in found
-    assert printed_settings("config: model='a, b=3', c=X(d=4), e=0.5") == {"model": "a, b=3", "c": "X", "e": "0.5"}
+    assert parse_settings("config: model='a, b=3', c=X(d=4), e=0.5") == {"model": "a, b=3", "c": "X", "e": "0.5"}
 
 
 @pytest.mark.parametrize(
@@ -821,11 +821,11 @@ def test_a_log_in_a_containers_format_is_read() -> None:
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
 def test_bytes_give_the_same_lines_however_they_come(data: bytes, cuts: list[int]) -> None:
-    lines = Lines()
+    lines = LineSplitter()
     edges = [0, *sorted(min(each, len(data)) for each in cuts), len(data)]
-    found = [line for begin, end in pairwise(edges) for line in lines.cut(data[begin:end])]
-    whole = Lines()
-    assert [*found, *lines.rest()] == [*whole.cut(data), *whole.rest()]
+    found = [line for begin, end in pairwise(edges) for line in lines.split(data[begin:end])]
+    whole = LineSplitter()
+    assert [*found, *lines.take_rest()] == [*whole.split(data), *whole.take_rest()]
 
 
 PIECES = st.sampled_from(
@@ -863,7 +863,7 @@ PIECES = st.sampled_from(
 @given(st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=30), st.booleans())
 def test_any_log_is_taken_and_gives_a_page(pieces: list[str], live: bool) -> None:
     state = ServerLog(UTC)
-    for number, line in Lines().cut("".join(pieces).encode("utf-8", "surrogatepass") + b"\n"):
+    for number, line in LineSplitter().split("".join(pieces).encode("utf-8", "surrogatepass") + b"\n"):
         state.feed(line, NOW, live, number)
     seen = Told(state)
     assert all(0 <= seconds < 10**9 for seconds in seen.spent.values())
@@ -873,15 +873,15 @@ def test_any_log_is_taken_and_gives_a_page(pieces: list[str], live: bool) -> Non
 
 
 def test_a_line_is_kept_up_to_its_limit() -> None:
-    lines = Lines()
-    found = [line for _ in range(40) for line in lines.cut(b"x" * 10**6)]
+    lines = LineSplitter()
+    found = [line for _ in range(40) for line in lines.split(b"x" * 10**6)]
     assert found == []
-    assert lines.cut(b"y\nz\n") == [(1, "x" * MOST_LINE), (2, "z")]
+    assert lines.split(b"y\nz\n") == [(1, "x" * MOST_LINE), (2, "z")]
 
 
 def test_a_line_whose_beginning_was_skipped_is_left_out() -> None:
-    lines = Lines(number=0, inside=True)
-    assert [*lines.cut(b"half of"), *lines.cut(b" a line\nwhole\n")] == [(0, "whole")]
+    lines = LineSplitter(number=0, inside=True)
+    assert [*lines.split(b"half of"), *lines.split(b" a line\nwhole\n")] == [(0, "whole")]
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -1121,7 +1121,7 @@ def test_garbage_and_a_line_without_end_are_taken_with_little_memory(path: Path)
     tail = LogTail(str(path), UTC)
     tail.catch_up()
     assert count(tail) == 1
-    assert len(tail._lines._rest) <= MOST_LINE
+    assert len(tail._splitter._rest) <= MOST_LINE
 
 
 def test_catching_up_again_reads_only_what_came(path: Path) -> None:

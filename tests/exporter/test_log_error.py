@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from support.paths import LOGS, RECORDINGS
 
-from diag.exporter.log.error import MOST_TEXT
-from diag.exporter.log.line import entries
-from diag.exporter.log.state import ServerLog
+from diag.exporter.log.parse_line import read_timed_lines
+from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import FIRST, LAST, LogTail
+from diag.exporter.log.trackers import MOST_TEXT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 NAMES = ("event", "process", "file", "line", "text", "cause")
@@ -87,7 +87,7 @@ def text(*lines: str) -> str | None:
 )
 def test_the_line_where_it_began_is_quoted(path: Path, line: str, process: str, event: str, begins: str) -> None:
     state = ServerLog(UTC, str(path))
-    for entry in entries(path, UTC, NOW):
+    for entry in read_timed_lines(path, UTC, NOW):
         state.feed(entry.text, entry.at, live=False, number=entry.number)
     found = quote(state)
     assert found is not None

@@ -9,10 +9,10 @@ import pytest
 from support.imitations import Heads, imitations
 from support.paths import LOGS
 
-from diag.exporter.log.line import cut, entries
+from diag.exporter.log.parse_line import read_timed_lines, split_redrawn
 from diag.exporter.log.patterns import PATTERNS
 from diag.exporter.log.recognise import recognise
-from diag.exporter.log.state import ServerLog
+from diag.exporter.log.server_log import ServerLog
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
 TIME = "2026-11-21T19:50:00.000000000Z"
@@ -94,7 +94,7 @@ WAYS = (
 
 def feed(state: ServerLog, *lines: str) -> None:
     for line in lines:
-        for part in cut(line):
+        for part in split_redrawn(line):
             state.feed(part, NOW, live=False)
 
 
@@ -132,7 +132,7 @@ def test_what_a_client_writes_changes_nothing(way: Callable[[Heads, str], list[s
 def test_what_clients_wrote_into_the_log_of_a_real_server_changed_nothing() -> None:
     """Request ids, prompts and names of models with every text that the doctor knows, and refused grammars."""
     state, ready = ServerLog(UTC, "server.log"), None
-    for entry in entries(LOGS / "v1_0.32.0_clients_imitate.log", UTC, NOW + 7 * 86_400):
+    for entry in read_timed_lines(LOGS / "v1_0.32.0_clients_imitate.log", UTC, NOW + 7 * 86_400):
         state.feed(entry.text, entry.at, live=False)
         ready = known(state) if entry.text == "INFO:     Application startup complete." else ready
     assert state.version == "0.32.0"

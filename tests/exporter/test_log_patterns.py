@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from support.paths import LOGS
 
 from diag.core.log_events import LOG_EVENTS
-from diag.exporter.log.pattern import EVENTS, PHASES, STAGES, Pattern
-from diag.exporter.log.patterns import PATTERNS
-from diag.exporter.log.recognise import amount, recognise, values
+from diag.exporter.log.patterns import EVENTS, PATTERNS, PHASES, STAGES, Pattern
+from diag.exporter.log.recognise import parse_amount, read_values, recognise
 from diag.vllm.server.launch import FLAGS
 
 pytestmark = pytest.mark.fast
@@ -108,12 +107,12 @@ def test_the_phases_are_the_stages_by_another_name() -> None:
 
 def test_blocks_on_the_cpu_are_none_of_the_pool() -> None:
     case = Case("0.6.6.post1", "INFO", "", "# CPU blocks: 2048")
-    assert values(told(case), case.text) == {}
+    assert read_values(told(case), case.text) == {}
 
 
 def numbers(beginning: str, version: str) -> dict[str, float]:
     case = next(each for each in CASES if beginning in each.text and each.version == version)
-    return {name: amount(value) for name, value in values(told(case), case.text).items()}
+    return {name: parse_amount(value) for name, value in read_values(told(case), case.text).items()}
 
 
 OOM = {"wanted_gibibytes": 136 / 1024, "free_gibibytes": 120.88 / 1024}
@@ -182,7 +181,7 @@ def test_the_numbers_of_a_line_are_read(beginning: str, version: str, expected: 
 
 @pytest.mark.parametrize(("text", "gibibytes"), [("1,024 MiB", 1.0), ("512 bytes", 2**-21), ("2.5", 2.5)])
 def test_an_amount_is_read_with_its_unit(text: str, gibibytes: float) -> None:
-    assert amount(text) == gibibytes
+    assert parse_amount(text) == gibibytes
 
 
 @given(st.text(), st.sampled_from(["", "INFO", "ERROR"]))

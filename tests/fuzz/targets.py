@@ -30,7 +30,7 @@ from diag.core.metric_families import plain
 from diag.core.site_overrides import apply_overrides
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
-from diag.exporter.log import memory
+from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
 from diag.exporter.vllm_page import PageReader
 from diag.exposition.lines import NotMetrics
@@ -88,7 +88,7 @@ def log(text: bytes) -> str:
         file.flush()
         tail = LogTail(file.name)
         tail.catch_up()
-        memory.read(file.name)
+        read_memory_log(file.name)
         return plain(tail.collect().samples).decode()
 
 

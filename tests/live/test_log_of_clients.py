@@ -16,8 +16,8 @@ import pytest
 from support import imitations
 from support.live import server
 
-from diag.exporter.log.line import entries
-from diag.exporter.log.state import ServerLog
+from diag.exporter.log.parse_line import read_timed_lines
+from diag.exporter.log.server_log import ServerLog
 
 pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")
@@ -35,7 +35,7 @@ def post(url: str, body: object, **headers: str) -> None:
 def told(log: Path) -> tuple[object, ...]:
     """What the doctor reads in a log: version, model, configuration, and how often each event was counted."""
     state = ServerLog(UTC)
-    for entry in entries(log, UTC, time.time()):
+    for entry in read_timed_lines(log, UTC, time.time()):
         state.feed(entry.text, entry.at, live=False)
     events = {labels: n for name, labels, n in state.samples(time.time()) if name == "diag_vllm_log_events_total"}
     return state.version, state.model, state.config, events

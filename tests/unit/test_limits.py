@@ -12,9 +12,8 @@ from diag.cli import options
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.schemas import COMMAND
 from diag.core import toml, yaml
-from diag.exporter.log import line as log_line
-from diag.exporter.log import tail
-from diag.exporter.log.memory import read as read_memory_log
+from diag.exporter.log import parse_line, tail
+from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exposition import lines, page
 from diag.exposition.lines import NotMetrics
 from diag.exposition.page import Parser
@@ -38,10 +37,11 @@ STATED = {
     "metrics page": f"{lines.MOST_BYTES // MIB} MiB, {lines.MOST_LINES:,} lines",
     "line of a page": f"{lines.LONGEST_LINE // 1024} KiB",
     "series of one server": f"{page.MOST_SERIES:,}",
-    "line of a log": f"{log_line.MOST_CHARACTERS // 1024} KiB",
+    "line of a log": f"{parse_line.MOST_CHARACTERS // 1024} KiB",
     "log that is followed (`--log`)": f"first {tail.FIRST // MIB} MiB and last {tail.LAST // MIB} MiB",
-    "log of a recording, `diag budget --log`": f"first {log_line.FIRST // MIB} MiB and last {log_line.LAST // MIB} MiB",
-    "log on standard input of `diag budget`": f"{(log_line.FIRST + log_line.LAST) // MIB} MiB",
+    "log of a recording, `diag budget --log`": f"first {parse_line.FIRST // MIB} MiB and "
+    f"last {parse_line.LAST // MIB} MiB",
+    "log on standard input of `diag budget`": f"{(parse_line.FIRST + parse_line.LAST) // MIB} MiB",
     "pages of a recording, unpacked": f"{reader.MOST_PAGES // MIB:,} MiB",
     "scrapes of a recording": f"{reader.MOST_SCRAPES:,} of {reader.MOST_TARGETS:,} servers",
     "values of a recording (scrapes times series)": f"{reader.MOST_VALUES:,}",
@@ -117,15 +117,15 @@ BEGIN = "INFO 11-22 10:00:00 [gpu_model_runner.py:1] Model loading took {} GiB a
 
 
 def test_of_a_large_log_its_beginning_and_its_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_line, "FIRST", 2**10)
-    monkeypatch.setattr(log_line, "LAST", 2**10)
+    monkeypatch.setattr(parse_line, "FIRST", 2**10)
+    monkeypatch.setattr(parse_line, "LAST", 2**10)
     file = tmp_path / "vllm.log"
     with file.open("wb") as log:
         log.write(b"the first line\n" + BEGIN.format("1.00").encode())
         log.truncate(2**40)  # sparse: a terabyte to whoever reads all of it
         log.seek(0, 2)
         log.write(b"\nthe last line\n")
-    read = list(log_line.ends(file))
+    read = list(parse_line.read_lines(file))
     assert (read[0], read[-2]) == ((1, "the first line"), (0, "the last line"))
     assert read_memory_log(str(file)).sizes["weights"]
     assert "of vllm.log only the first" in read_memory_log(str(file)).skipped

@@ -16,9 +16,8 @@ import pytest
 
 from diag.core.lazy_regex import _LazyPattern
 from diag.exporter import log
-from diag.exporter.log.pattern import Pattern
-from diag.exporter.log.patterns import PATTERNS
-from diag.exporter.log.recognise import MOST_SEARCHED, values
+from diag.exporter.log.patterns import PATTERNS, Pattern
+from diag.exporter.log.recognise import MOST_SEARCHED, read_values
 
 OTHERS = (
     "diag.exposition.lines",
@@ -30,7 +29,7 @@ OTHERS = (
 )
 LONG = 400
 """A repetition of up to so many characters is a constant."""
-SEARCHED = {"_ANSI", "_TOKEN", "_SAYS_NOTHING", "_REPEATED", "_QUERIED", "_TIMEOUT", "_HOME"}
+SEARCHED = {"_ANSI", "_TOKEN", "_NO_REASON", "_REPEATED", "_QUERIED", "_TIMEOUT", "_HOME"}
 """Tried at every place: none of them may scan far, and then fail."""
 REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT)
 EVERY = frozenset(map(chr, range(128)))
@@ -186,4 +185,4 @@ def test_every_expression_is_linear() -> None:
 
 def test_the_numbers_of_a_line_are_looked_for_at_its_beginning_only() -> None:
     pattern = Pattern("event", "x", "", frozenset(), numbers=r"(?P<n>\d+)")
-    assert values(pattern, "x" * (MOST_SEARCHED - 1) + "12") == {"n": "1"}
+    assert read_values(pattern, "x" * (MOST_SEARCHED - 1) + "12") == {"n": "1"}

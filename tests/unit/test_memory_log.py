@@ -4,18 +4,18 @@ import pytest
 from support.paths import LOGS
 
 from diag.core.errors import BadUsage
-from diag.exporter.log.memory import GIB, Memory, memory, read
+from diag.exporter.log.memory_sizes import GIB, LoggedMemory, parse_memory_log, read_memory_log
 
 HEAD = "(EngineCore pid=9) INFO 10-06 17:00:41 [gpu_worker.py:955] "
 
 
-def gib(found: Memory) -> dict[str, float]:
+def gib(found: LoggedMemory) -> dict[str, float]:
     """The middles, in GiB."""
     return {name: round(sum(size) / 2 / GIB, 3) for name, size in found.sizes.items()}
 
 
-def said(*texts: str) -> Memory:
-    return memory([HEAD + each + "\n" for each in texts])
+def said(*texts: str) -> LoggedMemory:
+    return parse_memory_log([HEAD + each + "\n" for each in texts])
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def said(*texts: str) -> Memory:
     ],
 )
 def test_logs_of_releases(name: str, version: str, sizes: dict[str, float], numbers: dict[str, float]) -> None:
-    found = read(str(LOGS / f"{name}.log"))
+    found = read_memory_log(str(LOGS / f"{name}.log"))
     assert (found.version, gib(found), found.numbers) == (version, sizes, numbers)
 
 
@@ -56,7 +56,9 @@ def test_what_clients_write_into_a_log_is_no_size_and_no_version() -> None:
         "Model loading took 9.00 GiB and 1.0 seconds",
     ]
     served = [f"{request}Received request x\r{each}\r\n{request}{each}\r\n" for each in sent]
-    assert memory([*begun, *served, "ERROR:    Exception in ASGI application\n", *sent]) == memory(begun)
+    assert parse_memory_log([*begun, *served, "ERROR:    Exception in ASGI application\n", *sent]) == parse_memory_log(
+        begun
+    )
 
 
 def test_the_breakdown_of_v0() -> None:
@@ -86,12 +88,12 @@ def test_the_refusal_of_a_start_with_too_little_free() -> None:
         " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used by"
         " other processes.\n"
     )
-    assert gib(memory([line])) == {"free": 67.24, "total": 79.25, "budget": 71.33}
+    assert gib(parse_memory_log([line])) == {"free": 67.24, "total": 79.25, "budget": 71.33}
 
 
 def test_the_refusal_of_a_context_that_is_too_long() -> None:
     """The words of https://github.com/vllm-project/vllm/issues/16118."""
-    found = memory(
+    found = parse_memory_log(
         [
             "ERROR 04-05 01:12:55 [core.py:390] ValueError: To serve at least one request with the models's max seq len"
             " (1048576), (24.00 GiB KV cache is needed, which is larger than the available KV cache memory (9.97 GiB)."
@@ -138,10 +140,10 @@ def test_a_line_that_is_no_number_says_nothing(text: str) -> None:
 
 
 def test_a_line_without_a_head_is_nobodys() -> None:
-    assert memory(["Available KV cache memory: 99.00 GiB\n"]).sizes == {}
+    assert parse_memory_log(["Available KV cache memory: 99.00 GiB\n"]).sizes == {}
 
 
 @pytest.mark.parametrize("path", ["/nonexistent.log", ".", "nul\0"])
 def test_a_log_that_cannot_be_read_is_refused(path: str) -> None:
     with pytest.raises(BadUsage, match="cannot be read"):
-        read(path)
+        read_memory_log(path)

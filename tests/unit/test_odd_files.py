@@ -12,7 +12,7 @@ from diag.core import files, toml, yaml
 from diag.core.contract_file import read as read_contract
 from diag.core.errors import BadContract, BadIncident, BadRecording, BadUsage
 from diag.core.files import opened, read_bytes
-from diag.exporter.log.memory import read as read_memory_log
+from diag.exporter.log.memory_sizes import read_memory_log
 from diag.http.credentials import from_environment
 from diag.knowledge.catalog import load as load_incidents
 from diag.sources.recording.reader import read as read_recording
@@ -163,8 +163,8 @@ def test_an_incident_file_that_cannot_be_run_is_refused(code: str, tmp_path: Pat
 
 
 def test_a_log_on_standard_input_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diag.exporter.log.memory.FIRST", 2**10)
-    monkeypatch.setattr("diag.exporter.log.memory.LAST", 2**10)
+    monkeypatch.setattr("diag.exporter.log.memory_sizes.FIRST", 2**10)
+    monkeypatch.setattr("diag.exporter.log.memory_sizes.LAST", 2**10)
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
         monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": endless.stdout}))
         with pytest.raises(BadUsage, match="standard input has more than"):

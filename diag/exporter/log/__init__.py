@@ -1,1 +1,4 @@
-"""vLLM's log, line by line, as samples."""
+"""Read a vLLM server's log: raw line -> `parse_line` -> `recognise` (the table in `patterns`) -> `server_log`.
+
+`server_log` feeds the `trackers` and returns samples. `tail` follows a log file; `memory_sizes` reads memory sizes.
+"""

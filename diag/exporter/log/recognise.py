@@ -1,15 +1,25 @@
-"""Recognises the lines of vLLM's log that are in the table.
+"""Recognise a parsed line: find its pattern, decide whether vLLM wrote it, and follow tracebacks that end a process.
 
-A text is recognised at its beginning only, and only at a level at which vLLM writes it: what a client sends is logged
-inside of other lines, and must not look like a failure.
+Patterns: a text is recognised at its beginning only, and only at a level at which vLLM writes it. Clients' input is
+logged inside of other lines, and must not look like a failure.
+
+Origin: prompts, request ids, names of models and texts of exceptions are logged with their line breaks and imitated
+heads. vLLM repeats a record's head on each of its lines, so a line with the head of an earlier one continues that
+record, and a line counts if its file logs that text. An exception that the web server prints has no head and no end:
+lines within seconds of it may be a part of it. Before the server listens, no client can have sent anything.
+
+Tracebacks: processes write theirs interleaved, so they are followed side by side; only an exception that ended a
+process is returned.
 """
 
 import re
-from functools import lru_cache
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, NamedTuple
 
 from diag.core.sizes import GIB, LOG_UNITS
-from diag.exporter.log.pattern import FAILED, Pattern
-from diag.exporter.log.patterns import PATTERNS
+from diag.exporter.log.parse_line import ParsedLine
+from diag.exporter.log.patterns import FAILED, PATTERNS, RAW, Pattern
 
 _RANK = r"(?:\[[^\]]{0,120}Rank \d+\] ?){0,3}"
 _BEFORE = re.compile(
@@ -18,42 +28,313 @@ _BEFORE = re.compile(
     r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception): )?"
     r"(?:Worker failed with error ['\"])?"
 )
-"""What may stand before the words of a failure: who warns, its class, torch's name of the rank, who quotes a worker."""
+"""Text that may precede the words of a failure: a warning's place, torch's name of the rank, the exception's class, the
+quotation of a worker.
+"""
 _ANY = re.compile("|".join(pattern.begins for pattern in PATTERNS))
-"""Without groups: says no ten times as fast as the next."""
-_WHICH = re.compile("|".join(f"({pattern.begins})" for pattern in PATTERNS))
-
-
+"""All patterns without groups: rejects a text ten times as fast as `_EACH`."""
+_EACH = re.compile("|".join(f"({pattern.begins})" for pattern in PATTERNS))
 MOST_SEARCHED = 2_000
 """Characters of a text that are searched for numbers, which may take as many steps as their square."""
 
 
 def recognise(text: str, level: str) -> Pattern | None:
-    """What a line tells, by its text without its head."""
-    pattern = _which(text)
+    """Return the pattern that a line's text, without its head, shows at that level."""
+    pattern = _find_pattern(text)
     if pattern is None and level in FAILED:
         before = _BEFORE.match(text)
-        pattern = _which(text[before.end() :]) if before and before.end() else None
+        pattern = _find_pattern(text[before.end() :]) if before and before.end() else None
     return pattern if pattern and level in pattern.levels else None
 
 
-def _which(text: str) -> Pattern | None:
-    match = _WHICH.match(text) if _ANY.match(text) else None
+def _find_pattern(text: str) -> Pattern | None:
+    match = _EACH.match(text) if _ANY.match(text) else None
     return PATTERNS[match.lastindex - 1] if match and match.lastindex else None
 
 
-def values(pattern: Pattern, text: str) -> dict[str, str]:
-    """The groups of `numbers` that are in the line."""
-    match = _compiled(pattern.numbers).search(text[:MOST_SEARCHED]) if pattern.numbers else None
+def read_values(pattern: Pattern, text: str) -> dict[str, str]:
+    """Return the groups of the pattern's `numbers` that are in the line."""
+    match = re.search(pattern.numbers, text[:MOST_SEARCHED]) if pattern.numbers else None
     return {name: value for name, value in match.groupdict().items() if value} if match else {}
 
 
-def amount(text: str) -> float:
-    """A number as vLLM prints it: "131,072", "2.0 GiB" (in gibibytes), "136.00 MiB"; ValueError for none."""
+def parse_amount(text: str) -> float:
+    """Parse a number as vLLM prints it: "131,072", "2.0 GiB" (in gibibytes), "136.00 MiB"; ValueError for none."""
     digits, _, unit = text.replace(",", "").partition(" ")
     return float(digits) * LOG_UNITS.get(unit, GIB) / GIB
 
 
-@lru_cache(len(PATTERNS))
-def _compiled(regex: str) -> re.Pattern[str]:
-    return re.compile(regex)
+MOST_OPEN = 64
+"""Tracebacks of different processes that are followed at a time."""
+TRACEBACK = "Traceback (most recent call last):"
+_ENDS_PROCESS = re.compile(
+    r"core\.py:\d+: EngineCore (?:failed to start|encountered a fatal error|hit an exception)"
+    r"|(?:multiproc_executor|ray_executor\w*)\.py:\d+: (?:Ray)?WorkerProc (?:failed to start|hit an exception)"
+    r"|multiproc_worker_utils\.py:\d+: Exception in worker |worker_base\.py:\d+: Error executing method "
+    r"|async_llm_engine\.py:\d+: Engine background task failed|engine\.py:\d+: "
+)
+"""vLLM's line above a traceback that ends an engine or a worker, behind the file that logs it."""
+_ENDS_CHILD = re.compile(r"Process [\w-]{1,80}:$")
+"""Python's line above the traceback that ends a child process."""
+_ENTRY = re.compile(
+    r' +File "(?:<frozen runpy>|.{0,300}/runpy\.py|.{0,300}/bin/vllm|.{0,300}/api_server\.py", line \d+, in <module>)'
+)
+"""The first frame of a traceback that ends the server's own process."""
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w{0,80}\.[\w.]{1,120}|\w{0,80}(?:Error|Exception|Exit|Interrupt|Iteration|Expired))(?:: |:?$)"
+)
+_BARE_NAME = re.compile(r"[\w.]+:? ?")
+_STOPPED = re.compile(r"KeyboardInterrupt|SystemExit|asyncio\.exceptions\.CancelledError")
+_CHAINS = re.compile(r"During handling of the above exception|The above exception was the direct cause")
+_HEADING = re.compile(r".*(?::|\d validation errors? for \S{1,100})$", re.DOTALL)
+"""An exception's first line if the reason follows in the next one."""
+_VALIDATION = re.compile(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
+_FIELD = re.compile(r"[\w.]{1,80}")
+MOST_READ = 4_000
+"""Characters of an exception: its further lines may make it longer, and each time it is read again."""
+_Key = tuple[str, str, str, str]
+"""Process, its PID, the place in vLLM's code that logs it, and the level: equal for all lines of a traceback."""
+
+
+@dataclass
+class ErrorLine:
+    """The line of an exception, or another line that gives a reason by itself.
+
+    `number` is its line number in the file, 0 if unknown; `at` is unix time; `cause` is the first exception of its
+    chain; `event` is the event that the line shows; `is_entry` is true if the server's own process ended with it.
+    """
+
+    text: str
+    number: int
+    at: float
+    process: str = ""
+    cause: str = ""
+    event: str = ""
+    is_entry: bool = False
+
+    def __post_init__(self) -> None:
+        self.text = self.text[:MOST_READ]
+
+
+@dataclass
+class _Traceback:
+    """A traceback while it is written; `ends` is true if it ends a process, `error` is its exception so far."""
+
+    ends: bool
+    has_head: bool
+    in_frames: bool = True
+    frame: str = ""
+    is_entry: bool = False
+    is_chained: bool = False
+    error: ErrorLine | None = None
+    is_taken: bool = False
+
+    def take_error(self) -> ErrorLine | None:
+        """Return the exception, once, when it is known that it ended a process."""
+        if self.is_taken or not self.ends or self.error is None:
+            return None
+        self.is_taken, self.error.is_entry = True, self.is_entry
+        return self.error
+
+    def read(self, line: ErrorLine) -> bool:
+        """Read a line; return False if it does not belong to the traceback."""
+        if not self.in_frames:
+            return self._read_message(line.text)
+        if line.text.startswith((" ", "\t")):
+            self.is_entry = self.is_entry or bool(not self.frame and _ENTRY.match(line.text))
+            self.ends = self.ends or self.is_entry
+            self.frame = line.text.strip() if line.text.strip(" ^~") else self.frame
+            return True
+        if not self.frame or not _EXCEPTION.match(line.text):
+            return False
+
+        self.in_frames = False
+        if _STOPPED.match(line.text):
+            return True
+        if _BARE_NAME.fullmatch(line.text):  # a bare AssertionError: add the code
+            line.text = f"{line.text.rstrip(':')} ({self.frame})"
+        if self.error is None:
+            self.error = line
+        elif self.is_chained:
+            cause = self.error.cause or self.error.text
+            self.error.text, self.error.number, self.error.cause = line.text, line.number, cause
+        self.is_chained = False
+        return True
+
+    def _read_message(self, text: str) -> bool:
+        """Read a line below the exception's own, which may complete its text."""
+        is_indented = text.startswith((" ", "\t"))
+        if _CHAINS.match(text):
+            self.is_chained = True
+        elif self.error is not None and _HEADING.match(self.error.text) and is_indented:
+            self.error.text = f"{self.error.text} {text.strip()}"[:MOST_READ]
+        elif self.error is not None and _VALIDATION.match(self.error.text) and _FIELD.fullmatch(text):
+            self.error.text = f"{self.error.text} {text}:"[:MOST_READ]
+        elif text and not is_indented:
+            return self.has_head
+        return True
+
+
+class TracebackTracker:
+    """Follows the tracebacks of all processes side by side."""
+
+    def __init__(self) -> None:
+        self._open: dict[_Key, _Traceback] = {}
+        self._announced: set[_Key] = set()
+
+    def read(self, line: ParsedLine, at: float) -> ErrorLine | None:
+        """Return the exception that ended a process, at its own line; the lines below it may still add to its text."""
+        if line.level not in FAILED:
+            return None
+        key = (line.process, line.pid, line.source, line.level)
+        traceback, is_announced = self._open.get(key), announces_end(line)
+
+        if line.text.startswith(TRACEBACK) or (is_announced and line.text.endswith(TRACEBACK)):
+            if traceback and not traceback.in_frames and (traceback.is_chained or traceback.has_head):
+                traceback.in_frames, traceback.frame = True, ""  # the next one of a chain, or the record's own again
+            else:
+                if len(self._open) >= MOST_OPEN:
+                    self._open.clear()
+                self._open[key] = _Traceback(is_announced or key in self._announced, has_head=line.level != RAW)
+            return None
+
+        if traceback is not None and traceback.read(ErrorLine(line.text, line.number, at, line.process)):
+            return traceback.take_error()
+        self._open.pop(key, None)
+        if len(self._announced) >= MOST_OPEN:
+            self._announced.clear()
+        (self._announced.add if is_announced else self._announced.discard)(key)
+        return None
+
+
+def announces_end(line: ParsedLine) -> bool:
+    """Return True if a line announces the exception that ends an engine, a worker, or the process that prints it."""
+    if line.level == RAW:
+        return bool(_ENDS_CHILD.match(line.text))
+    return bool(_ENDS_PROCESS.match(f"{line.source}: {line.text}"))
+
+
+Phase = Literal["unknown", "starting", "serving"]
+MOST_RECORDS, MOST_PIDS = 32, 4096
+"""Records that may be open at a time, and processes of one server."""
+QUIET = 2.0
+"""Seconds behind a text without an end after which a line is no part of it."""
+_ENDLESS = ("Task exception was never retrieved", "Exception in ", "Exception ignored ", "Unhandled exception")
+"""Beginnings of exceptions that Python prints and that ended nothing."""
+_STARTUP_KINDS = frozenset({"banner", "hint", "stage", "progress", "setting"})
+_LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
+
+
+class LineOrigin(Enum):
+    """The author of a line: vLLM; unproven, though it looks like vLLM's; or another text that quotes it."""
+
+    VLLM = 1
+    UNPROVEN = 2
+    QUOTED = 3
+
+
+class _Record(NamedTuple):
+    """An open log record: the pattern of its first line; `ends` is true if that line announces the end of a process."""
+
+    pattern: Pattern | None
+    ends: bool
+    is_blank: bool
+    has_traceback: bool = False
+
+
+class RecordTracker:
+    """Tracks the open records of a log, line by line, and decides whether vLLM wrote a line."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Record] = {}
+        self._pids: set[str] = set()
+        self._endless: tuple[float | None, float] | None = None
+        """When a text without an end began by the clock, and the time of the line before it."""
+
+    def origin(
+        self, line: ParsedLine, pattern: Pattern | None, phase: Phase, read_at: float | None, latest: float | None
+    ) -> LineOrigin:
+        """Return the origin of a line; `read_at` is unix time if it is read live, `latest` the time of the line before.
+
+        A line that stands inside another one, or within seconds of a text without an end, is quoted.
+        """
+        if phase == "serving":
+            clock = line.at if line.stamped else read_at
+            is_quoted = line.form == "inside" or self._is_in_endless(line, clock)
+            is_exception = line.level != RAW or (pattern is None and line.text.startswith(_ENDLESS))
+            if line.form == "line" and not line.source and line.level in FAILED and is_exception:
+                self._endless = clock, latest or 0.0
+            if is_quoted:
+                return LineOrigin.QUOTED
+        if line.source and line.form != "foreign":
+            return self._origin_by_head(line, pattern, phase)
+
+        is_api_server = line.process.lower().startswith("apiserver")
+        is_engine = line.form == "line" and line.pid and line.pid in self._pids and not is_api_server
+        if phase != "serving" or is_engine or pattern is None or pattern.kind == "serves":
+            return LineOrigin.VLLM
+        if pattern.kind in ("event", "fatal"):
+            return LineOrigin.UNPROVEN
+        is_uvicorn = not pattern.logger and line.form != "foreign" and (pattern.kind != "stage" or line.level != RAW)
+        return LineOrigin.VLLM if is_uvicorn else LineOrigin.QUOTED
+
+    def has_process(self, pid: str) -> bool:
+        """Return True if a process of the start has that PID; "" in releases that log no PID."""
+        return pid in self._pids
+
+    def _is_in_endless(self, line: ParsedLine, clock: float | None) -> bool:
+        """Return True if a line may be a part of a text without an end.
+
+        Its own time may be a part of the text too, so it ends the text for later lines at most.
+        """
+        if self._endless is None:
+            return False
+        began, latest = self._endless
+        if clock is not None and (began is None or clock - began >= QUIET):
+            self._endless = None
+            return False
+        if clock is None and line.source and line.at is not None and line.at - latest >= QUIET:
+            self._endless = None
+        return True
+
+    def _origin_by_head(self, line: ParsedLine, pattern: Pattern | None, phase: Phase) -> LineOrigin:
+        """Return the origin of a line with a head: by the record that it continues, else by the file that logs it."""
+        is_vllm_head = bool(line.pid) or line.head.startswith(_LEVELS)  # torch and NCCL name no process
+        says_end = line.level in FAILED and (
+            announces_end(line) or line.text.startswith("AsyncLLM output_handler failed")
+        )
+        is_logged_by_file = pattern is not None and line.source.partition(":")[0] in pattern.logger.split()
+
+        record = self._open.get(line.head)
+        if record is None:
+            if len(self._open) >= MOST_RECORDS:
+                del self._open[next(iter(self._open))]
+            self._open[line.head] = _Record(pattern, says_end, not line.text or line.text.isspace())
+            if phase == "starting" and is_vllm_head and len(self._pids) < MOST_PIDS:
+                self._pids.add(line.pid)
+        if phase == "starting":
+            return LineOrigin.VLLM
+
+        if record is not None:
+            if line.text.startswith(TRACEBACK):
+                self._open[line.head] = record._replace(has_traceback=True)
+            return LineOrigin.VLLM if _continues(record, pattern, is_logged_by_file) else LineOrigin.QUOTED
+        if pattern is None or (phase == "unknown" and pattern.kind in _STARTUP_KINDS):
+            return LineOrigin.VLLM
+        if not (is_logged_by_file if pattern.logger else pattern.kind in _STARTUP_KINDS or says_end):
+            return LineOrigin.QUOTED
+        is_known = not self._pids or line.pid in self._pids or pattern.kind != "event" or not is_vllm_head
+        return LineOrigin.VLLM if is_known else LineOrigin.UNPROVEN
+
+
+def _continues(record: _Record, pattern: Pattern | None, is_logged_by_file: bool) -> bool:
+    """Return True if a further line of a record counts, False if it is a text that the record quotes."""
+    if record.ends:
+        return pattern is None or not pattern.logger or is_logged_by_file
+    if record.is_blank:  # of the logo
+        return pattern is None or pattern.name in ("logo", "model")
+    if pattern is None or record.pattern is None:
+        return False
+    return pattern == record.pattern or (
+        record.has_traceback and pattern.record_event == record.pattern.name and pattern.record_event != ""
+    )

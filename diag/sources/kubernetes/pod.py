@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from diag.core.formatting import printable
 from diag.core.metric_families import Collected, Collector, Sample
-from diag.exporter.log.state import ServerLog
+from diag.exporter.log.server_log import ServerLog
 from diag.http.failure import Failure
 from diag.sources.kubernetes.api import Api
 from diag.sources.kubernetes.discovery import Candidate

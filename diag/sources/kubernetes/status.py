@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from diag.core.formatting import moment, plural, printable
 from diag.core.metric_families import Sample
 from diag.core.sizes import resource_quantity
-from diag.exporter.log.crashes import STEADY_SECONDS
+from diag.exporter.log.trackers import STEADY_SECONDS
 from diag.sources.kubernetes.discovery import Pod, containers, name, part
 
 OOM_KILLED = "OOMKilled"

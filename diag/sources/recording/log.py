@@ -5,8 +5,8 @@ from datetime import tzinfo
 from pathlib import Path
 
 from diag.core.metric_families import plain
-from diag.exporter.log.line import entries, skipped
-from diag.exporter.log.state import ServerLog
+from diag.exporter.log.parse_line import read_timed_lines, skipped_note
+from diag.exporter.log.server_log import ServerLog
 
 
 class RecordedLog:
@@ -15,8 +15,8 @@ class RecordedLog:
     def __init__(self, file: Path, zone: tzinfo, first: float) -> None:
         """`first` is the time of some scrape: the lines say no year."""
         self.state = ServerLog(zone, str(file))
-        self._rest = deque(entries(file, zone, first))
-        self.skipped = skipped(file)
+        self._rest = deque(read_timed_lines(file, zone, first))
+        self.skipped = skipped_note(file)
 
     def until(self, at: float, answers: bool) -> bytes:
         """Its families as they were at a scrape that the server answered or not; scrapes come in their order."""

@@ -1,0 +1,169 @@
+"""Read the GPU memory sizes that a vLLM server's log states, for the latest start in it.
+
+Sizes are rounded in the log, so each is a range. Of several workers the fullest one counts: most weights, least room.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from diag.core.errors import BadUsage
+from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
+from diag.core.sizes import GIB
+from diag.exporter.log.parse_line import (
+    FIRST,
+    LAST,
+    LONGEST,
+    ParsedLine,
+    read_lines,
+    skipped_note,
+    split_redrawn,
+)
+from diag.exporter.log.patterns import Pattern
+from diag.exporter.log.recognise import LineOrigin, parse_amount, read_values
+from diag.exporter.log.server_log import LogInterpreter, ServerLog
+from diag.exporter.log.trackers import parse_settings
+
+Size = tuple[int, int]
+"""Least and most bytes."""
+
+_G = r" ?Gi?B"
+_N = r"(-?[\d.]+)"
+_TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (rf"(?:Model loading|Loading model weights) took {_N}{_G}", ("weights",)),
+    (rf"Available KV cache memory: {_N} GiB", ("kv_cache",)),
+    (rf"Graph capturing finished in [\d.]+ secs?, took {_N} GiB", ("graphs",)),
+    (rf"Estimated CUDA graph memory: {_N} GiB total", ("estimated graphs",)),
+    (rf"(?:Explicitly|Auto) set \({_N}/[\d.]+\) GiB for KV cache", ("kv_cache",)),
+    (
+        rf"Free memory on device (?:\S+ )?\({_N}/{_N} GiB\) on startup\. Desired GPU memory utilization is "
+        rf"\([\d.]+, {_N} GiB\)\.",
+        ("free", "total", "budget"),
+    ),
+    (rf"Free memory on device .*? {_N} GiB for peak activation", ("activations",)),
+    (rf"Free memory on device .*? {_N} GiB for non-torch memory", ("other",)),
+    (rf"the current vLLM instance can use total_gpu_memory \({_N}{_G}\)", ("total",)),
+    (rf"the current vLLM instance .*= {_N}{_G}", ("budget",)),
+    (
+        rf"(?:the current .*?)?model weights take {_N}{_G}; non_torch_memory takes {_N}{_G}; PyTorch activation peak"
+        rf" memory takes {_N}{_G}; the rest of the memory reserved for KV Cache is {_N}{_G}",
+        ("weights", "other", "activations", "kv_cache"),
+    ),
+)
+_LOOKED_FOR = tuple((re.compile(regex), names) for regex, names in _TEXTS)
+"""Texts with sizes in GiB, and the names of these sizes."""
+_LEAST = frozenset({"kv_cache", "free", "total", "budget"})
+"""Sizes of which the smallest of several workers counts; of all others the largest."""
+_WITHOUT_LEVEL = ("model weights take", "the current vLLM")
+"""Beginnings of the further lines of a record."""
+_NUMBERS = {
+    "max_model_len": "length",
+    "kv_cache_max_concurrency": "concurrency",
+    "kv_cache_size_tokens": "tokens",
+    "estimated_max_model_len": "longest",
+}
+SETTINGS = ("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size")
+"""Settings that the sizes depend on."""
+_SIZES = {
+    "free_gibibytes": "free",
+    "total_gibibytes": "total",
+    "requested_gibibytes": "budget",
+    "needed_gibibytes": "needed",
+    "available_gibibytes": "kv_cache",
+}
+
+
+@dataclass
+class LoggedMemory:
+    """Memory of one start: `sizes` by name in bytes, `numbers` without a unit, `settings`, and the vLLM version.
+
+    Sizes: weights, kv_cache, graphs, "estimated graphs", activations, other, free, total, budget, needed. Numbers:
+    tokens, length and concurrency of the KV cache, and the longest context that vLLM itself estimated. Settings: those
+    of SETTINGS. `skipped` is the sentence about the part of a large log that was not read.
+    """
+
+    skipped: str = ""
+    version: str = ""
+    sizes: dict[str, Size] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, float] = field(default_factory=dict)
+
+    def note(self, name: str, text: str) -> None:
+        """Note a size in GiB, as exact as it was printed; ValueError or OverflowError if it is no number."""
+        half = 0.5 * 10.0 ** -max(len(text.partition(".")[2]), 2)  # "1.0" is round(x, 2)
+        size = round((float(text) - half) * GIB), round((float(text) + half) * GIB)
+        known = self.sizes.get(name, size)
+        self.sizes[name] = min(known, size) if name in _LEAST else max(known, size)
+
+
+def read_memory_log(path: str) -> LoggedMemory:
+    """Read the memory sizes of a log file, "-" for standard input; BadUsage if it cannot be read."""
+    try:
+        if path != "-":
+            found = parse_memory_log(line for _, line in read_lines(Path(path)))
+            found.skipped = skipped_note(Path(path))
+            return found
+        content = sys.stdin.buffer.read(FIRST + LAST + 1)
+    except OSError as error:
+        raise BadUsage(f"the log {path[:120]!r} cannot be read: {error.strerror}") from error
+    if len(content) > FIRST + LAST:
+        raise BadUsage(f"standard input has more than {(FIRST + LAST) >> 20} MiB: give the log as a file")
+    return parse_memory_log(content.decode("utf-8", "replace").split("\n"))
+
+
+def parse_memory_log(lines: Iterable[str]) -> LoggedMemory:
+    """Parse the memory sizes in the lines of a log, of the latest start."""
+    interpreter, now = _MemoryInterpreter(), time.time()
+    log = ServerLog(interpreter=interpreter)
+    for raw in lines:
+        for line in split_redrawn(raw[:LONGEST]):
+            log.feed(line, now, live=False)
+    interpreter.memory.version = log.version
+    return interpreter.memory
+
+
+class _MemoryInterpreter(LogInterpreter):
+    """Reads memory sizes as well; while the server serves, only from events that vLLM itself logs."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.memory = LoggedMemory()
+
+    def _interpret(self, line: ParsedLine, pattern: Pattern | None, origin: LineOrigin, at: float) -> None:
+        startup, serves = self._startup, self.phase == "serving"
+        super()._interpret(line, pattern, origin, at)
+        if startup is not self._startup and self.memory.sizes:
+            self.memory = LoggedMemory()
+        if serves and (origin is not LineOrigin.VLLM or (pattern and pattern.kind != "event")):
+            return
+        if pattern:
+            self._read_values(pattern, line.text)
+        if serves or not (line.level in ("INFO", "DEBUG") or line.text.startswith(_WITHOUT_LEVEL)):
+            return
+        for regex, names in _LOOKED_FOR:
+            match = regex.match(line.text)
+            for name, value in zip(names, match.groups(), strict=True) if match else ():
+                with suppress(ValueError, OverflowError):  # a line that only looks like one of vLLM's
+                    self.memory.note(name, value)
+
+    def _read_values(self, pattern: Pattern, text: str) -> None:
+        """Read the values that the pattern finds; the free memory when memory runs out is not that of the start."""
+        memory, values = self.memory, read_values(pattern, text)
+        settings = parse_settings(text) if pattern.name in ("args", "config") else {}
+        if "utilization" in values:
+            settings["gpu_memory_utilization"] = values["utilization"]
+        for name in settings.keys() & set(SETTINGS):
+            with suppress(ValueError, OverflowError):
+                memory.settings[name] = float(settings[name])
+        if pattern.name == NO_KV_CACHE_MEMORY:
+            memory.sizes.setdefault("kv_cache", (0, 0))
+        for name, value in values.items():
+            with suppress(ValueError, OverflowError):
+                if name in _NUMBERS:
+                    memory.numbers[_NUMBERS[name]] = parse_amount(value)
+                elif name in _SIZES and (name == "total_gibibytes" or pattern.name != CUDA_OUT_OF_MEMORY):
+                    memory.note(_SIZES[name], f"{parse_amount(value):.2f}")

@@ -1,0 +1,415 @@
+"""Turn the lines of a vLLM server's log into samples, line by line. No files, no clock.
+
+Time: a line without one (uvicorn's, a traceback, a bar) gets the moment at which it was read while the log is followed
+live, and the last time seen while an old log is read from its beginning. No line is newer than the moment at which it
+was read.
+
+Two interpretations: while a server is at work, lines that look like another, failed start may be a client's input; once
+the server's /metrics page no longer answers, they cannot be. So such lines are interpreted both ways, and the page
+decides which interpretation counts.
+"""
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from datetime import tzinfo
+
+from diag.core.log_events import (
+    COMPILED_WHILE_SERVING,
+    ENGINE_DEAD,
+    ENGINE_START_FAILED,
+    KILLED_BY_SIGNAL,
+    ON_DEVICE,
+    QUOTED,
+    SHUT_DOWN,
+    WORKER_DIED,
+)
+from diag.core.metric_families import Sample
+from diag.exporter.log.parse_line import ACCESS, MOST_CHARACTERS, PROGRESS_BAR, LineParser, ParsedLine
+from diag.exporter.log.patterns import RAW, STAGES, Pattern
+from diag.exporter.log.recognise import (
+    TRACEBACK,
+    ErrorLine,
+    LineOrigin,
+    Phase,
+    RecordTracker,
+    TracebackTracker,
+    recognise,
+)
+from diag.exporter.log.trackers import (
+    READY_STAGE,
+    SIGNALLED,
+    CrashStreak,
+    EventCounts,
+    LoggedConfig,
+    RootCauseTracker,
+    StartupProgress,
+)
+from diag.vllm.server.config import ServerFacts
+
+DEATHS = (ENGINE_DEAD, WORKER_DIED)
+LISTENS = "Starting vLLM "
+"""The beginning of the line after which clients can connect."""
+_COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
+"""torch.compile compiles a graph that no cache has."""
+
+
+class LogInterpreter:
+    """Interprets a log's lines in their order: tracks starts, work, failures and ends of the server.
+
+    Counts and times of events outlive a restart of the server, as do the numbers of the last line of each; phases,
+    progress, configuration and root cause are those of the latest start. `file` is the name of the log file, "" if
+    there is none.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.ahead = 0.0
+        """Seconds by which the last line read live that has a time is ahead of the clock: a wrong time zone."""
+        self.latest: float | None = None
+        """Unix time of the last line of any kind."""
+        self.config = LoggedConfig()
+        self.starts = 0
+        """Starts that the log has shown."""
+        self.served = 0
+        """Lines that have shown the server at work."""
+        self.failed = 0
+        """Starts that have failed."""
+        self._startup = StartupProgress()
+        self._crashes = CrashStreak()
+        self._banners: set[str] = set()
+        self._pid = ""
+        self._last_time: float | None = None
+        self._events = EventCounts()
+        self._records = RecordTracker()
+        self._listens = False
+        self._ending: set[str] = set()
+        self._next_start: list[tuple[Pattern, ParsedLine, float]] = []
+        self._tracebacks = TracebackTracker()
+        self._root_cause = RootCauseTracker(file)
+        self._dead = False
+
+    @property
+    def phase(self) -> Phase:
+        """Return "serving" once clients can connect; "unknown" for a log whose beginning is lost."""
+        if self._startup.stage is None:
+            return "unknown"
+        return "serving" if not self._startup.has_ended and (self._startup.is_ready or self._listens) else "starting"
+
+    def shows_failed_start(self, line: ParsedLine, pattern: Pattern | None) -> bool:
+        """Return True if a line is of another start, which failed; or of a client that imitates one."""
+        if line.form != "line":
+            return False
+        is_traceback = line.level == RAW and line.text.startswith(TRACEBACK)
+        is_failure = pattern is not None and pattern.name == ENGINE_START_FAILED
+        return is_failure or (is_traceback and not self._records.has_process(line.pid))
+
+    def with_server_ended(self, read_at: float, live: bool) -> "LogInterpreter":
+        """Return a copy that goes on as if the server had ended and another had been started."""
+        other = deepcopy(self)
+        other.failed = 0
+        other._begin(other._resolve_time(None, read_at, live))
+        return other
+
+    def take_request(self, own: float | None, read_at: float, live: bool) -> None:
+        """Interpret a line of uvicorn's access log; `own` is its own time."""
+        self._serve(self._resolve_time(own, read_at, live))
+
+    def process_ended(self, at: float, by_signal: bool) -> None:
+        """Note that the server's process ended, as its supervisor reports: a crash may leave no line."""
+        if self._startup.has_ended:
+            return
+        if by_signal:
+            self._events.count(KILLED_BY_SIGNAL, at)
+        if self._startup.is_ready:
+            self._startup.end(at)
+            self._crashes.crash(at)
+        else:
+            self._fail(at)
+
+    def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> None:
+        """Interpret a line that shows `pattern`; if `live`, a line without a time gets `read_at`."""
+        origin = self._records.origin(line, pattern, self.phase, read_at if live else None, self._last_time)
+        own = line.at if line.stamped or origin is not LineOrigin.QUOTED else None
+        self._interpret(line, pattern, origin, self._resolve_time(own, read_at, live))
+
+    def _resolve_time(self, own: float | None, read_at: float, live: bool) -> float:
+        if own is not None:
+            self.ahead = own - read_at if live else 0.0
+            self._last_time = at = min(own, read_at)
+        else:
+            at = read_at if live or self._last_time is None else self._last_time
+        self.latest = max(at, self.latest or at)
+        return at
+
+    def _interpret(self, line: ParsedLine, pattern: Pattern | None, origin: LineOrigin, at: float) -> None:
+        if origin is LineOrigin.QUOTED:
+            return
+        is_other_process = not self._records.has_process(line.pid)
+        if not self._was_stopped or is_other_process:
+            error = self._tracebacks.read(line, at)
+            if error is not None:
+                error.event = pattern.name if pattern and pattern.kind == "event" else ""
+                ends_server = error.is_entry and error.event != ENGINE_START_FAILED
+                if ends_server and self._startup.has_ended and is_other_process:
+                    self._begin(at)
+                self._root_cause.consider(error)
+                if ends_server:  # and its start
+                    self._root_cause.end()
+                    self._fail(at)
+
+        if not self._was_stopped and line.text.startswith(SIGNALLED) and line.source.startswith("core.py:"):
+            self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
+        if pattern is None:
+            return
+        if origin is LineOrigin.VLLM:
+            if self._next_start and pattern.kind in ("hint", "stage", "setting", "progress"):
+                self._begin_if_another_file(line)
+            getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
+        elif pattern.kind == "event" and not self._was_stopped:
+            self._events.note_unproven(pattern.name, at)
+
+    @property
+    def _was_stopped(self) -> bool:
+        """True after the server was stopped on purpose: errors that its processes log then are no failure."""
+        return self._startup.is_ready and self._startup.has_ended
+
+    @property
+    def _serves(self) -> bool:
+        return self._startup.is_ready and not self._startup.has_ended
+
+    def _on_banner(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if self._serves and not self._dead:  # a client may have imitated a banner alone
+            self._next_start = [*self._next_start[-9:], (pattern, line, at)]
+            return
+        again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
+        if not self._startup.exists or self._startup.stage or again:
+            self._begin(at)
+        self._banners.add(pattern.name)
+        self._pid = line.pid
+        self._on_setting(pattern, line, at)
+
+    def _on_hint(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if not self._startup.exists:
+            self._begin(at)
+        self._on_setting(pattern, line, at)
+
+    def _begin_if_another_file(self, line: ParsedLine) -> None:
+        """Begin a start that banners announced, if `line` is of a start too and from another file of vLLM's."""
+        banners = self._next_start
+        if not line.source or line.source.partition(":")[0] == banners[0][1].source.partition(":")[0]:
+            return
+        self._next_start = []
+        self._begin(banners[0][2])
+        for banner in banners:
+            self._on_banner(*banner)
+
+    def _begin(self, at: float) -> None:
+        self._listens, self._ending = False, set()
+        self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
+        self.starts += 1
+        self._root_cause.begin()
+        self._crashes.begin(at)
+
+    def _reach(self, stage: int, at: float) -> None:
+        self._startup.reach(stage, at)
+        if self._serves:
+            self._crashes.ready(at)
+
+    def _on_stage(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if self._serves:
+            if line.source.startswith("backends.py:") and _COMPILES.match(line.text):
+                self._events.count(COMPILED_WHILE_SERVING, at)
+            return
+        self._listens = self._listens or line.text.startswith(LISTENS)
+        name = "profile_memory" if pattern.name == "compile" and not self.config.compiles else pattern.name
+        stage, bar = STAGES.index(name), PROGRESS_BAR.match(line.text) if line.level == RAW else None
+        if bar:
+            done, total = (bar["done"], bar["total"]) if bar["done"] else (bar["percent"], 100)
+            self._startup.draw_bar(stage, bar["what"], int(done), int(total), at)
+        else:
+            self._reach(stage, at)
+        self.config.read(pattern, line.text)
+
+    def _on_setting(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if self._serves:
+            return
+        self.config.read(pattern, line.text)
+        self._startup.move(at)
+
+    def _on_progress(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        self._startup.move(at)
+
+    def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        self._serve(at)
+
+    def _serve(self, at: float) -> None:
+        self._reach(READY_STAGE, at)
+        self._next_start.clear()
+        self.served += 1
+
+    def _on_ends(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        """The API server of a dead engine logs a shutdown too; uvicorn shuts down with more than one line."""
+        self._ending.add(line.text)
+        if self._serves and not self._dead and not line.source and len(self._ending) < 2:
+            return
+        self._assume_was_ready(at)
+        if not self._startup.has_ended and not self._dead:
+            self._events.count(SHUT_DOWN, at)
+        self._startup.end(at)
+        self._crashes.stop()
+
+    def _on_fatal(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if self._startup.stage or not self._startup.exists:
+            self._begin(at)
+        self._quote(pattern, line, at)
+        self._fail(at)
+
+    def _on_event(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        is_of_startup = pattern.name == COMPILED_WHILE_SERVING and not self._serves
+        is_of_shutdown = pattern.name in DEATHS and self._was_stopped
+        is_api_server = line.level != RAW and line.process.lower().startswith("apiserver")
+        if is_of_startup or is_of_shutdown or (is_api_server and pattern.name in ON_DEVICE):
+            return
+        if pattern.name in QUOTED:
+            self._quote(pattern, line, at)
+        if pattern.name == ENGINE_START_FAILED:
+            self._fail(at)
+            return
+        if pattern.name == ENGINE_DEAD:
+            self._assume_was_ready(at)
+            self._crashes.crash(at)
+        self._dead = self._dead or pattern.name in DEATHS
+        self._events.read(pattern, line.text, at)
+
+    def _quote(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process, event=pattern.name))
+        self._root_cause.end()
+
+    def _assume_was_ready(self, at: float) -> None:
+        """If a log begins with the end of a server, such as a rotated log, the server was at work before."""
+        if self._startup.stage is None:
+            self._reach(READY_STAGE, at)
+
+    def _fail(self, at: float) -> None:
+        """Note a failed start; if the start has already succeeded, do nothing."""
+        if self._startup.is_ready:
+            return
+        self.failed += 1
+        self._events.count(ENGINE_START_FAILED, at)
+        if self._startup.stage is None:
+            self._startup = StartupProgress(at)
+            self._crashes.begin(at)
+        self._startup.end(at)
+        self._crashes.crash(at)
+
+    def samples(self, now: float) -> list[Sample]:
+        """Return everything that is known at that time."""
+        found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
+        found += self._events.samples()
+        found += self._root_cause.samples()
+        if self.latest is not None:
+            found.append(("diag_vllm_log_last_line_timestamp_seconds", (), self.latest))
+        return found
+
+
+SILENT_SECONDS, SILENT_SCRAPES = 15.0, 3
+"""The server has ended if /metrics does not answer for this long and for so many scrapes in a row."""
+
+
+class ServerLog:
+    """Keeps the state of a server by its log: `feed` it lines in their order, and report by `page` if /metrics answers.
+
+    `file` is the name of the log file, "" if there is none; `interpreter` interprets the lines.
+    """
+
+    def __init__(self, zone: tzinfo | None = None, file: str = "", interpreter: LogInterpreter | None = None) -> None:
+        self._parser = LineParser(zone)
+        self._interpreter = interpreter or LogInterpreter(file)
+        self._if_ended: LogInterpreter | None = None
+        """The other interpretation, as if the server that the log showed at work had ended without a line."""
+        self._silent_since = 0.0
+        self._silent_scrapes = 0
+
+    @property
+    def ahead(self) -> float:
+        """Seconds by which the last line read live that has a time is ahead of the clock: a wrong time zone."""
+        return self._interpreter.ahead
+
+    @property
+    def latest(self) -> float | None:
+        """Unix time of the last line of any kind."""
+        return self._interpreter.latest
+
+    @property
+    def config(self) -> Mapping[str, float]:
+        """The running configuration as far as it is known, by names of `launch.FLAGS`."""
+        return dict(self._interpreter.config.config)  # a copy: another thread may read it
+
+    @property
+    def version(self) -> str:
+        """VLLM version; "" if the log does not print it."""
+        return self._interpreter.config.version
+
+    @property
+    def model(self) -> str:
+        """Served model name, never a path; "" if the log does not print it."""
+        return self._interpreter.config.model
+
+    def completes(self, facts: ServerFacts) -> ServerFacts:
+        """Add the log's facts to the server's own; version and model that the server reports itself win."""
+        models = facts.models or ((self.model,) if self.model else ())
+        config = self._interpreter.config
+        log: dict[str, float | str] = {**config.config, **config.words}
+        version = facts.version or self.version
+        return facts._replace(version=version, models=models, log=log, log_whole=config.has_all_args)
+
+    def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:
+        """Read one line, or one redrawing of a bar, without its end; if `live`, a line without a time gets `read_at`.
+
+        `number` is the line number in the file, 0 if unknown.
+        """
+        request = ACCESS.match(line)
+        if request:
+            self._interpreter.take_request(self._parser.parse_time(request["iso"], read_at), read_at, live)
+            self._if_ended = None
+            return
+        for parsed in self._parser.parse(line[:MOST_CHARACTERS], read_at):
+            self._take(parsed._replace(number=number), read_at, live)
+
+    def _take(self, line: ParsedLine, read_at: float, live: bool) -> None:
+        pattern, main = recognise(line.text, line.level), self._interpreter
+        if self._if_ended is None and main.phase == "serving" and main.shows_failed_start(line, pattern):
+            self._if_ended = main.with_server_ended(read_at, live)
+        starts, served = main.starts, main.served
+        main.take(line, pattern, read_at, live)
+        if self._if_ended is None:
+            return
+        self._if_ended.take(line, pattern, read_at, live)
+        if main.starts > starts and self._has_ended(read_at):
+            self._interpreter = self._if_ended
+        if main.starts > starts or main.served > served or main.phase != "serving":
+            self._if_ended = None
+
+    def page(self, at: float, answers: bool, live: bool = True) -> None:
+        """Note whether /metrics answered; if it did, no line that was read live before was of another start."""
+        if answers:
+            self._silent_scrapes = 0
+            self._if_ended = None if live else self._if_ended
+            return
+        self._silent_since = self._silent_since if self._silent_scrapes else at
+        self._silent_scrapes += 1
+
+    def process_ended(self, at: float, by_signal: bool) -> None:
+        """Note that the server's process ended, as its supervisor reports: all later lines are of another start."""
+        self._interpreter.process_ended(at, by_signal)
+        self._if_ended = None
+
+    def _has_ended(self, now: float) -> bool:
+        """Return True if other starts failed and the page no longer answers."""
+        is_silent = self._silent_scrapes >= SILENT_SCRAPES and now - self._silent_since >= SILENT_SECONDS
+        return is_silent and self._if_ended is not None and self._if_ended.failed > 0
+
+    def samples(self, now: float) -> list[Sample]:
+        """Return everything that is known at that time."""
+        interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self._interpreter
+        return interpreter.samples(now)

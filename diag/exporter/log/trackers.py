@@ -1,0 +1,366 @@
+"""Track the state that a log's lines add up to: start-up phases, crashes in a row, event counts, configuration, and the
+root cause of a failure.
+
+Each tracker is fed by `LogInterpreter` and has neither files nor a clock; times are unix seconds.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from diag.core.formatting import printable
+from diag.core.metric_families import Sample
+from diag.core.startup_phases import READY, WARM_UP
+from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
+from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
+from diag.vllm.command.secrets import hidden
+from diag.vllm.command.shell import HIDDEN
+from diag.vllm.command.values import is_like_a_flag
+from diag.vllm.server.config import words
+from diag.vllm.server.launch import FLAGS, number
+
+READY_STAGE = STAGES.index(READY)
+MOST_BARS = 1_000
+
+
+class StartupProgress:
+    """Tracks one start through its stages and progress bars.
+
+    Stages only go forward: a late rank does not move the start back. After a failure or a shutdown all phases are 0;
+    the times spent stay. A server first seen at work is ready, and nothing is known of its start. Progress is a line of
+    a stage, or a bar that moved; a bar redrawn where it stands, a warning, and the line that a rank waits are none.
+    Progress ends when the server is ready.
+    """
+
+    def __init__(self, at: float | None = None) -> None:
+        self.stage = None if at is None else 0
+        self.has_ended = False
+        self._entered = at or 0.0
+        self._moved = at
+        self._spent: dict[str, float] = {}
+        self._bars: dict[tuple[str, int], int] = {}
+        self._ratio: float | None = None
+
+    @property
+    def exists(self) -> bool:
+        """True if a start or a server at work was seen that has neither failed nor shut down."""
+        return self.stage is not None and not self.has_ended
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the start succeeded, whatever came after."""
+        return self.stage == READY_STAGE
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while the present phase still takes time."""
+        return self.exists and not self.is_ready
+
+    def reach(self, stage: int, at: float) -> None:
+        """Note a line of that stage."""
+        if self.has_ended or self.is_ready:
+            return
+        if self.stage is None:
+            self.stage, self._entered = stage, at
+        self._moved = max(at, self._moved or at)
+        if stage > self.stage:
+            self._add_time_spent(at)
+            self.stage, self._ratio = stage, None
+
+    def move(self, at: float) -> None:
+        """Note a line that shows progress inside a stage."""
+        if self.is_under_way:
+            self.reach(0, at)
+
+    def draw_bar(self, stage: int, what: str, done: int, total: int, at: float) -> None:
+        """Note a progress bar; all ranks draw the same one, so the highest count is its position."""
+        if done <= self._bars.get((what, total), -1) or len(self._bars) > MOST_BARS:
+            return
+        self._bars[what, total] = done
+        self.reach(stage, at)
+        if self.is_under_way and self.stage == stage and total:
+            self._ratio = min(done / total, 1.0)
+
+    def end(self, at: float) -> None:
+        """Note that the start failed, or that the server was shut down."""
+        if self.is_under_way:
+            self._add_time_spent(at)
+        self.has_ended = True
+
+    def _add_time_spent(self, at: float) -> None:
+        phase = _phase_of_stage(self.stage or 0)
+        self._spent[phase] = self._spent.get(phase, 0.0) + max(at - self._entered, 0.0)
+        self._entered = at
+
+    def samples(self, now: float) -> Iterator[Sample]:
+        """Yield the phase, its times and the progress; nothing if neither a start nor a server at work was seen."""
+        if self.stage is None:
+            return
+        present = "" if self.has_ended else _phase_of_stage(self.stage)
+        for phase in PHASES:
+            yield "diag_vllm_startup_phase", (phase,), float(phase == present)
+        spent = dict(self._spent)
+        if self.is_under_way:  # `ready` takes no time
+            spent[present] = spent.get(present, 0.0) + max(now - self._entered, 0.0)
+        for phase, seconds in spent.items():
+            yield "diag_vllm_startup_phase_seconds", (phase,), seconds
+        if self.is_under_way and self._ratio is not None:
+            yield "diag_vllm_startup_progress_ratio", (), self._ratio
+        if self._moved is not None:
+            yield "diag_vllm_startup_last_progress_timestamp_seconds", (), self._moved
+
+
+def _phase_of_stage(stage: int) -> str:
+    return WARM_UP if STAGES[stage] == KERNEL_WARM_UP else STAGES[stage]
+
+
+STEADY_SECONDS = 600.0
+"""Kubernetes resets the back-off of a container once it has run for ten minutes."""
+
+
+class CrashStreak:
+    """Counts crashes in a row: a failed start, a dead engine, a start without a shutdown before it.
+
+    The count is reset when the server has served for `STEADY_SECONDS`, was stopped on purpose, or is ready after a
+    failed start.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._runs = False
+        self._ready_at: float | None = None
+        self._failed_to_start = False
+
+    def begin(self, at: float) -> None:
+        """Note a start; a server that still ran before it has crashed without a line."""
+        self.crash(at)
+        self._runs, self._ready_at = True, None
+
+    def ready(self, at: float) -> None:
+        """Note that the server serves; only the first such line of a run counts."""
+        if self._ready_at is None:
+            self._count = 0 if self._failed_to_start else self._count
+            self._runs, self._ready_at = True, at
+
+    def crash(self, at: float) -> None:
+        """Note that the server ended by itself; further lines about the same end do not count."""
+        if self._runs:
+            self._count, self._failed_to_start = self.count(at) + 1, self._ready_at is None
+            self._runs = False
+
+    def stop(self) -> None:
+        """Note that the server was stopped on purpose; after a crash that changes nothing."""
+        if self._runs:
+            self._count, self._runs = 0, False
+
+    def count(self, now: float) -> int:
+        """Return the crashes in a row at that time."""
+        is_steady = self._runs and self._ready_at is not None and now - self._ready_at >= STEADY_SECONDS
+        return 0 if is_steady else self._count
+
+
+class EventCounts:
+    """Counts each event, with its last time and the numbers of its last line that has some.
+
+    An event without proof that vLLM wrote its line is not counted; its last time alone is kept.
+    """
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(EVENTS, 0)
+        self._times = dict.fromkeys(EVENTS, 0.0)
+        self._values: dict[str, dict[str, float]] = {}
+        self._unproven: dict[str, float] = {}
+
+    def count(self, event: str, at: float) -> None:
+        """Count an event that no line with numbers shows."""
+        self._counts[event] += 1
+        self._times[event] = max(at, self._times[event])
+
+    def read(self, pattern: Pattern, text: str, at: float) -> None:
+        """Count the event of a line, and read the line's numbers."""
+        self.count(pattern.name, at)
+        found = {name: parse_amount(value) for name, value in read_values(pattern, text).items()}
+        if found:
+            self._values[pattern.name] = found
+
+    def note_unproven(self, event: str, at: float) -> None:
+        """Note a line that shows an event, without proof that vLLM wrote it."""
+        self._unproven[event] = max(at, self._unproven.get(event, 0.0))
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield counts, times and numbers."""
+        for event, count in self._counts.items():
+            yield "diag_vllm_log_events_total", (event,), count
+            yield "diag_vllm_log_event_last_timestamp_seconds", (event,), self._times[event]
+        for event, at in self._unproven.items():
+            yield "diag_vllm_log_hearsay_timestamp_seconds", (event,), at
+        for event, fields in self._values.items():
+            for field, value in fields.items():
+                yield "diag_vllm_log_value", (event, field), value
+
+
+_TOKEN = re.compile(
+    r"""(?P<string>'(?:[^'\\]|\\.)*+'?|"(?:[^"\\]|\\.)*+"?)|(?P<open>[\[{(])|(?P<close>[\]})])"""
+    r"""|(?P<word>[^\s'"\[\]{}(),:=]+)|(?P<is>[=:])"""
+)
+"""An open quote takes the rest; otherwise the end would be searched for each of many open quotes."""
+_ALIASES = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """Parse the arguments that vLLM prints: names and values at the outermost level; of a list, the first element.
+
+    "non-default args: {'a': 1}", "args: Namespace(a=1)", "Initializing ... with config: a=1, b=..." Nested values, such
+    as the settings of a draft model, are left out.
+    """
+    body = re.split(r"(?:args|config): ", text, maxsplit=1)[-1]
+    outer = 1 if body.startswith(("{", "Namespace(")) else 0
+    found: dict[str, str] = {}
+    depth, before, key = 0, "", ""
+    for token in _TOKEN.finditer(body):
+        kind, word = token.lastgroup, token[0].strip("'\"")
+        if kind in ("open", "close"):
+            depth += 1 if kind == "open" else -1
+        elif kind == "is":
+            key = before if depth == outer else ""
+        elif key:
+            found.setdefault(key, word)
+            key = ""
+        elif depth == outer:
+            before = word
+    return found
+
+
+class LoggedConfig:
+    """Version, model and configuration of the latest start: numbers and words of the allow-lists, nothing else."""
+
+    def __init__(self) -> None:
+        self.config: dict[str, float] = {}
+        self.words: Mapping[str, str] = {}
+        self.version = ""
+        self.model = ""
+        self.has_all_args = False
+        """True if vLLM's own list of the non-default arguments was read."""
+        self.compiles = True
+        self._has_served_name = False
+
+    def read(self, pattern: Pattern, text: str) -> None:
+        """Read the settings of a line that shows `pattern`."""
+        found = read_values(pattern, text)
+        if pattern.name in ("args", "config"):
+            found |= parse_settings(text)
+        self.has_all_args = self.has_all_args or pattern.name == "args"
+        self.version = printable(found.get("version", self.version), 40)
+
+        served, model = found.get("served_model_name", "None"), found.get("model", "None")
+        if served != "None":
+            self.model, self._has_served_name = model_name(served), True
+        elif not self._has_served_name and model != "None":
+            self.model = model_name(model)
+
+        self.words = {**self.words, **words(found)}
+        for name, value in found.items():
+            flag = _ALIASES.get(name, name)
+            size = number(value.replace(",", "")) if flag in FLAGS else None
+            if size is not None and size >= 0:
+                self.config[flag] = size
+        if pattern.name == "config":
+            self.compiles = "a V1 LLM" in text and not self.config.get("enforce_eager")
+
+
+def model_name(model: str) -> str:
+    """Return a model's served name, or the last part of its path, without anything that looks like a secret."""
+    name = model.strip().rstrip("/")
+    is_path = name.startswith(("/", ".", "~")) or "://" in name or "\\" in name
+    return printable(hidden(re.split(r"[/\\]", name)[-1] if is_path else name), 200)
+
+
+MOST_TEXT, MOST_CAUSE, MOST_NAME = 300, 160, 200
+"""Characters of the quoted line, of its cause, and of a file's name."""
+SURVIVED = 300.0
+"""Seconds after which an exception did not end the server: it went on."""
+SIGNALLED = "[shutdown] EngineCore: trigger received signal="
+"""Logged by an engine that receives a signal to stop, also during its start; its exceptions are consequences."""
+_NAMES_PROCESS = re.compile(
+    r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
+    r"|terminate called "
+    r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: )"
+)
+"""A warning, a part of another process's reason, or the name of the process that failed."""
+_NO_REASON = re.compile(
+    r"EngineDeadError|EngineCore encountered an issue|EngineCore encountered a fatal error|EngineCore hit an exception"
+    r"|failed to start|startup failed|initialization failed|output_handler failed|background task failed"
+    r"|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
+)
+_UNRECOGNIZED = re.compile(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL)
+_NUMBER = re.compile(r"[\d.,]{1,12}")
+_REPEATED = re.compile(r" ?\[type=\w+, input_value=.*", re.DOTALL)
+"""The input that pydantic repeats, which may be anything."""
+_GIVES_REASON = 3
+
+
+class RootCauseTracker:
+    """Chooses the log line that explains why a start failed or a server died, once an event shows that one did.
+
+    A worker logs its exception, then EngineCore that a worker failed, then the API server that EngineCore failed: the
+    first line that gives more than the failure of another process counts. Clients' input is logged too, so only lines
+    are quoted that vLLM or Python writes about the end of a process, and lines that show an event.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = _quote(file, MOST_NAME)
+        self._error: ErrorLine | None = None
+        self._ended = False
+
+    def begin(self) -> None:
+        """Forget the root cause of the last start: a new one begins."""
+        self._error, self._ended = None, False
+
+    def consider(self, error: ErrorLine) -> None:
+        """Keep a line if it is more informative than the one kept so far."""
+        known = self._error
+        gives_reason = _informativeness(error.text) == _GIVES_REASON
+        if known is not None and error.at - known.at > SURVIVED and (gives_reason or not self._ended):
+            self.begin()
+        if self._error is None or _informativeness(error.text) > _informativeness(self._error.text):
+            self._error = error
+
+    def end(self) -> None:
+        """Note an event: a start failed, the engine died, or a device or its memory failed."""
+        self._ended = True
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the line as labels, with its time as the value."""
+        error = self._error
+        if error is None or not self._ended:
+            return
+        line = str(error.number) if error.number and self._file else ""
+        text, cause = _quote(error.text, MOST_TEXT), _quote(error.cause, MOST_CAUSE)
+        labels = (error.event, _quote(error.process, MOST_NAME), self._file, line, text, cause)
+        yield "diag_vllm_log_error_timestamp_seconds", labels, error.at
+
+
+def _informativeness(text: str) -> int:
+    """Return 3 for a reason, 2 for the process that failed, 1 for a signal, which vLLM passes on to engines, else 0."""
+    if _NAMES_PROCESS.match(text):
+        return 2
+    if text.startswith(SIGNALLED):
+        return 1
+    return 0 if _NO_REASON.search(text) else _GIVES_REASON
+
+
+def _quote(text: str, most: int) -> str:
+    """Return a text printable, without secrets, in at most `most` characters."""
+    text = _REPEATED.sub("", text[:MOST_READ].strip())
+    if unrecognized := _UNRECOGNIZED.match(text):
+        text = unrecognized[1] + " ".join(map(_hide_value, unrecognized[2].split()))
+    return printable(hidden(text), most)
+
+
+def _hide_value(word: str) -> str:
+    """Hide the value of an argument that vLLM does not recognise: it may be a key with a misspelt name."""
+    name, has_value, _ = word.partition("=")
+    if word.startswith("-") and not is_like_a_flag(name):
+        return f"--{HIDDEN}"
+    if not word.startswith("-"):
+        return word if _NUMBER.fullmatch(word) else HIDDEN
+    return f"{name}={HIDDEN}" if has_value else word
