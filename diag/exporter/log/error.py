@@ -12,9 +12,8 @@ from diag.core.formatting import printable
 from diag.core.lazy_regex import lazy
 from diag.core.metric_families import Sample
 from diag.exporter.log.traceback import MOST_READ, Raised
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import hidden, is_like_a_flag
 from diag.vllm.command.shell import HIDDEN
-from diag.vllm.command.values import is_like_a_flag
 
 MOST_TEXT, MOST_CAUSE, MOST_NAME = 300, 160, 200
 """Characters of the quoted line, of its cause, and of a file's name."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from diag.core.formatting import printable
 from diag.exporter.log.pattern import Pattern
 from diag.exporter.log.recognise import values
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import hidden
 from diag.vllm.server.config import words
 from diag.vllm.server.launch import FLAGS, number
 

@@ -12,9 +12,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.vllm.memory.cache import layer_bytes
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup
+from diag.vllm.memory.usage import layer_bytes
 from diag.vllm.memory.weights import Precision, WeightPart, embedding, layer, precision
 
 _CHUNKED = "Llama4ForConditionalGeneration"

@@ -1,23 +1,141 @@
-"""A command that starts vLLM, as people write it: with an environment, in a script, a container, with a YAML file."""
+"""Parse a command that starts vLLM: in a shell script, with an environment, in a container or a Kubernetes manifest."""
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.yaml import documents
-from diag.vllm.command import config_file, values
-from diag.vllm.command.command import Command, is_server
-from diag.vllm.command.container import Image, default, elsewhere, image
-from diag.vllm.command.manifest import is_manifest, started
-from diag.vllm.command.options import from_file, options
-from diag.vllm.command.script import Bare, statements
-from diag.vllm.command.secrets import is_secret
+from diag.vllm.command import command, redaction
+from diag.vllm.command.command import Command, from_file, is_server, options
+from diag.vllm.command.redaction import is_secret
+from diag.vllm.command.shell import Bare, default, statements
 from diag.vllm.flags.registry import understood
+
+_IMAGE = lazy(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_CONTAINERS = lazy(
+    r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
+)
+_HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
+IS_ALONE = lazy(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
+"""Options of `docker run` that take no value: what follows any other one is not the image."""
+
+
+class Image(NamedTuple):
+    """`arguments` is where vLLM's own begin, None where the container starts something else.
+
+    `entry` is the place from which on words go to the image's own entry point, None where a program is named.
+    """
+
+    name: str = ""
+    arguments: int | None = None
+    entry: int | None = None
+
+
+def image(words: Sequence[str]) -> Image:
+    """What `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...` starts."""
+    words = [default(word) for word in words]
+    start = _run(words) + 1
+    by_option = any(word.partition("=")[0] == "--image" for word in words[start:])
+    for at in range(start, len(words)):
+        before, named = words[at - 1], words[at].removeprefix("--image=")
+        is_option = before == "--image" or named != words[at]
+        is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
+        if (is_option if by_option else not is_value) and _IMAGE.fullmatch(named):
+            return _entered(words, _after_dashes(words) if by_option else at + 1, named)
+    return Image()
+
+
+def _after_dashes(words: Sequence[str]) -> int:
+    return words.index("--") + 1 if "--" in words else len(words)
+
+
+def _run(words: Sequence[str]) -> int:
+    """The place of `run` after a program that starts containers; the end where there is none."""
+    able = (at for at, word in enumerate(words) if _CONTAINERS.fullmatch(Path(word).name) or word.startswith("$"))
+    program = next(able, len(words))
+    return words.index("run", program) if "run" in words[program:] else len(words)
+
+
+def _entered(words: Sequence[str], entry: int, name: str) -> Image:
+    """The image's own entry point is taken for vLLM's; another one is the program of the words after the image."""
+    options = [
+        (option, after) for option, after in pairwise(words[:entry]) if option.partition("=")[0] == "--entrypoint"
+    ]
+    program = [option.partition("=")[2] or after for option, after in options]
+    serves = list(words[entry : entry + 1]) == ["serve"]
+    if program and not (Path(program[-1]).name == "vllm" and serves):
+        return Image(name)
+    return Image(name, entry + serves, None if program else entry)
+
+
+def elsewhere(words: Sequence[str]) -> str:
+    """Where the folders of a command are when they are not here."""
+    names = {Path(word).name for word in words}
+    in_container = any(map(_CONTAINERS.fullmatch, names))
+    return "in the container" if in_container else "on another host" if names & _HOSTS else ""
+
+
+_PODS = ("containers", "initContainers")
+_MANIFEST_KEYS = {"apiVersion", "kind", "services"}
+
+
+def is_manifest(file: Path) -> bool:
+    """Whether a document of it says that it is one."""
+    return any(isinstance(document, dict) and not _MANIFEST_KEYS.isdisjoint(document) for document in documents(file))
+
+
+def started(file: Path) -> Iterator[str]:
+    """A `docker run` for every container that has to do with vLLM; none where the file is no manifest."""
+    for document in documents(file):
+        yield from _within(document, "")
+
+
+def _within(node: Any, under: str) -> Iterator[str]:
+    if isinstance(node, dict):
+        yield from _container(node, under in _PODS)
+        for key, child in node.items():
+            yield from _within(child, str(key))
+    for child in node if isinstance(node, list) else ():
+        yield from _within(child, under)
+
+
+def _container(node: Mapping[Any, Any], of_pod: bool) -> Iterator[str]:
+    """Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`."""
+    program, *more = _words(node.get("command" if of_pod else "entrypoint")) or [""]
+    words = [*more, *_words(node.get("args" if of_pod else "command"))]
+    image = node.get("image")
+    if isinstance(image, str) and ("vllm" in image or any("vllm" in word for word in (program, *words))):
+        named = image if "vllm" in image else "vllm"
+        options = [word for pair in _environment(node) for word in ("-e", pair)]
+        options += ["--entrypoint", program] if program else []
+        yield shlex.join(["docker", "run", *options, named, *words])
+
+
+def _words(value: Any) -> list[str]:
+    """A list of words, or a text that a shell would split."""
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError:
+            return value.split()
+    return [str(word) for word in value] if isinstance(value, list) else []
+
+
+def _environment(node: Mapping[Any, Any]) -> Iterator[str]:
+    variables = node.get("env", node.get("environment"))
+    if isinstance(variables, dict):
+        yield from (f"{name}={value}" for name, value in variables.items())
+    for entry in variables if isinstance(variables, list) else ():
+        if isinstance(entry, dict) and "value" in entry:
+            yield f"{entry.get('name')}={entry['value']}"
+        elif isinstance(entry, str) and "=" in entry:
+            yield entry
+
 
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
@@ -211,7 +329,7 @@ def _command(
         image=contained.name,
         entry=contained.entry,
         elsewhere=place,
-        dropped=tuple(key for key, value in content.items() if config_file.is_dropped(key, value, version)),
+        dropped=tuple(key for key, value in content.items() if command.is_dropped(key, value, version)),
     )
     takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
@@ -221,9 +339,9 @@ def _command(
 def _configuration(folder: Path, config: str) -> Mapping[str, Any]:
     """What the file of --config holds; where its name may not be shown, neither may what is wrong with it."""
     try:
-        return config_file.read(folder / config)
+        return command.read_config_file(folder / config)
     except BadUsage:
-        if values.name(config):
+        if redaction.name(config):
             raise
         raise BadUsage("the --config file cannot be read, or holds no flags") from None
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from diag.vllm.memory.families import Architecture
-from diag.vllm.memory.model import Config, Model
+from diag.vllm.memory.model import Architecture, Config, Model
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""

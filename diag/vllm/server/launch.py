@@ -6,12 +6,10 @@ from typing import Literal, NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.sizes import flag_integer
-from diag.vllm.command import values
-from diag.vllm.command.command import Command
-from diag.vllm.command.harmless import VARIABLES
-from diag.vllm.command.options import Given
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Command, Given
 from diag.vllm.command.parse import parse
-from diag.vllm.command.secrets import is_secret
+from diag.vllm.command.redaction import VARIABLES, is_secret
 from diag.vllm.command.shell import PLACEHOLDER
 
 Value = float | str
@@ -149,7 +147,7 @@ def _environment(command: Command) -> Mapping[str, str]:
 
 
 def _shown(name: str, value: str) -> str:
-    is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and values.name(value) == value
+    is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and redaction.name(value) == value
     return SET if not is_harmless or _ADDRESSED.fullmatch(name) or _ADDRESS.search(value) else value
 
 
@@ -158,7 +156,7 @@ def word(value: object) -> str | None:
     name = str(value).removeprefix("torch.")
     if name in ("", "None"):
         return None
-    return name if _WORD_VALUE.fullmatch(name) and values.name(name) == name else SET
+    return name if _WORD_VALUE.fullmatch(name) and redaction.name(name) == name else SET
 
 
 def number(text: object) -> float | None:

@@ -43,7 +43,7 @@ def gpus() -> Mapping[str, GpuModel]:
 
 @cache
 def _rows() -> dict[str, dict[str, object]]:
-    return tomllib.loads((files("diag.vllm.hardware") / "gpus.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((files("diag.vllm") / "gpus.toml").read_text(encoding="utf-8"))
 
 
 def _gpu(name: str, row: Mapping[str, object]) -> GpuModel:
