@@ -68,7 +68,7 @@ def find(name: str) -> GpuModel | None:
 
 
 def named(name: str) -> GpuModel:
-    """The same; BadUsage with the names that are known."""
+    """Find a GPU by its name; BadUsage with the known names if there is none."""
     found = find(name)
     if found:
         return found

@@ -65,7 +65,7 @@ def prefill(replica: Replica, length: int) -> Ceiling:
 
 
 def link(gpu: GpuModel, tensor: int, pcie: bool = False) -> tuple[Literal["NVLink", "PCIe"], float]:
-    """What joins so many GPUs, and its bytes a second in one direction."""
+    """Return the link between `tensor` GPUs, and its bytes a second in one direction."""
     joined = gpu.nvlink and tensor <= gpu.nvlink_gpus and not pcie
     return ("NVLink", gpu.nvlink / 2) if joined else ("PCIe", gpu.pcie / 2)
 
@@ -166,7 +166,7 @@ def _requests(found: Ledger) -> int:
 
 
 def cost_per_million(price: float, gpus: int, tokens_per_second: float, utilisation: float = 1.0) -> float:
-    """What a million tokens cost at a price for a GPU and an hour, at that share of the ceiling."""
+    """Cost of a million tokens at a price per GPU-hour, at a share `utilisation` of the ceiling."""
     return price * gpus / 3600 / (tokens_per_second * utilisation) * 1e6
 
 
@@ -223,7 +223,7 @@ def _none_holds(sized: Sequence[SizedReplica], concurrency: int | None) -> str:
 
 
 def _why(sized: Sequence[SizedReplica]) -> str:
-    """What stands against the one with the most memory."""
+    """Return the reason why the configuration with the most memory does not fit."""
     largest = max(sized, key=lambda one: one.gpu.memory * one.setup.tensor, default=None)
     return f"; on {largest.name}: {largest.ledger.reasons[0]}" if largest and largest.ledger.reasons else ""
 
@@ -264,7 +264,7 @@ def _quantization(model: Model, first: SizedReplica, wanted: int) -> str:
 
 
 def _gain(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: object) -> str:
-    """What a flag changes; "" where that is not known, or too little."""
+    """Compare a configuration with and without a flag; "" if the gain is unknown or too small."""
     after = _changed(model, first, wanted, **changes)
     if not after or max(after.requests / first.requests, after.output_rate / first.output_rate) < MATTERS:
         return ""
@@ -275,7 +275,7 @@ def _gain(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: 
 
 
 def _link(model: Model, first: SizedReplica) -> str:
-    """What all-reduces take over NVLink and over PCIe, on two GPUs where one is enough."""
+    """Share of prefill that all-reduces take over NVLink and over PCIe, on at least two GPUs."""
     setup = replace(first.setup, tensor=max(first.setup.tensor, 2))
     name, _ = link(first.gpu, setup.tensor)
     replicas = [Replica(model, setup, first.gpu, pcie) for pcie in (False, True)]

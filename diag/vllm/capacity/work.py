@@ -23,7 +23,7 @@ _FULL_EVERY = 4
 
 
 class Work(NamedTuple):
-    """Of one step on one GPU: bytes of weights and KV cache read, operations, and bytes sent in all-reduces.
+    """Work of one step on one GPU: bytes of weights and KV cache read, operations, and bytes sent in all-reduces.
 
     `matrix_flops` may run in the type of the weights, `attention_flops` in that of the KV cache.
     """
@@ -102,7 +102,7 @@ def _layers(model: Model) -> list[WeightPart]:
 
 
 def _bytes(model: Model, setup: Setup, parts: list[WeightPart], tokens: float) -> float:
-    """Of the weights that so many tokens need."""
+    """Bytes of the weights that a step of `tokens` tokens reads."""
     bits, hit = _precision(model, setup), _experts_hit(model, tokens)
     return _on_one_gpu(setup, parts, lambda part: bits.of(part) / 8 * (hit if part.kind == "expert" else 1))
 

@@ -24,13 +24,13 @@ def read_config_file(file: Path) -> Mapping[str, Any]:
 
 
 def _is_configuration(content: Mapping[Any, Any]) -> bool:
-    """Whether half of its keys are flags, written out: of another file nothing is to be shown."""
+    """Return True if half of the keys are flags, written out: nothing of another file may be shown."""
     written_out = [f"--{key}".replace("_", "-") in known() for key in content]
     return sum(written_out) >= len(written_out) / 2
 
 
 def is_dropped(key: str, value: Any, version: str) -> bool:
-    """Whether vLLM passes over it: `false` from 0.9.0 to 0.27.1 at least, since 0.31.0 under a key with underscores.
+    """Return True if vLLM ignores a key: `false` from 0.9.0 to 0.27.1 at least, since 0.31.0 with underscores in the key.
 
     Source: `load_config_file` of 0.11.0, 0.16.0, 0.24.0 - 0.27.1, 0.31.0 and 0.32.0.
     """
@@ -101,7 +101,7 @@ def _taken(option: Option | None, rest: Sequence[str]) -> int:
 
 
 def _is_option(word: str) -> bool:
-    """As argparse sees it: a number is none, nor is a word with a space in its name."""
+    """Return True for an option as argparse sees it: no number, and no space in its name."""
     spaced = re.search(r"\s", word.partition("=")[0])
     return word.startswith("-") and word not in ("-", "--") and not spaced and not _NUMBER.fullmatch(word)
 
@@ -116,7 +116,7 @@ _SERVER = lazy(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|g
 
 
 class Command(NamedTuple):
-    """What was read: all `words`, those before `arguments` are environment and program; `config` is --config's file.
+    """A launch command: `words[:arguments]` are environment and program, the rest vLLM's; `config` is --config's file.
 
     `strays` are the places of words that belong to nothing, `image` is the container's, and `entry` the place from
     which on words go to the image's own entry point (None: to a program that is named). `elsewhere` says where its
@@ -143,7 +143,7 @@ class Command(NamedTuple):
 
     @property
     def by_module(self) -> bool:
-        """Whether it is `python -m vllm.entrypoints...`, which takes its model from --model only."""
+        """True for `python -m vllm.entrypoints...`, which takes its model from --model only."""
         before = self.words[: self.arguments]
         return any(map(is_server, before)) and "serve" not in before
 
@@ -157,7 +157,7 @@ class Command(NamedTuple):
         return " ".join(found[-1].values) if found else None
 
     def switched(self, flag: str) -> bool | None:
-        """Whether a switch is on; None where it is not given."""
+        """Return True or False for a switch; None if it is not given."""
         found = [
             given.option.on and "".join(given.values).lower() not in ("false", "0")
             for given in self.all(flag)
@@ -167,5 +167,5 @@ class Command(NamedTuple):
 
 
 def is_server(word: str) -> bool:
-    """Whether a word is the module of vLLM's API server, or its file."""
+    """Return True if a word is the module of vLLM's API server, or its file."""
     return bool(_SERVER.fullmatch(word)) or word.endswith("openai/api_server.py")

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.yaml import documents
-from diag.vllm.command import command, redaction
-from diag.vllm.command.command import Command, from_file, is_server, options
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.redaction import is_secret
 from diag.vllm.command.shell import Bare, default, statements
 from diag.vllm.flags.registry import understood
@@ -37,7 +37,7 @@ class Image(NamedTuple):
 
 
 def image(words: Sequence[str]) -> Image:
-    """What `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...` starts."""
+    """Find the image and vLLM's arguments in `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...`."""
     words = [default(word) for word in words]
     start = _run(words) + 1
     by_option = any(word.partition("=")[0] == "--image" for word in words[start:])
@@ -74,7 +74,7 @@ def _entered(words: Sequence[str], entry: int, name: str) -> Image:
 
 
 def elsewhere(words: Sequence[str]) -> str:
-    """Where the folders of a command are when they are not here."""
+    """Return the location of a command's folders, "in the container" or "on another host"; "" for this host."""
     names = {Path(word).name for word in words}
     in_container = any(map(_CONTAINERS.fullmatch, names))
     return "in the container" if in_container else "on another host" if names & _HOSTS else ""
@@ -85,7 +85,7 @@ _MANIFEST_KEYS = {"apiVersion", "kind", "services"}
 
 
 def is_manifest(file: Path) -> bool:
-    """Whether a document of it says that it is one."""
+    """Return True if a document of the file has keys of a Compose file or a Kubernetes manifest."""
     return any(isinstance(document, dict) and not _MANIFEST_KEYS.isdisjoint(document) for document in documents(file))
 
 
@@ -197,7 +197,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _split(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """With the words that a shell makes of a variable that no quotation marks hold: ARGS="--a 1"; ... $ARGS."""
+    """Split unquoted variables into words as a shell does: ARGS="--a 1"; ... $ARGS."""
     filled = (_expanded(word, environment) if isinstance(word, Bare) else "" for word in words)
     pairs = zip(words, filled, strict=True)
     splits = ((word, text.split() if " " in text and "$" not in text else [word]) for word, text in pairs)
@@ -243,7 +243,7 @@ def _inner(words: Sequence[str]) -> tuple[str, int]:
 
 
 def _exports(words: Sequence[str]) -> bool:
-    """Whether the variables of a statement reach the commands after it."""
+    """Return True if a statement exports its variables to the commands after it."""
     return words[:1] in (["export"], ["declare"], ["typeset"]) or any(word.startswith("Environment=") for word in words)
 
 
@@ -273,7 +273,7 @@ def _content(text: str) -> str:
 
 
 def _arguments(words: Sequence[str]) -> int | None:
-    """Where vLLM's own arguments begin; None where this starts no server."""
+    """Return the place of vLLM's first argument; None if the words start no server."""
     start = _explicit(words)
     return start if start is not None else image(words).arguments
 
@@ -329,7 +329,7 @@ def _command(
         image=contained.name,
         entry=contained.entry,
         elsewhere=place,
-        dropped=tuple(key for key, value in content.items() if command.is_dropped(key, value, version)),
+        dropped=tuple(key for key, value in content.items() if is_dropped(key, value, version)),
     )
     takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
@@ -337,9 +337,9 @@ def _command(
 
 
 def _configuration(folder: Path, config: str) -> Mapping[str, Any]:
-    """What the file of --config holds; where its name may not be shown, neither may what is wrong with it."""
+    """Read the file of --config; if its name may not be shown, the error does not say what is wrong with it."""
     try:
-        return command.read_config_file(folder / config)
+        return read_config_file(folder / config)
     except BadUsage:
         if redaction.name(config):
             raise
@@ -352,7 +352,7 @@ def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]
 
 
 def _expanded(word: str, environment: Mapping[str, str]) -> str:
-    """With the variables that the text itself sets to something plain; a secret stays $NAME, as do all others."""
+    """Replace variables that the text sets to a plain value; a secret stays $NAME, as do all others."""
     plain = {
         name: value
         for name, value in environment.items()

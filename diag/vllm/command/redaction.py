@@ -53,7 +53,7 @@ def hidden(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
-    """Whether what an option, a variable or a field of that name holds is to be hidden."""
+    """Return True if the value of an option, a variable or a field of that name is hidden."""
     option = understood(name) if name.startswith("-") else None
     if option and not option.key:
         return option.flag.takes != "none" and _is_secret(option.flag.name)
@@ -65,7 +65,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _may_abbreviate(name: str) -> bool:
-    """Whether a release may take it for the beginning of an option that holds a secret."""
+    """Return True if a release may read the name as an abbreviation of an option with a secret."""
     begun = name.replace("_", "-")
     beginning = begun.startswith("--") and len(begun) > 2
     return beginning and any(name.startswith(begun) and is_secret(name) for name in known())
@@ -149,7 +149,7 @@ def image(text: str) -> str:
 
 
 def is_variable(text: str) -> bool:
-    """Whether a shell puts something in its place, and no more than its name is written."""
+    """Return True if a word is nothing but a shell variable."""
     return bool(_VARIABLE.fullmatch(text))
 
 
@@ -164,7 +164,7 @@ def harmless(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def takes_secret(given: Given) -> bool:
-    """Whether a flag's value is hidden whatever it is."""
+    """Return True if every value of a flag is hidden."""
     return given.option is None or bool(_SECRETS.fullmatch(given.option.flag.name))
 
 
@@ -180,7 +180,7 @@ def flag(given: Given) -> str:
 
 @lru_cache(maxsize=4096)
 def is_like_a_flag(spelled: str) -> bool:
-    """Whether a word is one of vLLM's flags, begins like one, or is close to one: a slip, and no secret."""
+    """Return True if a word is a vLLM flag, the beginning of one, or a misspelt one, and so no secret."""
     if re.fullmatch(r"--?[A-Za-z]{1,2}|--help", spelled):
         return True
     if understood(spelled.partition(".")[0]):
@@ -190,7 +190,7 @@ def is_like_a_flag(spelled: str) -> bool:
 
 
 def _is_slip(spelled: str) -> bool:
-    """Whether it is close to one of vLLM's flags; what is longer may be one with its value behind it, perhaps a key."""
+    """Return True if a word is close to a vLLM flag and hardly longer: a longer word may have a key behind the flag."""
     near = get_close_matches(spelled.replace("_", "-").lower(), known(), 1, _LIKE) if len(spelled) < 60 else []
     is_plain = bool(_WORDS.fullmatch(spelled)) and not any(map(is_secret, near))
     return bool(near) and (is_plain or len(spelled) <= len(near[0]) + _LONGER)
@@ -220,7 +220,7 @@ def said(given: Given) -> str:
 
 
 def number(text: str) -> str:
-    """What was given for a number, quoted in a sentence; "" where it is none and may be anything."""
+    """Quote a number for a sentence; "" if the text is no number and may be a secret."""
     return repr(text[:40]) if _PLAIN.fullmatch(text) or _LISTED.fullmatch(text) else ""
 
 
@@ -247,7 +247,7 @@ def _shown(given: Given, text: str) -> str | None:
 
 
 def _is_plain(option: Option, text: str) -> bool:
-    """Whether it is a number, a switch or a choice."""
+    """Return True if a value is a number, a switch or a choice."""
     flag = option.flag
     if flag.takes == "none" and not option.key:
         return text.lower() in ("true", "false", "0", "1")

@@ -44,7 +44,7 @@ class Bare(str):
 
 
 class _Operator(str):
-    """What stands between words."""
+    """An operator between words."""
 
 
 def statements(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -172,7 +172,7 @@ def written(command: Command) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Of `NAME=value` only the value is quoted, or it would be no assignment."""
+    """Quote a word; in `NAME=value` only the value, so that it stays an assignment."""
     named = _NAMED.fullmatch(word)
     if isinstance(word, Bare):
         return word.raw
@@ -180,7 +180,7 @@ def _quoted(word: str) -> str:
 
 
 def _value(text: str) -> str:
-    """What a shell puts in later stays open to it; ~/ is a folder only outside of quotation marks."""
+    """Quote a value; variables stay open to the shell, and ~/ stays outside of quotation marks."""
     if text.startswith("~/"):
         return f"~/{_value(text[2:])}" if len(text) > 2 else text
     if PLACEHOLDER.search(text):

@@ -1,4 +1,4 @@
-"""What is shown of a launch command: an allow-list. All else becomes a variable that has to be set, "${NAME:?}".
+"""Show a launch command by an allow-list. Every other word becomes a variable that has to be set, "${NAME:?}".
 
 Shown are the flags of vLLM, the values that `values` knows to be harmless, variables of `harmless.VARIABLES`, and of
 the programs around vLLM those words that are listed here. Other commands of the same text are left out.

@@ -48,7 +48,10 @@ class Flag(NamedTuple):
         return next((flag for last, flag in self.until if at and at <= release(last)), self)
 
     def in_release(self, version: str) -> bool:
-        """Whether that release accepts it; yes for an unknown one, and for one newer than all known that keeps it."""
+        """Return True if a release accepts the flag; True for an unknown one.
+
+        A release newer than all known ones is taken to accept what the newest known one does.
+        """
         at = release(version)
         ends = release(self.last)
         return not at or (release(self.first) <= at and (at <= ends or self.last == versions()[-1]))
@@ -105,7 +108,7 @@ def nearest(version: str) -> str:
 
 
 def is_described(version: str) -> bool:
-    """Whether that release's own parser said what each flag takes."""
+    """Return True if the parser of this release was read."""
     return release(version) in map(release, parsers())
 
 
@@ -117,7 +120,7 @@ def environment() -> frozenset[str]:
 
 @cache
 def _short() -> dict[str, Flag]:
-    """By its short name, also one that a flag has had only for a time."""
+    """Flags by their short names, including names that only some releases have."""
     flags = known().values()
     older = {short: flag for flag in flags for _, form in flag.until for short in form.short}
     return older | {short: flag for flag in flags for short in flag.short}
@@ -148,7 +151,7 @@ def _understood(word: str, version: str) -> Option | None:
 
 
 def _abbreviated(name: str, version: str) -> Option | None:
-    """What argparse makes of a unique beginning."""
+    """Return the flag that a unique abbreviation means to argparse."""
     able = [flag for flag in known().values() if flag.name.startswith(name) and flag.in_release(version)]
     return Option(able[0]) if len(able) == 1 and len(name) > len("--") else None
 
@@ -254,7 +257,7 @@ def _since(since: Since, version: str) -> float | None:
 
 
 def _batch(flag: str, version: str, gpu_bytes: float | None, gpu_name: str) -> float | None:
-    """What grows with the GPU. On a CPU or a TPU vLLM has others, so without a GPU it is not known."""
+    """Return a default that depends on the GPU's memory; None without a GPU, since CPUs and TPUs have others."""
     at = release(version)
     if at < (0, 8, 5):
         return _early_batch(flag, at, gpu_bytes, gpu_name)

@@ -54,7 +54,7 @@ class Row:
 
     @property
     def size(self) -> ByteRange | None:
-        """What counts: the log, unless it only rounds what is exact."""
+        """The size to use: the logged one, unless it only rounds an exact one."""
         if self.logged is None or (self.basis == "exact" and self.difference == 0):
             return self.computed
         return self.logged
@@ -93,7 +93,7 @@ class Ledger:
 
     @property
     def token_bytes(self) -> float | None:
-        """Of a token beyond every sliding window."""
+        """Bytes of a token beyond every sliding window."""
         return self.layout.groups * self.block_bytes / self.layout.block if self.layout else None
 
     @property
@@ -152,7 +152,7 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
 
 
 def _room(found: Ledger) -> int:
-    """What its KV cache has at the least, by which stages are compared."""
+    """Return the least KV cache of a stage, in blocks if their size is known, else in bytes."""
     if found.blocks:
         return found.blocks.low
     return found.kv_cache.low if found.kv_cache else 0
@@ -247,7 +247,7 @@ def _doubts(found: Ledger, unknown: str) -> list[str]:
 
 
 def uncounted(found: Ledger) -> list[str]:
-    """What takes memory and stands in no row; nothing where the log says what is left for the KV cache."""
+    """List what takes memory and stands in no row; empty if the log has the size of the KV cache."""
     if any(row.name == KV_CACHE and row.logged for row in found.rows):
         return []
     missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
@@ -261,7 +261,7 @@ def _not_counted(reasons: Sequence[str]) -> list[str]:
 
 
 def _outside_budget(found: Ledger) -> list[tuple[str, bool]]:
-    """What is wrong with the memory that is left outside the budget, and whether that is certain."""
+    """Return problems with the memory outside the budget, each with True if it is certain."""
     setup = found.setup
     if setup.cpu or setup.total is None:
         return []
@@ -372,7 +372,7 @@ def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:
 
 
 def supports_fp8_cache(model: Model, setup: Setup) -> bool:
-    """Whether vLLM finds kernels by itself for an fp8 cache on this GPU; no where that is not known.
+    """Return True if vLLM finds kernels by itself for an fp8 cache on this GPU; False if that is unknown.
 
     Read off platforms/cuda.py and v1/attention/backends of 0.8.5, 0.11 - 0.16 and 0.32. Since 0.11.1 it takes the first
     backend that can, FlashInfer from compute capability 8.0 on; before, Hopper's or Blackwell's own, or none

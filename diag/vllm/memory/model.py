@@ -23,7 +23,7 @@ from diag.vllm.flags.registry import release
 
 @dataclass(frozen=True)
 class Architecture:
-    """What an architecture's code has and its config.json does not say."""
+    """Properties of an architecture that are in vLLM's code and not in config.json."""
 
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -104,7 +104,7 @@ class Unquantized:
     unread: tuple[str, ...] = ()
 
     def has(self, module: str) -> bool:
-        """Whether a matrix, model.layers.0.mlp.up_proj, is left: named whole or in part, but not in part of a word."""
+        """Return True if a module, model.layers.0.mlp.up_proj, is listed by its name or by whole words of it."""
         if not self.names and not self.patterns:
             return False
         before, _, last = module.rpartition(".")
@@ -119,7 +119,7 @@ class Unquantized:
 
 
 def unquantized(settings: Mapping[str, Any]) -> Unquantized:
-    """What a quantization_config lists."""
+    """Read the unquantized modules of a quantization_config."""
     lists = [names for field in _LISTS if isinstance(names := settings.get(field), list)]
     texts = [text for names in lists for text in names if isinstance(text, str)]
     plain = {_canonical(text) for text in texts if not text.startswith("re:") and "*" not in text}
@@ -233,7 +233,7 @@ class Model:
 
 
 def is_folder(name: str) -> bool:
-    """Whether there is a folder of that name; what can be no name of one is none."""
+    """Return True if a folder of that name exists; False for a text that cannot be a path."""
     try:
         return Path(name).expanduser().is_dir()
     except (OSError, ValueError, RuntimeError):  # too long, NUL, a home that nobody has
@@ -396,6 +396,6 @@ def _windows(config: Config, family: Architecture, layers: int) -> tuple[tuple[i
 
 
 def _shown(value: object) -> str:
-    """What a file or a command holds, short, without a terminal's escapes and without secrets."""
+    """Quote a value of a file or a command, short, without terminal escapes and without secrets."""
     text = redaction.hidden(repr(value))
     return text if len(text) <= 80 else f"{text[:76]} ..."

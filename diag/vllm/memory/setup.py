@@ -155,7 +155,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
 
 
 def _mentions(command: Command, flag: str) -> bool:
-    """Whether a flag is given, whole or by one of its keys, and not switched off."""
+    """Return True if a flag is given, whole or by one of its keys, and not switched off."""
     return any(given.name == flag and " ".join(given.values) != _OFF.get(flag) for given in command.given)
 
 
@@ -281,7 +281,7 @@ def _check_division(model: Model, setup: Setup) -> None:
 
 
 def _divides_kv_heads(model: Model, tensor: int) -> bool:
-    """Whether key-value heads are divided, or each copied to as many GPUs as every other."""
+    """Return True if key-value heads can be divided, or each copied to equally many GPUs."""
     return bool(model.latent) or not (model.kv_heads % tensor and tensor % model.kv_heads)
 
 

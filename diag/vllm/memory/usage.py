@@ -36,7 +36,7 @@ class ByteRange:
 
     @classmethod
     def gib(cls, bounds: tuple[float, float]) -> Self:
-        """Of numbers in GiB."""
+        """Convert bounds in GiB."""
         return cls(round(bounds[0] * GIB), round(bounds[1] * GIB))
 
     @classmethod
@@ -49,7 +49,7 @@ class ByteRange:
         return ByteRange(self.low + sum(other.low for other in others), self.high + sum(other.high for other in others))
 
     def less(self, *others: "ByteRange") -> "ByteRange":
-        """What is left after others were taken."""
+        """Subtract other amounts."""
         return ByteRange(self.low - sum(other.high for other in others), self.high - sum(other.low for other in others))
 
 
@@ -99,7 +99,7 @@ def _header(file: Path) -> dict[str, Any] | None:
 
 
 def _within(entry: Any, room: int) -> bool:
-    """Whether a tensor lies in the file, which may have been cut off."""
+    """Return True if a tensor lies within the file, which may be truncated."""
     try:
         start, end = entry["data_offsets"]
         return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= room
@@ -157,7 +157,7 @@ class CacheLayout:
     in_flight: int = 0
 
     def block_bytes(self, layers: int | None = None) -> int:
-        """Of a block on a GPU that has so many of a group's layers."""
+        """Bytes of a block on a GPU that has `layers` of a group's layers."""
         return round(self.layer_bytes * self.block * (self.layers if layers is None else layers))
 
     def blocks(self, length: int) -> int:
@@ -288,7 +288,7 @@ def _source(setup: Setup, bits: Precision, files: int | None) -> str:
 
 
 def _padding(model: Model, ways: int) -> float:
-    """By how much kernels enlarge MXFP4 experts at most, divided among so many GPUs.
+    """Return the largest factor by which kernels pad MXFP4 experts that are divided `ways` ways.
 
     Marlin and TRT-LLM want a hidden size in steps of 256 and a width in steps of 128 (fused_moe/oracle/mxfp4.py).
     """
@@ -303,7 +303,7 @@ def _share(parts: Sequence[WeightPart], bits: Precision, setup: Setup, files: in
 
 
 def _by_files_alone(model: Model, setup: Setup, files: int | None) -> Stage:
-    """Of an unknown architecture or quantization: divided evenly at best, not at all at worst."""
+    """Bound the weights of an unknown architecture or quantization: divided evenly at best, not at all at worst."""
     layers = -(-model.layers // setup.pipeline)
     if not files:
         return Stage(layers, None, "unknown", "neither the model's shape nor its files are known: give --log")
@@ -313,7 +313,7 @@ def _by_files_alone(model: Model, setup: Setup, files: int | None) -> Stage:
 
 
 def activations(model: Model, setup: Setup) -> ByteRange:
-    """What the profiling run takes at its peak: a step of --max-num-batched-tokens, or sampling for all sequences.
+    """Peak memory of the profiling run: a step of --max-num-batched-tokens, or sampling for all sequences.
 
     At least the residual stream with the inner products of one dense feed-forward layer, or one float32 logit each. At
     most twice that, a mixture of experts' copies, and the logits eight times over: to cut off by top-p and top-k the

@@ -1,4 +1,4 @@
-"""What a model's weights weigh: matrix by matrix, from its shape.
+"""Size of a model's weights, matrix by matrix, from its shape.
 
 A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide it; norms and routers are copied.
 """
@@ -166,7 +166,7 @@ def _shared(model: Model, width: int) -> int:
 
 
 def embedding(model: Model) -> WeightPart:
-    """Of the vocabulary, or of the head: the same shape."""
+    """The matrix of the embedding, or of the head, which has the same shape."""
     rows = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
     return WeightPart(rows * model.hidden, MOST_WAYS, "vocabulary")
 
@@ -209,7 +209,7 @@ def of_stage(model: Model, layers: range) -> list[WeightPart]:
 
 
 def feed_forward_width(model: Model) -> int:
-    """Of a layer without experts."""
+    """Return the feed-forward width of a layer without experts."""
     return model.config.size(model.family.dense, 0, least=0) if model.family else 0
 
 

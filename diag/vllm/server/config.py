@@ -52,7 +52,7 @@ OWN = frozenset(
 
 
 class ServerFacts(NamedTuple):
-    """What is known of a server beside its page: /version, /v1/models, /server_info, its log, how it was started.
+    """Facts about a server from outside its page: /version, /v1/models, /server_info, its log, its launch command.
 
     `root` is the model's folder or id in /v1/models; `process` is the command of its own process, where that was found;
     `launch` the one that the user gave; `log_whole` is whether the log has all that was set.
@@ -108,7 +108,7 @@ class RunningConfig(NamedTuple):
 
     @property
     def numbers(self) -> Config:
-        """What is published as `diag_vllm_config`."""
+        """The numbers published as `diag_vllm_config`."""
         return {name: setting.value for name, setting in self.settings.items() if not isinstance(setting.value, str)}
 
     def notes(self, instance: str) -> list[str]:
@@ -147,7 +147,7 @@ def from_page(infos: Sequence[Labels], engines: int) -> Config:
 
 
 def _labels(infos: Sequence[Labels]) -> Config:
-    """Where engines differ, the smallest KV cache counts: it fills up first."""
+    """Merge the labels of all engines; the smallest KV cache counts, since it fills up first."""
     config: Config = {}
     for info in infos:
         for name, value in numbers(info).items():
@@ -179,7 +179,7 @@ def words_of_page(infos: Sequence[Labels]) -> dict[str, str]:
 
 
 def _tokens(info: Labels, config: Config, engines: int) -> float | None:
-    """Of one engine, where vLLM (before 0.24) does not publish it; `num_gpu_blocks` is the sum over all engines.
+    """KV cache of one engine in tokens, before vLLM 0.24 published it; `num_gpu_blocks` is the sum over all engines.
 
     With a sliding window or state-space layers a block is not worth its size in tokens.
     """
@@ -223,7 +223,7 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
 
 
 def _device(settings: Mapping[str, Setting], environment: Mapping[str, str], version: str) -> str:
-    """What the model runs on: as a source names it, else by what only the CPU backend reads or is called."""
+    """Return the device that a source names, else "cpu" if the version or a variable is of the CPU backend."""
     if "device" in settings and settings["device"].value != SET:
         return str(settings["device"].value).partition(":")[0]
     is_cpu = version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in environment)

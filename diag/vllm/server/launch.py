@@ -106,7 +106,7 @@ def read(text: str) -> Launch:
 
 
 def _is_open(word: str) -> bool:
-    """Whether a shell may put flags in its place; a value that is hidden is no flag, a word that is hidden may be."""
+    """Return True if a shell may put flags in a word's place; a hidden value is no flag, a hidden word may be one."""
     return "$" in PLACEHOLDER.sub(lambda found: "$" if found[1].startswith("WORD_") else "", word)
 
 
