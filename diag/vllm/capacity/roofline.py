@@ -149,20 +149,15 @@ def configurations(
 def configuration(model: Model, setup: Setup, gpu: GpuModel, concurrency: int | None) -> SizedReplica:
     """One of them; `concurrency` None for as many requests as it holds. BadUsage for what vLLM refuses."""
     found = ledger(model, setup)
-    requests = _requests(found)
+    requests = 0
+    if found.verdict != "does not fit" and found.layout and found.blocks:
+        requests = max(found.blocks.low - 1, 0) // found.layout.blocks(setup.length)
     batch = min(requests, setup.sequences, concurrency or requests)
     if not batch:
         return SizedReplica(gpu, setup, found, requests, 0, None, None)
     replica = Replica(model, setup, gpu)
     ceilings = decode(replica, batch, setup.length), prefill(replica, setup.length)
     return SizedReplica(gpu, setup, found, requests, batch, *ceilings)
-
-
-def _requests(found: Ledger) -> int:
-    """How many requests of the longest context run at a time without preemption."""
-    if found.verdict == "does not fit" or not (found.layout and found.blocks):
-        return 0
-    return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
 
 
 def cost_per_million(price: float, gpus: int, tokens_per_second: float, utilisation: float = 1.0) -> float:
@@ -200,7 +195,11 @@ def choices(
     """The sentences, about the configuration that is chosen first."""
     first = chosen(sized, concurrency, prices)
     if first is None:
-        return [_none_holds(sized, concurrency)]
+        most = max(sized, key=lambda one: one.requests, default=None)
+        if most is None or not most.requests:
+            return [f"None holds one request for certain{_why(sized)}."]
+        asked = f"{plural(concurrency or 1, 'request')} of {most.setup.length:,} tokens"
+        return [f"None holds {asked}; the most is {most.requests:,} on {most.name}."]
     wanted = concurrency or first.batch
     found = [
         _first(first, prices.get(first.gpu.name), wanted),
@@ -212,14 +211,6 @@ def choices(
         _lengths(model, first),
     ]
     return [sentence for sentence in found if sentence]
-
-
-def _none_holds(sized: Sequence[SizedReplica], concurrency: int | None) -> str:
-    most = max(sized, key=lambda one: one.requests, default=None)
-    if most is None or not most.requests:
-        return f"None holds one request for certain{_why(sized)}."
-    wanted = f"{plural(concurrency or 1, 'request')} of {most.setup.length:,} tokens"
-    return f"None holds {wanted}; the most is {most.requests:,} on {most.name}."
 
 
 def _why(sized: Sequence[SizedReplica]) -> str:

@@ -18,19 +18,15 @@ def read_config_file(file: Path) -> Mapping[str, Any]:
         content = load(file)
     except OSError as error:
         raise BadUsage(f"--config {file} cannot be read: {error.strerror}") from error
-    if not isinstance(content, dict) or not _is_configuration(content):
+    written_out = [f"--{key}".replace("_", "-") in known() for key in content] if isinstance(content, dict) else []
+    # nothing of a file is shown unless half of its keys are flags, written out
+    if not isinstance(content, dict) or sum(written_out) < len(written_out) / 2:
         raise BadUsage(f"--config {file} holds no flags: expected lines such as `max-num-seqs: 64`")
     return {str(key): value for key, value in content.items()}
 
 
-def _is_configuration(content: Mapping[Any, Any]) -> bool:
-    """Return True if half of the keys are flags, written out: nothing of another file may be shown."""
-    written_out = [f"--{key}".replace("_", "-") in known() for key in content]
-    return sum(written_out) >= len(written_out) / 2
-
-
 def is_dropped(key: str, value: Any, version: str) -> bool:
-    """Return True if vLLM ignores a key: `false` from 0.9.0 to 0.27.1 at least, since 0.31.0 with underscores in the key.
+    """Return True if vLLM ignores a key: `false` from 0.9.0 to 0.27.1, since 0.31.0 under a key with underscores.
 
     Source: `load_config_file` of 0.11.0, 0.16.0, 0.24.0 - 0.27.1, 0.31.0 and 0.32.0.
     """

@@ -39,26 +39,18 @@ class Image(NamedTuple):
 def image(words: Sequence[str]) -> Image:
     """Find the image and vLLM's arguments in `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...`."""
     words = [default(word) for word in words]
-    start = _run(words) + 1
+    able = (at for at, word in enumerate(words) if _CONTAINERS.fullmatch(Path(word).name) or word.startswith("$"))
+    program = next(able, len(words))
+    start = (words.index("run", program) if "run" in words[program:] else len(words)) + 1
     by_option = any(word.partition("=")[0] == "--image" for word in words[start:])
     for at in range(start, len(words)):
         before, named = words[at - 1], words[at].removeprefix("--image=")
         is_option = before == "--image" or named != words[at]
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
         if (is_option if by_option else not is_value) and _IMAGE.fullmatch(named):
-            return _entered(words, _after_dashes(words) if by_option else at + 1, named)
+            after_dashes = words.index("--") + 1 if "--" in words else len(words)
+            return _entered(words, after_dashes if by_option else at + 1, named)
     return Image()
-
-
-def _after_dashes(words: Sequence[str]) -> int:
-    return words.index("--") + 1 if "--" in words else len(words)
-
-
-def _run(words: Sequence[str]) -> int:
-    """The place of `run` after a program that starts containers; the end where there is none."""
-    able = (at for at, word in enumerate(words) if _CONTAINERS.fullmatch(Path(word).name) or word.startswith("$"))
-    program = next(able, len(words))
-    return words.index("run", program) if "run" in words[program:] else len(words)
 
 
 def _entered(words: Sequence[str], entry: int, name: str) -> Image:
@@ -180,7 +172,9 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             return found._replace(more=later, exported=(*passed_on, *found.exported))
         environment |= _assigned(filled)
-        exported |= _assigned(filled) if _exports(filled) else {}
+        is_unit = any(word.startswith("Environment=") for word in filled)
+        if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
+            exported |= _assigned(filled)
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
@@ -221,7 +215,8 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
             elsewhere=found.elsewhere or place,
             around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
         )
-    start = _plain(words) if start is None else start
+    if start is None and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
+        start = 0  # nothing but vLLM's own flags
     start = contained.arguments if start is None else start
     if start is None:
         return None
@@ -240,11 +235,6 @@ def _inner(words: Sequence[str]) -> tuple[str, int]:
         if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
             return script, at
     return "", 0
-
-
-def _exports(words: Sequence[str]) -> bool:
-    """Return True if a statement exports its variables to the commands after it."""
-    return words[:1] in (["export"], ["declare"], ["typeset"]) or any(word.startswith("Environment=") for word in words)
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
@@ -286,11 +276,6 @@ def _configured(file: Path) -> str:
             f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
         )
     return f"vllm serve --config {shlex.quote(str(file.absolute()))}"
-
-
-def _plain(words: Sequence[str]) -> int | None:
-    """0 where there are nothing but vLLM's own flags."""
-    return 0 if words and words[0].startswith("-") and understood(words[0].partition("=")[0]) else None
 
 
 def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:

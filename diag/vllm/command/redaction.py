@@ -14,7 +14,7 @@ from typing import Any
 from diag.core.lazy_regex import lazy
 from diag.vllm.command.command import Given
 from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, default, placeholder
-from diag.vllm.flags.registry import Flag, Option, known, understood
+from diag.vllm.flags.registry import Option, known, understood
 
 _SECRET = lazy(
     r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization)"
@@ -251,8 +251,9 @@ def _is_plain(option: Option, text: str) -> bool:
     flag = option.flag
     if flag.takes == "none" and not option.key:
         return text.lower() in ("true", "false", "0", "1")
+    choices = [choice for form in (flag, *(older for _, older in flag.until)) for choice in form.choices]
     is_number = flag.value != "text" or option.key or flag.name[2:] in FLAGS
-    return bool(is_number and (_PLAIN.fullmatch(text) or _LISTED.fullmatch(text))) or text in _choices(flag)
+    return bool(is_number and (_PLAIN.fullmatch(text) or _LISTED.fullmatch(text))) or text in choices
 
 
 def _named(option: Option, text: str) -> str:
@@ -261,10 +262,6 @@ def _named(option: Option, text: str) -> str:
     is_name = key in NAMED_KEYS if key else flag.name[2:] in FLAGS and flag.value not in ("json", "object")
     shown = name(text, flag.name in _REVISIONS) if is_name else ""
     return "" if "://" in text and shown != text else shown
-
-
-def _choices(flag: Flag) -> Sequence[str]:
-    return [choice for form in (flag, *(older for _, older in flag.until)) for choice in form.choices]
 
 
 def _json(text: str) -> str | None:

@@ -112,17 +112,19 @@ def _word(text: str, start: int) -> tuple[str, int]:
         at = _past(text, at) if opened else found.end()
         inner = text[found.start() : at]
         bare = bare or found[0] == "$" or bool(opened and opened != '"')
-        parts.append(_unquoted(inner) if opened == '"' else inner if opened else found[found.lastgroup or 0])
+        parts.append(
+            _ESCAPED.sub(lambda found: found[1] or "", inner[1:-1])
+            if opened == '"'
+            else inner
+            if opened
+            else found[found.lastgroup or 0]
+        )
     if at < len(text) and not found:
         raise BadUsage("the command has an unclosed quotation mark or parenthesis")
     word = Bare("".join(parts)) if bare else "".join(parts)
     if isinstance(word, Bare):
         word.raw = text[start:at]
     return word, at
-
-
-def _unquoted(text: str) -> str:
-    return _ESCAPED.sub(lambda found: found[1] or "", text[1:-1])
 
 
 def _past(text: str, at: int) -> int:

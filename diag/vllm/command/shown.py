@@ -77,7 +77,10 @@ def _of_a_wrapper(text: str) -> str:
 
 def _arguments(command: Command, words: Sequence[str]) -> list[str]:
     """The arguments of vLLM itself: flags, their values, and the model."""
-    found = {at: _stray(words[at], at) for at in range(command.arguments, len(words))}
+    found = {}
+    for at in range(command.arguments, len(words)):
+        is_open = redaction.is_variable(words[at]) or PLACEHOLDER.fullmatch(words[at])
+        found[at] = words[at] if is_open or words[at] in ("--", "") else placeholder(f"word_{at + 1}")
     loose = set(found).difference(command.strays, *(given.words for given in command.given))
     found |= {at: redaction.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
     before = None
@@ -86,12 +89,6 @@ def _arguments(command: Command, words: Sequence[str]) -> list[str]:
             found |= zip(given.words, _option(given, words, before), strict=True)
             before = given
     return [found[at] for at in sorted(found)]
-
-
-def _stray(word: str, at: int) -> str:
-    """A word that belongs to nothing; what a shell puts in its place is open."""
-    is_kept = word in ("--", "") or redaction.is_variable(word) or PLACEHOLDER.fullmatch(word)
-    return word if is_kept else placeholder(f"word_{at + 1}")
 
 
 def _option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
@@ -131,7 +128,9 @@ def _word(word: str, before: str, is_program: bool, image: str) -> str:
     if name == "--env" and _NAME.fullmatch(value):
         return word if value in VARIABLES else f"{word}={placeholder(value)}"
     if assigned:
-        return _assigned(*assigned.groups())
+        option, variable, text = assigned.groups()
+        kept = text if PLACEHOLDER.fullmatch(text) else redaction.variable(variable, text)
+        return f"{option}{variable}={kept or placeholder(variable)}"
     if name in _OPTIONS and equals:
         return f"{name}={_value(value, name, image) or placeholder(name)}"
     if is_program:
@@ -146,9 +145,3 @@ def _value(text: str, option: str, image: str) -> str:
     is_plain = option in _OPTIONS and (_NUMBERS.fullmatch(text) or text in _WORDS)
     is_image = default(text) == image and redaction.image(text)
     return text if is_plain or is_image or PLACEHOLDER.fullmatch(text) else ""
-
-
-def _assigned(option: str, name: str, value: str) -> str:
-    """A variable with its value where that may be shown."""
-    kept = value if PLACEHOLDER.fullmatch(value) else redaction.variable(name, value)
-    return f"{option}{name}={kept or placeholder(name)}"

@@ -246,10 +246,7 @@ def default(flag: str, version: str, gpu_bytes: float | None = None, gpu_name: s
         return None  # vLLM for CPUs disables it itself
     if flag in _SMALL_BATCH:
         return _batch(flag, version, gpu_bytes, gpu_name.lower())
-    return _since(_DEFAULTS.get(flag, ()), version)
-
-
-def _since(since: Since, version: str) -> float | None:
+    since = _DEFAULTS.get(flag, ())
     if not release(version):
         return since[0][1] if len(since) == 1 else None
     reached = [value for first, value in since if release(first) <= release(version)]

@@ -349,7 +349,8 @@ def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
     if total is None or setup.cpu or setup.kv_cache_bytes is not None or setup.blocks is not None:
         return
     now = setup.utilization
-    most = _most_hundredths(setup, total)
+    outside = CONTEXT_GIB[1] + (0 if setup.eager or setup.graphs_in_budget else USUAL_GRAPHS_GIB)
+    most = floor(100 * min(1 - outside * GIB / total, 1 if setup.free is None else setup.free / total))
     for hundredth in range(floor(100 * now + 1e-6) + 1, most + 1) if most > 100 * now else (most,):
         share = hundredth / 100
         more = ByteRange.of(round((share - now) * total))
@@ -357,12 +358,6 @@ def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
         measured = {name: size for name, size in start.measured.items() if name != BUDGET} | grown
         if share > 0:
             yield Suggestion("--gpu-memory-utilization", f"{share:.2f}", replace(setup, utilization=share), measured)
-
-
-def _most_hundredths(setup: Setup, total: int) -> int:
-    """The largest share of a GPU that leaves room for what is outside the budget, in hundredths."""
-    outside = CONTEXT_GIB[1] + (0 if setup.eager or setup.graphs_in_budget else USUAL_GRAPHS_GIB)
-    return floor(100 * min(1 - outside * GIB / total, 1 if setup.free is None else setup.free / total))
 
 
 def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:

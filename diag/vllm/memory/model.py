@@ -310,7 +310,11 @@ def _model(name: str, folder: Path, config: Config, outer: Config, version: str)
     kv_heads = config.size("num_key_value_heads", heads, most=heads or 2**16)
     if kv_heads and heads % kv_heads:
         raise BadUsage(f"the model's {heads} attention heads are not a multiple of its {kv_heads} key-value heads")
-    longest, quantization = _longest(config, version), _quantization(config, outer)
+    longest = _longest(config, version)
+    places = [(fields, name) for fields in (outer, config) for name in ("quantization_config", "compression_config")]
+    quantization = next(
+        filter(None, (fields.part(name) for fields, name in places)), None
+    )  # modelopt writes the latter
     return Model(
         name=name,
         folder=folder,
@@ -334,15 +338,6 @@ def _model(name: str, folder: Path, config: Config, outer: Config, version: str)
         vision=outer.part("vision_config") or None,
         unknown=unknown if family else f"the architecture {_shown(architecture)} is unknown",
     )
-
-
-def _quantization(config: Config, outer: Config) -> Mapping[str, Any] | None:
-    """The method and its settings; modelopt sometimes writes a compression_config."""
-    for fields in (outer, config):
-        for name in ("quantization_config", "compression_config"):
-            if found := fields.part(name):
-                return found
-    return None
 
 
 def _declared(config: Config) -> int:

@@ -122,7 +122,16 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         named = redaction.name(version)[:40]
         raise BadUsage(f"invalid value for --vllm-version: {named!r} (expected a vLLM release such as 0.32.0)")
     number, cpu = release(version), CPU_SPACE in command.environment or gpu.name == "cpu"
-    length, auto_length = _length(command, model)
+
+    given = command.get("--max-model-len")
+    auto_length, length = given in ("auto", "-1"), model.usual
+    if given is not None and not auto_length:
+        length = size(given, "--max-model-len", most=2**30)
+
+    estimates = command.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    graphs_in_budget = estimates == "1" if estimates in ("0", "1") else number >= (0, 20, 0)
+    overlong = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
+    overlong = overlong or command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     return Setup(
         version=version,
         total=gpu.total,
@@ -142,11 +151,11 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         blocks=_whole(command, "--num-gpu-blocks-override"),
         offload=int(_number(command, "--cpu-offload-gb") * GIB),
         eager=bool(command.switched("--enforce-eager")) or cpu,
-        graphs_in_budget=_graphs_in_budget(command, number),
+        graphs_in_budget=graphs_in_budget,
         hybrid=number >= (0, 9, 1) and not command.switched("--disable-hybrid-kv-cache-manager") and not cpu,
         cpu=cpu,
         text_only=bool(command.switched("--language-model-only")),
-        allows_overlong=_allows_overlong(command),
+        allows_overlong=overlong,
         uncounted=tuple(dict.fromkeys(_uncounted(command, model))),
         savings=tuple(_savings(command)),
         capability=capability(gpu.name),
@@ -157,11 +166,6 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
 def _mentions(command: Command, flag: str) -> bool:
     """Return True if a flag is given, whole or by one of its keys, and not switched off."""
     return any(given.name == flag and " ".join(given.values) != _OFF.get(flag) for given in command.given)
-
-
-def _allows_overlong(command: Command) -> bool:
-    changed = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
-    return changed or command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
 
 
 def _uncounted(command: Command, model: Model) -> Iterator[str]:
@@ -178,13 +182,6 @@ def _savings(command: Command) -> Iterator[str]:
     yield from (why for flag, why in _SAVINGS.items() if _mentions(command, flag))
     if PARTITION in command.environment and _count(command, "--pipeline-parallel-size") > 1:
         yield f"how {PARTITION} divides the layers"
-
-
-def _length(command: Command, model: Model) -> tuple[int, bool]:
-    given = command.get("--max-model-len")
-    if given in ("auto", "-1"):
-        return model.usual, True
-    return (size(given, "--max-model-len", most=2**30), False) if given is not None else (model.usual, False)
 
 
 def _whole(command: Command, flag: str) -> int | None:
@@ -246,11 +243,6 @@ def _kv_cache_bytes(command: Command, cpu: bool) -> int | None:
     return size(f"{space}GiB", CPU_SPACE) if space else None
 
 
-def _graphs_in_budget(command: Command, number: tuple[int, ...]) -> bool:
-    estimates = command.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-    return estimates == "1" if estimates in ("0", "1") else number >= (0, 20, 0)
-
-
 _FINER_BLOCKS, _LEAST_BLOCK = (0, 29, 0), 32
 """Since when blocks of fp8 experts may be cut, and the smallest block then."""
 
@@ -258,7 +250,9 @@ _FINER_BLOCKS, _LEAST_BLOCK = (0, 29, 0), 32
 def check(model: Model, setup: Setup) -> None:
     """Refuse what vLLM refuses: BadUsage, with a value that works."""
     _check_division(model, setup)
-    _check_scales(model, setup)
+    if model.family and setup.tensor * setup.data > 1:
+        _check_groups(model, setup)
+        _check_blocks(model, setup)
     if setup.pipeline > model.layers > 0:
         raise BadUsage(f"--pipeline-parallel-size {setup.pipeline} is more than the model's {model.layers} layers")
     if setup.length > model.longest and not setup.allows_overlong:
@@ -283,13 +277,6 @@ def _check_division(model: Model, setup: Setup) -> None:
 def _divides_kv_heads(model: Model, tensor: int) -> bool:
     """Return True if key-value heads can be divided, or each copied to equally many GPUs."""
     return bool(model.latent) or not (model.kv_heads % tensor and tensor % model.kv_heads)
-
-
-def _check_scales(model: Model, setup: Setup) -> None:
-    """Refuse a share of a quantized matrix that ends within the numbers of one scale."""
-    if model.family and setup.tensor * setup.data > 1:
-        _check_groups(model, setup)
-        _check_blocks(model, setup)
 
 
 def _check_groups(model: Model, setup: Setup) -> None:

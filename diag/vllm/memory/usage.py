@@ -257,10 +257,17 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
     parts = [of_stage(model, span) for span in spans]
     total = sum(weigh(stage, bits, 1, 1) for stage in parts)
     copies = weigh([absorbed(model)], bits, setup.tensor, 1) // setup.pipeline + weigh([rotary(model)], bits, 1, 1)
-    exact = _is_exact(model, setup, bits, files)
-    slack = 0 if exact else _slack(model, bits, files)
+
+    known = setup.gpus * setup.data == 1 if files else bits.exact and not model.vision
+    exact = bool(known) and not model.latent and not setup.offload and not bits.padded
+    slack = BY_FILES if files else VISION if model.vision else BY_FILES if bits.exact else QUANTIZED
+    slack = 0 if exact else slack
+    shape = ", ".join(filter(None, ("the shape in config.json", bits.named)))
+    gpus = setup.gpus * setup.data
+    source = ("the *.safetensors files" if files else shape) + (f", divided among {gpus} GPUs" if gpus > 1 else "")
+
     padded = replace(bits, expert=bits.expert * _padding(model, setup.tensor * setup.data)) if bits.padded else bits
-    source, found = _source(setup, bits, files), []
+    found = []
     for span, stage in zip(spans, parts, strict=True):
         low, high = (
             max(_share(stage, width, setup, files, total) + copies - setup.offload, 0) for width in (bits, padded)
@@ -268,23 +275,6 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
         bounds = ByteRange(round(low * (1 - slack)), round(high * (1 + slack)))
         found.append(Stage(len(span), bounds, "exact" if exact else "estimated", source))
     return found
-
-
-def _is_exact(model: Model, setup: Setup, bits: Precision, files: int | None) -> bool:
-    known = setup.gpus * setup.data == 1 if files else bits.exact and not model.vision
-    return bool(known) and not model.latent and not setup.offload and not bits.padded
-
-
-def _slack(model: Model, bits: Precision, files: int | None) -> float:
-    if files:
-        return BY_FILES
-    return VISION if model.vision else BY_FILES if bits.exact else QUANTIZED
-
-
-def _source(setup: Setup, bits: Precision, files: int | None) -> str:
-    shape = ", ".join(filter(None, ("the shape in config.json", bits.named)))
-    gpus = setup.gpus * setup.data
-    return ("the *.safetensors files" if files else shape) + (f", divided among {gpus} GPUs" if gpus > 1 else "")
 
 
 def _padding(model: Model, ways: int) -> float:
@@ -323,14 +313,9 @@ def activations(model: Model, setup: Setup) -> ByteRange:
     inner = 3 * feed_forward_width(model) // setup.tensor
     sure = setup.batched_tokens * number * (2 * model.hidden + (0 if model.family and model.family.experts else inner))
     logits = 4 * min(setup.sequences, setup.batched_tokens) * model.vocabulary
-    most = setup.batched_tokens * number * (2 * (2 * model.hidden + inner) + _expert_copies(model, setup))
+    copies, family = 0, model.family  # a stream for each expert that processes the token
+    if family and family.experts:
+        active = model.config.size("num_experts_per_tok", 1)
+        copies = active * (model.hidden + 3 * model.config.size(family.width) // setup.tensor)
+    most = setup.batched_tokens * number * (2 * (2 * model.hidden + inner) + copies)
     return ByteRange(max(sure, logits), most + 8 * logits)
-
-
-def _expert_copies(model: Model, setup: Setup) -> int:
-    """Numbers that a mixture of experts holds for a token: a stream for each expert that processes it."""
-    family, config = model.family, model.config
-    if not (family and family.experts):
-        return 0
-    active = config.size("num_experts_per_tok", 1)
-    return active * (model.hidden + 3 * config.size(family.width) // setup.tensor)

@@ -147,19 +147,14 @@ def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
     yield WeightPart(count * hidden)  # the router
     if model.architecture == "GptOssForCausalLM":
         yield WeightPart(count * (2 * width + hidden + 1))  # biases
-    shared = _shared(model, width)
+    shared = width  # of the experts that process every token
+    if model.architecture != "Llama4ForConditionalGeneration":
+        alone = config.size("shared_expert_intermediate_size", 0, least=0)
+        shared = alone or width * config.size("n_shared_experts", 0, least=0)
     if shared:
         yield WeightPart(3 * hidden * shared, MOST_WAYS, "linear", _gate_up_down("mlp.shared_experts"))
     if model.architecture == "Qwen2MoeForCausalLM":
         yield WeightPart(hidden)
-
-
-def _shared(model: Model, width: int) -> int:
-    """The width of the experts that process every token."""
-    if model.architecture == "Llama4ForConditionalGeneration":
-        return width
-    alone = model.config.size("shared_expert_intermediate_size", 0, least=0)
-    return alone or width * model.config.size("n_shared_experts", 0, least=0)
 
 
 # -- a model ----------------------------------------------------------------------------------------------------------

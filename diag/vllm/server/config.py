@@ -134,7 +134,9 @@ def from_page(infos: Sequence[Labels], engines: int) -> Config:
     """The labels of every `vllm:cache_config_info` of a page (vLLM 0.9 - 0.33) with so many engines, 0 not known."""
     if not infos:
         return {}
-    config = _labels(infos)
+    config: Config = {}
+    for info in infos:  # where engines differ, the smallest KV cache counts: it fills up first
+        config |= {name: min(value, config.get(name, value)) for name, value in numbers(info).items()}
     if engines:
         config["data_parallel_size"] = float(engines)
     tokens = config.get("kv_cache_size_tokens") or _tokens(infos[0], config, max(engines, 1))
@@ -143,15 +145,6 @@ def from_page(infos: Sequence[Labels], engines: int) -> Config:
     concurrency = config.get("kv_cache_max_concurrency")
     if tokens and concurrency and "kv_cache_size_tokens" in infos[0]:
         config["max_model_len"] = float(round(tokens / concurrency))
-    return config
-
-
-def _labels(infos: Sequence[Labels]) -> Config:
-    """Merge the labels of all engines; the smallest KV cache counts, since it fills up first."""
-    config: Config = {}
-    for info in infos:
-        for name, value in numbers(info).items():
-            config[name] = min(value, config.get(name, value))
     return config
 
 
@@ -243,13 +236,11 @@ def _by_source(
         LAUNCH: given.flags,
     }
     relayed = {
-        name for name, value in by_exporter.items() if any(_has(values, name, value) for values in sources.values())
+        name
+        for name, value in by_exporter.items()
+        if any(name in values and _agree(name, value, values[name]) for values in sources.values())
     }
     return sources | {EXPORTER: {name: value for name, value in by_exporter.items() if name not in relayed}}
-
-
-def _has(values: Values, name: str, value: Value) -> bool:
-    return name in values and _agree(name, value, values[name])
 
 
 def _setting(name: str, sources: Mapping[str, Values]) -> Setting:

@@ -100,14 +100,11 @@ def read(text: str) -> Launch:
         incomplete = "the launch command is a wrapper around vLLM"
     if command.config:
         incomplete = "the launch command reads a --config file"
-    if any(_is_open(word) for word in command.words[command.arguments :]):
+    # a shell may put flags in the place of a variable; a hidden value is no flag, a hidden word may be one
+    arguments = " ".join(command.words[command.arguments :])
+    if "$" in PLACEHOLDER.sub(lambda found: "$" if found[1].startswith("WORD_") else "", arguments):
         incomplete = incomplete or "the launch command contains shell variables"
     return Launch(_flags(command), _environment(command), incomplete)
-
-
-def _is_open(word: str) -> bool:
-    """Return True if a shell may put flags in a word's place; a hidden value is no flag, a hidden word may be one."""
-    return "$" in PLACEHOLDER.sub(lambda found: "$" if found[1].startswith("WORD_") else "", word)
 
 
 def _flags(command: Command) -> Mapping[str, Value]:
@@ -143,12 +140,13 @@ def _named(name: str, given: Given) -> str | None:
 def _environment(command: Command) -> Mapping[str, str]:
     """The variables that matter to vLLM, NCCL and CUDA; of paths, keys and addresses only that they are set."""
     names = sorted(name for name in command.environment if name.startswith(_VARIABLES) and not is_secret(name))
-    return {name: _shown(name, command.environment[name]) for name in names}
-
-
-def _shown(name: str, value: str) -> str:
-    is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and redaction.name(value) == value
-    return SET if not is_harmless or _ADDRESSED.fullmatch(name) or _ADDRESS.search(value) else value
+    shown = dict.fromkeys(names, SET)
+    for name in names:
+        value = command.environment[name]
+        is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and redaction.name(value) == value
+        if is_harmless and not _ADDRESSED.fullmatch(name) and not _ADDRESS.search(value):
+            shown[name] = value
+    return shown
 
 
 def word(value: object) -> str | None:
