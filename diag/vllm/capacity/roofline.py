@@ -197,7 +197,10 @@ def choices(
     if first is None:
         most = max(sized, key=lambda one: one.requests, default=None)
         if most is None or not most.requests:
-            return [f"None holds one request for certain{_why(sized)}."]
+            largest = max(sized, key=lambda one: one.gpu.memory * one.setup.tensor, default=None)
+            reasons = largest.ledger.reasons if largest else ()
+            why = f"; on {largest.name}: {reasons[0]}" if largest and reasons else ""
+            return [f"None holds one request for certain{why}."]
         asked = f"{plural(concurrency or 1, 'request')} of {most.setup.length:,} tokens"
         return [f"None holds {asked}; the most is {most.requests:,} on {most.name}."]
     wanted = concurrency or first.batch
@@ -211,12 +214,6 @@ def choices(
         _lengths(model, first),
     ]
     return [sentence for sentence in found if sentence]
-
-
-def _why(sized: Sequence[SizedReplica]) -> str:
-    """Return the reason why the configuration with the most memory does not fit."""
-    largest = max(sized, key=lambda one: one.gpu.memory * one.setup.tensor, default=None)
-    return f"; on {largest.name}: {largest.ledger.reasons[0]}" if largest and largest.ledger.reasons else ""
 
 
 def _first(first: SizedReplica, price: float | None, wanted: int) -> str:

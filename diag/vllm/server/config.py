@@ -114,13 +114,12 @@ class RunningConfig(NamedTuple):
     def notes(self, instance: str) -> list[str]:
         """A sentence for each number on which the sources conflict."""
         numbers = [setting for setting in self.settings.values() if not isinstance(setting.value, str)]
-        conflicts = [_note(instance, setting, other) for setting in numbers for other in setting.conflicts]
-        return [*self.problems, *conflicts]
-
-
-def _note(instance: str, setting: Setting, other: SourcedValue) -> str:
-    used = f"{setting.name} of {printable(instance)} is {setting.value:g} ({setting.source})"
-    return f"{used} but {other.value:g} ({other.source}): {setting.value:g} is used"
+        found = list(self.problems)
+        for setting in numbers:
+            used = f"{setting.name} of {printable(instance)} is {setting.value:g} ({setting.source})"
+            for other in setting.conflicts:
+                found.append(f"{used} but {other.value:g} ({other.source}): {setting.value:g} is used")
+        return found
 
 
 def _agree(name: str, value: Value, other: Value) -> bool:

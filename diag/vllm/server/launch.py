@@ -116,7 +116,11 @@ def _flags(command: Command) -> Mapping[str, Value]:
             continue
         name = option.flag.name.removeprefix("--").replace("-", "_")
         name = _ALIASES.get(name, name)
-        value = _number(name, given, option.on) if name in FLAGS else _named(name, given)
+        if name in FLAGS:
+            value = _number(name, given, option.on)
+        else:
+            value = word("".join(given.values)) if name in WORDS else None
+            value = None if value == "auto" else value  # which leaves it to vLLM
         found |= {} if value is None else {name: value}
     return found
 
@@ -129,12 +133,6 @@ def _number(name: str, given: Given, on: bool) -> Value | None:
         return None
     parsed = number(value) if kind == "share" else flag_integer(value)
     return SET if parsed is None else parsed
-
-
-def _named(name: str, given: Given) -> str | None:
-    """A word that was given; "auto" leaves it to vLLM."""
-    value = word("".join(given.values)) if name in WORDS else None
-    return None if value == "auto" else value
 
 
 def _environment(command: Command) -> Mapping[str, str]:
