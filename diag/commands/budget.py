@@ -14,11 +14,10 @@ from diag.core.formatting import gibibytes, printable
 from diag.core.sizes import GIB
 from diag.exporter.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
 from diag.report.budget import Budget, render, render_json
+from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import versions
-from diag.vllm.hardware import gpus
-from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.ledger import (
     ACTIVATIONS,
     BUDGET,
@@ -29,11 +28,14 @@ from diag.vllm.memory.ledger import (
     Ledger,
     Measured,
     ledger,
+    safe_length,
+    safe_sequences,
+    suggestions,
 )
 from diag.vllm.memory.model import Model, find, is_folder
 from diag.vllm.memory.model import read as read_model
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
-from diag.vllm.memory.suggestions import safe_length, safe_sequences, suggestions
+from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
 ALIKE = 0.03

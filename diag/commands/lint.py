@@ -18,10 +18,10 @@ from diag.lint.host_gpus import HostGpus, host
 from diag.lint.rules import RULES, corrected, is_known, lint
 from diag.lint.target import LintTarget, is_open, ranks
 from diag.report import lint as report
-from diag.vllm.command import values
+from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import filled_in, parse, read
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shell import line, written
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
@@ -85,7 +85,7 @@ def judge(
     return LintReport(
         version=chosen,
         version_source=source,
-        model=values.name(command.model),
+        model=redaction.name(command.model),
         findings=tuple(map(_shown, kept)),
         not_checked=tuple(map(hidden, not_checked)),
         corrected=_corrected(command, kept) if accepted else "",
@@ -240,7 +240,7 @@ def _corrected(command: Command, findings: Sequence[LintFinding]) -> str:
     if words == command.words:
         return ""
     try:
-        again = parse(line(filled_in(words, values.harmless(command.environment))))
+        again = parse(line(filled_in(words, redaction.harmless(command.environment))))
     except BadUsage:
         return ""
     return written(masked(again._replace(around=command.around, exported=command.exported)))

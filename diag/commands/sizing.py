@@ -8,13 +8,12 @@ from diag.commands.traffic import Traffic
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.report.sizing import Sizing, render, render_json
-from diag.vllm.capacity.choices import choices
-from diag.vllm.capacity.sizing import SizedReplica, configurations
-from diag.vllm.command import values
+from diag.vllm.capacity.roofline import SizedReplica, choices, configurations
+from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import versions
-from diag.vllm.hardware.gpus import GpuModel, gpus
-from diag.vllm.hardware.gpus import named as gpu_named
+from diag.vllm.gpus import GpuModel, gpus
+from diag.vllm.gpus import named as gpu_named
 from diag.vllm.memory.model import Model, is_folder
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, invalid, setup, size
 
@@ -100,7 +99,7 @@ def _on_gpus(started: Command) -> Command:
 
 def named(model: Model) -> str:
     """What a model is called in print: its folder, or its id."""
-    return printable(values.name(model.folder.resolve().name if is_folder(model.name) else model.name), 60)
+    return printable(redaction.name(model.folder.resolve().name if is_folder(model.name) else model.name), 60)
 
 
 def _check(started: Command, model: Model) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from diag import promql
 from diag.core.formatting import gibibytes
 from diag.sources.observation import Observation
-from diag.vllm.flags.defaults import UNSET, WORD_DEFAULTS, default
-from diag.vllm.flags.registry import known, release, versions
+from diag.vllm.flags.registry import UNSET, WORD_DEFAULTS, default, known, release, versions
 from diag.vllm.server.config import RunningConfig, SourcedValue
 from diag.vllm.server.launch import FLAGS, WORDS, Value
 

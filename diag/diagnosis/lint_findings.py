@@ -15,7 +15,7 @@ from diag.lint.rules import lint
 from diag.lint.target import LintTarget
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import parse
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import hidden
 from diag.vllm.flags.registry import versions
 
 MOST = 3

@@ -22,8 +22,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.quotes import Quote
 from diag.knowledge.formulas import expanded
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
-from diag.vllm.flags.defaults import UNSET, default
-from diag.vllm.flags.registry import release, releases
+from diag.vllm.flags.registry import UNSET, default, release, releases
 
 Value = float | str | None
 OLDEST = (0, 8, 0)

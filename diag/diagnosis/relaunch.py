@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from diag.diagnosis.launch_values import command_in, json_object
 from diag.diagnosis.proposals import FlagChange, Proposal, written
 from diag.vllm.command import shell
-from diag.vllm.command.command import Command
-from diag.vllm.command.options import Given
+from diag.vllm.command.command import Command, Given
 from diag.vllm.command.shown import shown
 
 Edit = tuple[range, list[str]]

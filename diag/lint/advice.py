@@ -7,7 +7,7 @@ from diag.lint.finding import removal
 from diag.lint.replaced import V1
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, is_open, number
-from diag.vllm.flags.defaults import default
+from diag.vllm.flags.registry import default
 
 LARGEST_GRAPH = 512
 """vLLM captures decode batches of up to min(2 x max_num_seqs, 512) sequences by default (1,024 on some Blackwell)."""

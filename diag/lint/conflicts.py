@@ -10,7 +10,7 @@ from diag.lint.finding import Severity, removal
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget
 from diag.vllm.command.command import Command
-from diag.vllm.command.values import value
+from diag.vllm.command.redaction import value
 from diag.vllm.flags.registry import known
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diag.vllm.command import values
-from diag.vllm.command.options import Given
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Given
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -69,7 +69,7 @@ def shown(given: Given) -> str:
 
     What is no flag may be a secret: the value of the one before it.
     """
-    spelled = values.flag(given)
+    spelled = redaction.flag(given)
     if not spelled:
         return f"Word {given.words.start + 1}" if given.words else "A key of the --config file"
     named = spelled if given.name.startswith(spelled) else f"{spelled} ({given.name})"

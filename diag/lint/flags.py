@@ -8,7 +8,7 @@ from diag.lint.finding import Edit, removal, shown
 from diag.lint.replaced import INEFFECTIVE, V1_ONLY
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import HELP, LintTarget, at_least, is_open
-from diag.vllm.command.options import Given
+from diag.vllm.command.command import Given
 from diag.vllm.flags.registry import Flag, known, parsers
 
 _CLOSE = 0.8

@@ -10,7 +10,7 @@ from diag.lint.finding import removal
 from diag.lint.host_gpus import HostGpu, HostGpus
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, number
-from diag.vllm.flags.defaults import default
+from diag.vllm.flags.registry import default
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _OTHER_FILES = ("params.json", "*.gguf")

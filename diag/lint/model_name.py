@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from diag.lint.finding import Edit, removal
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import HELP, LintTarget, is_open
-from diag.vllm.command.command import Command
-from diag.vllm.command.options import Given
+from diag.vllm.command.command import Command, Given
 
 
 def _is_help(command: Command) -> bool:

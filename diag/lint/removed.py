@@ -8,8 +8,8 @@ from diag.lint.finding import Edit, removal, shown
 from diag.lint.replaced import BACKENDS_OF, INTO, KEYS_UNTIL, LARGEST_SIZE, POOLER, REPLACED, TASKS, ReplacedFlag
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, at_least
-from diag.vllm.command.options import Given
-from diag.vllm.command.values import value
+from diag.vllm.command.command import Given
+from diag.vllm.command.redaction import value
 from diag.vllm.flags.registry import Flag, known
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from diag.core.sizes import flag_integer
 from diag.lint.host_gpus import HostGpus
-from diag.vllm.command.command import Command
-from diag.vllm.command.options import Given
+from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known, release
 from diag.vllm.memory.model import Model
 

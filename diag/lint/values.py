@@ -8,8 +8,8 @@ from diag.lint.finding import Edit, removal, shown
 from diag.lint.rule import Example, LintRule, Match
 from diag.lint.target import LintTarget, at_least, is_open, number
 from diag.lint.value_limits import VALUE_RANGES
-from diag.vllm.command.options import Given
-from diag.vllm.command.values import said
+from diag.vllm.command.command import Given
+from diag.vllm.command.redaction import said
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
 
 _PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")

@@ -9,8 +9,8 @@ from diag import __version__
 from diag.core.formatting import gibibytes
 from diag.core.sizes import GIB
 from diag.report.layout import paragraph, table
-from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.ledger import Ledger, Row
+from diag.vllm.memory.usage import ByteRange
 
 SCHEMA = "diag.budget/2"
 

@@ -9,8 +9,7 @@ from typing import Any
 from diag import __version__
 from diag.core.formatting import plural, quantity
 from diag.report.layout import paragraph, table
-from diag.vllm.capacity.roofline import REACHED, Ceiling
-from diag.vllm.capacity.sizing import SizedReplica, cost_per_million
+from diag.vllm.capacity.roofline import REACHED, Ceiling, SizedReplica, cost_per_million
 
 SCHEMA = "diag.sizing/1"
 _RIGHT = (1, 3, 4, 5, 6, 8, 9)

@@ -1,1 +1,1 @@
-"""What is known of vLLM itself, release by release: its flags, their defaults, and the commands that start it."""
+"""Facts about vLLM, by release: its flags, their defaults, its launch commands, and its use of GPUs."""

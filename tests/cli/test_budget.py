@@ -14,7 +14,7 @@ from support.schemas import validator
 from diag import report
 from diag.commands.budget import BudgetOptions, estimate, run
 from diag.core.errors import BadUsage
-from diag.vllm.hardware import gpus
+from diag.vllm import gpus
 
 MODELS = Path("tests/data/models")
 LOGS = Path("tests/data/logs")

@@ -45,7 +45,7 @@ from diag.verify.baseline import learn, save
 from diag.verify.baseline import read as read_baseline
 from diag.verify.normal import by_baseline
 from diag.verify.snapshot import Snapshot
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.server import launch
 from diag.vllm.server.config import ServerFacts

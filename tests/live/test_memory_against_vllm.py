@@ -9,7 +9,7 @@ import pytest
 from support.live import server
 from support.paths import MODELS, TESTS
 
-from diag.vllm.memory import cache, weights
+from diag.vllm.memory import usage, weights
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import Setup
 
@@ -26,7 +26,7 @@ def asked(script: str, cases: object) -> list[object]:
     return found
 
 
-def case(chance: random.Random) -> tuple[dict[str, object], cache.CacheLayout]:
+def case(chance: random.Random) -> tuple[dict[str, object], usage.CacheLayout]:
     """A question for vLLM's planner, and our own answer."""
     model = read(chance.choice(sorted(MODELS.iterdir())))
     setup = Setup(
@@ -52,7 +52,7 @@ def case(chance: random.Random) -> tuple[dict[str, object], cache.CacheLayout]:
         "memory": chance.randint(2**30, 2**37),
         "hybrid": setup.hybrid,
     }
-    return question, cache.cache_layout(model, setup)
+    return question, usage.cache_layout(model, setup)
 
 
 def test_the_cache_is_planned_as_vllm_plans_it() -> None:

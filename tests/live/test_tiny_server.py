@@ -22,7 +22,7 @@ from support.bad_servers import Reply, Request, serving
 from support.live import cure, load, ramps, server
 
 from diag.commands.observe import ObserveOptions
-from diag.vllm.flags.defaults import default
+from diag.vllm.flags.registry import default
 from diag.vllm.server.launch import FLAGS
 
 pytestmark = [pytest.mark.live, server.needed]

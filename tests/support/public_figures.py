@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 
 from support.paths import MODELS
 
+from diag.vllm import gpus
 from diag.vllm.capacity import roofline
-from diag.vllm.capacity.roofline import Replica
-from diag.vllm.capacity.sizing import cost_per_million
+from diag.vllm.capacity.roofline import Replica, cost_per_million
 from diag.vllm.command import parse as command
 from diag.vllm.flags.registry import versions
-from diag.vllm.hardware import gpus
-from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.ledger import ledger
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import GpuSpec, setup
+from diag.vllm.memory.usage import ByteRange
 
 _DATA: dict[str, Any] = tomllib.loads((MODELS.parent / "public_figures.toml").read_text(encoding="utf-8"))
 

@@ -8,11 +8,9 @@ from support.public_figures import cache_figures, figures
 
 from diag.core.errors import BadUsage
 from diag.vllm.capacity import roofline, work
-from diag.vllm.capacity.choices import choices
-from diag.vllm.capacity.roofline import REACHED, Replica
-from diag.vllm.capacity.sizing import SizedReplica, configurations, cost_per_million
+from diag.vllm.capacity.roofline import REACHED, Replica, SizedReplica, choices, configurations, cost_per_million
 from diag.vllm.command import parse as command
-from diag.vllm.hardware.gpus import GpuModel, named
+from diag.vllm.gpus import GpuModel, named
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import GpuSpec, setup
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from diag.vllm.flags.defaults import UNSET, default
-from diag.vllm.flags.registry import known, versions
+from diag.vllm.flags.registry import UNSET, default, known, versions
 
 GIB = 2**30
 A100, H100, H200, B200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"

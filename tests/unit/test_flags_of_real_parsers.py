@@ -12,8 +12,7 @@ from support.paths import TESTS
 from diag.lint.rules import lint
 from diag.lint.target import LintTarget
 from diag.vllm.command.parse import read
-from diag.vllm.flags.defaults import UNSET, WORD_DEFAULTS, default
-from diag.vllm.flags.registry import Flag, is_described, known, release
+from diag.vllm.flags.registry import UNSET, WORD_DEFAULTS, Flag, default, is_described, known, release
 
 DATA = json.loads((TESTS / "data" / "parsers.json").read_text(encoding="utf-8"))
 RELEASES: list[str] = DATA["releases"]

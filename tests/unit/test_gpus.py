@@ -3,7 +3,7 @@
 import pytest
 
 from diag.core.errors import BadUsage
-from diag.vllm.hardware import gpus
+from diag.vllm import gpus
 
 
 @pytest.mark.parametrize(

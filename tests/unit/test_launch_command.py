@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import MOST_BYTES, read
-from diag.vllm.command.script import Bare
+from diag.vllm.command.shell import Bare
 from diag.vllm.flags.registry import known
 
 

@@ -10,16 +10,23 @@ from support.paths import MODELS
 
 from diag.core.errors import BadUsage
 from diag.core.sizes import GIB
+from diag.vllm import gpus
 from diag.vllm.command import parse as command
-from diag.vllm.hardware import gpus
-from diag.vllm.memory import suggestions
-from diag.vllm.memory.byte_range import ByteRange
-from diag.vllm.memory.cache import cache_layout
-from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger
+from diag.vllm.memory.ledger import (
+    BUDGET,
+    GRAPHS,
+    KV_CACHE,
+    WEIGHTS,
+    Ledger,
+    Measured,
+    ledger,
+    safe_length,
+    safe_sequences,
+    suggestions,
+)
 from diag.vllm.memory.model import Model, read
-from diag.vllm.memory.refusals import check
-from diag.vllm.memory.setup import GpuSpec, Setup, setup, size
-from diag.vllm.memory.usage import weights
+from diag.vllm.memory.setup import GpuSpec, Setup, check, setup, size
+from diag.vllm.memory.usage import ByteRange, cache_layout, weights
 
 
 def planned(
@@ -45,7 +52,7 @@ def row(found: Ledger, name: str) -> tuple[float, float]:
 
 
 def proposed(found: Ledger, measured: Measured | None = None) -> dict[str, str]:
-    return {each.flag: each.value for each in suggestions.suggestions(found, measured or {})}
+    return {each.flag: each.value for each in suggestions(found, measured or {})}
 
 
 # -- public reports ---------------------------------------------------------------------------------------------------
@@ -61,7 +68,7 @@ def test_vllm_16118_needs_24_gib_for_a_million_tokens() -> None:
     assert found.needed == 24 * GIB
     assert found.verdict == "does not fit"
     assert found.longest and found.longest.low * 24_576 <= 9.97 * GIB < (found.longest.low + 32) * 24_576
-    assert suggestions.safe_length(found) == 434_176
+    assert safe_length(found) == 434_176
     fits = replace(found.setup, length=434_176)
     assert ledger(found.model, fits, measured).verdict == "fits"
 
@@ -345,7 +352,7 @@ def test_an_estimate_that_decides_is_named() -> None:
 
 def test_every_suggestion_makes_it_fit() -> None:
     found = estimated("qwen3-30b-a3b")
-    proposals = suggestions.suggestions(found, {})
+    proposals = suggestions(found, {})
     assert {each.flag for each in proposals} == {"--max-model-len", "--tensor-parallel-size"}
     for each in proposals:
         assert ledger(found.model, each.setup).verdict == "fits"
@@ -354,7 +361,7 @@ def test_every_suggestion_makes_it_fit() -> None:
 def test_where_no_single_change_helps_two_are_combined() -> None:
     found = estimated("llama-3.1-8b", "--gpu-memory-utilization 0.9", gpu=18.4, label="l4")
     assert found.verdict == "does not fit"
-    proposals = suggestions.suggestions(found, {})
+    proposals = suggestions(found, {})
     assert proposals
     assert all(ledger(found.model, each.setup).verdict == "fits" for each in proposals)
 
@@ -364,7 +371,7 @@ def test_what_the_log_measured_moves_with_the_share() -> None:
     measured = {KV_CACHE: gib(10)}
     found = estimated("llama-3.1-8b", "--gpu-memory-utilization 0.9", measured)
     assert found.verdict == "does not fit"
-    change = next(each for each in suggestions.suggestions(found, measured) if each.flag == "--gpu-memory-utilization")
+    change = next(each for each in suggestions(found, measured) if each.flag == "--gpu-memory-utilization")
     assert change.value == "0.98"
     assert row(ledger(found.model, change.setup, change.measured), KV_CACHE) == (16.33, 16.33)
 
@@ -424,7 +431,7 @@ def test_on_a_cpu_blocks_are_larger_and_windows_save_nothing() -> None:
 def test_what_was_measured_on_one_gpu_does_not_hold_on_two() -> None:
     measured = {KV_CACHE: gib(-60), WEIGHTS: gib(131.4)}
     found = estimated("llama-3-70b", "", measured)
-    change = next(each for each in suggestions.suggestions(found, measured) if each.flag == "--tensor-parallel-size")
+    change = next(each for each in suggestions(found, measured) if each.flag == "--tensor-parallel-size")
     assert (change.value, change.measured) == ("4", {})
 
 
@@ -458,7 +465,7 @@ def test_a_context_beyond_the_models_own_needs_its_variable() -> None:
 
 def test_nothing_is_called_safe_where_something_is_not_counted() -> None:
     found = estimated("llama-3-8b", "--speculative-config {}")
-    assert (suggestions.safe_length(found), suggestions.safe_sequences(found)) == (None, None)
+    assert (safe_length(found), safe_sequences(found)) == (None, None)
 
 
 def test_without_a_gpu_nothing_is_claimed() -> None:

@@ -10,8 +10,8 @@ from support.models import MODELS, changed, tensors
 
 from diag.core.errors import BadUsage
 from diag.vllm.memory import weights
-from diag.vllm.memory.files import on_disk
 from diag.vllm.memory.model import find, read
+from diag.vllm.memory.usage import on_disk
 
 PARAMETERS = {  # transformers 5.19 says the same: tests/test_budget_oracle.py
     "deepseek-v3": 671_026_404_352,

@@ -16,7 +16,7 @@ from diag.exporter.log.memory_sizes import read_memory_log
 from diag.http.credentials import from_environment
 from diag.knowledge.catalog import load as load_incidents
 from diag.sources.recording.reader import read as read_recording
-from diag.vllm.command.config_file import read as read_config
+from diag.vllm.command.command import read_config_file
 from diag.vllm.memory.model import read as read_model
 
 PAGES = "".join(f"# scrape {at} h:1\nvllm:num_requests_running 1\n" for at in (1, 3, 5))
@@ -35,7 +35,7 @@ def _recording(file: Path) -> object:
 READERS: dict[str, tuple[str, type[Exception], Callable[[Path], object]]] = {
     "diag.toml": ("diag.toml", BadContract, read_contract),
     "recording.toml": ("recording.toml", BadRecording, _recording),
-    "--config": ("c.yaml", BadUsage, read_config),
+    "--config": ("c.yaml", BadUsage, read_config_file),
     "budget --log": ("vllm.log", BadUsage, lambda file: read_memory_log(str(file))),
     "config.json": ("config.json", BadUsage, lambda file: read_model(file.parent)),
     "token": ("token", BadUsage, lambda file: from_environment({"DIAG_BEARER_TOKEN_FILE": str(file)})),
@@ -80,7 +80,7 @@ def test_diag_toml_and_tokens_may_come_from_a_process_of_the_shell(monkeypatch: 
     with substituted(b"[contract]", ends=False) as file, pytest.raises(BadContract, match="has not ended within"):
         read_contract(file)
     with substituted(b"model: m\n") as file, pytest.raises(BadUsage, match="it is a pipe, not a regular file"):
-        read_config(file)  # a word of the command of another process
+        read_config_file(file)  # a word of the command of another process
 
 
 @pytest.mark.timeout(10)
@@ -127,7 +127,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 def test_yaml_that_goes_too_far_is_refused(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(BadUsage, match=r"\A[^\n]*\Z") as error:
-        read_config(tmp_path / "c.yaml")
+        read_config_file(tmp_path / "c.yaml")
     assert reason in str(error.value)
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from diag.vllm.command.harmless import VARIABLES
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import VARIABLES, hidden
 from diag.vllm.command.shown import shown
 
 LEAKS = (

@@ -12,9 +12,8 @@ from diag.core.metric_families import Sample
 from diag.core.startup_phases import READY, WARM_UP
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
 from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import hidden, is_like_a_flag
 from diag.vllm.command.shell import HIDDEN
-from diag.vllm.command.values import is_like_a_flag
 from diag.vllm.server.config import words
 from diag.vllm.server.launch import FLAGS, number
 

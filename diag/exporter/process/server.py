@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from diag.exporter.process.table import ProcessTable, ancestry, read_table
-from diag.vllm.command.harmless import VARIABLES
+from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import placeholder
 from diag.vllm.command.shown import shown
 

@@ -19,7 +19,7 @@ from diag.core.formatting import listed, printable
 from diag.http.address import Address, parse
 from diag.http.background import start
 from diag.http.credentials import Credentials
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import hidden
 
 FORM = "[CONTEXT/]NAMESPACE[/SELECTOR]"
 MISSING = "--k8s needs the Kubernetes client: pip install 'diag[k8s]'"

@@ -22,7 +22,7 @@ from diag.sources.live.scrape import ScrapePlan, Watch, WatchProgress
 from diag.sources.observation import Observation
 from diag.sources.recording.about import ABOUT
 from diag.sources.recording.reader import PAGES
-from diag.vllm.command.secrets import hidden
+from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.server.config import ServerFacts
 

@@ -1,1 +1,1 @@
-"""What a server can do at most: its work for each token against what the GPUs can read, compute and send."""
+"""Ceilings of a server: its work for each token against what its GPUs can read, compute and send."""

@@ -1,16 +1,19 @@
-"""Ceilings: the work of a step against the data sheet of the GPU.
+"""Ceilings of a replica by the roofline of its GPUs, and configurations compared by these ceilings."""
 
-A step takes at least the longer of reading and computing, and what is sent comes on top: vLLM does not overlap
-all-reduces with computation by default. NVLink and PCIe are used at half of what both directions carry together.
-"""
-
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from diag.core.errors import BadUsage
+from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm.capacity import work
 from diag.vllm.capacity.work import Work
-from diag.vllm.hardware.gpus import GpuModel
+from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.ledger import Ledger, ledger, supports_fp8_cache
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.setup import Setup
+from diag.vllm.memory.setup import Setup, check
+from diag.vllm.memory.usage import NUMBER_BYTES
 from diag.vllm.memory.weights import compressed_weights
 
 REACHED = 0.2, 0.85
@@ -62,7 +65,7 @@ def prefill(replica: Replica, length: int) -> Ceiling:
 
 
 def link(gpu: GpuModel, tensor: int, pcie: bool = False) -> tuple[Literal["NVLink", "PCIe"], float]:
-    """What joins so many GPUs, and its bytes a second in one direction."""
+    """Return the link between `tensor` GPUs, and its bytes a second in one direction."""
     joined = gpu.nvlink and tensor <= gpu.nvlink_gpus and not pcie
     return ("NVLink", gpu.nvlink / 2) if joined else ("PCIe", gpu.pcie / 2)
 
@@ -98,3 +101,208 @@ def matrix_type(model: Model, setup: Setup) -> str:
         return method
     written = f"{method} {settings.get('quant_algo', '')}".lower()
     return next((kind for kind in ("fp8", "fp4", "int8") if kind in written), "bf16")
+
+
+SetupOfGpu = Callable[[GpuModel], Setup]
+"""The setup of a command on one kind of GPU."""
+
+
+class SizedReplica(NamedTuple):
+    """A replica: `requests` of the longest context that its KV cache holds, `batch` of them that decode together.
+
+    Both are 0 where nothing fits, and the ceilings None. `requests` counts at the lower end of the KV cache's range.
+    """
+
+    gpu: GpuModel
+    setup: Setup
+    ledger: Ledger
+    requests: int
+    batch: int
+    decode: Ceiling | None
+    prefill: Ceiling | None
+
+    @property
+    def name(self) -> str:
+        """How it is written: "2 x h100"."""
+        return f"{self.setup.tensor} x {self.gpu.name}"
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens a second at the ceiling; 0 where nothing fits."""
+        return self.decode.tokens_per_second if self.decode else 0.0
+
+
+def configurations(
+    model: Model, of_gpu: SetupOfGpu, kinds: Iterable[GpuModel], tensors: Iterable[int], concurrency: int | None
+) -> Iterator[SizedReplica]:
+    """Every kind of GPU with every tensor parallelism that divides the model; BadUsage where none does."""
+    kinds, tensors = tuple(kinds), tuple(tensors)
+    first = replace(of_gpu(kinds[0]), tensor=tensors[0])
+    check(model, first)
+    work.check(model, first)
+    for gpu in kinds:
+        for tensor in tensors:
+            with suppress(BadUsage):
+                yield configuration(model, replace(of_gpu(gpu), tensor=tensor), gpu, concurrency)
+
+
+def configuration(model: Model, setup: Setup, gpu: GpuModel, concurrency: int | None) -> SizedReplica:
+    """One of them; `concurrency` None for as many requests as it holds. BadUsage for what vLLM refuses."""
+    found = ledger(model, setup)
+    requests = 0
+    if found.verdict != "does not fit" and found.layout and found.blocks:
+        requests = max(found.blocks.low - 1, 0) // found.layout.blocks(setup.length)
+    batch = min(requests, setup.sequences, concurrency or requests)
+    if not batch:
+        return SizedReplica(gpu, setup, found, requests, 0, None, None)
+    replica = Replica(model, setup, gpu)
+    ceilings = decode(replica, batch, setup.length), prefill(replica, setup.length)
+    return SizedReplica(gpu, setup, found, requests, batch, *ceilings)
+
+
+def cost_per_million(price: float, gpus: int, tokens_per_second: float, utilisation: float = 1.0) -> float:
+    """Cost of a million tokens at a price per GPU-hour, at a share `utilisation` of the ceiling."""
+    return price * gpus / 3600 / (tokens_per_second * utilisation) * 1e6
+
+
+MATTERS = 1.1
+"""A ceiling that changes by less is within what a data sheet promises too much."""
+_SHARE = 0.05
+_SHORT = 8
+"""Requests of an eighth of the context are short ones."""
+_HOST = 8
+"""GPUs of one host; between hosts all-reduces take another way."""
+_FP8 = 8.9
+"""Compute capability since which tensor cores compute in 8-bit floats."""
+
+
+def chosen(sized: Sequence[SizedReplica], concurrency: int | None, prices: Mapping[str, float]) -> SizedReplica | None:
+    """The cheapest output token, where prices are known, else the least memory, of what holds all requests.
+
+    What may not fit comes in only where nothing fits for certain.
+    """
+    able = [one for one in sized if one.batch and one.requests >= (concurrency or 1)]
+    certain = [one for one in able if one.ledger.verdict == "fits"] or able
+    priced = [one for one in certain if one.gpu.name in prices]
+    if priced:
+        return min(priced, key=lambda one: prices[one.gpu.name] * one.setup.tensor / one.output_rate)
+    return min(certain, key=lambda one: one.gpu.memory * one.setup.tensor, default=None)
+
+
+def choices(
+    model: Model, sized: Sequence[SizedReplica], concurrency: int | None, prices: Mapping[str, float]
+) -> list[str]:
+    """The sentences, about the configuration that is chosen first."""
+    first = chosen(sized, concurrency, prices)
+    if first is None:
+        most = max(sized, key=lambda one: one.requests, default=None)
+        if most is None or not most.requests:
+            largest = max(sized, key=lambda one: one.gpu.memory * one.setup.tensor, default=None)
+            reasons = largest.ledger.reasons if largest else ()
+            why = f"; on {largest.name}: {reasons[0]}" if largest and reasons else ""
+            return [f"None holds one request for certain{why}."]
+        asked = f"{plural(concurrency or 1, 'request')} of {most.setup.length:,} tokens"
+        return [f"None holds {asked}; the most is {most.requests:,} on {most.name}."]
+    wanted = concurrency or first.batch
+    found = [
+        _first(first, prices.get(first.gpu.name), wanted),
+        _replicas(model, first, wanted),
+        _kv_dtype(model, first, wanted),
+        _quantization(model, first, wanted),
+        _link(model, first),
+        _prefix(first),
+        _lengths(model, first),
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+def _first(first: SizedReplica, price: float | None, wanted: int) -> str:
+    held = f"{plural(wanted, 'request')} of {first.setup.length:,} tokens"
+    doubt = "" if first.ledger.verdict == "fits" else f" (it may not fit: {first.ledger.reasons[0]})"
+    rate = f"at most {number(first.output_rate)} output tokens/s"
+    if price is None:
+        memory = gibibytes(first.gpu.memory * first.setup.tensor, 0)
+        return f"Least GPU memory that holds {held}: {first.name} with {memory}, {rate}{doubt}."
+    cost = cost_per_million(price, first.setup.tensor, first.output_rate)
+    return f"Cheapest that holds {held}: {first.name}, {rate}, at least ${cost:.2f} per million of them{doubt}."
+
+
+def _replicas(model: Model, first: SizedReplica, wanted: int) -> str:
+    """Twice the GPUs: as another replica, or in one."""
+    doubled = _changed(model, first, wanted, tensor=2 * first.setup.tensor)
+    half = _changed(model, first, -(-wanted // 2))
+    if not (doubled and half) or wanted < 2 or doubled.setup.tensor > _HOST:
+        return ""
+    return (
+        f"Twice the GPUs: 2 replicas decode at most {number(2 * half.output_rate)} tokens/s at {_step(half)} a token,"
+        f" one with --tensor-parallel-size {doubled.setup.tensor} {number(doubled.output_rate)} at {_step(doubled)}."
+    )
+
+
+def _kv_dtype(model: Model, first: SizedReplica, wanted: int) -> str:
+    if NUMBER_BYTES.get(first.setup.kv_dtype, 2) < 2 or not supports_fp8_cache(model, first.setup):
+        return ""
+    return _gain(model, first, wanted, "--kv-cache-dtype fp8", kv_dtype="fp8")
+
+
+def _quantization(model: Model, first: SizedReplica, wanted: int) -> str:
+    if model.quantization or first.setup.quantization or first.setup.capability < _FP8:
+        return ""
+    return _gain(model, first, wanted, "--quantization fp8", quantization="fp8")
+
+
+def _gain(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: object) -> str:
+    """Compare a configuration with and without a flag; "" if the gain is unknown or too small."""
+    after = _changed(model, first, wanted, **changes)
+    if not after or max(after.requests / first.requests, after.output_rate / first.output_rate) < MATTERS:
+        return ""
+    return (
+        f"With {flag} {first.name} holds {after.requests:,} requests instead of {first.requests:,}, and decodes"
+        f" at most {number(after.output_rate)} tokens/s instead of {number(first.output_rate)}."
+    )
+
+
+def _link(model: Model, first: SizedReplica) -> str:
+    """Share of prefill that all-reduces take over NVLink and over PCIe, on at least two GPUs."""
+    setup = replace(first.setup, tensor=max(first.setup.tensor, 2))
+    name, _ = link(first.gpu, setup.tensor)
+    replicas = [Replica(model, setup, first.gpu, pcie) for pcie in (False, True)]
+    shares = [prefill(replica, setup.length).link_share for replica in replicas]
+    if max(shares) < _SHARE or model.heads % setup.tensor:
+        return ""
+    instead = f", {quantity(shares[1], 'share')} over PCIe" if name == "NVLink" else ""
+    on = f"--tensor-parallel-size {setup.tensor} on {first.gpu.name}"
+    return f"With {on} all-reduces take {quantity(shares[0], 'share')} of prefill over {name}{instead}."
+
+
+def _prefix(first: SizedReplica) -> str:
+    if not first.prefill:
+        return ""
+    seconds = first.setup.length / first.prefill.tokens_per_second
+    return (
+        f"A prompt of {first.setup.length:,} tokens takes at least {quantity(seconds, 'seconds')} of prefill on"
+        f" {first.name}; a prefix cache hit saves its share of that."
+    )
+
+
+def _lengths(model: Model, first: SizedReplica) -> str:
+    """How much longer a step is beside long requests."""
+    short = max(first.setup.length // _SHORT, 1)
+    quick = decode(Replica(model, first.setup, first.gpu), first.batch, short)
+    if not first.decode or first.decode.step < 2 * quick.step:
+        return ""
+    times = number(first.decode.step / quick.step)
+    return f"A token takes {times} times as long as with {short:,} tokens each: route long requests apart."
+
+
+def _changed(model: Model, first: SizedReplica, wanted: int, **changes: object) -> SizedReplica | None:
+    """The configuration with another setup; None where that holds less than is wanted."""
+    setup = replace(first.setup, **changes)  # type: ignore[arg-type]
+    if model.heads % setup.tensor:
+        return None
+    after = configuration(model, setup, first.gpu, wanted)
+    return after if after.decode and after.batch == min(wanted, setup.sequences) else None
+
+
+def _step(one: SizedReplica) -> str:
+    return quantity(one.decode.step, "seconds") if one.decode else "?"

@@ -11,13 +11,13 @@ from functools import lru_cache
 
 from diag.core.errors import BadUsage
 from diag.core.metric_families import Sample
+from diag.vllm import gpus
 from diag.vllm.capacity import work
 from diag.vllm.capacity.roofline import matrix_rate, matrix_type
 from diag.vllm.command.parse import parse
-from diag.vllm.hardware import gpus
-from diag.vllm.memory.cache import NotCovered, layer_bytes
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
+from diag.vllm.memory.usage import NotCovered, layer_bytes
 from diag.vllm.server.config import RunningConfig, ServerFacts
 from diag.vllm.server.launch import SET
 

@@ -12,10 +12,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.vllm.memory.cache import layer_bytes
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup
-from diag.vllm.memory.weights import Precision, WeightPart, embedding, layer, precision
+from diag.vllm.memory.usage import layer_bytes
+from diag.vllm.memory.weights import WeightPart, embedding, layer, precision
 
 _CHUNKED = "Llama4ForConditionalGeneration"
 _FULL_EVERY = 4
@@ -23,7 +23,7 @@ _FULL_EVERY = 4
 
 
 class Work(NamedTuple):
-    """Of one step on one GPU: bytes of weights and KV cache read, operations, and bytes sent in all-reduces.
+    """Work of one step on one GPU: bytes of weights and KV cache read, operations, and bytes sent in all-reduces.
 
     `matrix_flops` may run in the type of the weights, `attention_flops` in that of the KV cache.
     """
@@ -56,7 +56,8 @@ def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
 def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
     """A step of `tokens` prompt tokens, of prompts of `length`, each of which attends to those before it."""
     matrices = _layers(model)
-    reached = sum(_mean_reach(model, at, length) for at in range(model.layers))
+    farthest = [reach(model, at, length) for at in range(model.layers)]
+    reached = sum(most - most**2 / (2 * length) for most in farthest)  # the first tokens have few before them
     return Work(
         _bytes(model, setup, matrices, tokens),
         tokens * model.layers * layer_bytes(model, setup),
@@ -86,12 +87,6 @@ def reach(model: Model, at: int, context: float) -> float:
     return min(context, window or context)
 
 
-def _mean_reach(model: Model, at: int, length: float) -> float:
-    """Over a whole prompt: its first tokens have few before them."""
-    most = reach(model, at, length)
-    return most - most**2 / (2 * length)
-
-
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
@@ -102,8 +97,10 @@ def _layers(model: Model) -> list[WeightPart]:
 
 
 def _bytes(model: Model, setup: Setup, parts: list[WeightPart], tokens: float) -> float:
-    """Of the weights that so many tokens need."""
-    bits, hit = _precision(model, setup), _experts_hit(model, tokens)
+    """Bytes of the weights that a step of `tokens` tokens reads."""
+    bits, hit = precision(model, setup.quantization, setup.float32), _experts_hit(model, tokens)
+    if bits is None:
+        raise BadUsage("the quantization of the model is unknown: diag cannot compute its ceilings")
     return _on_one_gpu(setup, parts, lambda part: bits.of(part) / 8 * (hit if part.kind == "expert" else 1))
 
 
@@ -115,13 +112,6 @@ def _operands(model: Model, setup: Setup, parts: list[WeightPart]) -> float:
 
 def _on_one_gpu(setup: Setup, parts: list[WeightPart], each: Callable[[WeightPart], float]) -> float:
     return sum(part.elements * each(part) / min(part.ways, setup.tensor) for part in parts)
-
-
-def _precision(model: Model, setup: Setup) -> Precision:
-    bits = precision(model, setup.quantization, setup.float32)
-    if bits is None:
-        raise BadUsage("the quantization of the model is unknown: diag cannot compute its ceilings")
-    return bits
 
 
 def _experts_hit(model: Model, tokens: float) -> float:

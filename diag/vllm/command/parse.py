@@ -1,23 +1,133 @@
-"""A command that starts vLLM, as people write it: with an environment, in a script, a container, with a YAML file."""
+"""Parse a command that starts vLLM: in a shell script, with an environment, in a container or a Kubernetes manifest."""
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.yaml import documents
-from diag.vllm.command import config_file, values
-from diag.vllm.command.command import Command, is_server
-from diag.vllm.command.container import Image, default, elsewhere, image
-from diag.vllm.command.manifest import is_manifest, started
-from diag.vllm.command.options import from_file, options
-from diag.vllm.command.script import Bare, statements
-from diag.vllm.command.secrets import is_secret
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
+from diag.vllm.command.redaction import is_secret
+from diag.vllm.command.shell import Bare, default, statements
 from diag.vllm.flags.registry import understood
+
+_IMAGE = lazy(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_CONTAINERS = lazy(
+    r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
+)
+_HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
+IS_ALONE = lazy(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
+"""Options of `docker run` that take no value: what follows any other one is not the image."""
+
+
+class Image(NamedTuple):
+    """`arguments` is where vLLM's own begin, None where the container starts something else.
+
+    `entry` is the place from which on words go to the image's own entry point, None where a program is named.
+    """
+
+    name: str = ""
+    arguments: int | None = None
+    entry: int | None = None
+
+
+def image(words: Sequence[str]) -> Image:
+    """Find the image and vLLM's arguments in `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...`."""
+    words = [default(word) for word in words]
+    able = (at for at, word in enumerate(words) if _CONTAINERS.fullmatch(Path(word).name) or word.startswith("$"))
+    program = next(able, len(words))
+    start = (words.index("run", program) if "run" in words[program:] else len(words)) + 1
+    by_option = any(word.partition("=")[0] == "--image" for word in words[start:])
+    for at in range(start, len(words)):
+        before, named = words[at - 1], words[at].removeprefix("--image=")
+        is_option = before == "--image" or named != words[at]
+        is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
+        if (is_option if by_option else not is_value) and _IMAGE.fullmatch(named):
+            after_dashes = words.index("--") + 1 if "--" in words else len(words)
+            return _entered(words, after_dashes if by_option else at + 1, named)
+    return Image()
+
+
+def _entered(words: Sequence[str], entry: int, name: str) -> Image:
+    """The image's own entry point is taken for vLLM's; another one is the program of the words after the image."""
+    options = [
+        (option, after) for option, after in pairwise(words[:entry]) if option.partition("=")[0] == "--entrypoint"
+    ]
+    program = [option.partition("=")[2] or after for option, after in options]
+    serves = list(words[entry : entry + 1]) == ["serve"]
+    if program and not (Path(program[-1]).name == "vllm" and serves):
+        return Image(name)
+    return Image(name, entry + serves, None if program else entry)
+
+
+def elsewhere(words: Sequence[str]) -> str:
+    """Return the location of a command's folders, "in the container" or "on another host"; "" for this host."""
+    names = {Path(word).name for word in words}
+    in_container = any(map(_CONTAINERS.fullmatch, names))
+    return "in the container" if in_container else "on another host" if names & _HOSTS else ""
+
+
+_PODS = ("containers", "initContainers")
+_MANIFEST_KEYS = {"apiVersion", "kind", "services"}
+
+
+def is_manifest(file: Path) -> bool:
+    """Return True if a document of the file has keys of a Compose file or a Kubernetes manifest."""
+    return any(isinstance(document, dict) and not _MANIFEST_KEYS.isdisjoint(document) for document in documents(file))
+
+
+def started(file: Path) -> Iterator[str]:
+    """A `docker run` for every container that has to do with vLLM; none where the file is no manifest."""
+    for document in documents(file):
+        yield from _within(document, "")
+
+
+def _within(node: Any, under: str) -> Iterator[str]:
+    if isinstance(node, dict):
+        yield from _container(node, under in _PODS)
+        for key, child in node.items():
+            yield from _within(child, str(key))
+    for child in node if isinstance(node, list) else ():
+        yield from _within(child, under)
+
+
+def _container(node: Mapping[Any, Any], of_pod: bool) -> Iterator[str]:
+    """Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`."""
+    program, *more = _words(node.get("command" if of_pod else "entrypoint")) or [""]
+    words = [*more, *_words(node.get("args" if of_pod else "command"))]
+    image = node.get("image")
+    if isinstance(image, str) and ("vllm" in image or any("vllm" in word for word in (program, *words))):
+        named = image if "vllm" in image else "vllm"
+        options = [word for pair in _environment(node) for word in ("-e", pair)]
+        options += ["--entrypoint", program] if program else []
+        yield shlex.join(["docker", "run", *options, named, *words])
+
+
+def _words(value: Any) -> list[str]:
+    """A list of words, or a text that a shell would split."""
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError:
+            return value.split()
+    return [str(word) for word in value] if isinstance(value, list) else []
+
+
+def _environment(node: Mapping[Any, Any]) -> Iterator[str]:
+    variables = node.get("env", node.get("environment"))
+    if isinstance(variables, dict):
+        yield from (f"{name}={value}" for name, value in variables.items())
+    for entry in variables if isinstance(variables, list) else ():
+        if isinstance(entry, dict) and "value" in entry:
+            yield f"{entry.get('name')}={entry['value']}"
+        elif isinstance(entry, str) and "=" in entry:
+            yield entry
+
 
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
@@ -62,7 +172,9 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             return found._replace(more=later, exported=(*passed_on, *found.exported))
         environment |= _assigned(filled)
-        exported |= _assigned(filled) if _exports(filled) else {}
+        is_unit = any(word.startswith("Environment=") for word in filled)
+        if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
+            exported |= _assigned(filled)
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
@@ -79,7 +191,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _split(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """With the words that a shell makes of a variable that no quotation marks hold: ARGS="--a 1"; ... $ARGS."""
+    """Split unquoted variables into words as a shell does: ARGS="--a 1"; ... $ARGS."""
     filled = (_expanded(word, environment) if isinstance(word, Bare) else "" for word in words)
     pairs = zip(words, filled, strict=True)
     splits = ((word, text.split() if " " in text and "$" not in text else [word]) for word, text in pairs)
@@ -103,7 +215,8 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
             elsewhere=found.elsewhere or place,
             around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
         )
-    start = _plain(words) if start is None else start
+    if start is None and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
+        start = 0  # nothing but vLLM's own flags
     start = contained.arguments if start is None else start
     if start is None:
         return None
@@ -122,11 +235,6 @@ def _inner(words: Sequence[str]) -> tuple[str, int]:
         if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
             return script, at
     return "", 0
-
-
-def _exports(words: Sequence[str]) -> bool:
-    """Whether the variables of a statement reach the commands after it."""
-    return words[:1] in (["export"], ["declare"], ["typeset"]) or any(word.startswith("Environment=") for word in words)
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
@@ -155,7 +263,7 @@ def _content(text: str) -> str:
 
 
 def _arguments(words: Sequence[str]) -> int | None:
-    """Where vLLM's own arguments begin; None where this starts no server."""
+    """Return the place of vLLM's first argument; None if the words start no server."""
     start = _explicit(words)
     return start if start is not None else image(words).arguments
 
@@ -168,11 +276,6 @@ def _configured(file: Path) -> str:
             f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
         )
     return f"vllm serve --config {shlex.quote(str(file.absolute()))}"
-
-
-def _plain(words: Sequence[str]) -> int | None:
-    """0 where there are nothing but vLLM's own flags."""
-    return 0 if words and words[0].startswith("-") and understood(words[0].partition("=")[0]) else None
 
 
 def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
@@ -211,7 +314,7 @@ def _command(
         image=contained.name,
         entry=contained.entry,
         elsewhere=place,
-        dropped=tuple(key for key, value in content.items() if config_file.is_dropped(key, value, version)),
+        dropped=tuple(key for key, value in content.items() if is_dropped(key, value, version)),
     )
     takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
@@ -219,11 +322,11 @@ def _command(
 
 
 def _configuration(folder: Path, config: str) -> Mapping[str, Any]:
-    """What the file of --config holds; where its name may not be shown, neither may what is wrong with it."""
+    """Read the file of --config; if its name may not be shown, the error does not say what is wrong with it."""
     try:
-        return config_file.read(folder / config)
+        return read_config_file(folder / config)
     except BadUsage:
-        if values.name(config):
+        if redaction.name(config):
             raise
         raise BadUsage("the --config file cannot be read, or holds no flags") from None
 
@@ -234,7 +337,7 @@ def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]
 
 
 def _expanded(word: str, environment: Mapping[str, str]) -> str:
-    """With the variables that the text itself sets to something plain; a secret stays $NAME, as do all others."""
+    """Replace variables that the text sets to a plain value; a secret stays $NAME, as do all others."""
     plain = {
         name: value
         for name, value in environment.items()

@@ -1,18 +1,155 @@
-"""Words as a line to paste into a shell; what was hidden is a variable that has to be set."""
+"""Split shell scripts into words, and quote words as a line to paste into a shell.
+
+A hidden value is written as a variable that has to be set, "${NAME:?}".
+"""
 
 import re
 import shlex
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 
+from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.vllm.command.command import Command
-from diag.vllm.command.script import Bare
+
+_KEYWORDS = {"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"}
+_PIECE = lazy(
+    r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
+      | (?P<opening>["`]|\$[({]|[<>]\()
+      | (?P<operator>[&\d]*[<>]+[&|]?|[;&|\n]+|[()])
+      | '(?P<single>[^']*)'
+      | \\(?P<escaped>.)
+      | (?P<plain>[^'"`$\\\s;&|()<>]+|\$|[^'"`\\])""",
+    re.VERBOSE | re.DOTALL,
+)
+_INSIDE = lazy(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
+_ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
+_ESCAPED = lazy(r"\\(?:\n|([$`\"\\]))")
+_ARRAY = lazy(r"\w+\+?=")
+PIPED = lazy(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
+"""Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
+_HEREDOC = lazy(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
+_FAR = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|pssh|clush|srun|docker|podman|nerdctl|kubectl|oc|nsenter|chroot|lxc)\b")
+"""What runs a shell on another host or in a container: its files are not here."""
+_SHELL = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
+
+
+class Bare(str):
+    """A word with a variable or a substitution outside of quotation marks: a shell may make several words of it.
+
+    `raw` is the word as it was written.
+    """
+
+    raw = ""
+
+
+class _Operator(str):
+    """An operator between words."""
+
+
+def statements(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The words of each command, without redirections; those of an array ARGS=(...) with its name, otherwise "".
+
+    A name with a + at its end adds to the array. BadUsage where a quotation is not closed.
+    """
+    name, words, skip = "", list[str](), False
+    for token in _tokens(_without_documents(PIPED.sub(r"\1'\2'", text))):
+        if not isinstance(token, _Operator):
+            words += [] if skip or (not words and token in _KEYWORDS) else [token]
+            skip = False
+        elif name and ")" not in token:
+            continue
+        elif "<" in token or ">" in token:
+            skip = True
+        else:
+            opens = token == "(" and words and _ARRAY.fullmatch(words[-1])
+            array = words.pop().removesuffix("=") if opens else ""
+            yield name, words
+            name, words, skip = array, [], False
+    yield name, words
+
+
+def _without_documents(text: str) -> str:
+    """Without here-documents; what a shell is to read there becomes the script that it is given: bash -c '...'."""
+    lines, kept, at = text.split("\n"), list[str](), 0
+    places: dict[str, list[int]] = {}
+    for place, line in enumerate(lines):
+        places.setdefault(line.strip(), []).append(place)
+    while at < len(lines):
+        line = lines[at]
+        found = _HEREDOC.search(line.partition("#")[0])
+        ends = places.get(found[1], []) if found else []
+        later = bisect_right(ends, at)
+        end = ends[later] if later < len(ends) else at
+        shell = _SHELL.search(line) if end > at else None
+        script = shlex.quote("\n".join(lines[at + 1 : end]))
+        kept.append(f"{'ssh HOST' if _FAR.search(line) else 'bash -c'} {script}" if shell else line)
+        at = end + 1
+    return "\n".join(kept)
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """The words and the operators between them."""
+    at = 0
+    while at < len(text):
+        if text[at] == "#":
+            at = (text + "\n").index("\n", at)
+        found = _PIECE.match(text, at)
+        if found and found.lastgroup == "operator":
+            yield _Operator(found[0])
+        if found and found.lastgroup in ("gap", "operator"):
+            at = found.end()
+        elif at < len(text):
+            word, at = _word(text, at)
+            yield word
+
+
+def _word(text: str, start: int) -> tuple[str, int]:
+    """The word that begins there, without its quotation marks, and where it ends."""
+    at, parts, bare = start, list[str](), False
+    while (found := _PIECE.match(text, at)) and found.lastgroup not in ("gap", "operator"):
+        opened = found["opening"]
+        at = _past(text, at) if opened else found.end()
+        inner = text[found.start() : at]
+        bare = bare or found[0] == "$" or bool(opened and opened != '"')
+        parts.append(
+            _ESCAPED.sub(lambda found: found[1] or "", inner[1:-1])
+            if opened == '"'
+            else inner
+            if opened
+            else found[found.lastgroup or 0]
+        )
+    if at < len(text) and not found:
+        raise BadUsage("the command has an unclosed quotation mark or parenthesis")
+    word = Bare("".join(parts)) if bare else "".join(parts)
+    if isinstance(word, Bare):
+        word.raw = text[start:at]
+    return word, at
+
+
+def _past(text: str, at: int) -> int:
+    """Past the quotation or the substitution that begins there, with what is nested in it."""
+    ends = list[str]()
+    while found := (_PIECE if not ends else _INSIDE).search(text, at):
+        piece, at = found[0], found.end()
+        quoted = ends[-1:] == ['"']
+        if piece in ends[-1:]:
+            ends.pop()
+        elif piece == "'" and not quoted:
+            at = (text + "'").index("'", at) + 1
+        elif piece in _ENDS and not (quoted and piece == "("):
+            ends.append(_ENDS[piece])
+        if not ends:
+            return at
+    raise BadUsage("the command has an unclosed quotation mark or parenthesis")
+
 
 HIDDEN = "REDACTED"
 """What stands in a quoted line of a log, and in recordings of older releases, in the place of a secret."""
 PLACEHOLDER = lazy(r"\$\{([A-Z][A-Z0-9_]{0,60}):\?\}")
 """What stands in a command in the place of a value: a shell that lacks the variable refuses to run the command."""
 _OPEN = lazy(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
+_DEFAULT = lazy(r"\$\{\w+:?-([^{}$]*)\}")
 _NAMED = lazy(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
 
@@ -37,7 +174,7 @@ def written(command: Command) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Of `NAME=value` only the value is quoted, or it would be no assignment."""
+    """Quote a word; in `NAME=value` only the value, so that it stays an assignment."""
     named = _NAMED.fullmatch(word)
     if isinstance(word, Bare):
         return word.raw
@@ -45,7 +182,7 @@ def _quoted(word: str) -> str:
 
 
 def _value(text: str) -> str:
-    """What a shell puts in later stays open to it; ~/ is a folder only outside of quotation marks."""
+    """Quote a value; variables stay open to the shell, and ~/ stays outside of quotation marks."""
     if text.startswith("~/"):
         return f"~/{_value(text[2:])}" if len(text) > 2 else text
     if PLACEHOLDER.search(text):
@@ -59,3 +196,8 @@ def _with_placeholders(text: str) -> str:
         done += (_value(text[end : found.start()]) if found.start() > end else "") + f'"{found[0]}"'
         end = found.end()
     return done + (_value(text[end:]) if text[end:] else "")
+
+
+def default(text: str) -> str:
+    """Replace ${NAME:-x} by x, the value of an unset variable."""
+    return _DEFAULT.sub(r"\1", text)

@@ -1,4 +1,4 @@
-"""What is shown of a launch command: an allow-list. All else becomes a variable that has to be set, "${NAME:?}".
+"""Show a launch command by an allow-list. Every other word becomes a variable that has to be set, "${NAME:?}".
 
 Shown are the flags of vLLM, the values that `values` knows to be harmless, variables of `harmless.VARIABLES`, and of
 the programs around vLLM those words that are listed here. Other commands of the same text are left out.
@@ -11,13 +11,11 @@ from pathlib import PurePosixPath
 
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
-from diag.vllm.command import values
-from diag.vllm.command.command import Command, is_server
-from diag.vllm.command.container import IS_ALONE, default
-from diag.vllm.command.harmless import VARIABLES
-from diag.vllm.command.options import Given
-from diag.vllm.command.parse import filled_in, parse
-from diag.vllm.command.shell import PLACEHOLDER, line, placeholder, written
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Command, Given, is_server
+from diag.vllm.command.parse import IS_ALONE, filled_in, parse
+from diag.vllm.command.redaction import VARIABLES
+from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder, written
 
 _ASSIGNMENT = lazy(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
 _NAME = lazy(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
@@ -57,7 +55,7 @@ def shown(text: str) -> str:
 
 def masked(command: Command) -> Command:
     """The command without what may not be shown; as many words as before."""
-    words = filled_in(command.words, values.harmless(command.environment))
+    words = filled_in(command.words, redaction.harmless(command.environment))
     return command._replace(
         words=(*_prefix(words[: command.arguments], None, command.image), *_arguments(command, words)),
         exported=tuple(_prefix(command.exported)),
@@ -79,9 +77,12 @@ def _of_a_wrapper(text: str) -> str:
 
 def _arguments(command: Command, words: Sequence[str]) -> list[str]:
     """The arguments of vLLM itself: flags, their values, and the model."""
-    found = {at: _stray(words[at], at) for at in range(command.arguments, len(words))}
+    found = {}
+    for at in range(command.arguments, len(words)):
+        is_open = redaction.is_variable(words[at]) or PLACEHOLDER.fullmatch(words[at])
+        found[at] = words[at] if is_open or words[at] in ("--", "") else placeholder(f"word_{at + 1}")
     loose = set(found).difference(command.strays, *(given.words for given in command.given))
-    found |= {at: values.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
+    found |= {at: redaction.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
     before = None
     for given in command.given:
         if given.words:
@@ -90,25 +91,19 @@ def _arguments(command: Command, words: Sequence[str]) -> list[str]:
     return [found[at] for at in sorted(found)]
 
 
-def _stray(word: str, at: int) -> str:
-    """A word that belongs to nothing; what a shell puts in its place is open."""
-    is_kept = word in ("--", "") or values.is_variable(word) or PLACEHOLDER.fullmatch(word)
-    return word if is_kept else placeholder(f"word_{at + 1}")
-
-
 def _option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
     """The words of an option: its name where it is of vLLM, its values where they are harmless."""
     first, *more = words[given.words.start : given.words.stop]
-    is_due = before and before.option and values.is_secret(before) and not before.values and not given.option
-    known = "" if is_due else values.flag(given)
+    is_due = before and before.option and redaction.takes_secret(before) and not before.values and not given.option
+    known = "" if is_due else redaction.flag(given)
     if before and is_due:
-        yield values.value(before, "")
+        yield redaction.value(before, "")
     elif known and len(given.words) == 1 and given.values:
         separator = "" if re.match(r"-O\w", first) else "="
-        yield f"{known}{separator}{values.value(given, given.values[0])}"
+        yield f"{known}{separator}{redaction.value(given, given.values[0])}"
     else:
         yield known or placeholder(f"word_{given.words.start + 1}")
-    yield from values.listed(given, more)
+    yield from redaction.listed(given, more)
 
 
 def _prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:
@@ -116,7 +111,7 @@ def _prefix(words: Sequence[str], script: int | None = None, image: str = "") ->
     done, is_known = list[str](), False
     for at, (before, whole) in enumerate(pairwise(["", *words])):
         word = whole.removeprefix("ExecStart=")
-        is_program = bool(_PROGRAMS.fullmatch(PurePosixPath(word).name) and values.name(word))
+        is_program = bool(_PROGRAMS.fullmatch(PurePosixPath(word).name) and redaction.name(word))
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
         shown = word if at == script else _word(word, before if is_known else "", is_program, image)
         is_known = is_program or (is_known and (is_value or word.startswith("-") or bool(shown)))
@@ -133,12 +128,14 @@ def _word(word: str, before: str, is_program: bool, image: str) -> str:
     if name == "--env" and _NAME.fullmatch(value):
         return word if value in VARIABLES else f"{word}={placeholder(value)}"
     if assigned:
-        return _assigned(*assigned.groups())
+        option, variable, text = assigned.groups()
+        kept = text if PLACEHOLDER.fullmatch(text) else redaction.variable(variable, text)
+        return f"{option}{variable}={kept or placeholder(variable)}"
     if name in _OPTIONS and equals:
         return f"{name}={_value(value, name, image) or placeholder(name)}"
     if is_program:
-        return values.name(word)
-    is_open = values.is_variable(word) or PLACEHOLDER.fullmatch(word)
+        return redaction.name(word)
+    is_open = redaction.is_variable(word) or PLACEHOLDER.fullmatch(word)
     is_kept = is_open or is_server(word) or word in _OPTIONS or IS_ALONE.fullmatch(word)
     return word if is_kept else _value(word, before, image)
 
@@ -146,11 +143,5 @@ def _word(word: str, before: str, is_program: bool, image: str) -> str:
 def _value(text: str, option: str, image: str) -> str:
     """The value of another program's option; "" where it may not be shown."""
     is_plain = option in _OPTIONS and (_NUMBERS.fullmatch(text) or text in _WORDS)
-    is_image = default(text) == image and values.image(text)
+    is_image = default(text) == image and redaction.image(text)
     return text if is_plain or is_image or PLACEHOLDER.fullmatch(text) else ""
-
-
-def _assigned(option: str, name: str, value: str) -> str:
-    """A variable with its value where that may be shown."""
-    kept = value if PLACEHOLDER.fullmatch(value) else values.variable(name, value)
-    return f"{option}{name}={kept or placeholder(name)}"

@@ -94,8 +94,5 @@ def _ask(python: str, request: Any) -> Any:
         raise BadUsage(f"the parser of the vLLM in {python} did not answer within {SECONDS} s") from error
     except (OSError, ValueError) as error:
         _process.cache_clear()
-        raise BadUsage(f"{python}: vLLM's parser cannot be run with it: {_last_line(error)}") from error
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise BadUsage(f"{python}: vLLM's parser cannot be run with it: {last}") from error

@@ -97,7 +97,7 @@ def refusal(words: list[str], vllm: ArgumentParser) -> str:
 
 
 def answer(commands: list[list[str]] | None) -> dict[str, Any]:
-    """What a request is answered with."""
+    """Answer a request."""
     if commands is None:
         return describe()
     vllm = parser()

@@ -19,7 +19,9 @@ Known = dict[str, Any]
 
 def merged(known: Known, described: Known) -> Known:
     """The content of flags.json with what one release's parser says of itself."""
-    releases = _releases(known["versions"], described["version"])
+    own, others = described["version"], known["versions"]
+    is_new = release(own) not in map(release, others)  # 0.6.3.post1 and 0.6.3 are one release
+    releases = sorted([*others, own] if is_new else others, key=release)
     version = next(known for known in releases if release(known) == release(described["version"]))
     parsers = sorted({*known["parsers"], version}, key=release)
     flags = {name: dict(flag) for name, flag in known["flags"].items()}
@@ -32,11 +34,6 @@ def merged(known: Known, described: Known) -> Known:
         "environment": sorted(described["environment"]) if version == parsers[-1] else known["environment"],
         "flags": dict(sorted(flags.items())),
     }
-
-
-def _releases(known: Sequence[str], version: str) -> list[str]:
-    """0.6.3.post1 and 0.6.3 are one release."""
-    return sorted([*known, *([] if release(version) in map(release, known) else [version])], key=release)
 
 
 def _flag(known: Known | None, described: Known, version: str, parsers: Sequence[str]) -> Known:

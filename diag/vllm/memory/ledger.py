@@ -1,21 +1,30 @@
-"""The memory ledger of one GPU: what is taken of the budget, what is left for the KV cache, and what that holds.
+"""The memory ledger of one GPU, its verdict, and flags that make a server fit."""
 
-Budget, weights and KV cache are arithmetic. What vLLM measures at its start is a range here, wide enough for what its
-logs say in public reports, and a number where this server's log says it. A verdict holds at both ends of the ranges.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from math import floor
 from typing import Literal
 
+from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, quantity
 from diag.core.sizes import GIB
-from diag.vllm.memory.byte_range import ByteRange
-from diag.vllm.memory.cache import RESERVED, CacheLayout, NotCovered, cache_layout
+from diag.vllm.flags.registry import release
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.refusals import check
-from diag.vllm.memory.setup import CPU_SPACE, Setup
-from diag.vllm.memory.usage import Basis, Stage, activations, weights
+from diag.vllm.memory.setup import CPU_SPACE, Setup, check
+from diag.vllm.memory.usage import (
+    NUMBER_BYTES,
+    RESERVED,
+    Basis,
+    ByteRange,
+    CacheLayout,
+    NotCovered,
+    Stage,
+    activations,
+    cache_layout,
+    weights,
+)
 
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 BUDGET, WEIGHTS, ACTIVATIONS = "budget", "weights", "activations"
@@ -45,7 +54,7 @@ class Row:
 
     @property
     def size(self) -> ByteRange | None:
-        """What counts: the log, unless it only rounds what is exact."""
+        """The size to use: the logged one, unless it only rounds an exact one."""
         if self.logged is None or (self.basis == "exact" and self.difference == 0):
             return self.computed
         return self.logged
@@ -84,7 +93,7 @@ class Ledger:
 
     @property
     def token_bytes(self) -> float | None:
-        """Of a token beyond every sliding window."""
+        """Bytes of a token beyond every sliding window."""
         return self.layout.groups * self.block_bytes / self.layout.block if self.layout else None
 
     @property
@@ -143,7 +152,7 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
 
 
 def _room(found: Ledger) -> int:
-    """What its KV cache has at the least, by which stages are compared."""
+    """Return the least KV cache of a stage, in blocks if their size is known, else in bytes."""
     if found.blocks:
         return found.blocks.low
     return found.kv_cache.low if found.kv_cache else 0
@@ -238,7 +247,7 @@ def _doubts(found: Ledger, unknown: str) -> list[str]:
 
 
 def uncounted(found: Ledger) -> list[str]:
-    """What takes memory and stands in no row; nothing where the log says what is left for the KV cache."""
+    """List what takes memory and stands in no row; empty if the log has the size of the KV cache."""
     if any(row.name == KV_CACHE and row.logged for row in found.rows):
         return []
     missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
@@ -252,7 +261,7 @@ def _not_counted(reasons: Sequence[str]) -> list[str]:
 
 
 def _outside_budget(found: Ledger) -> list[tuple[str, bool]]:
-    """What is wrong with the memory that is left outside the budget, and whether that is certain."""
+    """Return problems with the memory outside the budget, each with True if it is certain."""
     setup = found.setup
     if setup.cpu or setup.total is None:
         return []
@@ -270,3 +279,117 @@ def _outside_budget(found: Ledger) -> list[tuple[str, bool]]:
     outside = gibibytes(max(left.low, 0))
     reason = f"{outside} of the GPU remain for {what}, which may take {usual:.1f} GiB"
     return [(reason, left.high < CONTEXT_GIB[0] * GIB)] if left.low < usual * GIB else []
+
+
+MOST_GPUS = 64
+LEAST_LENGTH = 2048
+"""Shorter contexts are of no practical use: other changes are tried."""
+_STEPS = ((65536, 4096), (8192, 1024), (0, 256))
+"""From a length on, the multiple that people set."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A flag with the value that makes it fit."""
+
+    flag: str
+    value: str
+    setup: Setup
+    measured: Measured
+    """What of the log still holds with it."""
+
+
+def rounded(length: int, most: int) -> int:
+    """Down to what people set: a multiple of 4,096 from 65,536 on, of 1,024 from 8,192 on, of 256; the most itself."""
+    if length >= most:
+        return most
+    return length - length % next(step for start, step in _STEPS if length >= start)
+
+
+def safe_length(found: Ledger) -> int | None:
+    """The longest context that fits for certain; None where that is not known."""
+    return rounded(found.longest.low, found.model.longest) if found.longest and not uncounted(found) else None
+
+
+def safe_sequences(found: Ledger) -> int | None:
+    """How many requests of the longest context run at a time without preemption, for certain."""
+    if not (found.layout and found.blocks) or uncounted(found):
+        return None
+    return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
+
+
+def suggestions(found: Ledger, measured: Measured) -> list[Suggestion]:
+    """Flags that make it fit alone; where none does, an fp8 KV cache or more GPUs with a shorter context."""
+    model, start = found.model, Suggestion("", "", found.setup, measured)
+    kinds = (_larger_share(start), _fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
+    alone = [next((suggestion for suggestion in kind if _fits(model, suggestion)), None) for kind in kinds]
+    if any(alone):
+        return [suggestion for suggestion in alone if suggestion]
+    first = chain(_fp8_cache(model, start), _more_gpus(model, start))
+    pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion))
+    return list(islice((pair for pair in pairs if _fits(model, pair)), 2))
+
+
+def _fits(model: Model, suggestion: Suggestion) -> bool:
+    return ledger(model, suggestion.setup, suggestion.measured).verdict == "fits"
+
+
+def _shorter(model: Model, before: Suggestion) -> Iterator[Suggestion]:
+    """The longest context that fits, after what was changed before."""
+    length = safe_length(ledger(model, before.setup, before.measured)) or 0
+    if LEAST_LENGTH <= length < before.setup.length:
+        setup = replace(before.setup, length=length, auto_length=False)
+        value = f"{before.value} --max-model-len {length}" if before.flag else str(length)
+        yield Suggestion(before.flag or "--max-model-len", value, setup, before.measured)
+
+
+def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
+    """Larger shares of the GPU, the smallest first; a smaller one where too little is left outside the present one."""
+    setup, total = start.setup, start.setup.total
+    if total is None or setup.cpu or setup.kv_cache_bytes is not None or setup.blocks is not None:
+        return
+    now = setup.utilization
+    outside = CONTEXT_GIB[1] + (0 if setup.eager or setup.graphs_in_budget else USUAL_GRAPHS_GIB)
+    most = floor(100 * min(1 - outside * GIB / total, 1 if setup.free is None else setup.free / total))
+    for hundredth in range(floor(100 * now + 1e-6) + 1, most + 1) if most > 100 * now else (most,):
+        share = hundredth / 100
+        more = ByteRange.of(round((share - now) * total))
+        grown = {name: size.plus(more) for name, size in start.measured.items() if name == KV_CACHE}
+        measured = {name: size for name, size in start.measured.items() if name != BUDGET} | grown
+        if share > 0:
+            yield Suggestion("--gpu-memory-utilization", f"{share:.2f}", replace(setup, utilization=share), measured)
+
+
+def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:
+    """Half the bytes for every token."""
+    if NUMBER_BYTES.get(start.setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, start.setup):
+        yield Suggestion("--kv-cache-dtype", "fp8", replace(start.setup, kv_dtype="fp8"), start.measured)
+
+
+def supports_fp8_cache(model: Model, setup: Setup) -> bool:
+    """Return True if vLLM finds kernels by itself for an fp8 cache on this GPU; False if that is unknown.
+
+    Read off platforms/cuda.py and v1/attention/backends of 0.8.5, 0.11 - 0.16 and 0.32. Since 0.11.1 it takes the first
+    backend that can, FlashInfer from compute capability 8.0 on; before, Hopper's or Blackwell's own, or none
+    (https://github.com/vllm-project/vllm/issues/26431). MLA and attention sinks have kernels of their own, which do fp8
+    on Hopper and datacentre Blackwell only.
+    """
+    version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0)
+    if model.latent:
+        return is_datacentre and version >= (0, 11, 0)
+    if model.architecture == "GptOssForCausalLM":
+        return is_datacentre and version >= (0, 16, 0)
+    if setup.capability == 9.0:
+        return version >= (0, 8, 5)
+    return (is_datacentre and version >= (0, 11, 0)) or (setup.capability >= 8.0 and version >= (0, 11, 1))
+
+
+def _more_gpus(model: Model, start: Suggestion) -> Iterator[Suggestion]:
+    """More GPUs of the same kind, as many as vLLM can divide the model among; nothing was measured on those."""
+    tensor = 2 * start.setup.tensor
+    while not start.setup.cpu and tensor <= MOST_GPUS:
+        setup = replace(start.setup, tensor=tensor)
+        with suppress(BadUsage):
+            check(model, setup)
+            yield Suggestion("--tensor-parallel-size", str(tensor), setup, {})
+        tensor *= 2

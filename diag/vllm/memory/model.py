@@ -1,6 +1,6 @@
 """A model as its config.json describes it: the numbers that decide how much memory vLLM needs for it.
 
-Nothing of Hugging Face is imported and nothing is downloaded: a model is a folder, or an id that a local cache has.
+Nothing of Hugging Face is imported and nothing is downloaded: a model is a folder, or an id in a local cache.
 """
 
 import json
@@ -9,16 +9,139 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.core.files import read_bytes, read_text
 from diag.core.sizes import MIB
-from diag.vllm.command import secrets, values
+from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.families import FAMILIES, Architecture
-from diag.vllm.memory.unquantized import Unquantized, unquantized
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Properties of an architecture that are in vLLM's code and not in config.json."""
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    norms: int = 2
+    """Of a layer, each one of the hidden size."""
+    tied: bool = False
+    """Whether the head is the embedding's matrix where the file does not say."""
+    experts: str = ""
+    """The field with the number of experts, "" for a dense model."""
+    width: str = "intermediate_size"
+    """The field with the width of one expert."""
+    dense: str = "intermediate_size"
+    """The field with the width of a layer without experts."""
+    every: int = 0
+    """A layer in so many attends to everything, the others to a window; 0 where the file says so itself."""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """Of Transformers, for fields that the official files leave out."""
+
+
+_GEMMA3 = Architecture(
+    norms=4,
+    tied=True,
+    qk_norm=True,
+    every=6,
+    defaults={
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+)
+
+
+FAMILIES: Mapping[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(),
+    "MistralForCausalLM": Architecture(),
+    "Phi3ForCausalLM": Architecture(),
+    "GraniteForCausalLM": Architecture(tied=True),
+    "Qwen2ForCausalLM": Architecture(qkv_bias=True),
+    "Qwen3ForCausalLM": Architecture(qk_norm=True),
+    "Gemma2ForCausalLM": Architecture(norms=4, tied=True, every=2),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "MixtralForCausalLM": Architecture(experts="num_local_experts"),
+    "Qwen2MoeForCausalLM": Architecture(qkv_bias=True, experts="num_experts", width="moe_intermediate_size"),
+    "Qwen3MoeForCausalLM": Architecture(qk_norm=True, experts="num_experts", width="moe_intermediate_size"),
+    "DeepseekV2ForCausalLM": Architecture(experts="n_routed_experts", width="moe_intermediate_size"),
+    "DeepseekV3ForCausalLM": Architecture(experts="n_routed_experts", width="moe_intermediate_size"),
+    "GptOssForCausalLM": Architecture(qkv_bias=True, experts="num_local_experts", every=2),
+    "Llama4ForConditionalGeneration": Architecture(experts="num_local_experts", dense="intermediate_size_mlp"),
+}
+"""The architectures whose weights and KV cache can be computed; of any other one only its files can be weighed."""
+
+
+_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules")
+MOST_PATTERNS = 256
+_SPECIAL = frozenset("\\[](){}+?|^$")
+_RENAMED: Mapping[str, str] = {
+    "language_model": "",
+    "block_sparse_moe": "mlp",
+    "feed_forward": "mlp",
+    "shared_expert": "shared_experts",
+}
+"""What some architectures call the parts of a name."""
+_FUSED: Mapping[str, str] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
+
+
+@dataclass(frozen=True)
+class Unquantized:
+    """Whole names, patterns with a *, and regular expressions that diag does not read (`unread`)."""
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    def has(self, module: str) -> bool:
+        """Return True if a module, model.layers.0.mlp.up_proj, is listed by its name or by whole words of it."""
+        if not self.names and not self.patterns:
+            return False
+        before, _, last = module.rpartition(".")
+        return any(map(self._names, {module, f"{before}.{_FUSED.get(last, last)}"}))
+
+    def _names(self, module: str) -> bool:
+        words = module.split(".")
+        runs = (".".join(words[start:end]) for start, end in combinations(range(len(words) + 1), 2))
+        return any(run in self.names for run in runs) or any(
+            fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*") for pattern in self.patterns
+        )
+
+
+def unquantized(settings: Mapping[str, Any]) -> Unquantized:
+    """Read the unquantized modules of a quantization_config."""
+    lists = [names for field in _LISTS if isinstance(names := settings.get(field), list)]
+    texts = [text for names in lists for text in names if isinstance(text, str)]
+    plain = {_canonical(text) for text in texts if not text.startswith("re:") and "*" not in text}
+    globs = dict.fromkeys(_glob(text) or text for text in texts if text.startswith("re:") or "*" in text)
+    known = [glob for glob in globs if not glob.startswith("re:")]
+    unread = [glob for glob in globs if glob.startswith("re:")] + known[MOST_PATTERNS:]
+    return Unquantized(frozenset(plain), tuple(known[:MOST_PATTERNS]), tuple(unread))
+
+
+def _canonical(name: str) -> str:
+    words = (_RENAMED.get(word, word) for word in name.split("."))
+    return ".".join(filter(None, words))
+
+
+def _glob(pattern: str) -> str:
+    r"""A regular expression with only .* and \. in it, which vLLM matches from the start; "" for any other one."""
+    if not pattern.startswith("re:"):
+        return _canonical(pattern)
+    ends = "" if pattern.endswith("$") else "*"
+    text = pattern[3:].removeprefix("^").removesuffix("$").replace("\\.", ".").replace(".*", "*")
+    return "" if _SPECIAL & set(text) else _canonical(text) + ends
+
 
 MOST_BYTES = 4 * MIB
 """Of a config.json; the largest ones hold a few hundred kilobytes of quantization rules."""
@@ -110,7 +233,7 @@ class Model:
 
 
 def is_folder(name: str) -> bool:
-    """Whether there is a folder of that name; what can be no name of one is none."""
+    """Return True if a folder of that name exists; False for a text that cannot be a path."""
     try:
         return Path(name).expanduser().is_dir()
     except (OSError, ValueError, RuntimeError):  # too long, NUL, a home that nobody has
@@ -131,7 +254,7 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     snapshot = kept / "snapshots" / wanted
     if is_folder(str(snapshot)):
         return snapshot
-    shown = values.name(name)
+    shown = redaction.name(name)
     fetch = f"fetch it with `hf download {shown} config.json`, or " if _HUB_ID.fullmatch(shown) else ""
     raise BadUsage(
         f"the model {_shown(shown or '...')} is neither a folder nor in the local cache {_shown(str(hub))};"
@@ -187,7 +310,11 @@ def _model(name: str, folder: Path, config: Config, outer: Config, version: str)
     kv_heads = config.size("num_key_value_heads", heads, most=heads or 2**16)
     if kv_heads and heads % kv_heads:
         raise BadUsage(f"the model's {heads} attention heads are not a multiple of its {kv_heads} key-value heads")
-    longest, quantization = _longest(config, version), _quantization(config, outer)
+    longest = _longest(config, version)
+    places = [(fields, name) for fields in (outer, config) for name in ("quantization_config", "compression_config")]
+    quantization = next(
+        filter(None, (fields.part(name) for fields, name in places)), None
+    )  # modelopt writes the latter
     return Model(
         name=name,
         folder=folder,
@@ -211,15 +338,6 @@ def _model(name: str, folder: Path, config: Config, outer: Config, version: str)
         vision=outer.part("vision_config") or None,
         unknown=unknown if family else f"the architecture {_shown(architecture)} is unknown",
     )
-
-
-def _quantization(config: Config, outer: Config) -> Mapping[str, Any] | None:
-    """The method and its settings; modelopt sometimes writes a compression_config."""
-    for fields in (outer, config):
-        for name in ("quantization_config", "compression_config"):
-            if found := fields.part(name):
-                return found
-    return None
 
 
 def _declared(config: Config) -> int:
@@ -273,6 +391,6 @@ def _windows(config: Config, family: Architecture, layers: int) -> tuple[tuple[i
 
 
 def _shown(value: object) -> str:
-    """What a file or a command holds, short, without a terminal's escapes and without secrets."""
-    text = secrets.hidden(repr(value))
+    """Quote a value of a file or a command, short, without terminal escapes and without secrets."""
+    text = redaction.hidden(repr(value))
     return text if len(text) <= 80 else f"{text[:76]} ..."

@@ -1,18 +1,19 @@
-"""The settings of a command that decide about memory, with the defaults of the release and the GPU filled in."""
+"""The settings of a command that decide about memory, with defaults filled in, and what vLLM refuses at its start."""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from diag.core import sizes
 from diag.core.errors import BadUsage
 from diag.core.sizes import GIB
-from diag.vllm.command import values
+from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
-from diag.vllm.flags.defaults import default
-from diag.vllm.flags.registry import release, versions
-from diag.vllm.hardware.gpus import capability
+from diag.vllm.flags.registry import default, release, versions
+from diag.vllm.gpus import capability
 from diag.vllm.memory.model import Model
+from diag.vllm.memory.weights import block_size, feed_forward_width, group_size
 
 MOST, MOST_TOKENS = 2**42, 2**26
 """Bytes of any memory, and tokens or requests of a step: more is a typing error."""
@@ -101,7 +102,7 @@ class Setup:
 
 def invalid(what: str, text: str, expected: str) -> str:
     """The sentence on a value that cannot be used, without secrets."""
-    given = values.number(text)
+    given = redaction.number(text)
     return f"invalid value for {what}{f': {given}' if given else ''} (expected {expected})"
 
 
@@ -118,10 +119,19 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     """The setup of a command; what it does not say is the default of the release, of the newest where none is given."""
     version = version or versions()[-1]
     if not release(version):
-        named = values.name(version)[:40]
+        named = redaction.name(version)[:40]
         raise BadUsage(f"invalid value for --vllm-version: {named!r} (expected a vLLM release such as 0.32.0)")
     number, cpu = release(version), CPU_SPACE in command.environment or gpu.name == "cpu"
-    length, auto_length = _length(command, model)
+
+    given = command.get("--max-model-len")
+    auto_length, length = given in ("auto", "-1"), model.usual
+    if given is not None and not auto_length:
+        length = size(given, "--max-model-len", most=2**30)
+
+    estimates = command.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    graphs_in_budget = estimates == "1" if estimates in ("0", "1") else number >= (0, 20, 0)
+    overlong = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
+    overlong = overlong or command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     return Setup(
         version=version,
         total=gpu.total,
@@ -141,11 +151,11 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         blocks=_whole(command, "--num-gpu-blocks-override"),
         offload=int(_number(command, "--cpu-offload-gb") * GIB),
         eager=bool(command.switched("--enforce-eager")) or cpu,
-        graphs_in_budget=_graphs_in_budget(command, number),
+        graphs_in_budget=graphs_in_budget,
         hybrid=number >= (0, 9, 1) and not command.switched("--disable-hybrid-kv-cache-manager") and not cpu,
         cpu=cpu,
         text_only=bool(command.switched("--language-model-only")),
-        allows_overlong=_allows_overlong(command),
+        allows_overlong=overlong,
         uncounted=tuple(dict.fromkeys(_uncounted(command, model))),
         savings=tuple(_savings(command)),
         capability=capability(gpu.name),
@@ -154,13 +164,8 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
 
 
 def _mentions(command: Command, flag: str) -> bool:
-    """Whether a flag is given, whole or by one of its keys, and not switched off."""
+    """Return True if a flag is given, whole or by one of its keys, and not switched off."""
     return any(given.name == flag and " ".join(given.values) != _OFF.get(flag) for given in command.given)
-
-
-def _allows_overlong(command: Command) -> bool:
-    changed = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
-    return changed or command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
 
 
 def _uncounted(command: Command, model: Model) -> Iterator[str]:
@@ -177,13 +182,6 @@ def _savings(command: Command) -> Iterator[str]:
     yield from (why for flag, why in _SAVINGS.items() if _mentions(command, flag))
     if PARTITION in command.environment and _count(command, "--pipeline-parallel-size") > 1:
         yield f"how {PARTITION} divides the layers"
-
-
-def _length(command: Command, model: Model) -> tuple[int, bool]:
-    given = command.get("--max-model-len")
-    if given in ("auto", "-1"):
-        return model.usual, True
-    return (size(given, "--max-model-len", most=2**30), False) if given is not None else (model.usual, False)
 
 
 def _whole(command: Command, flag: str) -> int | None:
@@ -245,6 +243,65 @@ def _kv_cache_bytes(command: Command, cpu: bool) -> int | None:
     return size(f"{space}GiB", CPU_SPACE) if space else None
 
 
-def _graphs_in_budget(command: Command, number: tuple[int, ...]) -> bool:
-    estimates = command.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-    return estimates == "1" if estimates in ("0", "1") else number >= (0, 20, 0)
+_FINER_BLOCKS, _LEAST_BLOCK = (0, 29, 0), 32
+"""Since when blocks of fp8 experts may be cut, and the smallest block then."""
+
+
+def check(model: Model, setup: Setup) -> None:
+    """Refuse what vLLM refuses: BadUsage, with a value that works."""
+    _check_division(model, setup)
+    if model.family and setup.tensor * setup.data > 1:
+        _check_groups(model, setup)
+        _check_blocks(model, setup)
+    if setup.pipeline > model.layers > 0:
+        raise BadUsage(f"--pipeline-parallel-size {setup.pipeline} is more than the model's {model.layers} layers")
+    if setup.length > model.longest and not setup.allows_overlong:
+        raise BadUsage(
+            f"vLLM refuses --max-model-len {setup.length}: the model supports at most {model.longest} tokens"
+        )
+
+
+def _check_division(model: Model, setup: Setup) -> None:
+    """Refuse a tensor parallelism that does not divide the model's heads and feed-forward layers."""
+    refused = f"vLLM refuses --tensor-parallel-size {setup.tensor}: it does not divide the model's"
+    if model.heads % setup.tensor:
+        sizes = [size for size in range(1, 65) if not model.heads % size and _divides_kv_heads(model, size)]
+        raise BadUsage(f"{refused} {model.heads} attention heads; possible sizes: {', '.join(map(str, sizes))}")
+    dense = 0 if model.family and model.family.experts else feed_forward_width(model)
+    if not _divides_kv_heads(model, setup.tensor):
+        raise BadUsage(f"{refused} {model.kv_heads} key-value heads")
+    if dense % setup.tensor:
+        raise BadUsage(f"{refused} {dense:,} feed-forward columns")
+
+
+def _divides_kv_heads(model: Model, tensor: int) -> bool:
+    """Return True if key-value heads can be divided, or each copied to equally many GPUs."""
+    return bool(model.latent) or not (model.kv_heads % tensor and tensor % model.kv_heads)
+
+
+def _check_groups(model: Model, setup: Setup) -> None:
+    """Groups of inputs: awq, gptq and compressed-tensors."""
+    group = group_size(model.quantization or {})
+    attention = model.heads * (model.config.size("v_head_dim") if model.latent else model.head_dim)
+    has_experts = bool(model.family and model.family.experts)
+    for inputs in (attention,) if has_experts else (attention, feed_forward_width(model)):
+        share = inputs // setup.tensor
+        if group and group < inputs and share % group:
+            raise BadUsage(_splits_scale(setup, f"{share:,} inputs of a matrix", f"groups of {group}"))
+
+
+def _check_blocks(model: Model, setup: Setup) -> None:
+    """Blocks of fp8 experts, up to 0.28; newer releases cut the blocks down to 32 (fused_moe/oracle/fp8.py)."""
+    family, block = model.family, block_size(model.quantization or {})
+    if not (family and family.experts and block) or setup.expert_parallel:
+        return
+    share = model.config.size(family.width) // (setup.tensor * setup.data)
+    is_cut = release(setup.version) >= _FINER_BLOCKS and gcd(block, share, model.hidden) >= _LEAST_BLOCK
+    if share % block and not is_cut:
+        raise BadUsage(_splits_scale(setup, f"{share:,} columns of an expert", f"blocks of {block}"))
+
+
+def _splits_scale(setup: Setup, share: str, unit: str) -> str:
+    flags = f"--tensor-parallel-size {setup.tensor}"
+    flags += f" and --data-parallel-size {setup.data}" if setup.data > 1 else ""
+    return f"{flags} cannot work with vLLM {setup.version}: {share} per GPU are no whole {unit}, which share a scale"

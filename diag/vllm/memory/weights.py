@@ -1,4 +1,4 @@
-"""What a model's weights weigh: matrix by matrix, from its shape.
+"""Size of a model's weights, matrix by matrix, from its shape.
 
 A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide it; norms and routers are copied.
 """
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from diag.vllm.memory.families import Architecture
-from diag.vllm.memory.model import Config, Model
+from diag.vllm.memory.model import Architecture, Config, Model
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
@@ -148,26 +147,21 @@ def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
     yield WeightPart(count * hidden)  # the router
     if model.architecture == "GptOssForCausalLM":
         yield WeightPart(count * (2 * width + hidden + 1))  # biases
-    shared = _shared(model, width)
+    shared = width  # of the experts that process every token
+    if model.architecture != "Llama4ForConditionalGeneration":
+        alone = config.size("shared_expert_intermediate_size", 0, least=0)
+        shared = alone or width * config.size("n_shared_experts", 0, least=0)
     if shared:
         yield WeightPart(3 * hidden * shared, MOST_WAYS, "linear", _gate_up_down("mlp.shared_experts"))
     if model.architecture == "Qwen2MoeForCausalLM":
         yield WeightPart(hidden)
 
 
-def _shared(model: Model, width: int) -> int:
-    """The width of the experts that process every token."""
-    if model.architecture == "Llama4ForConditionalGeneration":
-        return width
-    alone = model.config.size("shared_expert_intermediate_size", 0, least=0)
-    return alone or width * model.config.size("n_shared_experts", 0, least=0)
-
-
 # -- a model ----------------------------------------------------------------------------------------------------------
 
 
 def embedding(model: Model) -> WeightPart:
-    """Of the vocabulary, or of the head: the same shape."""
+    """The matrix of the embedding, or of the head, which has the same shape."""
     rows = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
     return WeightPart(rows * model.hidden, MOST_WAYS, "vocabulary")
 
@@ -210,7 +204,7 @@ def of_stage(model: Model, layers: range) -> list[WeightPart]:
 
 
 def feed_forward_width(model: Model) -> int:
-    """Of a layer without experts."""
+    """Return the feed-forward width of a layer without experts."""
     return model.config.size(model.family.dense, 0, least=0) if model.family else 0
 
 

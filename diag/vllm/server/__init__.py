@@ -1,1 +1,1 @@
-"""What a running server says of its configuration, each value with its source."""
+"""The configuration of a running server, each value with its source."""

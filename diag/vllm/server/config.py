@@ -52,7 +52,7 @@ OWN = frozenset(
 
 
 class ServerFacts(NamedTuple):
-    """What is known of a server beside its page: /version, /v1/models, /server_info, its log, how it was started.
+    """Facts about a server from outside its page: /version, /v1/models, /server_info, its log, its launch command.
 
     `root` is the model's folder or id in /v1/models; `process` is the command of its own process, where that was found;
     `launch` the one that the user gave; `log_whole` is whether the log has all that was set.
@@ -108,19 +108,18 @@ class RunningConfig(NamedTuple):
 
     @property
     def numbers(self) -> Config:
-        """What is published as `diag_vllm_config`."""
+        """The numbers published as `diag_vllm_config`."""
         return {name: setting.value for name, setting in self.settings.items() if not isinstance(setting.value, str)}
 
     def notes(self, instance: str) -> list[str]:
         """A sentence for each number on which the sources conflict."""
         numbers = [setting for setting in self.settings.values() if not isinstance(setting.value, str)]
-        conflicts = [_note(instance, setting, other) for setting in numbers for other in setting.conflicts]
-        return [*self.problems, *conflicts]
-
-
-def _note(instance: str, setting: Setting, other: SourcedValue) -> str:
-    used = f"{setting.name} of {printable(instance)} is {setting.value:g} ({setting.source})"
-    return f"{used} but {other.value:g} ({other.source}): {setting.value:g} is used"
+        found = list(self.problems)
+        for setting in numbers:
+            used = f"{setting.name} of {printable(instance)} is {setting.value:g} ({setting.source})"
+            for other in setting.conflicts:
+                found.append(f"{used} but {other.value:g} ({other.source}): {setting.value:g} is used")
+        return found
 
 
 def _agree(name: str, value: Value, other: Value) -> bool:
@@ -134,7 +133,9 @@ def from_page(infos: Sequence[Labels], engines: int) -> Config:
     """The labels of every `vllm:cache_config_info` of a page (vLLM 0.9 - 0.33) with so many engines, 0 not known."""
     if not infos:
         return {}
-    config = _labels(infos)
+    config: Config = {}
+    for info in infos:  # where engines differ, the smallest KV cache counts: it fills up first
+        config |= {name: min(value, config.get(name, value)) for name, value in numbers(info).items()}
     if engines:
         config["data_parallel_size"] = float(engines)
     tokens = config.get("kv_cache_size_tokens") or _tokens(infos[0], config, max(engines, 1))
@@ -143,15 +144,6 @@ def from_page(infos: Sequence[Labels], engines: int) -> Config:
     concurrency = config.get("kv_cache_max_concurrency")
     if tokens and concurrency and "kv_cache_size_tokens" in infos[0]:
         config["max_model_len"] = float(round(tokens / concurrency))
-    return config
-
-
-def _labels(infos: Sequence[Labels]) -> Config:
-    """Where engines differ, the smallest KV cache counts: it fills up first."""
-    config: Config = {}
-    for info in infos:
-        for name, value in numbers(info).items():
-            config[name] = min(value, config.get(name, value))
     return config
 
 
@@ -179,7 +171,7 @@ def words_of_page(infos: Sequence[Labels]) -> dict[str, str]:
 
 
 def _tokens(info: Labels, config: Config, engines: int) -> float | None:
-    """Of one engine, where vLLM (before 0.24) does not publish it; `num_gpu_blocks` is the sum over all engines.
+    """KV cache of one engine in tokens, before vLLM 0.24 published it; `num_gpu_blocks` is the sum over all engines.
 
     With a sliding window or state-space layers a block is not worth its size in tokens.
     """
@@ -223,7 +215,7 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
 
 
 def _device(settings: Mapping[str, Setting], environment: Mapping[str, str], version: str) -> str:
-    """What the model runs on: as a source names it, else by what only the CPU backend reads or is called."""
+    """Return the device that a source names, else "cpu" if the version or a variable is of the CPU backend."""
     if "device" in settings and settings["device"].value != SET:
         return str(settings["device"].value).partition(":")[0]
     is_cpu = version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in environment)
@@ -243,13 +235,11 @@ def _by_source(
         LAUNCH: given.flags,
     }
     relayed = {
-        name for name, value in by_exporter.items() if any(_has(values, name, value) for values in sources.values())
+        name
+        for name, value in by_exporter.items()
+        if any(name in values and _agree(name, value, values[name]) for values in sources.values())
     }
     return sources | {EXPORTER: {name: value for name, value in by_exporter.items() if name not in relayed}}
-
-
-def _has(values: Values, name: str, value: Value) -> bool:
-    return name in values and _agree(name, value, values[name])
 
 
 def _setting(name: str, sources: Mapping[str, Values]) -> Setting:

@@ -6,12 +6,10 @@ from typing import Literal, NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.lazy_regex import lazy
 from diag.core.sizes import flag_integer
-from diag.vllm.command import values
-from diag.vllm.command.command import Command
-from diag.vllm.command.harmless import VARIABLES
-from diag.vllm.command.options import Given
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Command, Given
 from diag.vllm.command.parse import parse
-from diag.vllm.command.secrets import is_secret
+from diag.vllm.command.redaction import VARIABLES, is_secret
 from diag.vllm.command.shell import PLACEHOLDER
 
 Value = float | str
@@ -102,14 +100,11 @@ def read(text: str) -> Launch:
         incomplete = "the launch command is a wrapper around vLLM"
     if command.config:
         incomplete = "the launch command reads a --config file"
-    if any(_is_open(word) for word in command.words[command.arguments :]):
+    # a shell may put flags in the place of a variable; a hidden value is no flag, a hidden word may be one
+    arguments = " ".join(command.words[command.arguments :])
+    if "$" in PLACEHOLDER.sub(lambda found: "$" if found[1].startswith("WORD_") else "", arguments):
         incomplete = incomplete or "the launch command contains shell variables"
     return Launch(_flags(command), _environment(command), incomplete)
-
-
-def _is_open(word: str) -> bool:
-    """Whether a shell may put flags in its place; a value that is hidden is no flag, a word that is hidden may be."""
-    return "$" in PLACEHOLDER.sub(lambda found: "$" if found[1].startswith("WORD_") else "", word)
 
 
 def _flags(command: Command) -> Mapping[str, Value]:
@@ -121,7 +116,11 @@ def _flags(command: Command) -> Mapping[str, Value]:
             continue
         name = option.flag.name.removeprefix("--").replace("-", "_")
         name = _ALIASES.get(name, name)
-        value = _number(name, given, option.on) if name in FLAGS else _named(name, given)
+        if name in FLAGS:
+            value = _number(name, given, option.on)
+        else:
+            value = word("".join(given.values)) if name in WORDS else None
+            value = None if value == "auto" else value  # which leaves it to vLLM
         found |= {} if value is None else {name: value}
     return found
 
@@ -136,21 +135,16 @@ def _number(name: str, given: Given, on: bool) -> Value | None:
     return SET if parsed is None else parsed
 
 
-def _named(name: str, given: Given) -> str | None:
-    """A word that was given; "auto" leaves it to vLLM."""
-    value = word("".join(given.values)) if name in WORDS else None
-    return None if value == "auto" else value
-
-
 def _environment(command: Command) -> Mapping[str, str]:
     """The variables that matter to vLLM, NCCL and CUDA; of paths, keys and addresses only that they are set."""
     names = sorted(name for name in command.environment if name.startswith(_VARIABLES) and not is_secret(name))
-    return {name: _shown(name, command.environment[name]) for name in names}
-
-
-def _shown(name: str, value: str) -> str:
-    is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and values.name(value) == value
-    return SET if not is_harmless or _ADDRESSED.fullmatch(name) or _ADDRESS.search(value) else value
+    shown = dict.fromkeys(names, SET)
+    for name in names:
+        value = command.environment[name]
+        is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and redaction.name(value) == value
+        if is_harmless and not _ADDRESSED.fullmatch(name) and not _ADDRESS.search(value):
+            shown[name] = value
+    return shown
 
 
 def word(value: object) -> str | None:
@@ -158,7 +152,7 @@ def word(value: object) -> str | None:
     name = str(value).removeprefix("torch.")
     if name in ("", "None"):
         return None
-    return name if _WORD_VALUE.fullmatch(name) and values.name(name) == name else SET
+    return name if _WORD_VALUE.fullmatch(name) and redaction.name(name) == name else SET
 
 
 def number(text: object) -> float | None:

@@ -43,7 +43,7 @@ def gpus() -> Mapping[str, GpuModel]:
 
 @cache
 def _rows() -> dict[str, dict[str, object]]:
-    return tomllib.loads((files("diag.vllm.hardware") / "gpus.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((files("diag.vllm") / "gpus.toml").read_text(encoding="utf-8"))
 
 
 def _gpu(name: str, row: Mapping[str, object]) -> GpuModel:
@@ -68,7 +68,7 @@ def find(name: str) -> GpuModel | None:
 
 
 def named(name: str) -> GpuModel:
-    """The same; BadUsage with the names that are known."""
+    """Find a GPU by its name; BadUsage with the known names if there is none."""
     found = find(name)
     if found:
         return found

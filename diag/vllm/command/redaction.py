@@ -1,20 +1,103 @@
-"""Which single words of a command may be shown: a flag's name, its value, the value of a variable."""
+"""Hide secrets: an allow-list for the words of a launch command, patterns for free text such as a line of a log.
+
+harmless.json lists the names whose values may be shown. Every other value in a command is hidden.
+"""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from diag.core.lazy_regex import lazy
-from diag.vllm.command.container import default
-from diag.vllm.command.harmless import FLAGS, KEYS, NAMED_KEYS, VARIABLES
-from diag.vllm.command.options import Given
-from diag.vllm.command.secrets import hidden
-from diag.vllm.command.secrets import is_secret as sounds_secret
-from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, placeholder
-from diag.vllm.flags.registry import Flag, Option, known, understood
+from diag.vllm.command.command import Given
+from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, default, placeholder
+from diag.vllm.flags.registry import Option, known, understood
+
+_SECRET = lazy(
+    r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization)"
+    r"|(?:.*[-_.])?(?:pass|pat|o?auth))\d*(?:[-_.].*)?"
+)
+_HARMLESS = ("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token")
+_PARENTHESES = r"\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\)"
+_FILLED_IN = rf"\${_PARENTHESES}|\$\{{[^{{}}\n]*\}}|`[^`\n]*`"
+_ASSIGNED = lazy(rf"(?<![\w.-])([\w.-]+)=(?:{_FILLED_IN}|[^\s'\"&])+")
+_FIELD = lazy(
+    r"""(?<!\\)(?P<mark>\\*["'])(?P<name>[\w.-]+)(?P=mark)(?P<colon>\s*:\s*)(?P<value>"""
+    r"""(?P<quote>\\*["'])(?:\\.|[^\\])*?(?:(?P=quote)|$)|\[[^\]]*\]|\{[^{}]*\}|-?\d[\w.+-]*)""",
+    re.DOTALL,
+)
+"""A field of an object as JSON or Python writes it, perhaps in a string of another one."""
+_INSIDE = (
+    (lazy(r"(://)[^\s'\"@]{1,400}@"), rf"\1{HIDDEN}@"),
+    (lazy(r"(://[^\s?#'\"]{1,400})[?#][^\s'\"]*"), r"\1"),
+    (lazy(r"(?<![\w./:@-])[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)"), f"{HIDDEN}@"),
+    (lazy(r"(?<![A-Za-z0-9])(?:sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-)[A-Za-z0-9_-]{8,}"), HIDDEN),
+    (lazy(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))"), HIDDEN),
+    (lazy(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*"), HIDDEN),
+    (lazy(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {HIDDEN}"),
+    (lazy(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
+)
+
+
+def hidden(text: str) -> str:
+    """Replace what looks like a secret by its shape, wherever it stands."""
+    text = _ASSIGNED.sub(lambda found: f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0], text)
+    text = _FIELD.sub(_field, text)
+    for pattern, instead in _INSIDE:
+        text = pattern.sub(instead, text)
+    return text
+
+
+@lru_cache(maxsize=4096)
+def is_secret(name: str) -> bool:
+    """Return True if the value of an option, a variable or a field of that name is hidden."""
+    option = understood(name) if name.startswith("-") else None
+    if option and not option.key:
+        return option.flag.takes != "none" and _is_secret(option.flag.name)
+    return _is_secret(name) or (option is None and _may_abbreviate(name))
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET.fullmatch(name)) and not name.replace("-", "_").lower().endswith(_HARMLESS)
+
+
+def _may_abbreviate(name: str) -> bool:
+    """Return True if a release may read the name as an abbreviation of an option with a secret."""
+    begun = name.replace("_", "-")
+    beginning = begun.startswith("--") and len(begun) > 2
+    return beginning and any(name.startswith(begun) and is_secret(name) for name in known())
+
+
+def _field(found: re.Match[str]) -> str:
+    mark, value = found["mark"], found["value"]
+    if is_secret(found["name"]):
+        value = f"{found['quote'] or mark}{HIDDEN}{found['quote'] or mark}"
+    else:
+        value = _FIELD.sub(_field, value)
+    return f"{mark}{found['name']}{mark}{found['colon']}{value}"
+
+
+_CONTENT = json.loads((Path(__file__).parent / "harmless.json").read_text(encoding="utf-8"))
+
+FLAGS = frozenset[str](_CONTENT["flags"])
+"""The flags of vLLM that take a name, a folder, a host or a URL; of others only numbers, switches and choices are
+shown.
+
+Not among them, since they hold secrets or anything at all: --api-key, --hf-token, --ssl-*, --additional-config,
+--model-loader-extra-config and their like.
+"""
+VARIABLES = frozenset[str](_CONTENT["variables"])
+"""By whole name: vLLM's envs.py of the releases known, and the documentation of NCCL, RCCL, CUDA, PyTorch, OpenMP, UCX,
+Triton and Hugging Face. Not among them: keys, tokens, URLs, and texts that people make up.
+"""
+KEYS = frozenset[str](_CONTENT["keys"])
+"""Of the JSON objects that flags take: the fields of vllm/config, and those of rope scaling, generation and media."""
+NAMED_KEYS = frozenset[str](_CONTENT["named_keys"])
+"""Keys whose value is a name or a folder; of the others only numbers and switches are shown."""
+
 
 _SECRETS = lazy(r"--(?:api-key|hf-token|ssl-.*)")
 _PLAIN = lazy(
@@ -66,7 +149,7 @@ def image(text: str) -> str:
 
 
 def is_variable(text: str) -> bool:
-    """Whether a shell puts something in its place, and no more than its name is written."""
+    """Return True if a word is nothing but a shell variable."""
     return bool(_VARIABLE.fullmatch(text))
 
 
@@ -77,11 +160,11 @@ def variable(key: str, text: str) -> str:
 
 def harmless(environment: Mapping[str, str]) -> Mapping[str, str]:
     """The variables of a text whose values may stand in their place."""
-    return {key: default(text) for key, text in environment.items() if not sounds_secret(key)}
+    return {key: default(text) for key, text in environment.items() if not is_secret(key)}
 
 
-def is_secret(given: Given) -> bool:
-    """Whether a flag's value is hidden whatever it is."""
+def takes_secret(given: Given) -> bool:
+    """Return True if every value of a flag is hidden."""
     return given.option is None or bool(_SECRETS.fullmatch(given.option.flag.name))
 
 
@@ -97,7 +180,7 @@ def flag(given: Given) -> str:
 
 @lru_cache(maxsize=4096)
 def is_like_a_flag(spelled: str) -> bool:
-    """Whether a word is one of vLLM's flags, begins like one, or is close to one: a slip, and no secret."""
+    """Return True if a word is a vLLM flag, the beginning of one, or a misspelt one, and so no secret."""
     if re.fullmatch(r"--?[A-Za-z]{1,2}|--help", spelled):
         return True
     if understood(spelled.partition(".")[0]):
@@ -107,9 +190,9 @@ def is_like_a_flag(spelled: str) -> bool:
 
 
 def _is_slip(spelled: str) -> bool:
-    """Whether it is close to one of vLLM's flags; what is longer may be one with its value behind it, perhaps a key."""
+    """Return True if a word is close to a vLLM flag and hardly longer: a longer word may have a key behind the flag."""
     near = get_close_matches(spelled.replace("_", "-").lower(), known(), 1, _LIKE) if len(spelled) < 60 else []
-    is_plain = bool(_WORDS.fullmatch(spelled)) and not any(map(sounds_secret, near))
+    is_plain = bool(_WORDS.fullmatch(spelled)) and not any(map(is_secret, near))
     return bool(near) and (is_plain or len(spelled) <= len(near[0]) + _LONGER)
 
 
@@ -117,7 +200,7 @@ def value(given: Given, text: str, place: int = 1) -> str:
     """A flag's value as it may be shown, or the variable that stands for it."""
     if PLACEHOLDER.fullmatch(text):
         return text
-    shown = None if is_secret(given) or HIDDEN in text else _shown(given, text)
+    shown = None if takes_secret(given) or HIDDEN in text else _shown(given, text)
     return _variable(given, place) if shown is None else shown
 
 
@@ -137,7 +220,7 @@ def said(given: Given) -> str:
 
 
 def number(text: str) -> str:
-    """What was given for a number, quoted in a sentence; "" where it is none and may be anything."""
+    """Quote a number for a sentence; "" if the text is no number and may be a secret."""
     return repr(text[:40]) if _PLAIN.fullmatch(text) or _LISTED.fullmatch(text) else ""
 
 
@@ -164,12 +247,13 @@ def _shown(given: Given, text: str) -> str | None:
 
 
 def _is_plain(option: Option, text: str) -> bool:
-    """Whether it is a number, a switch or a choice."""
+    """Return True if a value is a number, a switch or a choice."""
     flag = option.flag
     if flag.takes == "none" and not option.key:
         return text.lower() in ("true", "false", "0", "1")
+    choices = [choice for form in (flag, *(older for _, older in flag.until)) for choice in form.choices]
     is_number = flag.value != "text" or option.key or flag.name[2:] in FLAGS
-    return bool(is_number and (_PLAIN.fullmatch(text) or _LISTED.fullmatch(text))) or text in _choices(flag)
+    return bool(is_number and (_PLAIN.fullmatch(text) or _LISTED.fullmatch(text))) or text in choices
 
 
 def _named(option: Option, text: str) -> str:
@@ -178,10 +262,6 @@ def _named(option: Option, text: str) -> str:
     is_name = key in NAMED_KEYS if key else flag.name[2:] in FLAGS and flag.value not in ("json", "object")
     shown = name(text, flag.name in _REVISIONS) if is_name else ""
     return "" if "://" in text and shown != text else shown
-
-
-def _choices(flag: Flag) -> Sequence[str]:
-    return [choice for form in (flag, *(older for _, older in flag.until)) for choice in form.choices]
 
 
 def _json(text: str) -> str | None:

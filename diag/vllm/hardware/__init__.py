@@ -1,1 +1,0 @@
-"""GPUs that vLLM servers run on: what they hold, and how fast they are."""
