@@ -58,7 +58,7 @@ def expanded(promql: str) -> str:
     return PLACEHOLDER.sub(put, promql)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=4096)  # a catalogue over one window takes 600
 def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: str, values: _Values) -> Formula:
     entries = {name: f"{value:g}" for name, value in values} | {"window": window, "by": ", ".join(per)}
     parts: dict[str, Formula] = {}

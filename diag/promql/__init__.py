@@ -1,17 +1,14 @@
 """PromQL over samples in memory: parse, evaluate at many instants at once, and facts about an expression.
 
-The semantics are those of Prometheus 3. What is not fully implemented is refused by name, never answered wrongly.
+The semantics are those of Prometheus 3. An expression that is not fully implemented is refused by name, never answered
+wrongly.
 """
 
-from diag.promql.add_matchers import add_matchers
-from diag.promql.evaluate import Evaluator, evaluate
-from diag.promql.facts import instant_selectors, metric_names, output_labels
-from diag.promql.formula import Formula
+from diag.promql.evaluator import Evaluator, evaluate
+from diag.promql.facts import add_matchers, instant_selectors, metric_names, output_labels, pretty
 from diag.promql.nodes import Expression
-from diag.promql.parse import parse
-from diag.promql.pretty import pretty
-from diag.promql.samples import STALE, Block, Labels, Samples, distinct, is_stale
-from diag.promql.vector import Vector
+from diag.promql.parser import Formula, parse
+from diag.promql.samples import STALE, Block, Labels, Samples, Vector, distinct, is_stale
 
 __all__ = [
     "STALE",

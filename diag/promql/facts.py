@@ -1,14 +1,17 @@
-"""What can be said of an expression without samples, for those who declare expressions."""
+"""Expressions without samples: the metrics that they select, the labels that they yield, and edits of their text.
 
-from collections.abc import Iterator
+Text is edited, not printed anew: promql-parser prints durations without milliseconds and strings without escapes.
+"""
 
-from diag.promql.binary import ARITHMETIC, SET_OPERATIONS
+import re
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
 from diag.promql.nodes import (
     Aggregate,
     Binary,
     Call,
     Expression,
-    Matching,
     Negate,
     Node,
     Range,
@@ -17,9 +20,18 @@ from diag.promql.nodes import (
     Subquery,
     is_scalar,
 )
-from diag.promql.samples import NAME
-from diag.promql.selectors import pinned_labels
+from diag.promql.operators import ARITHMETIC, SET_OPERATIONS
+from diag.promql.parser import parse
+from diag.promql.samples import NAME, pinned_labels
 
+WIDTH = 100
+"""Characters of a line of a pretty expression."""
+_STRING = r'"(?:\\.|[^"\\])*"|' r"'(?:\\.|[^'\\])*'|`[^`]*`"
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_TOKEN = re.compile(
+    rf"{_STRING}|(?P<open>[({{\[])|(?P<close>[)}}\]])"
+    r"|(?P<operator> (?=(?:and|or|unless|[-+*/%^]|[=!<>]=?) ))|(?P<comma>, )"
+)
 _Labels = frozenset[str] | None  # None: unknown
 
 
@@ -42,8 +54,62 @@ def selectors(expression: Expression) -> tuple[Selector, ...]:
 
 
 def output_labels(expression: Expression) -> frozenset[str] | None:
-    """Return the labels that every result is limited to, or None where only the samples can tell."""
+    """Return the labels that every result is limited to, or None if they depend on the samples."""
     return _labels(expression.node)
+
+
+def add_matchers(promql: str, matchers: str, parts: Collection[str] = ()) -> str:
+    """Return the expression with `matchers`, `job="vllm",cluster="eu"` for example, in each selector.
+
+    The names in `parts` are left as they are: other expressions are going to replace them.
+    """
+    if not matchers:
+        return promql
+    selected = metric_names(parse(promql)).difference(parts)
+    names = "|".join(name for name in selected if _METRIC.fullmatch(name)) or "{"
+    bare = rf"(?<![\w:])(?:{names})(?![\w:]|\s*\{{)"
+
+    def put(found: re.Match[str]) -> str:
+        if found["string"]:
+            return found[0]
+        return f"{{{matchers}," if found[0] == "{" else f"{found[0]}{{{matchers}}}"
+
+    return re.sub(rf"(?P<string>{_STRING})|\{{|{bare}", put, promql)
+
+
+class _Break(NamedTuple):
+    """A place at which a line may end; `goes_on`: where the next line begins, `depth`: in parentheses."""
+
+    at: int
+    goes_on: int
+    depth: int
+
+
+def pretty(promql: str) -> str:
+    """Return an expression with line breaks before its outermost operators, each line indented by its depth."""
+    text = re.sub(r"\s*\n\s*", " ", promql)
+    depth, breaks = 0, []
+    for token in _TOKEN.finditer(text):
+        match token.lastgroup:
+            case "open":
+                depth += 1
+            case "close":
+                depth -= 1
+            case "operator":
+                breaks.append(_Break(token.start(), token.end(), depth))
+            case "comma":
+                breaks.append(_Break(token.start() + 1, token.end(), depth))
+
+    lines, start, indent = [], 0, ""
+    while len(indent) + len(text) - start > WIDTH:
+        ahead = [place for place in breaks if place.at > start]
+        near = [place for place in ahead if len(indent) + place.at - start <= WIDTH]
+        best = min(near or ahead[:1], key=lambda place: (place.depth, -place.at), default=None)
+        if best is None:
+            break
+        lines.append(indent + text[start : best.at])
+        start, indent = best.goes_on, "  " * best.depth
+    return "\n".join([*lines, indent + text[start:]])
 
 
 def _name(selector: Selector) -> str:
@@ -82,8 +148,14 @@ def _labels(node: Node) -> _Labels:
             labels = _labels(expr)
         case Negate(expr):
             labels = _without(_labels(expr), NAME)
-        case Aggregate():
-            labels = _labels_of_aggregate(node)
+        case Aggregate(op, expr, param, names, without):
+            labels = _labels(expr)
+            if op not in ("topk", "bottomk"):
+                added = {param.value} if isinstance(param, String) else set()
+                if not without:
+                    labels = frozenset(names) | added
+                elif labels is not None:
+                    labels = (labels | added) - {*names, NAME}
         case Call():
             labels = _labels_of_call(node)
         case Binary():
@@ -93,16 +165,6 @@ def _labels(node: Node) -> _Labels:
 
 def _without(labels: _Labels, *names: str) -> _Labels:
     return None if labels is None else labels - set(names)
-
-
-def _labels_of_aggregate(node: Aggregate) -> _Labels:
-    inner = _labels(node.expr)
-    if node.op in ("topk", "bottomk"):
-        return inner
-    added = {node.param.value} if isinstance(node.param, String) else set()
-    if not node.without:
-        return frozenset(node.labels) | added
-    return None if inner is None else (inner | added) - {*node.labels, NAME}
 
 
 def _labels_of_call(node: Call) -> _Labels:
@@ -124,21 +186,18 @@ def _labels_of_call(node: Call) -> _Labels:
 
 def _labels_of_binary(node: Binary) -> _Labels:
     left, right = _labels(node.left), _labels(node.right)
+    matching = node.matching
     if is_scalar(node.left) or is_scalar(node.right):
         labels = right if is_scalar(node.left) else left
     elif node.op == "or":
         return left if left == right else None
     elif node.op in SET_OPERATIONS:
         return left
-    else:
-        labels = _labels_of_match(left, right, node.matching)
-    return _without(labels, NAME) if node.op in ARITHMETIC or node.return_bool else labels
-
-
-def _labels_of_match(left: _Labels, right: _Labels, matching: Matching) -> _Labels:
-    if matching.many:
+    elif matching.many:
         many = right if matching.many == "right" else left
-        return None if many is None else many | set(matching.include)
-    if matching.on:
-        return frozenset(matching.labels) if left is None else left & set(matching.labels)
-    return _without(left, *matching.labels)
+        labels = None if many is None else many | set(matching.include)
+    elif matching.on:
+        labels = frozenset(matching.labels) if left is None else left & set(matching.labels)
+    else:
+        labels = _without(left, *matching.labels)
+    return _without(labels, NAME) if node.op in ARITHMETIC or node.return_bool else labels

@@ -2,14 +2,58 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from diag.promql import regex
-from diag.promql.dates import DATES
-from diag.promql.histogram import histogram_quantile
-from diag.promql.samples import Bools, Floats, Labels, Millis
-from diag.promql.vector import Vector, merged, nameless, scalar, single
+from diag.promql.nodes import compiled, expand
+from diag.promql.numeric import histogram_quantile
+from diag.promql.samples import Bools, Floats, Labels, Vector, merged, nameless, scalar, single
+
+_FAR = 1e11  # seconds; beyond the year 5000 nothing is a date
+Moments = npt.NDArray[np.datetime64]
+
+
+def _since(whole: str, part: str, first: int) -> Callable[[Moments], npt.NDArray[Any]]:
+    """Count the parts since the start of the whole, beginning at `first`."""
+
+    def counted(moments: Moments) -> npt.NDArray[Any]:
+        parts: npt.NDArray[Any] = moments.astype(f"M8[{part}]") - moments.astype(f"M8[{whole}]").astype(f"M8[{part}]")
+        return parts.astype(np.int64) + first
+
+    return counted
+
+
+def _days_in_month(moments: Moments) -> npt.NDArray[Any]:
+    month = moments.astype("M8[M]")
+    days: npt.NDArray[Any] = (month + np.timedelta64(1, "M")).astype("M8[D]") - month.astype("M8[D]")
+    return days
+
+
+def _date(part: Callable[[Moments], npt.NDArray[Any]]) -> Callable[[Floats], Floats]:
+    """Make a function of unix seconds, cut to whole ones; NaN is no date."""
+
+    def function(values: Floats) -> Floats:
+        known = np.abs(values) < _FAR
+        moments = np.where(known, np.trunc(values), 0).astype(np.int64).astype("M8[s]")
+        return np.where(known, part(moments).astype(np.float64), np.nan)
+
+    return function
+
+
+DATES: dict[str, Callable[[Floats], Floats]] = {
+    "minute": _date(_since("h", "m", 0)),
+    "hour": _date(_since("D", "h", 0)),
+    # 1970 began on a Thursday.
+    "day_of_week": _date(lambda moments: (moments.astype("M8[D]").astype(np.int64) + 4) % 7),
+    "day_of_month": _date(_since("M", "D", 1)),
+    "day_of_year": _date(_since("Y", "D", 1)),
+    "days_in_month": _date(_days_in_month),
+    "month": _date(_since("Y", "M", 1)),
+    "year": _date(lambda moments: moments.astype("M8[Y]").astype(np.int64) + 1970),
+}
+"""Calendar functions of unix seconds, in UTC."""
 
 
 def _round(values: Floats, nearest: Floats | None = None) -> Floats:
@@ -28,7 +72,6 @@ def _smaller(values: Floats, limit: Floats) -> Floats:
     return -_larger(-values, -limit)
 
 
-# Each takes values of shape (S, T) and then scalars of shape (T,).
 _ELEMENTWISE: dict[str, Callable[..., Floats]] = {
     "abs": np.abs,
     "ceil": np.ceil,
@@ -45,20 +88,16 @@ _ELEMENTWISE: dict[str, Callable[..., Floats]] = {
     "clamp_max": _smaller,
     **DATES,
 }
+"""Each takes values of shape (S, T) and then scalars of shape (T,)."""
 
 
 def _elementwise(function: str, vector: Vector, *scalars: Vector) -> Vector:
-    """Apply a function to every value; the metric's name goes."""
+    """Apply a function to every value; drop the metric's name."""
     limits = [limit.values[0] for limit in scalars]
     present = vector.present
     if function == "clamp":
         present = present & ~(limits[1] < limits[0])
     return nameless(Vector(vector.labels, _ELEMENTWISE[function](vector.values, *limits), present))
-
-
-def seconds(instants: Millis) -> Vector:
-    """Return the time of evaluation (time)."""
-    return scalar(instants / 1000)
 
 
 def to_scalar(vector: Vector) -> Vector:
@@ -73,7 +112,7 @@ def to_vector(value: Vector) -> Vector:
 
 
 def absent(vector: Vector, labels: Labels) -> Vector:
-    """Tell where no series is present (absent, absent_over_time)."""
+    """Return 1 at the instants at which no series is present (absent, absent_over_time)."""
     missing: Bools = ~np.any(vector.present, axis=0)
     return single(labels, np.ones(missing.size), missing)
 
@@ -91,8 +130,8 @@ def label_replace(vector: Vector, target: str, replacement: str, source: str, pa
     """Set a label by a pattern on another; series whose label does not match stay as they are."""
 
     def replaced(series: Labels) -> Labels:
-        match = regex.compiled(pattern).fullmatch(series.get(source, ""))
-        return _with(series, target, regex.expand(replacement, match)) if match else series
+        match = compiled(pattern).fullmatch(series.get(source, ""))
+        return _with(series, target, expand(replacement, match)) if match else series
 
     return merged((replaced(series) for series in vector.labels), vector.values, vector.present)
 
@@ -111,7 +150,6 @@ def _with(labels: Labels, name: str, value: str) -> Labels:
     return others | {name: value} if value else others
 
 
-# Each takes its arguments as vectors and strings.
 CALLS: dict[str, Callable[..., Vector]] = {
     "histogram_quantile": histogram_quantile,
     "label_join": label_join,
@@ -122,3 +160,4 @@ CALLS: dict[str, Callable[..., Vector]] = {
     "vector": to_vector,
     **{function: partial(_elementwise, function) for function in _ELEMENTWISE},
 }
+"""Each takes its arguments as vectors and strings."""

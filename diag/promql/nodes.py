@@ -1,13 +1,13 @@
-"""The part of PromQL that is evaluated, as data. Times are milliseconds; parentheses and unary plus are gone.
+"""The part of PromQL that is evaluated, as data, and the RE2 patterns of its matchers.
 
-A node is equal to itself only: the parser makes one node of parts that are written alike (`parse`), so that what was
-computed for it is found without a look at the tree below it.
+Times are milliseconds; parentheses and unary plus are removed. A node is equal to itself only: the parser makes one
+node of parts that are written alike, so that a result kept for a node is found without comparing the trees below it.
 """
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
-
-from diag.promql.regex import fully_matches
 
 
 class Matcher(NamedTuple):
@@ -18,7 +18,7 @@ class Matcher(NamedTuple):
     value: str
 
     def accepts(self, value: str) -> bool:
-        """Tell whether a label of this value passes."""
+        """Return True if a label of this value passes."""
         same = value == self.value if self.op in ("=", "!=") else fully_matches(self.value, value)
         return same == (self.op in ("=", "=~"))
 
@@ -41,7 +41,7 @@ class String:
 class Selector:
     """An instant vector selector; the metric's name is the matcher of __name__.
 
-    text: how a selector without a metric's name is written; of any other its name.
+    text: the metric's name, or the selector as it is written if it has none. offset: ms.
     """
 
     matchers: tuple[Matcher, ...]
@@ -51,7 +51,7 @@ class Selector:
 
 @dataclass(eq=False)
 class Range:
-    """A range vector selector."""
+    """A range vector selector; range: ms."""
 
     selector: Selector
     range: int
@@ -59,7 +59,7 @@ class Range:
 
 @dataclass(eq=False)
 class Subquery:
-    """A range vector made of evaluations at the multiples of `step`."""
+    """A range vector made of evaluations at the multiples of `step`; all times in ms."""
 
     expr: "Node"
     range: int
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(eq=False)
 class Aggregate:
-    """An aggregation over series; `without` says how to read `labels`."""
+    """An aggregation over series: by `labels`, or without them."""
 
     op: str
     expr: "Node"
@@ -87,7 +87,7 @@ class Aggregate:
 
 
 class Matching(NamedTuple):
-    """How the two sides of a vector operation are matched."""
+    """Vector matching: on(...) or ignoring(...), group_left(...) or group_right(...)."""
 
     on: bool
     labels: tuple[str, ...]
@@ -124,7 +124,7 @@ class Expression(NamedTuple):
 
 
 def is_scalar(node: Node) -> bool:
-    """Tell whether a node yields a scalar rather than a vector."""
+    """Return True if a node yields a scalar rather than a vector."""
     match node:
         case Number():
             return True
@@ -135,3 +135,59 @@ def is_scalar(node: Node) -> bool:
         case Negate(expr):
             return is_scalar(expr)
     return False
+
+
+_WORDS = re.compile(r"[\w|]*", re.ASCII)
+"""Alternatives without any metacharacter, as most patterns are: they need not be compiled."""
+_READ_DIFFERENTLY = (
+    (r"\[[\[:]", "a bracket or a named class inside a character class"),
+    (r"\{,", "a repetition without a lower bound"),
+    (r"[*+?}]\+", "a doubled repetition"),
+    (r"(?s)\(\?[a-z]*i(?=.*[^\x00-\x7f])", "case folding outside of ASCII"),
+)
+"""Patterns that RE2, which Prometheus uses, and Python's `re` understand differently."""
+
+
+def fully_matches(pattern: str, text: str) -> bool:
+    """Match as Prometheus does: anchored at both ends, the dot matching a newline too."""
+    words = _words(pattern)
+    return text in words if words is not None else compiled(pattern).fullmatch(text) is not None
+
+
+@lru_cache(maxsize=1024)
+def _words(pattern: str) -> frozenset[str] | None:
+    return frozenset(pattern.split("|")) if _WORDS.fullmatch(pattern) else None
+
+
+@lru_cache(maxsize=1024)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern that `refusal` has let through."""
+    return re.compile(pattern, re.DOTALL | re.ASCII)
+
+
+@lru_cache(maxsize=1024)
+def refusal(pattern: str) -> str | None:
+    """Return the reason why a valid RE2 pattern is not supported; None if all of it is."""
+    if _words(pattern) is not None:
+        return None
+    for unlike, what in _READ_DIFFERENTLY:
+        if re.search(unlike, pattern):
+            return f"{what} in the pattern {pattern!r}"
+    try:
+        compiled(pattern)
+    except re.error as error:
+        return f"the pattern {pattern!r} ({error})"
+    return None
+
+
+def expand(template: str, match: re.Match[str]) -> str:
+    """Replace $1, ${1}, $name and ${name} as Go's Regexp.Expand does; an unknown group is empty."""
+
+    def value(reference: re.Match[str]) -> str:
+        if reference.group() == "$$":
+            return "$"
+        name = reference.group(1) or reference.group(2)
+        groups: dict[str, str | None] = {str(i): group for i, group in enumerate((match.group(), *match.groups()))}
+        return (groups | match.groupdict()).get(name) or ""
+
+    return re.sub(r"\$\$|\$\{(\w+)\}|\$(\w+)", value, template, flags=re.ASCII)

@@ -1,19 +1,112 @@
 """Functions over windows of samples: rate, increase, *_over_time and the like."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from diag.promql import numeric
-from diag.promql.samples import Block, Bools, Floats, Millis
-from diag.promql.vector import Vector
-from diag.promql.windows import Gathered, Spans, Windows, chunks, windows_of
+from diag.promql.samples import Block, Bools, Floats, Millis, Vector
+
+_MOST_CELLS = 2_000_000  # of one gathered (S, T, W) array: 16 MB
+
+
+class Spans(NamedTuple):
+    """The windows (asked - offset - length, asked - offset], open on the left. All in ms; asked: shape (T,)."""
+
+    asked: Millis
+    length: int
+    offset: int
+
+    @property
+    def end(self) -> Millis:
+        """Last time of each window, ms."""
+        return self.asked - self.offset
+
+    @property
+    def start(self) -> Millis:
+        """Time before each window, ms."""
+        return self.end - self.length
+
+    def bounds(self, times: Millis) -> tuple[Millis, Millis]:
+        """Return the index of the first sample in each window and of the first after it."""
+        return np.searchsorted(times, self.start, side="right"), np.searchsorted(times, self.end, side="right")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Windows:
+    """The samples of a block in each window: from index `first` up to but not including `after`, both of shape (T,).
+
+    values: (S, N). times: ms, (N,). All series of a block share their times, so results that depend on time alone are
+    computed once for all of them.
+    """
+
+    values: Floats
+    times: Millis
+    first: Millis
+    after: Millis
+    spans: Spans
+
+    @property
+    def count(self) -> Millis:
+        """Number of samples in each window, (T,)."""
+        return self.after - self.first
+
+    def earliest(self) -> tuple[Floats, Millis]:
+        """Return values (S, T) and times (T,) of the first sample of each window; garbage where there is none."""
+        place = np.minimum(self.first, self.times.size - 1)
+        return self.values[:, place], self.times[place]
+
+    def nth_last(self, n: int) -> tuple[Floats, Millis]:
+        """Return values (S, T) and times (T,) of the n-th last sample of each window; garbage where there are fewer."""
+        place = np.maximum(self.after - n, 0)
+        return self.values[:, place], self.times[place]
+
+    def with_both(self, place: int) -> slice:
+        """Return the instants whose windows hold the sample at this place and the next one; instants ascend."""
+        return slice(np.searchsorted(self.after, place + 2), np.searchsorted(self.first, place, side="right"))
+
+    def gathered(self) -> "Gathered":
+        """Return the samples of each window beside each other."""
+        place = self.first[:, np.newaxis] + np.arange(self.count.max(initial=1))
+        valid = place < self.after[:, np.newaxis]
+        place = np.minimum(place, self.times.size - 1)
+        return Gathered(self.values[:, place], self.times[place], valid, self.count, self.spans)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gathered:
+    """The samples in each window, left-aligned: a window has `count` of them, its further places hold garbage.
+
+    values: (S, T, W). times: ms, (T, W). valid: True for places that hold a sample, (T, W). count: (T,).
+    """
+
+    values: Floats
+    times: Millis
+    valid: Bools
+    count: Millis
+    spans: Spans
+
+
+def chunks(whole: Windows) -> Iterator[tuple[slice, slice, Gathered]]:
+    """Gather windows by slices of series and instants that fit into memory; at least one window must hold a sample."""
+    width, instants = int(whole.count.max()), whole.first.size
+    instants_at_once = max(1, min(instants, _MOST_CELLS // width))
+    series_at_once = max(1, _MOST_CELLS // (width * instants_at_once))
+    for row in range(0, len(whole.values), series_at_once):
+        for instant in range(0, instants, instants_at_once):
+            rows, at = slice(row, row + series_at_once), slice(instant, instant + instants_at_once)
+            spans = whole.spans._replace(asked=whole.spans.asked[at])
+            yield rows, at, Windows(whole.values[rows], whole.times, whole.first[at], whole.after[at], spans).gathered()
 
 
 class RangeFunction(NamedTuple):
-    """compute: Windows (Gathered ones where it looks at every sample of each window) and the scalar argument, if any,
-    of shape (T,) -> values (S, T)."""
+    """A function over windows.
+
+    compute: takes Windows, or Gathered if it `gathers` (reads every sample of each window), and the scalar argument of
+    shape (T,), garbage if the function has none; returns values (S, T).
+    """
 
     compute: Callable[[Any, Floats], Floats]
     fewest: int = 1  # samples that a window must hold to have a value
@@ -22,7 +115,7 @@ class RangeFunction(NamedTuple):
 
 def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: Floats) -> Vector:
     """Evaluate a function for the series of a block without holes."""
-    windows = windows_of(block, spans)
+    windows = Windows(block.values, block.times, *spans.bounds(block.times), spans)
     shape = (len(block.labels), spans.asked.size)
     present = np.empty(shape, dtype=bool)
     present[:] = windows.count >= function.fewest
@@ -39,7 +132,7 @@ def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: 
 def _extrapolated(windows: Windows, is_counter: bool, per: float = 1.0) -> Floats:
     """Extrapolate the increase to the whole window and divide it by `per` (Prometheus' extrapolatedRate).
 
-    In the order in which Prometheus computes it, so that the last digit is the same: the rate of a rate depends on it.
+    The order of operations is that of Prometheus, so that the last digit is the same: the rate of a rate depends on it.
     """
     (last, last_time), (first, first_time) = windows.nth_last(1), windows.earliest()
     increase = last - first
@@ -59,7 +152,7 @@ def _extrapolated(windows: Windows, is_counter: bool, per: float = 1.0) -> Float
 
 
 def _reach(distance: Floats, average_gap: Floats) -> Floats:
-    """Extrapolate all the way to the bound when a sample was due about there, else by half a gap. Seconds."""
+    """Extrapolate to the window's bound if the nearest sample is within 1.1 gaps of it, else by half a gap. Seconds."""
     return np.where(distance >= average_gap * 1.1, average_gap / 2, distance)
 
 
@@ -68,11 +161,6 @@ def _instant_change(windows: Windows, is_counter: bool) -> tuple[Floats, Floats]
     (last, last_time), (before, before_time) = windows.nth_last(1), windows.nth_last(2)
     change = np.where(is_counter & (last < before), last, last - before)
     return change, (last_time - before_time) / 1000
-
-
-def _irate(windows: Windows, _: Floats) -> Floats:
-    change, seconds = _instant_change(windows, True)
-    return change / seconds
 
 
 def _regression(windows: Gathered, origin: Millis) -> tuple[Floats, Floats]:
@@ -94,17 +182,13 @@ def _predict_linear(windows: Gathered, seconds: Floats) -> Floats:
     return slope * seconds + now
 
 
-def _resets(windows: Windows, _: Floats) -> Floats:
-    return _pairs_that(windows.values[:, 1:] < windows.values[:, :-1], windows)
-
-
 def _changes(windows: Windows, _: Floats) -> Floats:
     before, now = windows.values[:, :-1], windows.values[:, 1:]
-    return _pairs_that((now != before) & ~(np.isnan(now) & np.isnan(before)), windows)
+    return _count_pairs((now != before) & ~(np.isnan(now) & np.isnan(before)), windows)
 
 
-def _pairs_that(differ: Bools, windows: Windows) -> Floats:
-    """Count the neighbours in each window of which this holds, shape (S, N - 1)."""
+def _count_pairs(differ: Bools, windows: Windows) -> Floats:
+    """Count the neighbouring samples in each window that differ. differ: shape (S, N - 1)."""
     counted = np.cumsum(np.pad(differ, ((0, 0), (1, 0))), axis=1, dtype=np.float64)
     first, last = (np.clip(place, 0, windows.times.size - 1) for place in (windows.first, windows.after - 1))
     result: Floats = counted[:, last] - counted[:, first]
@@ -112,17 +196,13 @@ def _pairs_that(differ: Bools, windows: Windows) -> Floats:
 
 
 def _extreme(windows: Gathered, ufunc: np.ufunc) -> Floats:
-    """Reduce by fmin or fmax, which ignore NaN unless there is nothing else."""
+    """Reduce by fmin or fmax, which ignore NaN unless all values are NaN."""
     result: Floats = ufunc.reduce(np.where(windows.valid, windows.values, np.nan), axis=-1)
     return result
 
 
-def _counts(windows: Windows, _: Floats) -> Floats:
-    return _everywhere(windows.count.astype(np.float64), windows)
-
-
 def _everywhere(values: Floats | float, windows: Windows) -> Floats:
-    """The same values (T,) for every series."""
+    """Repeat values of shape (T,) for every series."""
     return np.broadcast_to(values, (len(windows.values), windows.first.size))
 
 
@@ -130,17 +210,17 @@ RANGE_FUNCTIONS: dict[str, RangeFunction] = {
     "rate": RangeFunction(lambda w, _: _extrapolated(w, True, per=w.spans.length / 1000), fewest=2),
     "increase": RangeFunction(lambda w, _: _extrapolated(w, True), fewest=2),
     "delta": RangeFunction(lambda w, _: _extrapolated(w, False), fewest=2),
-    "irate": RangeFunction(_irate, fewest=2),
+    "irate": RangeFunction(lambda w, _: np.divide(*_instant_change(w, True)), fewest=2),
     "idelta": RangeFunction(lambda w, _: _instant_change(w, False)[0], fewest=2),
     "deriv": RangeFunction(lambda w, _: _regression(w, w.times[:, 0])[0], fewest=2, gathers=True),
     "predict_linear": RangeFunction(_predict_linear, fewest=2, gathers=True),
-    "resets": RangeFunction(_resets),
+    "resets": RangeFunction(lambda w, _: _count_pairs(w.values[:, 1:] < w.values[:, :-1], w)),
     "changes": RangeFunction(_changes),
     "sum_over_time": RangeFunction(lambda w, _: numeric.total(w.values, w.valid), gathers=True),
     "avg_over_time": RangeFunction(lambda w, _: numeric.mean(w.values, w.valid), gathers=True),
     "min_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmin), gathers=True),
     "max_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmax), gathers=True),
-    "count_over_time": RangeFunction(_counts),
+    "count_over_time": RangeFunction(lambda w, _: _everywhere(w.count.astype(np.float64), w)),
     "last_over_time": RangeFunction(lambda w, _: w.nth_last(1)[0]),
     "present_over_time": RangeFunction(lambda w, _: _everywhere(1.0, w)),
     "absent_over_time": RangeFunction(lambda w, _: _everywhere(1.0, w)),

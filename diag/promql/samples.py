@@ -1,4 +1,4 @@
-"""Samples in memory, indexed by metric name."""
+"""Samples in memory, indexed by metric name, and the vectors that instant selectors make of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from diag.promql.nodes import Matcher
+from diag.core.errors import QueryFailed
+from diag.promql.nodes import Matcher, Node, Range, Selector
 
 Labels = dict[str, str]
 Floats = npt.NDArray[np.float64]
@@ -15,6 +16,8 @@ Millis = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 NAME = "__name__"
+LOOKBACK = 5 * 60 * 1000  # ms; a sample exactly this old is too old
+_METADATA = frozenset({NAME, "__type__", "__unit__"})
 _STALE_BITS = np.uint64(0x7FF0000000000002)
 STALE: np.float64 = _STALE_BITS.view(np.float64)
 
@@ -43,7 +46,7 @@ class Block(NamedTuple):
     values: Floats
 
     def rows(self, rows: Sequence[int]) -> "Block":
-        """Return the block of these rows only."""
+        """Return a block of these rows only."""
         if len(rows) == len(self.labels):
             return self
         return Block(tuple(self.labels[row] for row in rows), self.times, self.values[list(rows)])
@@ -59,7 +62,9 @@ class Samples:
             for name, part in _by_name(block):
                 self._blocks.setdefault(name, []).append(part)
         for name, parts in self._blocks.items():
-            _refuse_twins(name, parts)
+            distinct_labels = {frozenset(series.items()) for part in parts for series in part.labels}
+            if len(distinct_labels) != sum(len(part.labels) for part in parts):
+                raise ValueError(f"two series of {name} have the same labels")
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -72,7 +77,15 @@ class Samples:
 
     def select_dense(self, matchers: Sequence[Matcher]) -> list[Block]:
         """Return the series that all matchers accept, in blocks that have no holes."""
-        return [part for name in self._names(matchers) for part in _matching(self._dense_blocks(name), matchers)]
+        names = self._names(matchers)
+        for name in names:
+            if name not in self._dense:
+                self._dense[name] = [
+                    dense
+                    for block in self._blocks[name]
+                    for dense in without_holes(block.labels, block.times, block.values, ~is_stale(block.values))
+                ]
+        return [part for name in names for part in _matching(self._dense[name], matchers)]
 
     def _names(self, matchers: Sequence[Matcher]) -> list[str]:
         on_name = [matcher for matcher in matchers if matcher.label == NAME]
@@ -81,18 +94,9 @@ class Samples:
                 return [name for name in (matcher.value,) if name in self._blocks and _accept(on_name, {NAME: name})]
         return [name for name in self._blocks if _accept(on_name, {NAME: name} if name else {})]
 
-    def _dense_blocks(self, name: str) -> list[Block]:
-        if name not in self._dense:
-            self._dense[name] = [
-                dense
-                for block in self._blocks[name]
-                for dense in without_holes(block.labels, block.times, block.values, ~is_stale(block.values))
-            ]
-        return self._dense[name]
-
 
 def without_holes(labels: Sequence[Labels], times: Millis, values: Floats, present: Bools) -> Iterator[Block]:
-    """Split series by where their holes are, so that the series of each block returned share all their times."""
+    """Split series into blocks without holes: the series of each block returned have samples at all of its times."""
     if present.all():
         yield Block(tuple(labels), times, values)
         return
@@ -119,12 +123,6 @@ def _by_name(block: Block) -> Iterator[tuple[str, Block]]:
         yield name, Block(tuple(labels[row] for row in chosen), times, values[chosen])
 
 
-def _refuse_twins(name: str, blocks: Sequence[Block]) -> None:
-    seen = {frozenset(series.items()) for block in blocks for series in block.labels}
-    if len(seen) != sum(len(block.labels) for block in blocks):
-        raise ValueError(f"two series of {name} have the same labels")
-
-
 def _matching(blocks: Iterable[Block], matchers: Sequence[Matcher]) -> Iterator[Block]:
     others = [matcher for matcher in matchers if matcher.label != NAME]
     if not others:
@@ -138,3 +136,116 @@ def _matching(blocks: Iterable[Block], matchers: Sequence[Matcher]) -> Iterator[
 
 def _accept(matchers: Sequence[Matcher], series: Labels) -> bool:
     return all(matcher.accepts(series.get(matcher.label, "")) for matcher in matchers)
+
+
+class Vector(NamedTuple):
+    """The result of a node: series x instants.
+
+    values: shape (S, T). present: shape (S, T), because NaN can be a real value. A scalar is one series without labels,
+    present everywhere, with `scalar` set.
+    """
+
+    labels: tuple[Labels, ...]
+    values: Floats
+    present: Bools
+    scalar: bool = False
+
+
+def scalar(values: Floats) -> Vector:
+    """Make a scalar of values of shape (T,)."""
+    return Vector(({},), values[np.newaxis, :], np.ones((1, values.size), dtype=bool), scalar=True)
+
+
+def single(labels: Labels, values: Floats, present: Bools) -> Vector:
+    """Make a vector of one series from arrays of shape (T,)."""
+    return Vector((labels,), values[np.newaxis, :], present[np.newaxis, :])
+
+
+def stack(parts: Sequence[Vector], instants: int) -> Vector:
+    """Put vectors over the same instants below each other; their label sets must differ."""
+    labels = tuple(series for part in parts for series in part.labels)
+    if not labels:
+        return Vector((), np.empty((0, instants)), np.empty((0, instants), dtype=bool))
+    return Vector(labels, np.concatenate([p.values for p in parts]), np.concatenate([p.present for p in parts]))
+
+
+def merged(labels: Iterable[Labels], values: Floats, present: Bools) -> Vector:
+    """Make a vector of rows that may have equal label sets.
+
+    Rows with equal labels become one. QueryFailed if two of them are present at one instant, as in Prometheus.
+    """
+    labels = tuple(labels)
+    if len(labels) < 2:
+        return Vector(labels, values, present)
+    places: dict[frozenset[tuple[str, str]], int] = {}
+    index = [places.setdefault(frozenset(series.items()), len(places)) for series in labels]
+    if len(places) == len(labels):
+        return Vector(labels, values, present)
+    shape = (len(places), present.shape[1])
+    out, seen = np.zeros(shape), np.zeros(shape, dtype=bool)
+    for row, place in enumerate(index):
+        if (seen[place] & present[row]).any():
+            raise QueryFailed(f"Two series of a result have the same labels {show(labels[row])} at one instant.")
+        seen[place] |= present[row]
+        out[place] = np.where(present[row], values[row], out[place])
+    first = {place: row for row, place in reversed(list(enumerate(index)))}
+    return Vector(tuple(labels[first[place]] for place in range(len(places))), out, seen)
+
+
+def nameless(vector: Vector) -> Vector:
+    """Drop the metric's name, which a computed quantity does not have."""
+    if vector.scalar:
+        return vector
+    return merged((drop_name(series) for series in vector.labels), vector.values, vector.present)
+
+
+def drop_name(labels: Labels) -> Labels:
+    """Return the labels without the metric's name, type and unit."""
+    return {name: value for name, value in labels.items() if name not in _METADATA}
+
+
+def show(labels: Labels) -> str:
+    """Write a label set as PromQL does."""
+    return "{" + ", ".join(f'{name}="{value}"' for name, value in sorted(labels.items())) + "}"
+
+
+def instant_vector(selector: Selector, samples: Samples, instants: Millis) -> Vector:
+    """Take the last sample of each series; a stale marker ends the series."""
+    return _last_samples(selector, samples, instants, of_time=False)
+
+
+def timestamps(selector: Selector, samples: Samples, instants: Millis) -> Vector:
+    """Take the time of the last sample of each series, in unix seconds."""
+    return nameless(_last_samples(selector, samples, instants, of_time=True))
+
+
+def _last_samples(selector: Selector, samples: Samples, instants: Millis, of_time: bool) -> Vector:
+    parts = []
+    at = instants - selector.offset
+    for block in samples.select(selector.matchers):
+        place = np.searchsorted(block.times, at, side="right") - 1
+        times = block.times[np.maximum(place, 0)]
+        recent = (place >= 0) & (times > at - LOOKBACK)
+        values = block.values[:, np.maximum(place, 0)]
+        present = recent & ~is_stale(values)
+        parts.append(Vector(block.labels, np.broadcast_to(times / 1000, values.shape) if of_time else values, present))
+    return stack(parts, instants.size)
+
+
+def pinned_labels(node: Node) -> Labels:
+    """Return the labels that absent() gives its result: each label that a selector pins to one value.
+
+    If a label has several matchers, the last one decides (Prometheus' createLabelsForAbsentFunction). Matchers that an
+    absent label passes count as last, because the storage has reordered them by then.
+    """
+    selector = node.selector if isinstance(node, Range) else node
+    matchers = selector.matchers if isinstance(selector, Selector) else ()
+    labels: Labels = {}
+    pinned: set[str] = set()
+    for matcher in sorted(matchers, key=lambda matcher: matcher.op in ("!=", "!~") and matcher.accepts("")):
+        if matcher.op == "=" and matcher.label not in {NAME, *pinned}:
+            labels[matcher.label] = matcher.value
+            pinned.add(matcher.label)
+        else:
+            labels.pop(matcher.label, None)
+    return {name: value for name, value in labels.items() if value}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from diag.promql import STALE, Block, Labels, range_functions
-from diag.promql.dates import DATES
+from diag.promql.functions import DATES
 
 START = 1_700_000_000_001  # ms
 

@@ -1,6 +1,5 @@
 """docs/limits.md: the limits that it states are those of the code, and hold."""
 
-import importlib
 import json
 import tracemalloc
 from pathlib import Path
@@ -18,6 +17,7 @@ from diag.exposition import lines, page
 from diag.exposition.lines import NotMetrics
 from diag.exposition.page import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
+from diag.promql import parser
 from diag.sources.kubernetes import api, cluster, pod, servers
 from diag.sources.prometheus import queries
 from diag.sources.recording import reader
@@ -26,8 +26,6 @@ from diag.vllm.command import parse
 from diag.vllm.memory import model
 
 MIB = 2**20
-parsing = importlib.import_module("diag.promql.parse")
-"""The module, whose name the package gives to its function."""
 ROWS = {
     cells[1].strip(): cells[2]
     for cells in (row.split("|") for row in (ROOT / "docs/limits.md").read_text().splitlines())
@@ -51,7 +49,7 @@ STATED = {
     "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",
     "YAML in them": f"{yaml.MOST_VALUES:,} values with aliases written out, {yaml.MOST_DEPTH} levels",
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
-    "PromQL of an incident file": f"{parsing.MOST_DEEP} operators and parentheses",
+    "PromQL of an incident file": f"{parser.MOST_DEEP} operators and parentheses",
     "answer of a Prometheus": f"{prometheus_api.MOST_BYTES // MIB} MiB",
     "answers of a Prometheus that are none": f"{queries.MOST_UNUSABLE}",
     "time-outs of queries": f"{queries.MOST_TIMEOUTS - 1}",

@@ -1,5 +1,3 @@
-import importlib
-
 import numpy as np
 import pytest
 
@@ -18,12 +16,12 @@ from diag.promql import (
     metric_names,
     output_labels,
     parse,
-    windows,
+    parser,
+    range_functions,
 )
-from diag.promql.regex import compiled, fully_matches
+from diag.promql.evaluator import MOST_INSTANTS
+from diag.promql.nodes import compiled, fully_matches
 
-parsing = importlib.import_module("diag.promql.parse")
-"""The module, whose name the package gives to its function."""
 MINUTE = 60_000
 
 
@@ -92,7 +90,7 @@ def test_what_is_nested_too_deeply_is_refused_before_it_is_parsed(deep: str) -> 
     with pytest.raises(Unsupported, match="is nested too deeply"):
         parse(deep)
     wide = ", ".join([f'"{deep}"', *["a"] * 10])
-    assert parsing.depth(f"f({wide}, a{{b={wide}}})") < 20
+    assert parser.depth(f"f({wide}, a{{b={wide}}})") < 20
 
 
 @pytest.mark.parametrize(
@@ -262,6 +260,16 @@ def test_an_evaluator_that_has_no_room_left_still_answers() -> None:
     assert [answers(evaluator.evaluate("x + 1", np.array([0]))) for _ in range(2)] == [[({}, 2.0)]] * 2
 
 
+def test_an_evaluator_keeps_only_the_latest_instants_and_answers_at_all() -> None:
+    evaluator = Evaluator(Samples([series("x", [float(value) for value in range(300)])]), most_cells=200)
+    for _ in range(2):
+        assert [answers(evaluator.evaluate("x * 2", np.array([at * 10_000]))) for at in range(300)] == [
+            [({}, 2.0 * at)] for at in range(300)
+        ]
+    assert len(evaluator._kept) == MOST_INSTANTS
+    assert sum(vector.values.size for kept in evaluator._kept.values() for vector in kept.values()) == 3 * MOST_INSTANTS
+
+
 def test_a_series_in_two_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="two series of x have the same labels"):
         Samples([series("x", [1.0]), series("x", [2.0], start=1_000_000)])
@@ -281,7 +289,7 @@ def test_windows_too_large_for_memory_are_taken_in_parts(monkeypatch: pytest.Mon
     for promql in ("rate(x[30s])", "quantile_over_time(scalar(count(x)) / 8, x[1m])", "predict_linear(x[20s], time())"):
         whole = evaluate(promql, samples, instants)
         with monkeypatch.context() as context:
-            context.setattr(windows, "_MOST_CELLS", 150)
+            context.setattr(range_functions, "_MOST_CELLS", 150)
             parts = evaluate(promql, samples, instants)
         np.testing.assert_array_equal(whole.present, parts.present)
         np.testing.assert_array_equal(whole.values[whole.present], parts.values[whole.present])

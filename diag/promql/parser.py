@@ -1,7 +1,11 @@
-"""From text to nodes. Only what is evaluated fully gets through: everything else is refused by name."""
+"""Parsing of PromQL, and formulas: expressions in which other expressions stand by name.
+
+An expression of which any part is not fully implemented is refused by name.
+"""
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -9,12 +13,9 @@ from typing import Any, TypeVar
 import promql_parser as ast
 
 from diag.core.errors import Unsupported
-from diag.core.lazy_regex import lazy
-from diag.promql import nodes, regex
-from diag.promql.aggregate import AGGREGATIONS
-from diag.promql.binary import ARITHMETIC, COMPARISONS, SET_OPERATIONS
-from diag.promql.formula import Formula
+from diag.promql import nodes
 from diag.promql.functions import CALLS
+from diag.promql.operators import AGGREGATIONS, ARITHMETIC, COMPARISONS, SET_OPERATIONS
 from diag.promql.range_functions import RANGE_FUNCTIONS
 from diag.promql.samples import NAME
 
@@ -24,17 +25,66 @@ OPERATORS = frozenset(ARITHMETIC) | frozenset(COMPARISONS) | SET_OPERATIONS
 _DEFAULT_STEP = 60_000  # ms, of a subquery: Prometheus' evaluation interval unless configured
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _BYTE_ESCAPE = re.compile(r"\\(?:x[89a-fA-F]|[23][0-7]{2})")  # the parser reads it as a character
-# By name: the parser's enumerations are not hashable.
+# Keyed by name: the parser's enumerations are not hashable.
 _OPS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
 _MANY = {"VectorMatchCardinality.ManyToOne": "left", "VectorMatchCardinality.OneToMany": "right"}
 _N = TypeVar("_N")
 _Parts = Mapping[str, nodes.Node]
-"""The nodes of a formula's parts, by the series that stand for them."""
+"""The nodes of a formula's parts, by the names of their series."""
 MOST_DEEP = 500
 """Operators and parentheses around or before one term: the parser takes time and memory with the square of them."""
-_DEEPER = lazy(
+_DEEPER = (
     r"""[({})\],\[]|[-+*/%^]|[=!<>]=?|\b(?i:and|or|unless|atan2)\b|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|`[^`]*`"""
 )
+"""A pattern of the tokens that make a tree deeper; hardly any expression is long enough to need it."""
+
+_METRIC = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`|[a-zA-Z_:][a-zA-Z0-9_:]*')
+"""A string, in which no word is a metric, or a word that may be the name of a series."""
+_NONE: Mapping[str, str] = {}
+Change = Callable[[str, Collection[str]], str]
+"""Edits an expression; the names in the second argument are those of parts, not of series."""
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """PromQL over raw series and over other formulas.
+
+    `name` is the series under which a rule records the formula, "" if none does. `parts` holds the formula of each
+    recorded series that `text` selects. A formula is equal to itself only, so that a cache finds it without reading it.
+    """
+
+    name: str
+    text: str
+    parts: Mapping[str, "Formula"]
+
+    def written_out(self, series: Mapping[str, str] = _NONE, change: Change | None = None) -> str:
+        """Return PromQL over raw series and over the recorded `series`, which are named by the names of formulas.
+
+        `change` edits the text of the formula and of each part, before the parts are put into it.
+        """
+        return series.get(self.name) or self.text_over(series, change)
+
+    def text_over(self, series: Mapping[str, str], change: Change | None = None) -> str:
+        """Return the expression of the formula itself, also where the formula is recorded."""
+        return self._text_over(series, change, {})
+
+    def _text_over(self, series: Mapping[str, str], change: Change | None, done: dict[str, str]) -> str:
+        parts = {name: part for name, part in self.parts.items() if name not in series}
+        text = _replaced(self.text, series) if self.parts else self.text
+        if change:
+            text = change(text, parts.keys())
+        for name, part in parts.items():
+            if name not in done:
+                done[name] = f"({part._text_over(series, change, done)})"
+        return _replaced(text, {name: done[name] for name in parts})
+
+    def references(self) -> list[str]:
+        """Return the names of the parts in the order and as often as the text selects them."""
+        return [word[0] for word in _METRIC.finditer(self.text) if word[0] in self.parts]
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    return _METRIC.sub(lambda word: words.get(word[0], word[0]), text) if words else text
 
 
 class _Refused(Exception):
@@ -43,7 +93,7 @@ class _Refused(Exception):
 
 @lru_cache(maxsize=2048)
 def parse(promql: str | Formula) -> nodes.Expression:
-    """Parse an expression and check that all of it is supported; Unsupported says what is not.
+    """Parse an expression and check that all of it is supported; Unsupported names the part that is not.
 
     The node of a formula's part stands where its text selects the part.
     """
@@ -67,7 +117,7 @@ def parse(promql: str | Formula) -> nodes.Expression:
 def _tree(promql: str) -> ast.Expr:
     """Return the tree of Prometheus' parser.
 
-    ValueError also where a duration is too long for the parser or for Python, RecursionError where a text is too deep.
+    ValueError if it is no PromQL, or a duration is too long; RecursionError if a text is too deep.
     """
     if depth(promql) > MOST_DEEP:
         raise RecursionError
@@ -87,7 +137,7 @@ def depth(text: str) -> int:
     if many <= MOST_DEEP:
         return many
     groups, deep, most = [0], 0, 0
-    for token in _DEEPER.finditer(text):
+    for token in re.finditer(_DEEPER, text):
         mark = token.group()
         if mark in "([{":
             groups.append(0)
@@ -112,13 +162,13 @@ def _node(tree: ast.Expr, parts: _Parts) -> nodes.Node:
 
 
 def _only(kind: Callable[..., _N], *fields: Hashable) -> _N:
-    """The one node with these fields, whichever expression it is in."""
-    node: _N = _made(kind, *fields)
+    """Return the one node with these fields, which all expressions share."""
+    node: _N = _make(kind, *fields)
     return node
 
 
 @lru_cache(maxsize=16_384)
-def _made(kind: Callable[..., Any], *fields: Hashable) -> Any:
+def _make(kind: Callable[..., Any], *fields: Hashable) -> Any:
     return kind(*fields)
 
 
@@ -127,7 +177,7 @@ def _millis(duration: timedelta | None) -> int:
 
 
 def _number(text: str) -> nodes.Number:
-    """Told by their text, -0 and 0 are two numbers."""
+    """Return the number of a text: with the text as the key, -0 and 0 are two numbers."""
     return nodes.Number(float(text))
 
 
@@ -161,7 +211,13 @@ def _call(tree: ast.Call, parts: _Parts) -> nodes.Call:
     if name == "label_replace":
         target, _, _, pattern = strings
         _check_label(target)
-        _check_new_pattern(pattern)
+        # The parser has not seen this string as a pattern: parse it as one.
+        quoted = pattern.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        try:
+            ast.parse(f'x{{x=~"{quoted}"}}')
+        except ValueError as error:
+            raise _Refused(f"the pattern {pattern!r} ({error})") from None
+        _check_pattern(pattern)
     if name == "label_join":
         target, _, *sources = strings
         for label in (target, *sources):
@@ -190,7 +246,13 @@ def _binary(tree: ast.BinaryExpr, parts: _Parts) -> nodes.Binary:
     if modifier is not None:
         if modifier.fill_values.lhs is not None or modifier.fill_values.rhs is not None:
             raise _Refused("fill()")
-        matching = _matching(modifier)
+        labels = modifier.matching
+        matching = nodes.Matching(
+            on=labels is not None and labels.type == ast.LabelModifierType.Include,
+            labels=() if labels is None else tuple(labels.labels),
+            many=_MANY.get(str(modifier.card), ""),
+            include=tuple(modifier.group_labels or ()),
+        )
     return _only(
         nodes.Binary,
         op,
@@ -201,31 +263,15 @@ def _binary(tree: ast.BinaryExpr, parts: _Parts) -> nodes.Binary:
     )
 
 
-def _matching(modifier: ast.BinModifier) -> nodes.Matching:
-    labels = modifier.matching
-    on = labels is not None and labels.type == ast.LabelModifierType.Include
-    names = () if labels is None else tuple(labels.labels)
-    return nodes.Matching(on, names, _MANY.get(str(modifier.card), ""), tuple(modifier.group_labels or ()))
-
-
 def _check_label(name: str) -> None:
     if not _LABEL_NAME.fullmatch(name):
         raise _Refused(f"the label name {name!r}")
 
 
 def _check_pattern(pattern: str) -> None:
-    refusal = regex.refusal(pattern)
+    refusal = nodes.refusal(pattern)
     if refusal:
         raise _Refused(refusal)
-
-
-def _check_new_pattern(pattern: str) -> None:
-    """Check a pattern that the parser has not seen as one, by letting it."""
-    try:
-        ast.parse("x{x=~" + '"' + pattern.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"}')
-    except ValueError as error:
-        raise _Refused(f"the pattern {pattern!r} ({error})") from None
-    _check_pattern(pattern)
 
 
 _CONVERTERS: dict[type[ast.Expr], Callable[[Any, _Parts], nodes.Node]] = {
