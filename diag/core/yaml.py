@@ -75,7 +75,8 @@ def _refused(file: Path) -> Iterator[None]:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise BadUsage(f"{_shown(file)}{line}: this is no YAML") from error
+        problem = printable(str(getattr(error, "problem", None) or "not readable"))
+        raise BadUsage(f"{_shown(file)}{line}: this is no YAML: {problem}") from error
     except (ValueError, OverflowError, RecursionError) as error:
         raise BadUsage(f"{_shown(file)}: this YAML is not read: {printable(str(error))}") from error
 

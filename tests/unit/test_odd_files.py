@@ -114,7 +114,8 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (LAUGHS, "has more than 100,000 values"),
         ("a: &a\n  b: *a\n", "the alias *a has no value yet"),
         ("&a [*a]", "the alias *a has no value yet"),
-        ("[" * 100_000, "nested more than 64 deep"),
+        ("[" * 100, "nested more than 64 deep"),
+        ("[" * 100_000, "nest"),  # PyYAML 6.0.4 has a bound of its own and reads ahead
         ("max-num-seqs: " + "9" * 5_000, "a number has more than 64 digits"),
         ("max-num-seqs: 1" + ":59" * 5_000, "a number has more than 64 digits"),
         ("a: 2026-13-45", "month must be in 1..12"),
