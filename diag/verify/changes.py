@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from diag.core.incident import Fix, Incident
-from diag.diagnosis.launch_values import command_in
-from diag.diagnosis.proposals import Proposal, written
+from diag.diagnosis.proposals import Proposal, command_in, written
 from diag.diagnosis.report import Finding
 from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
 from diag.verify.snapshot import ServerSnapshot

@@ -11,9 +11,8 @@ import numpy as np
 
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, seconds
-from diag.diagnosis.decision_table import holds
+from diag.diagnosis.decision_table import Reading, holds
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.readings import Reading
 from diag.verify.comparison import ServerComparison, Verdict
 from diag.verify.signal_deltas import CLEAR, SignalDelta
 
