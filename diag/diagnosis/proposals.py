@@ -163,17 +163,18 @@ class _Proposer(NamedTuple):
 
     def propose(self, fix: Fix) -> Proposal | None:
         """Return the proposal, or None if the fix does not apply here."""
-        met = {condition: self.value_or_setting(condition.signal) for condition in fix.only_if}
-        limit = self.queries.contract.limit
         if (
-            any(
-                value is not None and holds(np.array([value]), condition.op, limit(condition.limit))[0] != 1
-                for condition, value in met.items()
-            )
-            or not available(fix, self.running.version)
+            not available(fix, self.running.version)
             or not dict(self.names).keys() >= set(re.findall(SERVER_PLACEHOLDER, fix.command))
             or (fix.while_it_lasts and not self.diagnosis.ongoing)
-            or (self._needs_gpus(fix) and self.value(runs_on_cpu))
+            or (self._needs_gpus(fix) and self.value(runs_on_cpu))  # before the conditions, which cost queries
+        ):
+            return None
+        met = {condition: self.value_or_setting(condition.signal) for condition in fix.only_if}
+        limit = self.queries.contract.limit
+        if any(
+            value is not None and holds(np.array([value]), condition.op, limit(condition.limit))[0] != 1
+            for condition, value in met.items()
         ):
             return None
         needs = [condition.signal.name for condition, value in met.items() if value is None]
