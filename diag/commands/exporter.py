@@ -23,7 +23,7 @@ from diag.http.address import parse
 from diag.http.vllm_server import Probe
 
 if TYPE_CHECKING:
-    from diag.diagnosis.liveness import Health
+    from diag.diagnosis.progress import Health
 
 log = logging.getLogger("diag.exporter")
 JUDGED_EVERY, TOO_OLD = 5.0, 60.0
@@ -125,17 +125,19 @@ class LivenessThread:
 
     def health(self) -> "Health":
         """The last judgement; where that is long ago, nobody can tell."""
-        from diag.diagnosis.liveness import unknown  # with all that judges: 20 MiB
+        from diag.diagnosis.progress import unknown_health  # with all that judges: 20 MiB
 
         if self._first.acquire(blocking=False):
             threading.Thread(target=self._go_on, name="diag-liveness", daemon=True).start()
         if self._health is None:
-            return unknown("nothing has been judged yet")
+            return unknown_health("nothing has been judged yet")
         age = time.monotonic() - self._judged
-        return self._health if age < TOO_OLD else unknown(f"the last scrape ended {quantity(age, 'seconds')} ago")
+        return (
+            self._health if age < TOO_OLD else unknown_health(f"the last scrape ended {quantity(age, 'seconds')} ago")
+        )
 
     def _go_on(self) -> None:
-        from diag.diagnosis.liveness import Liveness
+        from diag.diagnosis.progress import Liveness
 
         liveness = Liveness(self._instance, JUDGED_EVERY)
         while True:

@@ -10,8 +10,7 @@ from diag.core.files import exists
 from diag.http.address import parse
 from diag.report import verify as text
 from diag.report import verify_json
-from diag.verify.compare import compare
-from diag.verify.comparison import Verification
+from diag.verify.compare import Verification, compare
 from diag.verify.snapshot import Snapshot
 
 EXIT = {"fixed": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3}

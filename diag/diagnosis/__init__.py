@@ -1,1 +1,1 @@
-"""From telemetry to a report's data: decisions per subject, onsets, forward progress, proposals, fleets."""
+"""Telemetry -> the data of a report: decisions per subject, onsets, forward progress, proposals, fleets."""

@@ -1,34 +1,37 @@
-"""One incident's conditions for every subject at every instant, decided for all of a fleet at once.
+"""Decide one incident for every subject at every instant, for all servers of a fleet at once.
 
 Three-valued: 1 holds, 0 does not hold, -1 unknown.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diag.core.formatting import quantity, threshold
 from diag.core.incident import Comparison, Condition, Incident, seconds
 from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.formulas import expanded
 
 COMPARE = {">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
+TRUTH = {1: True, 0: False, -1: None}
 LOOK = 30.0
-"""Seconds that a look lasts unless somebody asks for more."""
+"""Seconds for which a live server is observed by default."""
 MANY_FINISHED = 30
-"""Where none of so many requests shows a symptom, it has less than one in ten of them (95 %, the rule of three)."""
+"""Requests: if none of so many shows a symptom, less than one in ten has it (95 % confidence, the rule of three)."""
 HINDSIGHT = 120_000
-"""Milliseconds for which what is known at an instant refutes what seemed to be so before."""
+"""Milliseconds before an instant at which a condition is false in which it counts as false too (`Signal.hindsight`)."""
+SCRAPED_BEFORE = "max by ($by) (count_over_time(up[$window] offset $window))"
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
 Episode = tuple[float | None, float]
-"""Unix seconds of the first and the last instant at which an incident held; None where it held from the beginning."""
+"""Unix seconds of the first and the last instant at which an incident held; None: it held from the beginning."""
 
 
 class Evaluated(NamedTuple):
-    """What a condition was found to be; shapes: (subjects, instants)."""
+    """The values of a condition and where it held; shapes: (subjects, instants)."""
 
     values: Floats
     held: Trits
@@ -37,7 +40,7 @@ class Evaluated(NamedTuple):
 class Evidence:
     """The conditions of an incident over a window, each evaluated when it is first asked for.
 
-    Most incidents are absent because of their first condition; of the others only JSON tells.
+    Most incidents are absent because of their first condition; only the JSON report reads their other conditions.
     """
 
     def __init__(self, incident: Incident, window: Window, queries: QueryCache) -> None:
@@ -47,35 +50,40 @@ class Evidence:
         self._measured: dict[Condition, Evaluated] = {}
 
     def limit(self, condition: Condition) -> float:
-        """The number that the condition compares with."""
+        """Return the number that the condition compares with."""
         return self._queries.contract.limit(condition.limit)
 
     def of(self, condition: Condition) -> Evaluated:
-        """Its values and where it held."""
+        """Return the values of a condition and where it held."""
         if condition not in self._measured:
-            self._measured[condition] = self._measure(condition)
+            values = np.full((len(self.subjects), len(self.instants)), np.nan)
+            found = self._queries.ask(condition.signal, self._per, self._window)
+            for subject, row in zip(self.subjects, values, strict=True):
+                row[:] = found.get(subject, np.nan)
+            held = holds(values, condition.op, self.limit(condition))
+            if condition.signal.hindsight:
+                soon = np.searchsorted(self.instants, self.instants + HINDSIGHT, side="right")
+                refuted = np.cumsum(np.pad(held == 0, ((0, 0), (1, 0))), axis=1)
+                held = np.where(refuted[:, soon] > refuted[:, :-1], 0, held).astype(np.int8)
+            self._measured[condition] = Evaluated(values, held)
         return self._measured[condition]
 
-    def _measure(self, condition: Condition) -> Evaluated:
-        values = np.full((len(self.subjects), len(self.instants)), np.nan)
-        found = self._queries.ask(condition.signal, self._per, self._window)
-        for subject, row in zip(self.subjects, values, strict=True):
-            row[:] = found.get(subject, np.nan)
-        held = holds(values, condition.op, self.limit(condition))
-        return Evaluated(values, _in_hindsight(held, self.instants) if condition.signal.hindsight else held)
+
+def holds(values: Floats, op: Comparison, limit: float) -> Trits:
+    """Compare value by value with the limit; NaN is unknown."""
+    return np.where(np.isnan(values), -1, COMPARE[op](values, limit)).astype(np.int8)
 
 
 class DecisionTable(NamedTuple):
-    """Shapes: `states` (subjects, instants), others (subjects,).
+    """One incident decided for all subjects. Shapes: `states` (subjects, instants), others (subjects,).
 
-    early: seconds by which the incident began before it shows, where a symptom has to hold throughout a window.
-    watched: seconds before the first instant that are judged as well: what is chronic is judged over all of its window.
-    lasting: those of its symptoms and supporting conditions that have to hold throughout a window.
-    apart: seconds of health from which on two episodes are two: what is shorter lies within one window and one scrape.
-    decided: whether the incident was present at some instant, else absent at the last one: what cannot be denied at
-    the end is unknown. first, last: the places of the first and last instants that show what was decided.
-    ongoing: whether it is present at the last instant that is known. brief: whether too little was seen to call it
-    absent.
+    early: seconds by which the incident began before it shows, if a symptom has to hold throughout a window.
+    watched: seconds before the first instant that are judged as well: a chronic incident is judged over all of its
+    window. lasting: those of its symptoms and supporting conditions that have to hold throughout a window.
+    apart: seconds of health that separate two episodes: a shorter time lies within one window and one scrape.
+    decided: present if the incident held at some instant, else absent if it did not hold at the last one, else unknown.
+    last: the place of the last instant that shows what was decided. ongoing: whether it is present at the last instant
+    that is known. brief: whether the observation was too short to call it absent.
     """
 
     early: float
@@ -85,96 +93,75 @@ class DecisionTable(NamedTuple):
     evidence: Evidence
     states: Trits
     decided: Trits
-    first: Places
     last: Places
     ongoing: NDArray[np.bool_]
     brief: NDArray[np.bool_]
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
-        """What the rows are about."""
+        """The subjects of the rows."""
         return self.evidence.subjects
 
     @property
     def instants(self) -> Instants:
-        """When the columns are."""
+        """The times of the columns in unix milliseconds."""
         return self.evidence.instants
 
     def episodes(self, place: int) -> tuple[Episode, ...]:
-        """When the incident held on the subject at that place."""
+        """Return the episodes in which the incident held on the subject at that place.
+
+        If a symptom has to last for a while before it counts, an episode begins with the first window throughout which
+        the symptom lasted.
+        """
         states, seconds = self.states[place], self.instants / 1000
         at = np.flatnonzero(states == 1)
         health = np.diff(np.cumsum(states == 0)[at]) > 0
         breaks = np.flatnonzero(health & (np.diff(seconds[at]) > self.apart)) + 1
-        runs = np.split(at, breaks)
-        return tuple((self._since(place, run[0]), float(seconds[run[-1]])) for run in runs)
-
-    def _since(self, place: int, shows: int) -> float | None:
-        """When it began that shows at this instant, None where it may have held from the beginning.
-
-        What has to last for a while before it counts began with the first window throughout which it was so.
-        """
-        broken = [shows - 1]
-        if self.early:
-            lasting = np.array([self.evidence.of(condition).held[place, :shows] for condition in self.lasting])
-            broken = np.flatnonzero((lasting != 1).all(axis=0)).tolist()
-        at = int(broken[-1]) + 1 if len(broken) else 0
-        return float(self.instants[at]) / 1000 - self.early if at else None
+        episodes: list[Episode] = []
+        for run in np.split(at, breaks):
+            broken = [run[0] - 1]
+            if self.early:
+                held = np.array([self.evidence.of(condition).held[place, : run[0]] for condition in self.lasting])
+                broken = np.flatnonzero((held != 1).all(axis=0)).tolist()
+            began = int(broken[-1]) + 1 if len(broken) else 0
+            since = float(self.instants[began]) / 1000 - self.early if began else None
+            episodes.append((since, float(seconds[run[-1]])))
+        return tuple(episodes)
 
 
 def decision_table(incident: Incident, window: Window, queries: QueryCache) -> DecisionTable:
     """Evaluate as many conditions of the incident over the window as it takes to decide."""
     evidence = Evidence(incident, window, queries)
-    states = _states(incident, evidence)
+    states = _conjunction(incident, evidence)
+    known_last = _last(states >= 0)
+    now = np.take_along_axis(states, known_last[:, None], axis=1)[:, 0]
     gone = np.array([queries.is_gone(subject) for subject in evidence.subjects], bool)
-    decided, first, last, ongoing = _decided(states, gone)
+    present = (states == 1).any(axis=1)
+    absent = np.where(gone, now, states[:, -1]) == 0  # a server that is gone has no state at the end
+    decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
+    shows = states == decided[:, None]
     brief = (decided == 0) & ~_seen_enough(incident, evidence.subjects, queries)
-    decided = np.where(brief, -1, decided).astype(np.int8)
     early = window.seconds if any(symptom.signal.throughout for symptom in incident.symptoms) else 0.0
     own = dict.fromkeys((*incident.symptoms, *incident.supports))
-    lasting = tuple(condition for condition in own if condition.signal.throughout)
-    apart = window.seconds + queries.source.interval
-    watched = window.seconds if incident.severity == "info" else early
-    return DecisionTable(early, watched, lasting, apart, evidence, states, decided, first, last, ongoing, brief)
+    return DecisionTable(
+        early=early,
+        watched=window.seconds if incident.severity == "info" else early,
+        lasting=tuple(condition for condition in own if condition.signal.throughout),
+        apart=window.seconds + queries.source.interval,
+        evidence=evidence,
+        states=states,
+        decided=np.where(brief, -1, decided).astype(np.int8),
+        last=_last(shows),
+        ongoing=present & (now == 1),
+        brief=brief,
+    )
 
 
-def shortest_look(incident: Incident) -> float:
-    """Seconds for which to look before an incident that is not seen is absent.
+def _conjunction(incident: Incident, evidence: Evidence) -> Trits:
+    """Decide the conjunction of the conditions per subject and instant: false beats missing, missing beats true.
 
-    What is chronic is judged over all that was watched, up to a longer window; its signals say what they need.
-    """
-    return min(seconds(incident.live_window), LOOK)
-
-
-def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:
-    """Whether an incident that is not seen on a subject is absent: after a long enough look, or a third of that where
-    many requests have finished meanwhile; never after three scrapes."""
-    watched, wanted = queries.span + queries.source.interval, shortest_look(incident)
-    enough = np.full(len(subjects), watched >= wanted and not queries.has_few_scrapes)
-    if enough.all() or 3 * watched < wanted or queries.has_few_scrapes:
-        return enough
-    finished = queries.ask("$finished_requests", ("instance",), queries.whole)
-    counts = [finished.of(subject) for subject in subjects]
-    return np.array([row is not None and row[-1] >= MANY_FINISHED for row in counts])
-
-
-def holds(values: Floats, op: Comparison, limit: float) -> Trits:
-    """Whether the comparison holds, value by value."""
-    return np.where(np.isnan(values), -1, COMPARE[op](values, limit)).astype(np.int8)
-
-
-def _in_hindsight(held: Trits, instants: Instants) -> Trits:
-    """The same, false also for a while before it is false."""
-    soon = np.searchsorted(instants, instants + HINDSIGHT, side="right")
-    refuted = np.cumsum(np.pad(held == 0, ((0, 0), (1, 0))), axis=1)
-    return np.where(refuted[:, soon] > refuted[:, :-1], 0, held).astype(np.int8)
-
-
-def _states(incident: Incident, evidence: Evidence) -> Trits:
-    """The conjunction of its conditions per subject and instant: false beats missing, missing beats true.
-
-    Where all is false already, it does not matter what the others are: symptoms come first, the shortest of them above
-    all, since what rules a look-alike out holds on most servers.
+    If all is false already, the other conditions do not matter: symptoms come first, the shortest of them above all,
+    because the conditions that rule a look-alike out hold on most servers.
     """
     symptoms = sorted(incident.symptoms, key=lambda symptom: len(expanded(symptom.signal.promql)))
     states = np.ones((len(evidence.subjects), len(evidence.instants)), np.int8)
@@ -186,17 +173,111 @@ def _states(incident: Incident, evidence: Evidence) -> Trits:
     return states
 
 
-def _decided(states: Trits, gone: NDArray[np.bool_]) -> tuple[Trits, Places, Places, NDArray[np.bool_]]:
-    """Of a server that is gone there is nothing to know at the end: it is absent where it was last known to be."""
-    known_last = _last(states >= 0)
-    now = np.take_along_axis(states, known_last[:, None], axis=1)[:, 0]
-    present, absent = (states == 1).any(axis=1), np.where(gone, now, states[:, -1]) == 0
-    decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
-    shows = states == decided[:, None]
-    return decided, shows.argmax(axis=1), _last(shows), present & (now == 1)
-
-
 def _last(where: NDArray[np.bool_]) -> Places:
-    """The place of the last true one in each row."""
+    """Return the place of the last true value in each row."""
     last: Places = where.shape[1] - 1 - where[:, ::-1].argmax(axis=1)
     return last
+
+
+def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:
+    """Return True for each subject that was observed long enough to call an incident absent that is not seen.
+
+    A third of the shortest look is enough if many requests have finished meanwhile; three scrapes never are.
+    """
+    watched, wanted = queries.span + queries.source.interval, shortest_look(incident)
+    enough = np.full(len(subjects), watched >= wanted and not queries.has_few_scrapes)
+    if enough.all() or 3 * watched < wanted or queries.has_few_scrapes:
+        return enough
+    finished = queries.ask("$finished_requests", ("instance",), queries.whole)
+    counts = [finished.of(subject) for subject in subjects]
+    return np.array([row is not None and row[-1] >= MANY_FINISHED for row in counts])
+
+
+def shortest_look(incident: Incident) -> float:
+    """Return the seconds of observation after which an incident that is not seen is absent.
+
+    A chronic incident is judged over all that was observed, up to a longer window; its signals declare what they need.
+    """
+    return min(seconds(incident.live_window), LOOK)
+
+
+def slow_burns(incident: Incident, queries: QueryCache) -> Iterator[tuple[Incident, Window]]:
+    """Yield the incident with each lower burn rate that its alert has, and the long window to judge it over.
+
+    A slow SLO violation, which no short look shows, holds if the long window and the short window hold: the short one
+    shows that it goes on. Samples must reach back beyond the short window: a rate over 6 h of which only 30 s were seen
+    is a rate over 30 s.
+    """
+    own = queries.contract.limit(incident.symptoms[0].limit)
+    for burn in incident.burns:
+        short = Window(seconds(burn.short), burn.short)
+        if burn.factor < own and queries.ask(SCRAPED_BEFORE, ("instance",), short, queries.source.instants[-1:]):
+            whole, *rest = incident.over(burn).symptoms
+            name, signal = whole.signal.name, whole.signal
+            lately = signal._replace(name=f"{name} over {burn.short}", promql=f"${signal.id}[{burn.short}]")
+            long = whole._replace(signal=signal._replace(name=f"{name} over {burn.long}"))
+            symptoms = (long, whole._replace(signal=lately), *rest)
+            yield incident._replace(symptoms=symptoms, burns=()), Window(seconds(burn.long), burn.long)
+
+
+class Reading(NamedTuple):
+    """A condition on one subject: `value` at the instant that is reported, `history` at every instant judged.
+
+    `culprits` names what the signal can name beyond the subject: "rank 1".
+    """
+
+    condition: Condition
+    value: float | None
+    limit: float
+    holds: bool | None
+    history: tuple[float | None, ...]
+    culprits: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The value with its unit, "-" for no value."""
+        return "-" if self.value is None else quantity(self.value, self.condition.signal.unit)
+
+    @property
+    def threshold(self) -> str:
+        """The threshold with its comparison: "> 90 %"."""
+        return threshold(self.condition.op, self.limit, self.condition.signal.unit)
+
+    @property
+    def sentence(self) -> str:
+        """The signal's own sentence with the value in it, and the culprits."""
+        if self.value is None:
+            needs = self.condition.signal.needs
+            return f"not measured, it needs at least {needs}" if needs else "not measured"
+        sentence = self.condition.signal.sentence.format(value=self.shown)
+        return f"{sentence} ({', '.join(self.culprits)})" if self.culprits else sentence
+
+
+class Readings(Sequence[Reading]):
+    """Conditions on the subject at a place of a table, at the last instant that shows what was decided.
+
+    Each is evaluated when it is read: most are of absent incidents, whose readings only the JSON report prints.
+    """
+
+    def __init__(self, conditions: tuple[Condition, ...], table: DecisionTable, place: int) -> None:
+        self._conditions, self._table, self._place = conditions, table, place
+
+    def __len__(self) -> int:
+        return len(self._conditions)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[place] for place in range(*at.indices(len(self)))]
+        condition = self._conditions[at]
+        evidence, last = self._table.evidence, self._table.last[self._place]
+        values, held = evidence.of(condition)
+        history = tuple(None if np.isnan(value) else value for value in values[self._place].tolist())
+        return Reading(
+            condition, history[last], evidence.limit(condition), TRUTH[int(held[self._place, last])], history
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Readings) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._conditions)

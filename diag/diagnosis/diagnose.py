@@ -1,11 +1,14 @@
-"""Incidents + contract + telemetry -> diagnoses.
+"""Incidents + contract + telemetry -> diagnoses: state, culprits, cause, onset and quoted log lines of each incident.
 
-Every distinct signal is asked once, for all subjects and instants. An incident is decided per subject and instant by
+Every distinct signal is queried once, for all subjects and instants. An incident is decided per subject and instant by
 three-valued logic: a condition that is false makes it absent, else one that is missing makes it unknown, else it is
-present. That is what `Incident.query()` says to a Prometheus; a property test holds the two equal.
+present. `Incident.query()` is the same conjunction for a Prometheus; a property test holds the two equal.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,14 +16,20 @@ import numpy as np
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex
-from diag.diagnosis.burn_rates import slow_burns
-from diag.diagnosis.decision_table import COMPARE, DecisionTable, Episode, decision_table
-from diag.diagnosis.query_cache import QueryCache, Window
-from diag.diagnosis.readings import Reading, Readings
+from diag.diagnosis.decision_table import COMPARE, Episode, Reading, Readings, decision_table, slow_burns
+from diag.diagnosis.query_cache import QueryCache, SourceAtInstants, Window
 
 State = Literal["present", "absent", "unknown"]
 
 STATES: dict[int, State] = {1: "present", 0: "absent", -1: "unknown"}
+MOST_DATED = 12
+"""Incidents to date: each takes a few queries more."""
+MOST_EPISODES = 4
+"""Episodes of one incident to date, the last ones."""
+FEW = 5
+"""Servers up to which incidents are dated."""
+LINES_BEFORE = 40
+"""Log lines before a quoted one that a command shows: a traceback is that long."""
 
 
 class Refuted(NamedTuple):
@@ -33,11 +42,11 @@ class Refuted(NamedTuple):
 class Diagnosis(NamedTuple):
     """One incident judged for one subject; times are unix seconds.
 
-    `since` is None where it already held at the first instant; `episodes` are the times in which it held, each with
+    `since` is None if it already held at the first instant; `episodes` are the times in which it held, each with
     health before it, the first from `since` on and the last to `until`; `escalation` is the condition that makes it
     critical; `open` names look-alikes that could not be ruled out; `instants` are those of the readings' histories.
-    `unanswered` names the signals for want of which alone it is unknown, because the source refused their queries;
-    `brief` is whether too little was seen to call it absent; `watched` are the seconds before the first instant that
+    `unanswered` names the missing signals if it is unknown only because the source refused their queries; `brief` is
+    whether the observation was too short to call it absent; `watched` are the seconds before the first instant that
     were judged as well.
     """
 
@@ -74,12 +83,12 @@ class Diagnosis(NamedTuple):
 
     @property
     def watched_since(self) -> float:
-        """The first moment of which something is known: what held from the start began before that."""
+        """The beginning of the telemetry that was judged: what held from the start began before that."""
         return self.instants[0] - self.watched
 
     @property
     def reported(self) -> int:
-        """The place of the instant whose readings are told of a present incident, the last one of any other."""
+        """The place of the instant whose readings are reported: for a present incident its last, else the last one."""
         return len(self.instants) - 1 if self.until is None else self.instants.index(self.until)
 
     @property
@@ -93,18 +102,30 @@ class Diagnosis(NamedTuple):
 
     @property
     def culprits(self) -> tuple[str, ...]:
-        """What the symptoms name beyond the subject: a rank, an event."""
+        """The names in the symptoms beyond the subject: a rank, an event."""
         return tuple(dict.fromkeys(name for reading in self.symptoms if reading.holds for name in reading.culprits))
 
 
 def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
-    """Judge every incident for every subject; present ones first, the primary first of all."""
-    diagnoses = [_name(found, queries) for incident in incidents for found in _judge(incident, queries)]
-    return _order(_explain(_rule_out(diagnoses)))
+    """Judge every incident for every subject; present ones first, the primary first of all.
+
+    An incident that is not present over its own window is judged over the long windows in which an SLO burns slowly.
+    """
+    diagnoses: list[Diagnosis] = []
+    for incident in incidents:
+        slow = [
+            found for burning, window in slow_burns(incident, queries) for found in _decide(burning, window, queries)
+        ]
+        holds = {found.subject: found for found in slow if found.ongoing}
+        for found in _decide(incident, queries.window(incident), queries):
+            decided = found if found.state == "present" else holds.get(found.subject, found)
+            diagnoses.append(_with_culprits(decided, queries) if decided.state == "present" else decided)
+    others = SubjectIndex((found.subject, found) for found in diagnoses)
+    return _order(_explain([_rule_out(found, others) if found.state == "present" else found for found in diagnoses]))
 
 
 def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """The same where an incident that has ended is absent: what it explained stands for itself."""
+    """Return the diagnoses with ended incidents as absent; incidents that they explained stand for themselves."""
     now = [
         found._replace(
             state="absent" if found.state == "present" and not found.ongoing else found.state,
@@ -116,62 +137,40 @@ def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
     return _order(_explain(now))
 
 
-def _judge(incident: Incident, queries: QueryCache) -> Iterator[Diagnosis]:
-    """One diagnosis per subject: by what was watched, else by the long windows in which an SLO burns slowly."""
-    slow = [found for burning in slow_burns(incident, queries) for found in _decide(*burning, queries)]
-    holds = {found.subject: found for found in slow if found.ongoing}
-    for found in _decide(incident, queries.window(incident), queries):
-        yield found if found.state == "present" else holds.get(found.subject, found)
-
-
 def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator[Diagnosis]:
-    """One diagnosis per subject."""
+    """Yield one diagnosis per subject: present if it held at some instant, else absent if not at the last one."""
     table = decision_table(incident, window, queries)
     instants = tuple((table.instants / 1000).tolist())
-    for place in range(len(table.subjects)):
-        found = _decide_one(incident, table, place, instants, queries)
-        yield found._replace(ongoing=False) if found.ongoing and queries.is_gone(found.subject) else found
+    for place, subject in enumerate(table.subjects):
+        state = STATES[int(table.decided[place])]
+        episodes = table.episodes(place) if state == "present" else ()
+        symptoms = Readings(incident.conditions, table, place)
+        escalation = Readings((incident.escalates,) if incident.escalates else (), table, place)
+        missing = (
+            [reading.condition.signal for reading in symptoms if reading.value is None] if state == "unknown" else []
+        )
+        refused = all(signal.promql in queries.unanswered for signal in missing)
+        yield Diagnosis(
+            incident=incident,
+            subject=subject,
+            state=state,
+            severity="critical" if any(reading.holds for reading in escalation) else incident.severity,
+            since=episodes[0][0] if episodes else None,
+            until=instants[int(table.last[place])] if state == "present" else None,
+            episodes=episodes,
+            ongoing=bool(table.ongoing[place]) and not queries.is_gone(subject),
+            instants=instants,
+            symptoms=symptoms,
+            supports=Readings(incident.supports, table, place),
+            escalation=escalation,
+            unanswered=tuple(signal.name for signal in missing) if refused else (),
+            brief=bool(table.brief[place]),
+            watched=table.watched,
+        )
 
 
-def _decide_one(
-    incident: Incident, table: DecisionTable, place: int, instants: tuple[float, ...], queries: QueryCache
-) -> Diagnosis:
-    """Present when it held at some instant, else absent when it did not hold at the last one."""
-    last = int(table.last[place])
-    state = STATES[int(table.decided[place])]
-    episodes = table.episodes(place) if state == "present" else ()
-    escalation = Readings((incident.escalates,) if incident.escalates else (), table, place)
-    symptoms = Readings(incident.conditions, table, place)
-    return Diagnosis(
-        incident=incident,
-        subject=table.subjects[place],
-        state=state,
-        severity="critical" if any(reading.holds for reading in escalation) else incident.severity,
-        since=episodes[0][0] if episodes else None,
-        until=instants[last] if state == "present" else None,
-        episodes=episodes,
-        ongoing=bool(table.ongoing[place]),
-        instants=instants,
-        symptoms=symptoms,
-        supports=Readings(incident.supports, table, place),
-        escalation=escalation,
-        unanswered=_unanswered(symptoms, queries) if state == "unknown" else (),
-        brief=bool(table.brief[place]),
-        watched=table.watched,
-    )
-
-
-def _unanswered(symptoms: Iterable[Reading], queries: QueryCache) -> tuple[str, ...]:
-    """The signals that are missing, where all of them are because their queries were refused."""
-    missing = [reading.condition.signal for reading in symptoms if reading.value is None]
-    refused = all(signal.promql in queries.unanswered for signal in missing)
-    return tuple(signal.name for signal in missing) if refused else ()
-
-
-def _name(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
-    """Have the readings of a present incident name their culprits."""
-    if diagnosis.state != "present":
-        return diagnosis
+def _with_culprits(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Add the culprits to the readings of a present incident."""
 
     def named(reading: Reading) -> Reading:
         found = culprits(reading.condition.signal, diagnosis, queries)
@@ -183,25 +182,29 @@ def _name(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
 
 
 def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[tuple[Mapping[str, str], str]]:
-    """What a signal of a present incident names: the labels of each, and its text."""
-    if not signal.culprit_promql:
-        return []
-    rows = queries.ask(signal.culprit_promql, diagnosis.incident.per, queries.window(diagnosis.incident))
-    series = ((dict(labels), row[diagnosis.reported]) for labels, row in rows.like(diagnosis.subject))
+    """Return the labels and the text of each culprit that a signal of a present incident names."""
     return [
         (labels, signal.culprit_label.format_map({**labels, "value": quantity(value, signal.culprit_unit)}))
-        for labels, value in series
-        if not np.isnan(value)
+        for labels, value in _culprit_series(signal, diagnosis, queries)
     ]
 
 
-def _rule_out(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-    """Decide of every look-alike of a present incident whether it was ruled out, and by which number."""
-    others = SubjectIndex((diagnosis.subject, diagnosis) for diagnosis in diagnoses)
-    return [_rule_out_one(found, others) if found.state == "present" else found for found in diagnoses]
+def _culprit_series(
+    signal: Signal, diagnosis: Diagnosis, queries: QueryCache
+) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield labels and value of each series that the signal's culprit query has at the instant that is reported."""
+    if signal.culprit_promql:
+        rows = queries.ask(signal.culprit_promql, diagnosis.incident.per, queries.window(diagnosis.incident))
+        for labels, row in rows.like(diagnosis.subject):
+            if not np.isnan(row[diagnosis.reported]):
+                yield dict(labels), float(row[diagnosis.reported])
 
 
-def _rule_out_one(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosis:
+# -- which incident is the cause, and which comes first ---------------------------------------------------------------
+
+
+def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosis:
+    """Decide for every look-alike of a present incident whether it was ruled out, and by which number."""
     refuted, left = [], []
     same_scope = {other.incident.id: other for _, other in reversed(list(others.like(diagnosis.subject)))}
     for look_alike in diagnosis.incident.looks_like:
@@ -214,7 +217,10 @@ def _rule_out_one(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diag
 
 
 def _evidence_against(look_alike: LookAlike, diagnosis: Diagnosis, other: Diagnosis | None) -> str | None:
-    """What rules a look-alike out; "" when it is present as well, None when nothing decides."""
+    """Return the evidence that rules a look-alike out; "" if it is present as well, None if nothing decides.
+
+    The symptoms of the other incident count as they were when this one last held: later values rule nothing out.
+    """
     decides = look_alike.requires or look_alike.refuted_by
     if decides:
         readings = (*diagnosis.symptoms, *diagnosis.supports)
@@ -222,28 +228,27 @@ def _evidence_against(look_alike: LookAlike, diagnosis: Diagnosis, other: Diagno
         return f"{reading.sentence}; {reading.threshold} rules it out" if reading.holds else None
     if other is None:
         return None
-    against = next((reading for reading in _readings_at(other, diagnosis.until) if reading.holds is False), None)
-    if against:
-        return f"{against.sentence}; it requires {against.threshold.removeprefix('= ')}"
-    return None if any(reading.holds is None for reading in _readings_at(other, diagnosis.until)) else ""
-
-
-def _readings_at(diagnosis: Diagnosis, instant: float | None) -> Iterator[Reading]:
-    """The symptoms as they were at that time, or last before it: what held later rules nothing out."""
-    at = max((i for i, unix in enumerate(diagnosis.instants) if instant is None or unix <= instant), default=0)
-    return (_reading_at(reading, at) for reading in diagnosis.symptoms)
-
-
-def _reading_at(reading: Reading, at: int) -> Reading:
-    value = reading.history[at]
-    held = None if value is None else bool(COMPARE[reading.condition.op](value, reading.limit))
-    return reading._replace(value=value, holds=held, culprits=())
+    until = diagnosis.until
+    at = max((place for place, unix in enumerate(other.instants) if until is None or unix <= until), default=0)
+    is_unknown = False
+    for reading in other.symptoms:
+        value = reading.history[at]
+        is_unknown |= value is None
+        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+            against = reading._replace(value=value, culprits=())
+            return f"{against.sentence}; it requires {against.threshold.removeprefix('= ')}"
+    return None if is_unknown else ""
 
 
 def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-    """Nest what follows from a present cause under it: under one that follows from nothing itself, if there is any."""
+    """Nest each present incident under its cause: if there are several, under one that has no cause itself."""
     present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
-    causes = [_causes(found, present) if found.state == "present" else [] for found in diagnoses]
+    causes = [
+        [cause for _, cause in present.like(found.subject) if found.incident.id in cause.incident.explains]
+        if found.state == "present"
+        else []
+        for found in diagnoses
+    ]
     follows = {id(found) for found, why in zip(diagnoses, causes, strict=True) if why}
     best = [min(why, key=lambda c: (id(c) in follows, *_weight(c)), default=None) for why in causes]
     return [
@@ -252,12 +257,9 @@ def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     ]
 
 
-def _causes(diagnosis: Diagnosis, present: SubjectIndex[Diagnosis]) -> list[Diagnosis]:
-    return [cause for _, cause in present.like(diagnosis.subject) if diagnosis.incident.id in cause.incident.explains]
-
-
 def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
-    """What comes first of two that nothing explains: the worse, the one that lasts, the wider, the better supported."""
+    """Return the sort key of two incidents that nothing explains: first the worse, the ongoing, the wider, the better
+    supported."""
     tie: tuple[float, ...] = ()
     if diagnosis.state == "present":
         known = [reading.holds for reading in diagnosis.supports if reading.holds is not None]
@@ -267,9 +269,9 @@ def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
 
 
 def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Present first, the worst first; one primary per scope, and an engine lies within its instance's scope.
+    """Sort present ones first, the worst first; one primary per scope, and an engine lies within its instance's scope.
 
-    A violated SLO says what users feel and not why: whatever else has an impact comes before it.
+    A violated SLO shows the impact on users and not the cause: any other incident with an impact comes before it.
     """
     states = ("present", "unknown", "absent")
     ranked = sorted(
@@ -287,12 +289,119 @@ def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
     primaries: SubjectIndex[None] = SubjectIndex()
     ordered = []
     for diagnosis in ranked:
-        is_primary = _has_impact(diagnosis) and not any(primaries.like(diagnosis.subject))
+        has_impact = diagnosis.state == "present" and diagnosis.severity != "info"
+        is_primary = has_impact and not any(primaries.like(diagnosis.subject))
         if is_primary:
             primaries.add(diagnosis.subject, None)
         ordered.append(diagnosis._replace(primary=True) if is_primary else diagnosis)
     return tuple(ordered)
 
 
-def _has_impact(diagnosis: Diagnosis) -> bool:
-    return diagnosis.state == "present" and diagnosis.severity != "info"
+# -- when it began ----------------------------------------------------------------------------------------------------
+
+
+def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
+    """Return since when a condition of a present incident held without a break, up to the instant that is reported.
+
+    Unix seconds; the first instant judged if it held from the start; None if it does not hold. A missing value is no
+    break.
+    """
+    if diagnosis.until is None:
+        return None
+    at = diagnosis.reported + 1
+    began = None
+    for instant, value in zip(reversed(diagnosis.instants[:at]), reversed(reading.history[:at]), strict=True):
+        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+            break
+        began = instant if value is not None else began
+    return began
+
+
+def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses; each episode that began within the span has the time at which it really began.
+
+    An incident judged over five minutes shows up to five minutes after its onset. Judged again over the live window,
+    at every scrape of the first long window that shows it, its onset can be dated to half a minute.
+    """
+    if len(queries.subjects(("instance",))) > FEW:
+        return tuple(diagnoses)
+    found = [*diagnoses]
+    late = (
+        place
+        for place, diagnosis in enumerate(diagnoses)
+        if any(since is not None for since, _ in diagnosis.episodes)
+        and queries.window(diagnosis.incident).seconds > queries.live(diagnosis.incident.live_window).seconds
+    )
+    for place in islice(late, MOST_DATED):
+        diagnosis = found[place]
+        episodes = diagnosis.episodes[:-MOST_EPISODES]
+        for since, until in diagnosis.episodes[-MOST_EPISODES:]:
+            after = episodes[-1][1] if episodes else None
+            began = since if since is None else _episode_start(diagnosis, since, after, queries)
+            episodes = (*episodes, (began, until))
+        found[place] = diagnosis._replace(since=episodes[0][0], episodes=episodes)
+    return tuple(found)
+
+
+def _episode_start(diagnosis: Diagnosis, shown: float, after: float | None, queries: QueryCache) -> float:
+    """Return when an episode began that first showed at `shown`; `after` is the end of the episode before it."""
+    incident = diagnosis.incident
+    step = round(queries.source.interval * 1000)
+    span = int((queries.window(incident).seconds + queries.live(incident.live_window).seconds) * 1000)
+    instants = round(shown * 1000) - step * np.arange(span // step, -1, -1, dtype=np.int64)
+    close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
+    again = next(other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
+    starts = (again.instants[0] if since is None else since for since, _ in again.episodes)
+    return next((start for start in starts if after is None or start > after), shown)
+
+
+# -- which lines of the log show it -----------------------------------------------------------------------------------
+
+
+class Quote(NamedTuple):
+    """A line of a log: `file` is "" and `line` None if unknown.
+
+    `process` is the process of vLLM that wrote it, and `cause` the exception that it was raised from; "" for none.
+    """
+
+    text: str
+    file: str
+    line: int | None
+    process: str
+    cause: str
+
+    @property
+    def place(self) -> str:
+        """File and line: "server.log:71"; "" if unknown."""
+        return f"{self.file}:{self.line}" if self.line is not None else self.file
+
+    @property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """Values for a command that shows the file and its lines up to this one, as a shell takes them.
+
+        Empty if the place is unknown. The tilde of a home folder, which is not named, has to stand outside of quotes.
+        """
+        if not self.file or self.line is None:
+            return ()
+        home, rest = re.match(r"((?:~/)?)(.*)", self.file, re.DOTALL).groups()  # type: ignore[union-attr]
+        first = max(1, self.line - LINES_BEFORE)
+        return ("log", f"{home}{shlex.quote(rest)}"), ("log_from", str(first)), ("log_to", str(self.line))
+
+
+def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:
+    """Return the newest line that the server logged about a present incident, as it was when it was last present.
+
+    The labels may be another exporter's: any may be missing.
+    """
+    signal = diagnosis.incident.quotes
+    if signal is None or diagnosis.state != "present":
+        return ()
+    series = _culprit_series(signal, diagnosis, queries)
+    newest = max(series, key=lambda pair: pair[1], default=None)
+    if newest is None:
+        return ()
+    labels = newest[0]
+    number = labels.get("line", "")
+    line = int(number) if number.isdecimal() and len(number) < 12 else None
+    text, file, process, cause = (labels.get(name, "") for name in ("text", "file", "process", "cause"))
+    return (Quote(text, file, line, process, cause),)

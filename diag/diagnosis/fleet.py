@@ -1,33 +1,45 @@
-"""Servers as a Prometheus knows them, judged like those that are scraped directly: one or thousands, now or then."""
+"""Judge the servers that a Prometheus scrapes like those that are scraped directly: one or thousands, now or then.
+
+Of a large fleet only the suspects are read in full: the servers that are ill, or impossible to judge, by the conditions
+as filters. Rules record the signal of every condition, so that a filter over thousands of servers is cheap and returns
+only a few.
+"""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 
 from diag.core.contract import Contract
+from diag.core.errors import NotAnswered
 from diag.core.formatting import quantity
-from diag.core.incident import Incident, Signal
+from diag.core.incident import OPPOSITE, Incident
 from diag.diagnosis import telemetry_checks as telemetry
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
-from diag.diagnosis.query_cache import QueryCache, Window
+from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Observed, Report, build_report, not_measured, server
 from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
-from diag.diagnosis.suspects import Suspects, suspects
+from diag.knowledge.formulas import comparison, conjunction, formula
+from diag.knowledge.rule_set import SUBJECTS, generation_series
+from diag.promql import Formula
 from diag.sources.prometheus.properties import VERSION, properties
 from diag.sources.prometheus.servers import PrometheusSource
 from diag.vllm.command.shown import shown
 
 AT_ONCE = 4
-"""Queries at a time; a Prometheus allows itself twenty."""
+"""Queries at a time; a Prometheus runs at most twenty."""
 FEW = 20
 """Servers up to which all evidence is read of each."""
+REPRESENTATIVES = 2
+"""Servers on which an incident cannot be judged that are read in full, and as many on which it is absent."""
 VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
 
 
 def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Contract, launch: str = "") -> Report:
-    """Judge all of the remote's servers; `launch` is the command of the one, where there is one."""
+    """Judge all servers of the Prometheus; `launch` is the command of the server if there is only one."""
     return judge_queries(remote, incidents, QueryCache(remote, contract), launch)
 
 
@@ -39,11 +51,11 @@ def judge_queries(
     *,
     only_suspects: bool = False,
 ) -> Report:
-    """Judge by a cache that can be asked for more afterwards.
+    """Judge all servers by a cache that can be queried further afterwards.
 
-    With `only_suspects`, and where rules record the signals of a large fleet, the evidence is read of those servers
-    alone that the recorded conditions do not clear: the report then lists no absent incident of a cleared server. Of a
-    large fleet it has no ceilings either.
+    With `only_suspects`, if rules record the signals of a large fleet, the evidence is read only of those servers that
+    the recorded conditions do not clear: the report then lists no absent incident of a cleared server. The report of a
+    large fleet has no ceilings either. If the last scrape was long ago, no server is healthy.
     """
     launch = shown(launch)
     with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
@@ -53,7 +65,12 @@ def judge_queries(
         if is_large and remote.recorded:
             suspicious = suspects(remote, incidents, queries, pool)
             judged = QueryCache(remote.narrowed(suspicious.servers), queries.contract)
-        for _ in pool.map(lambda query: judged.ask(*query), _queries(incidents, judged)):
+        wanted = dict.fromkeys(  # the Prometheus evaluates some queries while the results of others are read
+            (condition.signal, incident.per, judged.window(incident))
+            for incident in incidents
+            for condition in incident.every_condition
+        )
+        for _ in pool.map(lambda query: judged.ask(*query), wanted):
             pass
         observed, versions, queries.gone = context.result()
         judged.gone = queries.gone
@@ -62,12 +79,17 @@ def judge_queries(
         report = build_report(observed, incidents, queries, running, judged, with_ceilings=not is_large)
         report = report._replace(shared=_shared(report, remote, queries, suspicious))
     notes = (*report.observed.notes, *remote.notes)
-    return _as_of_last_scrape(remote, report._replace(observed=report.observed._replace(notes=notes)))
+    report = report._replace(observed=report.observed._replace(notes=notes))
+    if late := telemetry.late(remote):
+        why = f"{remote.shown}: nothing was scraped in the last {quantity(late, 'seconds')} of the requested time"
+        verdict = "unknown" if report.verdict == "healthy" else report.verdict
+        return report._replace(not_judged=(NotJudged(why), *report.not_judged), verdict=verdict)
+    return report
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A thousand servers make so many objects that collecting garbage would take half as long as judging them."""
+    """Suspend garbage collection: with the objects of a thousand servers it takes half as long as judging them."""
     gc.disable()
     try:
         yield
@@ -75,45 +97,118 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _queries(incidents: Sequence[Incident], queries: QueryCache) -> dict[tuple[Signal, tuple[str, ...], Window], None]:
-    """The queries of the incidents, run a few at a time: the Prometheus evaluates some while others are read."""
-    return dict.fromkeys(
-        (condition.signal, incident.per, queries.window(incident))
-        for incident in incidents
-        for condition in incident.every_condition
-    )
-
-
-def _as_of_last_scrape(remote: PrometheusSource, report: Report) -> Report:
-    """The report, whose verdict is not healthy where the last scrape was long ago."""
-    late = telemetry.late(remote)
-    if not late:
-        return report
-    why = f"{remote.shown}: nothing was scraped in the last {quantity(late, 'seconds')} of the requested time"
-    verdict = "unknown" if report.verdict == "healthy" else report.verdict
-    return report._replace(not_judged=(NotJudged(why), *report.not_judged), verdict=verdict)
-
-
 def _context(
     remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache
 ) -> tuple[Observed, dict[str, str], frozenset[str]]:
-    """What is known of the servers and their scrapes, their vLLM versions, and those that are gone."""
+    """Return the servers and their scrapes, their vLLM versions, and the servers that are gone."""
     scraped = telemetry.scrapes(queries)
     gone = frozenset(name for name, scrapes in scraped.items() if scrapes.last is not None)
-    versions = _versions(queries)
-    observed = _observed(remote, scraped, versions, queries)
-    notes = telemetry.remarks(remote, scraped, incidents, queries)
-    # where all are gone, they are judged as they were last
-    return observed._replace(notes=notes), versions, gone if gone < scraped.keys() else frozenset()
+    labels = (dict(subject) for subject in queries.ask(VERSIONS, ("instance",), queries.whole))
+    versions = {server["instance"]: server.get("version", "") for server in labels}
+    models = {name: ", ".join(sorted(member.models)) for name, member in remote.members.items()}
+    observed = Observed(
+        source="prometheus",
+        target=remote.shown,
+        start=remote.first / 1000,
+        end=float(remote.instants[-1]) / 1000,
+        scrapes=sum(scrapes.count for scrapes in scraped.values()),
+        failed_scrapes=sum(scrapes.failed for scrapes in scraped.values()),
+        servers=tuple(server(name, versions.get(name), models[name]) for name in remote.members),
+        notes=telemetry.remarks(remote, scraped, incidents, queries),
+        not_measured=not_measured(queries),
+    )
+    # if all are gone, they are judged as they were last
+    return observed, versions, gone if gone < scraped.keys() else frozenset()
+
+
+# -- the servers that are worth a look --------------------------------------------------------------------------------
+
+
+class Suspects(NamedTuple):
+    """The servers to judge, and by incident all servers on which it is not absent: present or unknown."""
+
+    servers: frozenset[str]
+    not_absent: Mapping[str, frozenset[str]]
+
+
+def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache, pool: Executor) -> Suspects:
+    """Return every server with an incident, and for each incident a few on which it is unknown or absent.
+
+    The servers on which an incident is unknown are listed only if the incident is present on others, or if they are
+    neither none nor all.
+    """
+    names = frozenset(remote.members)
+    finding = [(incident, part) for incident in incidents for part in _conjunctions(incident, queries)]
+    present: dict[str, frozenset[str]] = {}
+    for (incident, _), found in zip(finding, pool.map(partial(_matching, remote), finding), strict=True):
+        present[incident.id] = present.get(incident.id, frozenset()) | found
+
+    def count(asked: tuple[Incident, Formula]) -> int:
+        """Return how many subjects have a sample at the last instant; 1 if the query is refused."""
+        try:
+            return remote.count(asked[1])
+        except NotAnswered:
+            return 1
+
+    clearing = [(incident, _not_absent(incident, queries)) for incident in incidents]
+    counts = dict(zip(present, pool.map(count, clearing), strict=True))
+    asked = [
+        (incident, part)
+        for incident, part in clearing
+        if present[incident.id] or 0 < counts[incident.id] < len(queries.subjects(incident.per))
+    ]
+    listed = dict(zip((part[0].id for part in asked), pool.map(partial(_matching, remote), asked), strict=True))
+    not_absent = {name: listed.get(name, names if counts[name] else frozenset()) for name in present}
+    worth: set[str] = set().union(*present.values())
+    for matching in not_absent.values():
+        for some in (matching - worth, names - matching):
+            worth.update(sorted(some)[:REPRESENTATIVES])
+    return Suspects(frozenset(worth), not_absent)
+
+
+def _conjunctions(incident: Incident, queries: QueryCache) -> Iterator[Formula]:
+    """Yield the conjunctions that find an incident: its own, and those of its burn rates."""
+    yield conjunction(incident, queries.window(incident).text, queries.contract)
+    for burn in incident.burns:
+        burning = incident.over(burn)
+        long, short = (conjunction(burning, span, queries.contract) for span in (burn.long, burn.short))
+        yield Formula("", f"{long.text} and {short.text}", {**long.parts, **short.parts})
+
+
+def _not_absent(incident: Incident, queries: QueryCache) -> Formula:
+    """Return a formula over all subjects without those for which a condition is false at the last instant.
+
+    The subjects are the recorded ones; servers stand for a kind of subject that is not recorded.
+    """
+    parts: dict[str, Formula] = {}
+    window = queries.window(incident).text
+    text = generation_series(incident.per if incident.per in SUBJECTS else ("instance",), ("instance",))
+    for condition in incident.conditions:
+        part = formula(condition.signal, incident.per, window, queries.contract)
+        parts[part.name] = part
+        false = comparison(part.name, condition._replace(op=OPPOSITE[condition.op]), queries.contract)
+        text = f"{text} unless on ({', '.join(incident.per)}) {false}"
+    return Formula("", text, parts)
+
+
+def _matching(remote: PrometheusSource, asked: tuple[Incident, Formula]) -> frozenset[str]:
+    """Return the servers for which a formula has a sample; all of them if the query is refused."""
+    try:
+        return remote.matching(asked[1])
+    except NotAnswered:
+        return frozenset(remote.members)
+
+
+# -- the labels that ill servers share --------------------------------------------------------------------------------
 
 
 def _shared(
     report: Report, remote: PrometheusSource, queries: QueryCache, suspicious: Suspects | None
 ) -> tuple[SharedLabel, ...]:
-    """The labels that ill servers share; Prometheus is asked for them only where several servers are ill."""
+    """Return the labels that ill servers share; Prometheus is asked for them only if several servers are ill."""
 
     def cleared(incident: str) -> frozenset[str]:
-        """The servers that were not judged one by one, since the incident is absent on them."""
+        """Return the servers that were not judged one by one, because the incident is absent on them."""
         if suspicious is None:
             return frozenset()
         return frozenset(remote.members) - suspicious.servers - suspicious.not_absent[incident]
@@ -122,28 +217,7 @@ def _shared(
     if not groups:
         return ()
     versions: dict[str, tuple[str, ...]] = {}
-    for subject in queries.ask(VERSIONS, ("instance",), queries.whole):  # known already
+    for subject in queries.ask(VERSIONS, ("instance",), queries.whole):  # in the cache
         labels = dict(subject)
         versions[labels["instance"]] = (*versions.get(labels["instance"], ()), labels.get("version", ""))
     return shared_labels(groups, {**properties(remote, *holders(groups)), VERSION: versions})
-
-
-def _versions(queries: QueryCache) -> dict[str, str]:
-    labels = (dict(subject) for subject in queries.ask(VERSIONS, ("instance",), queries.whole))
-    return {server["instance"]: server.get("version", "") for server in labels}
-
-
-def _observed(
-    remote: PrometheusSource, scraped: Mapping[str, telemetry.Scrapes], versions: Mapping[str, str], queries: QueryCache
-) -> Observed:
-    models = {name: ", ".join(sorted(member.models)) for name, member in remote.members.items()}
-    return Observed(
-        source="prometheus",
-        target=remote.shown,
-        start=remote.first / 1000,
-        end=float(remote.instants[-1]) / 1000,
-        scrapes=sum(scrapes.count for scrapes in scraped.values()),
-        failed_scrapes=sum(scrapes.failed for scrapes in scraped.values()),
-        servers=tuple(server(name, versions.get(name), models[name]) for name in remote.members),
-        not_measured=not_measured(queries),
-    )

@@ -1,17 +1,22 @@
 """Forward progress, judged before anything else: each engine is idle, asleep, busy, slow, stalled, starting or dead.
 
 Gauges freeze with the engine, so one that got stuck while idle looks idle, unless its ranks or a probe show otherwise.
-Until a start is over there is no /metrics page: the log and the process table show it.
+Until a start is over there is no /metrics page: the log and the process table show it. `Liveness` judges one server as
+a probe does: vLLM's own /health answers 200 through a hang, and a probe that only measures time restarts a server in a
+long prefill.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from diag.core.formatting import number, plural
+from diag.core.contract import Contract
+from diag.core.formatting import number, plural, quantity
 from diag.core.incident import Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.query_cache import QueryCache, Window
+from diag.exposition.scrapes import Target
 from diag.knowledge.signals import (
     asleep,
     endpoint_without_vllm,
@@ -33,62 +38,16 @@ from diag.knowledge.signals import (
     successful_scrapes,
     tokens_or_shutdown,
 )
+from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.ranks import ranks_out_of_step
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
+from diag.sources.observation import Origin, observation
+from diag.sources.samples import SampleSource
 
 State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 SLOW_STEPS = 1.0
-"""Engine steps per second below which an engine at work is called slow: a step then takes as long as a freeze."""
-
-
-class Progress(NamedTuple):
-    """The state of one engine, or of an instance that is dead, at the last instant, and why it is called that."""
-
-    subject: Subject
-    state: State
-    reason: str
-
-
-class NotJudged(NamedTuple):
-    """Why finding nothing does not mean health; of the subject, () for the whole look."""
-
-    why: str
-    subject: Subject = ()
-
-    @property
-    def sentence(self) -> str:
-        """With the subject."""
-        return f"{scope(self.subject)}: {self.why}" if self.subject else self.why
-
-
-def judge(queries: QueryCache) -> tuple[tuple[Progress, ...], tuple[NotJudged, ...]]:
-    """Each engine's progress, and why that of others is unknown; ordered by subject."""
-    subjects = [subject for subject in queries.subjects(ENGINE) if not queries.is_gone(subject)]
-    found = {subject: _judge_one(subject, queries) for subject in subjects}
-    known = tuple(progress for progress in found.values() if isinstance(progress, Progress))
-    return known, tuple(NotJudged(why, subject) for subject, progress in found.items() if (why := _unknown(progress)))
-
-
-def _unknown(found: Progress | str) -> str:
-    """Why the health of an engine is unknown, or ""; one that is still starting serves nobody yet."""
-    if isinstance(found, str):
-        return found
-    return found.reason if found.state == "starting" or found.reason == STILL else ""
-
-
-def owed_and_still(found: tuple[Progress, ...]) -> bool:
-    """Whether some engine has work and does not move, but cannot be called stalled yet: worth watching on."""
-    return any(progress.reason == STILL for progress in found)
-
-
-def scope(subject: Subject) -> str:
-    """A subject in words: "host:8000 engine 0"."""
-    labels = dict(subject)
-    rest = (f"{name} {value}" for name, value in labels.items() if name != "instance")
-    return " ".join([labels.get("instance", ""), *rest]).strip()
-
-
+"""Engine steps per second below which an engine at work is called slow: each step then stalls its streams."""
 STILL = (
     "requests are in flight and nothing has moved; one very long prefill, or a step that compiles kernels, looks the "
     "same for up to two minutes"
@@ -101,10 +60,10 @@ SLEEPS = {
     1: "sleep level 1, with the weights in host memory and no KV cache",
     2: "sleep level 2, with weights and KV cache discarded",
 }
-"""By the level of vllm:engine_sleep_state."""
-WAKES_UP = "it serves nobody until POST /wake_up"
-PAUSED = "scheduling is paused (POST /pause), with the weights in place; it serves nobody until POST /resume"
-REFUSED = "requests wait, none runs and nothing moves: the scheduler admits nobody"
+"""Reasons by the level of vllm:engine_sleep_state."""
+WAKES_UP = "it serves no requests until POST /wake_up"
+PAUSED = "scheduling is paused (POST /pause), with the weights in place; it serves no requests until POST /resume"
+REFUSED = "requests wait, none runs and nothing moves: the scheduler admits no requests"
 NEVER = (
     "/metrics never answered: the server is starting, failed to start, or the address is wrong; "
     "its log would show which (--log)"
@@ -125,102 +84,209 @@ DEATHS = (
     (engine_death_logged, 1, "its log reports that the engine died, and nothing has started since"),
     (successful_scrapes, 0, "/metrics answered before and has stopped answering"),
 )
-"""What shows that a server is dead: the value that does, and the reason in words."""
+"""Signals that show that a server is dead: each with the value that does, and the reason in words."""
 SHUT_DOWN = "it was shut down in order, as its log shows, and nothing has started since"
 ENDING = (
     "it was told to stop, as its log shows, and its API server still runs: vLLM waits for open connections without a "
     "limit; after a grace period (Kubernetes: 30 s), end it with SIGKILL"
 )
+KEPT = 600_000
+"""Milliseconds of scrapes that a probe judges by: the signals of progress look back five minutes."""
+MOST_VALUES = 5_000_000
+"""Scrapes times series, including series that are gone again, above which a probe discards all scrapes."""
+HELD, HELD_UNPROVEN = 30.0, 90.0
+"""Seconds for which an engine has to be stalled or dead before a restart, and for which it has to stand still if only
+its gauges show that: a long prefill looks the same in the gauges, and a restart during one is wrong."""
+PROOFS = (processes_stopped, ranks_out_of_step)
+FAILED = ("stalled", "dead")
+UNREADY = ("asleep", "starting", *FAILED)
 
 
-def _judge_one(subject: Subject, queries: QueryCache) -> Progress | str:
-    """The state of an engine, or why it is unknown."""
-    deaths = _deaths(subject, queries)
-    if deaths:
-        return Progress(subject, "dead", deaths)
-    if _last(serves, INSTANCE, subject, queries, queries.holding(max(queries.source.interval, 1.0))) == 0:
-        return _silent(subject, queries)
-    state = _engine_state(*(_last(signal, ENGINE, subject, queries) for signal in SIGNALS))
+class Progress(NamedTuple):
+    """The state of one engine, or of an instance that is dead, at the last instant, and why it is called that."""
+
+    subject: Subject
+    state: State
+    reason: str
+
+
+class NotJudged(NamedTuple):
+    """Why finding nothing does not mean health; `subject` is () if that is so for all of them."""
+
+    why: str
+    subject: Subject = ()
+
+    @property
+    def sentence(self) -> str:
+        """The reason, with the subject."""
+        return f"{scope(self.subject)}: {self.why}" if self.subject else self.why
+
+
+def scope(subject: Subject) -> str:
+    """Return a subject in words: "host:8000 engine 0"."""
+    labels = dict(subject)
+    rest = (f"{name} {value}" for name, value in labels.items() if name != "instance")
+    return " ".join([labels.get("instance", ""), *rest]).strip()
+
+
+def owed_and_still(found: tuple[Progress, ...]) -> bool:
+    """Return True if some engine has work and does not move, but cannot be called stalled yet: worth observing on."""
+    return any(progress.reason == STILL for progress in found)
+
+
+def judge(queries: QueryCache) -> tuple[tuple[Progress, ...], tuple[NotJudged, ...]]:
+    """Return each engine's progress, and why that of others is unknown; ordered by subject.
+
+    The health of an engine that is still starting, or stands still with work to do, is unknown as well.
+    """
+    known: list[Progress] = []
+    unknown: list[NotJudged] = []
+    for subject in queries.subjects(ENGINE):
+        if not queries.is_gone(subject):
+            found = _judge_engine(subject, queries)
+            if isinstance(found, Progress):
+                known.append(found)
+            if isinstance(found, str) or found.state == "starting" or found.reason == STILL:
+                unknown.append(NotJudged(found if isinstance(found, str) else found.reason, subject))
+    return tuple(known), tuple(unknown)
+
+
+class _LastValues(NamedTuple):
+    """The values of signals for one subject at the last instant."""
+
+    subject: Subject
+    queries: QueryCache
+
+    def engine(self, signal: Signal) -> float | None:
+        """Return a signal of the engine over the live window; None for no value."""
+        return self._value(signal, ENGINE, self.queries.live("30s"))
+
+    def instance(self, signal: Signal, window: Window | None = None) -> float | None:
+        """Return a signal of the engine's server; None for no value."""
+        return self._value(signal, INSTANCE, window or self.queries.live("30s"))
+
+    def _value(self, signal: Signal, per: tuple[str, ...], window: Window) -> float | None:
+        row = self.queries.ask(signal, per, window).of(self.subject)
+        return None if row is None or np.isnan(row[-1]) else float(row[-1])
+
+
+def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
+    """Return the state of an engine, or why it is unknown."""
+    last = _LastValues(subject, queries)
+    lately = queries.live("15s")
+    if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way)):
+        deaths = [why for signal, dead, why in DEATHS if last.instance(signal, lately) == dead]
+        if deaths:
+            return Progress(subject, "dead", "; ".join(deaths))
+    if last.instance(serves, queries.holding(max(queries.source.interval, 1.0))) == 0:
+        return _judge_without_page(last)
+
+    state = _state_by_gauges(last)
     if state is None:
-        has_engine = "engine" in dict(subject) or _last(requests_in_flight_peak, ENGINE, subject, queries)
+        has_engine = "engine" in dict(subject) or last.engine(requests_in_flight_peak)
         return TOO_SHORT if has_engine else NO_VLLM
     if state[0] != "busy":
-        state = _beyond_gauges(state, subject, queries)
-    proves_nothing = state[1] == STILL and _last(kv_cache_usage_peak, ENGINE, subject, queries) is None
-    return NO_USAGE if proves_nothing else Progress(subject, *state)
+        if last.engine(asleep):
+            level = last.engine(sleep_level) or 0.0
+            state = "asleep", f"{SLEEPS.get(int(level), 'at an unknown sleep level')}; {WAKES_UP}"
+        elif last.engine(scheduler_paused):
+            state = "asleep", PAUSED
+        elif last.engine(requests_not_admitted):
+            state = "stalled", REFUSED
+        elif state[0] == "idle" and last.instance(ranks_out_of_step):
+            state = "stalled", DIVERGED
+        elif state[0] in ("idle", "slow") and last.engine(requests_stuck_or_stopped):
+            state = "stalled", HALTED
+    if state[1] == STILL and last.engine(kv_cache_usage_peak) is None:
+        return NO_USAGE
+    return Progress(subject, *state)
 
 
-def _beyond_gauges(state: tuple[State, str], subject: Subject, queries: QueryCache) -> tuple[State, str]:
-    """The state of an engine that is not busy, by what shows why."""
-    if _last(asleep, ENGINE, subject, queries):
-        level = _last(sleep_level, ENGINE, subject, queries) or 0.0
-        return "asleep", f"{SLEEPS.get(int(level), 'at an unknown sleep level')}; {WAKES_UP}"
-    if _last(scheduler_paused, ENGINE, subject, queries):
-        return "asleep", PAUSED
-    if _last(requests_not_admitted, ENGINE, subject, queries):
-        return "stalled", REFUSED
-    if state[0] == "idle" and _last(ranks_out_of_step, INSTANCE, subject, queries):
-        return "stalled", DIVERGED
-    if state[0] in ("idle", "slow") and _last(requests_stuck_or_stopped, ENGINE, subject, queries):
-        return "stalled", HALTED
-    return state
-
-
-def _deaths(subject: Subject, queries: QueryCache) -> str:
-    """What shows that it is dead, "" where nothing does."""
-    window = queries.live("15s")
-    if any(_last(signal, INSTANCE, subject, queries, window) for signal in (tokens_or_shutdown, start_under_way)):
-        return ""
-    found = [why for signal, dead, why in DEATHS if _last(signal, INSTANCE, subject, queries, window) == dead]
-    return "; ".join(found)
-
-
-def _silent(subject: Subject, queries: QueryCache) -> Progress | str:
-    """The state of a server whose /metrics page does not answer at present."""
-    if _last(starting, INSTANCE, subject, queries):
-        return Progress(subject, "starting", STARTS)
-    if _last(shut_down, INSTANCE, subject, queries):
-        return _shut_down(subject, queries)
-    if _last(serves, INSTANCE, subject, queries, queries.whole):
+def _judge_without_page(last: _LastValues) -> Progress | str:
+    """Return the state of a server whose /metrics page does not answer at present, or why it is unknown."""
+    if last.instance(starting):
+        return Progress(last.subject, "starting", STARTS)
+    if last.instance(shut_down):
+        if last.instance(start_under_way):
+            return Progress(last.subject, "starting", THERE)
+        return ENDING if last.instance(processes) else SHUT_DOWN
+    if last.instance(serves, last.queries.whole):
         return GONE
-    if _last(processes, INSTANCE, subject, queries):
-        return Progress(subject, "starting", THERE)
-    return NO_VLLM if _last(endpoint_without_vllm, INSTANCE, subject, queries, queries.whole) else NEVER
+    if last.instance(processes):
+        return Progress(last.subject, "starting", THERE)
+    return NO_VLLM if last.instance(endpoint_without_vllm, last.queries.whole) else NEVER
 
 
-def _shut_down(subject: Subject, queries: QueryCache) -> Progress | str:
-    """Of a server that was told to stop."""
-    if _last(start_under_way, INSTANCE, subject, queries):
-        return Progress(subject, "starting", THERE)
-    return ENDING if _last(processes, INSTANCE, subject, queries) else SHUT_DOWN
-
-
-SIGNALS = (progress, requests_in_flight_peak, requests_in_flight, requests_stuck, steps_per_second)
-
-
-def _engine_state(
-    moved: float | None, most: float | None, least: float | None, stuck: float | None, steps: float | None
-) -> tuple[State, str] | None:
+def _state_by_gauges(last: _LastValues) -> tuple[State, str] | None:
+    """Return the state that vLLM's own gauges and counters show; None if there are too few samples of them."""
+    moved, most, least = map(last.engine, (progress, requests_in_flight_peak, requests_in_flight))
+    stuck, steps = last.engine(requests_stuck), last.engine(steps_per_second)
     if moved is None or most is None or least is None:
         return None
     if stuck:
         return "stalled", f"{plural(round(stuck), 'request')} in flight, and no token or request moves"
+    if moved == 0 and most == 0:
+        return "idle", IDLE
     if moved == 0:
-        return _still(most, least)
+        return "slow", STILL if least > 0 else "a request has arrived and nothing has moved yet"
     if steps is not None and steps < SLOW_STEPS and least > 0:
         return "slow", f"{number(steps)} engine steps per second with requests in flight all the time"
     return "busy", "tokens are generated"
 
 
-def _still(most: float, least: float) -> tuple[State, str]:
-    if most == 0:
-        return "idle", IDLE
-    return "slow", STILL if least > 0 else "a request has arrived and nothing has moved yet"
+# -- as a probe -------------------------------------------------------------------------------------------------------
 
 
-def _last(
-    signal: Signal, per: tuple[str, ...], subject: Subject, queries: QueryCache, window: Window | None = None
-) -> float | None:
-    """The signal's value for a subject at the last instant, None where there is none."""
-    row = queries.ask(signal, per, window or queries.live("30s")).of(subject)
-    return None if row is None or np.isnan(row[-1]) else float(row[-1])
+class Health(NamedTuple):
+    """The answers of a probe: alive, and ready, each with a sentence. A server whose state is unknown is alive."""
+
+    alive: bool
+    ready: bool
+    liveness: str
+    readiness: str
+
+
+def unknown_health(why: str) -> Health:
+    """Return the answer of a probe without data: the server is not restarted for it, and gets no requests."""
+    return Health(alive=True, ready=False, liveness=f"cannot tell: {why}", readiness=f"cannot tell: {why}")
+
+
+class Liveness:
+    """Gathers the pages of one exporter and judges them."""
+
+    def __init__(self, instance: str, every: float) -> None:
+        self._target = Target(instance)
+        self._every = every
+        self._failing_since: int | None = None
+
+    def observe(self, at: int, page: bytes) -> Health:
+        """Add a page that was taken at unix milliseconds, and judge all pages until then."""
+        if self._target.size > MOST_VALUES:
+            self._target = Target(self._target.instance)
+        self._target.scrapes[:] = [scrape for scrape in self._target.scrapes if scrape.at >= at - KEPT]
+        self._target.add(at, page)
+        seen = observation(Origin("scrape", self._target.instance, self._every), [self._target], {})
+        queries = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
+        known, unknown = judge(queries)
+
+        liveness = _sentences(known) or f"cannot tell: {'; '.join(item.sentence for item in unknown)}"
+        last_page = self._target.scrapes[-1].page
+        unready = _sentences([progress for progress in known if progress.state in UNREADY])
+        if not unready and not (last_page and last_page.layout.vllm):
+            unready = "vLLM's /metrics does not answer"
+        failing = [progress for progress in known if progress.state in FAILED]
+        if not failing:
+            self._failing_since = None
+            return Health(True, not unready, liveness, unready or liveness)
+
+        self._failing_since = self._failing_since or at
+        rows = (queries.ask(signal, INSTANCE, queries.live("30s")) for signal in PROOFS)
+        is_proven = any((values[-1] > 0).any() for found in rows for values in found.values())
+        is_proven = is_proven or any(progress.state == "dead" for progress in failing)
+        left = (HELD if is_proven else HELD_UNPROVEN) - (at - self._failing_since) / 1000
+        waits = f" (the answer is 503 if that lasts for another {quantity(left, 'seconds')})" if left > 0 else ""
+        return Health(left > 0, False, _sentences(failing) + waits, unready)
+
+
+def _sentences(known: Sequence[Progress]) -> str:
+    return "; ".join(f"{scope(progress.subject)} is {progress.state}: {progress.reason}" for progress in known)

@@ -1,45 +1,96 @@
 """Fix + readings + running configuration -> concrete changes with their numbers.
 
-Nothing here changes a server: what comes out is a proposal to read.
+Nothing here changes a server: a proposal is a text to read.
 """
 
+import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from diag.core.errors import BadUsage
 from diag.core.formatting import quantity
-from diag.core.incident import Condition, Fix, Signal
-from diag.core.lazy_regex import lazy
+from diag.core.incident import Fix, Signal
 from diag.core.subjects import Subject
-from diag.diagnosis.command_words import word
 from diag.diagnosis.decision_table import holds
-from diag.diagnosis.diagnose import Diagnosis, culprits
-from diag.diagnosis.launch_values import given_values
+from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.quotes import Quote
 from diag.knowledge.formulas import expanded
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
+from diag.vllm.command.command import Command
+from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import UNSET, default, release, releases
 
 Value = float | str | None
 OLDEST = (0, 8, 0)
-"""The first release that is judged: a flag that all since have is accepted, whatever runs."""
-_WORD = lazy(r"[\w.-]{0,40}")
-"""What is shown of a launch command as it is: a plain word."""
-_PLACE = lazy(r"((?:/[\w./-]*/)?)\{(\w+)\}((?:/[\w./-]*)?)")
-"""What a text of a fix leaves to be filled in; with the path around it, which is one of its own for each value."""
-_OF_SERVER = lazy(r"\{(log\w*|launch)\}")
-"""What a fix's command needs to know of the server to be one."""
+"""The oldest release that is judged: a flag that every later release accepts is accepted by any server."""
+PLAIN_WORD = r"[\w.-]{0,40}"
+"""Pattern of a value of a launch command that is shown as it is."""
+PLACEHOLDER = r"((?:/[\w./-]*/)?)\{(\w+)\}((?:/[\w./-]*)?)"
+"""Pattern of a place that a fix's text leaves open, with the path around it: one path for each value."""
+SERVER_PLACEHOLDER = r"\{(log\w*|launch)\}"
+"""Pattern of a place for the server's log or launch command: without them the fix has no command."""
 _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"}
 
 
-class FlagChange(NamedTuple):
-    """One flag or variable from one value to another; None: not set, or not known.
+# -- what the launch command sets -------------------------------------------------------------------------------------
 
-    `assumed` is whether `before` is the release's own default, which nobody has contradicted.
+
+@lru_cache(maxsize=256)  # every fix asks
+def command_in(launch: str) -> Command | None:
+    """Parse the launch command; None if it is unknown or cannot be read (a note has said so)."""
+    try:
+        return parse(launch) if launch else None
+    except BadUsage:
+        return None
+
+
+@lru_cache(maxsize=64)
+def given_values(launch: str) -> Mapping[str, float | str]:
+    """Return the values that a launch command sets, by --flag, --flag.key (behind a dot, or in JSON) and NAME.
+
+    A switch has the value "". A size with a suffix (8k) stays a text: the sources publish sizes as numbers.
+    """
+    command = command_in(launch)
+    if command is None:
+        return {}
+    found = dict(command.environment)
+    for given in (given for given in command.given if given.option and given.option.on):
+        text, key = " ".join(given.values), given.option.key if given.option else ""
+        found[given.name] = "" if key else text
+        keys = {key: text} if key else json_object(text)
+        found |= {f"{given.name}.{name}": str(value) for name, value in keys.items()}
+    numbers: dict[str, float | str] = {}
+    for name, text in found.items():
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        numbers[name] = value if math.isfinite(value) else text
+    return numbers
+
+
+def json_object(text: str) -> dict[str, object]:
+    """Parse a JSON object; empty if the text is not one."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+# -- proposals --------------------------------------------------------------------------------------------------------
+
+
+class FlagChange(NamedTuple):
+    """One flag or variable from one value to another; None: not set, or unknown.
+
+    `assumed` is whether `before` is the release's own default, which no source contradicts.
     """
 
     name: str
@@ -49,10 +100,10 @@ class FlagChange(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A fix made concrete: `before` and `after` are the running and the proposed value (None: not set, not known).
+    """A fix made concrete: `before` and `after` are the running and the proposed value (None: not set, or unknown).
 
     `needs` names what diag could not measure and has to be checked before the change; `computed` is whether `after`
-    came from this server's numbers; `name` is what is changed, a command with everything filled in, and `text` the
+    came from this server's numbers; `name` is the flag, variable or command, with all values filled in, and `text` the
     fix's own sentence, likewise. `changes` are the flags or the variable that it sets, its own first.
     """
 
@@ -68,15 +119,15 @@ class Proposal(NamedTuple):
 
     @property
     def is_computed(self) -> bool:
-        """Whether all of its numbers are known; one without a number is no offer, only a wish for telemetry."""
+        """True if all of its numbers are known; a proposal without its number only asks for telemetry."""
         values = [self.after] if isinstance(self.fix.value, Signal) else []
         return None not in [*values, *(change.after for change in self.changes if change.name != self.fix.name)]
 
 
 class Running(NamedTuple):
-    """What is known of a server beyond its samples: vLLM's version ("" unknown) and the command that started it.
+    """The facts of a server beyond its samples: vLLM's version ("" unknown) and its launch command.
 
-    `whole` is whether all that was set is known, so that what nobody set runs at its release's default.
+    `whole` is whether all settings that were made are known, so that any other setting has its release's default.
     """
 
     version: str = ""
@@ -84,47 +135,151 @@ class Running(NamedTuple):
     whole: bool = False
 
 
+def by_subject(running: Mapping[str, Running], subject: Subject) -> Running:
+    """Return the facts of a subject's instance."""
+    return running.get(dict(subject).get("instance", ""), Running())
+
+
 def propose(
     diagnosis: Diagnosis, queries: QueryCache, running: Running, quotes: Sequence[Quote] = ()
 ) -> tuple[Proposal, ...]:
-    """The applicable fixes of a present incident, in their order: the safest first."""
-    names = (*(quotes[0].names if quotes else ()), *_launch(running))
-    signals = _Signals(diagnosis, queries, names)
-    fixes = [fix for fix in diagnosis.incident.fixes if not (_is_for_gpus(fix, signals) and signals.value(runs_on_cpu))]
-    proposals = (_propose_one(fix, signals, running) for fix in fixes)
+    """Return the applicable fixes of a present incident, in their order: the safest first."""
+    launch = (("launch", shlex.quote(running.launch)),) if running.launch else ()
+    proposer = _Proposer(diagnosis, queries, running, (*(quotes[0].names if quotes else ()), *launch))
+    proposals = (proposer.propose(fix) for fix in diagnosis.incident.fixes)
     return tuple(proposal for proposal in proposals if proposal is not None)
 
 
-def _launch(running: Running) -> Subject:
-    """The launch command as one word of a shell, where it is known."""
-    return (("launch", shlex.quote(running.launch)),) if running.launch else ()
+class _Proposer(NamedTuple):
+    """Makes the fixes of one diagnosis concrete, by the signals at the instant that the diagnosis reports.
 
+    `names` are the place in the log and the launch command, as words of a shell.
+    """
 
-def _is_for_gpus(fix: Fix, found: "_Signals") -> bool:
-    """Whether the GPUs of a server decide on it, or give it its number; what is wrong with a GPU itself stays so."""
-    if "gpu" in found.diagnosis.incident.per:
-        return False
-    signals = (*fix.signals, *(condition.signal for condition in fix.only_if))
-    return any("diag_gpu_" in expanded(signal.promql) for signal in signals)
+    diagnosis: Diagnosis
+    queries: QueryCache
+    running: Running
+    names: Subject
 
+    def propose(self, fix: Fix) -> Proposal | None:
+        """Return the proposal, or None if the fix does not apply here."""
+        if (
+            not available(fix, self.running.version)
+            or not dict(self.names).keys() >= set(re.findall(SERVER_PLACEHOLDER, fix.command))
+            or (fix.while_it_lasts and not self.diagnosis.ongoing)
+            or (self._needs_gpus(fix) and self.value(runs_on_cpu))  # before the conditions, which cost queries
+        ):
+            return None
+        met = {condition: self.value_or_setting(condition.signal) for condition in fix.only_if}
+        limit = self.queries.contract.limit
+        if any(
+            value is not None and holds(np.array([value]), condition.op, limit(condition.limit))[0] != 1
+            for condition, value in met.items()
+        ):
+            return None
+        needs = [condition.signal.name for condition, value in met.items() if value is None]
+        ends = [releases(fix.flag, fix.versions) if fix.flag else ("", ""), *(releases(flag) for flag, _ in fix.also)]
+        in_all_releases = all(release(first) <= OLDEST and not last for first, last in ends)
+        if not in_all_releases and fix.value is not None and not release(self.running.version):
+            needs.append("the vLLM version")
 
-class _Signals:
-    """The values of signals for one subject at the instant that the diagnosis reports."""
+        before, assumed = self._before(fix.flag, fix.environment)
+        after, lacking = self._after(fix)
+        if not _moves(fix, before, after):
+            return None
+        needs += lacking
+        if fix.direction and before is None and fix.flag and not assumed:
+            needs.append(f"the current {fix.flag}")
+        changes = [FlagChange(fix.name, before, after, assumed)] if fix.flag or fix.environment else []
+        for flag, signal in fix.also:
+            value, own = self.value(signal), self._before(flag)[0]
+            needs += [] if value is not None else [signal.name]
+            rounded = None if value is None else float(round(value))
+            changes += [FlagChange(flag, own, rounded)] if rounded is None or rounded != own else []
 
-    def __init__(self, diagnosis: Diagnosis, queries: QueryCache, names: Subject) -> None:
-        """`names` is what stands in a fix for the place in the log and for the launch command, as words of a shell."""
-        self.diagnosis = diagnosis
-        self.queries = queries
-        self.names = names
+        labels = self._labels(fix)
+        shown = "?" if after is None else written(after)
+        prose = shown
+        if isinstance(fix.value, Signal) and isinstance(after, float):
+            prose = quantity(after, fix.value.unit)
+        return Proposal(
+            fix=fix,
+            before=before,
+            after=after,
+            needs=tuple(dict.fromkeys(needs)),
+            computed=isinstance(fix.value, Signal) and after is not None,
+            name=_filled(fix.name, {**labels, "value": [shown]}),
+            text=_filled(fix.change, {**labels, "value": [prose]}),
+            assumed=assumed,
+            changes=tuple(changes),
+        )
+
+    def _needs_gpus(self, fix: Fix) -> bool:
+        """Return True if GPU telemetry decides on a fix or gives it its number, unless the incident is a GPU's own."""
+        signals = (*fix.signals, *(condition.signal for condition in fix.only_if))
+        is_own = "gpu" in self.diagnosis.incident.per
+        return not is_own and any("diag_gpu_" in expanded(signal.promql) for signal in signals)
 
     def value(self, signal: Signal) -> float | None:
+        """Return the value of a signal; None for no value."""
         incident, window = self.diagnosis.incident, self.queries.window(self.diagnosis.incident)
         row = self.queries.ask(signal, incident.per, window).of(self.diagnosis.subject)
         value = math.nan if row is None else float(row[self.diagnosis.reported])
         return None if math.isnan(value) else value
 
-    def labels(self, fix: Fix) -> dict[str, list[str]]:
-        """The labels of the subject and of what the conditions of a fix name, as words of a shell, and the names."""
+    def value_or_setting(self, signal: Signal) -> float | None:
+        """Return a signal's value; for a flag that no source publishes, what the command sets (no number: 1).
+
+        If all settings are known and the flag is not among them, its default; 0 if it then has no effect.
+        """
+        value, flag = self.value(signal), signal.name
+        if value is not None or not flag.startswith("--"):
+            return value
+        given = given_values(self.running.launch).get(flag)
+        if given is not None:
+            return given if isinstance(given, float) else 1.0
+        if not self.running.whole:
+            return None
+        if flag in _UNSET or not _within(releases(flag), self.running.version):
+            return 0.0
+        return default(flag, self.running.version, self.value(gpu_memory_total))
+
+    def _before(self, flag: str, variable: str = "") -> tuple[Value, bool]:
+        """Return the running value of a flag or a variable, and whether it is only the release's default."""
+        name = flag or variable
+        if not name:
+            return None, False
+        value = self.value(running_value(name.removeprefix("--").replace("-", "_"))) if flag else None
+        given = given_values(self.running.launch).get(name) if value is None else value
+        if isinstance(given, float) or (given is not None and re.fullmatch(PLAIN_WORD, given)):
+            return given, False
+        value = default(name, self.running.version, self.value(gpu_memory_total))
+        return value, value is not None or name in UNSET or (self.running.whole and name in _UNSET)
+
+    def _after(self, fix: Fix) -> tuple[Value, list[str]]:
+        """Return the value within its bounds, and the names of the signals that are lacking to compute or bound it."""
+        if not isinstance(fix.value, Signal):
+            return fix.value, []
+        value = self.value(fix.value)
+        if value is None:
+            return None, [fix.value.name]
+        if fix.rounding == "power_of_two_below":
+            value = float(2 ** math.floor(math.log2(value))) if value >= 1 else 1.0
+        elif fix.rounding == "hundredth_below":
+            value = math.floor(value * 100 + 1e-9) / 100
+        else:
+            value = float(math.ceil(value - 1e-9) if fix.rounding == "up" else round(value))
+        lacking: list[str] = []
+        bounds: list[float | None] = []
+        for bound in (fix.least, fix.most):
+            bounds.append(self.value_or_setting(bound) if isinstance(bound, Signal) else bound)
+            lacking += [bound.name] if isinstance(bound, Signal) and bounds[-1] is None else []
+        least, most = bounds
+        bounded = max(value, 0.0 if least is None else least)
+        return float(bounded if most is None else min(bounded, most)), lacking
+
+    def _labels(self, fix: Fix) -> dict[str, list[str]]:
+        """Return the labels of the subject and of what the fix's conditions name, and `names`, as words of a shell."""
         values = {name: [word(name, value)] for name, value in self.diagnosis.subject}
         values |= {name: [value] for name, value in self.names}
         for condition in fix.only_if if "{" in fix.command else ():
@@ -134,130 +289,8 @@ class _Signals:
         return {name: list(dict.fromkeys(found)) for name, found in values.items()}
 
 
-def _propose_one(fix: Fix, signals: _Signals, running: Running) -> Proposal | None:
-    """The proposal, or None where the fix does not apply here."""
-    met = [(condition, _met(condition, signals, running)) for condition in fix.only_if]
-    if any(held is False for _, held in met) or not available(fix, running.version):
-        return None
-    if not dict(signals.names).keys() >= set(_OF_SERVER.findall(fix.command)):
-        return None
-    if fix.while_it_lasts and not signals.diagnosis.ongoing:
-        return None
-    needs = [condition.signal.name for condition, held in met if held is None]
-    needs += [] if _in_all(fix) or fix.value is None or release(running.version) else ["the vLLM version"]
-    before, assumed = _before(fix, signals, running)
-    after, lacking = _after(fix, signals, running)
-    if not _moves(fix, before, after):
-        return None
-    if fix.direction and before is None and fix.flag and not assumed:
-        lacking.append(f"the current {fix.flag}")
-    also, lost = _also(fix, signals, running)
-    labels = signals.labels(fix)
-    own = (FlagChange(fix.name, before, after, assumed),) if fix.flag or fix.environment else ()
-    return Proposal(
-        fix=fix,
-        before=before,
-        after=after,
-        needs=tuple(dict.fromkeys((*needs, *lacking, *lost))),
-        computed=isinstance(fix.value, Signal) and after is not None,
-        name=_filled(fix.name, "?" if after is None else written(after), labels),
-        text=_filled(fix.change, _prose(fix, after), labels),
-        assumed=assumed,
-        changes=(*own, *also),
-    )
-
-
-def _filled(text: str, value: str, labels: Mapping[str, Sequence[str]]) -> str:
-    """A text with the labels and the value in the places that are left for them."""
-    known = {**labels, "value": [value]}
-    return _PLACE.sub(lambda at: " ".join(at[1] + each + at[3] for each in known.get(at[2], [f"{{{at[2]}}}"])), text)
-
-
-def _prose(fix: Fix, after: Value) -> str:
-    """The value as a sentence has it, with its unit."""
-    if isinstance(fix.value, Signal) and isinstance(after, float):
-        return quantity(after, fix.value.unit)
-    return "?" if after is None else written(after)
-
-
-def _met(condition: Condition, signals: _Signals, running: Running) -> bool | None:
-    value = _value(condition.signal, signals, running)
-    if value is None:
-        return None
-    return bool(holds(np.array([value]), condition.op, signals.queries.contract.limit(condition.limit))[0] == 1)
-
-
-def _value(signal: Signal, signals: _Signals, running: Running) -> float | None:
-    """A signal's value; of a flag that no source publishes, what the command gives: 1 where that is no number.
-
-    Where all that was set is known, and the flag is not, its default; 0 where there is no such bound then.
-    """
-    value, flag = signals.value(signal), signal.name
-    if value is not None or not flag.startswith("--"):
-        return value
-    given = given_values(running.launch).get(flag)
-    if given is not None:
-        return given if isinstance(given, float) else 1.0
-    if not running.whole:
-        return None
-    if flag in _UNSET or not _within(releases(flag), running.version):
-        return 0.0
-    return default(flag, running.version, signals.value(gpu_memory_total))
-
-
-def _before(fix: Fix, signals: _Signals, running: Running) -> tuple[Value, bool]:
-    """The running value of a flag or a variable, and whether it is only the release's default."""
-    name = fix.flag or fix.environment
-    if not name:
-        return None, False
-    value = signals.value(running_value(name.removeprefix("--").replace("-", "_"))) if fix.flag else None
-    given = given_values(running.launch).get(name) if value is None else value
-    if isinstance(given, float) or (given is not None and _WORD.fullmatch(given)):
-        return given, False
-    value = default(name, running.version, signals.value(gpu_memory_total))
-    return value, value is not None or name in UNSET or (running.whole and name in _UNSET)
-
-
-def _also(fix: Fix, signals: _Signals, running: Running) -> tuple[list[FlagChange], list[str]]:
-    """The flags that change along with the fix, and what is lacking to compute them."""
-    changes, lacking = [], []
-    for flag, signal in fix.also:
-        value = signals.value(signal)
-        lacking += [] if value is not None else [signal.name]
-        before, _ = _before(fix._replace(flag=flag), signals, running)
-        after = None if value is None else float(round(value))
-        changes += [FlagChange(flag, before, after)] if after is None or after != before else []
-    return changes, lacking
-
-
-def _after(fix: Fix, signals: _Signals, running: Running) -> tuple[Value, list[str]]:
-    """The value within its bounds, and the names of the signals that are lacking to compute it or to bound it."""
-    if not isinstance(fix.value, Signal):
-        return fix.value, []
-    value = signals.value(fix.value)
-    if value is None:
-        return None, [fix.value.name]
-    least, most = (_bound(bound, signals, running) for bound in (fix.least, fix.most))
-    bounds = ((fix.least, least), (fix.most, most))
-    lacking = [bound.name for bound, at in bounds if isinstance(bound, Signal) and at is None]
-    bounded = max(_rounded(value, fix), 0.0 if least is None else least)
-    return float(bounded if most is None else min(bounded, most)), lacking
-
-
-def _bound(bound: float | Signal | None, signals: _Signals, running: Running) -> float | None:
-    return _value(bound, signals, running) if isinstance(bound, Signal) else bound
-
-
-def _rounded(value: float, fix: Fix) -> float:
-    if fix.rounding == "power_of_two_below":
-        return float(2 ** math.floor(math.log2(value))) if value >= 1 else 1.0
-    if fix.rounding == "hundredth_below":
-        return math.floor(value * 100 + 1e-9) / 100
-    return float(math.ceil(value - 1e-9) if fix.rounding == "up" else round(value))
-
-
 def _moves(fix: Fix, before: Value, after: Value) -> bool:
-    """Whether the proposal moves the running value the way the fix means; 0 stands for "off" where lower is meant."""
+    """Return True if the proposal moves the running value in the fix's direction; if that is lower, 0 means "off"."""
     if not isinstance(before, float) or not isinstance(after, int | float):
         return before is None or written(before) != written(after)
     if fix.direction == "lower":
@@ -265,14 +298,8 @@ def _moves(fix: Fix, before: Value, after: Value) -> bool:
     return after > before if fix.direction == "raise" else after != before
 
 
-def _in_all(fix: Fix) -> bool:
-    """Whether every release that is judged accepts its flags; a variable that is not read is refused by none."""
-    ends = [releases(fix.flag, fix.versions) if fix.flag else ("", ""), *(releases(flag) for flag, _ in fix.also)]
-    return all(release(first) <= OLDEST and not last for first, last in ends)
-
-
 def available(fix: Fix, version: str) -> bool:
-    """Whether a release accepts the fix's flags or reads its variable; a release that is not known counts as yes."""
+    """Return True if a release accepts the fix's flags or reads its variable, or if the release is unknown."""
     if not all(_within(releases(flag), version) for flag in (fix.flag, *(flag for flag, _ in fix.also)) if flag):
         return False
     if fix.instead_of and release(version) and _within(releases(fix.instead_of), version):
@@ -287,12 +314,39 @@ def _within(ends: tuple[str, str], version: str) -> bool:
 
 
 def written(value: Value) -> str:
-    """A value as it stands on a command line: counts whole, shares as they are."""
+    """Return a value as it stands on a command line: counts whole, shares as they are."""
     if isinstance(value, float):
         return f"{value:g}" if value < 1 else f"{value:.0f}"
     return str(value)
 
 
-def by_subject(running: Mapping[str, Running], subject: Subject) -> Running:
-    """What is known of a subject's instance."""
-    return running.get(dict(subject).get("instance", ""), Running())
+# -- labels in a command that is pasted into a shell ------------------------------------------------------------------
+
+MOST = 255
+"""Characters of a label in a command: as many as a host or a file may have."""
+LABEL_PATTERNS = {
+    "gpu": r"\d{1,4}|(?:GPU|MIG)-[\w/-]{1,100}|[0-9A-Fa-f]{4,8}(?::[0-9A-Fa-f]{2}){2}\.[0-7]",
+    "pid": r"[1-9]\d{0,9}",
+    "rank": r"\d{1,6}",
+    "engine": r"\d{1,6}",
+    "host": r"\w[\w.:-]{0,254}|its host",
+}
+"""Patterns of the values of these labels, none with a character special to a shell: an index, a UUID, a PCI address, a
+number, a host."""
+
+
+def _filled(text: str, known: Mapping[str, Sequence[str]]) -> str:
+    """Fill the values into the places that are left for them, several of them side by side."""
+    return re.sub(
+        PLACEHOLDER, lambda at: " ".join(at[1] + value + at[3] for value in known.get(at[2], [f"{{{at[2]}}}"])), text
+    )
+
+
+def word(name: str, value: str) -> str:
+    """Return the value of a label, quoted for a shell; if it is invalid, `"${GPU:?}"`, which a shell refuses to run."""
+    if name in LABEL_PATTERNS:
+        if re.fullmatch(LABEL_PATTERNS[name], value, re.ASCII):
+            return value
+    elif 0 < len(value) <= MOST and value.isprintable() and not value.startswith("-"):
+        return shlex.quote(value)
+    return f'"${{{re.sub(r"[^A-Z0-9]", "_", name.upper())}:?}}"'

@@ -1,98 +1,133 @@
-"""The command that started a server, with one proposal in it: a line to paste, in which no secret stands."""
+"""The command that started a server, with one proposal in it as a line to paste, and the errors that `diag lint` finds.
+
+Secrets are hidden in both.
+"""
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 
-from diag.diagnosis.launch_values import command_in, json_object
-from diag.diagnosis.proposals import FlagChange, Proposal, written
+from diag.core.errors import BadUsage
+from diag.core.incident import Fix, documented
+from diag.diagnosis.diagnose import Quote
+from diag.diagnosis.proposals import FlagChange, Proposal, Running, command_in, json_object, written
 from diag.vllm.command import shell
-from diag.vllm.command.command import Command, Given
+from diag.vllm.command.command import Command
+from diag.vllm.command.parse import parse
+from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
+from diag.vllm.flags.registry import versions
 
 Edit = tuple[range, list[str]]
-"""Which words of the command, and what stands there instead; an empty range is a place to put them."""
-_CONTAINERS = {"docker", "podman", "nerdctl"}
-_ELSEWHERE = {"sudo", "kubectl", "ssh"}
+"""Words of the command and their replacement; an empty range is a place to insert at."""
+CONTAINERS = {"docker", "podman", "nerdctl"}
+ELSEWHERE = {"sudo", "kubectl", "ssh"}
 """Programs that do not pass on the environment."""
+MOST_ERRORS = 3
+"""Lint errors that become proposals."""
 
 
 def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
-    """The launch command with the first complete proposal of flags or a variable in it; None where there is none.
+    """Return the launch command with the first complete proposal of flags or a variable in it; None if there is none.
 
-    None also where the text starts another server too, and where the change finds nothing to change.
+    None also if the text starts another server too, or the change finds nothing to change.
     """
     chosen, command = launchable(proposals), command_in(shown(launch))
     if command is None or chosen is None or (started := command_in(launch)) is None or started.more:
         return None
-    edits = [_edits(change, command) for change in chosen.changes]
-    return shell.written(_edited(command, edits)) if all(edits) else None
+    words = [*command.words]
+    edits = [
+        _edit_flag(change, command) if change.name.startswith("-") else _edit_variable(change, command)
+        for change in chosen.changes
+    ]
+    if not all(edits):
+        return None
+    flat = [edit for of_change in edits for edit in of_change]
+    for at, new in sorted(flat, key=lambda edit: (edit[0].start, edit[0].stop), reverse=True):  # keeps earlier places
+        words[at.start : at.stop] = new
+    return shell.written(command._replace(words=tuple(words)))
 
 
 def launchable(proposals: Iterable[Proposal]) -> Proposal | None:
-    """The first complete proposal that a launch command can carry."""
+    """Return the first complete proposal that a launch command can carry."""
     return next((proposal for proposal in proposals if proposal.changes and not proposal.needs), None)
 
 
-def _edited(command: Command, edits: Sequence[Sequence[Edit]]) -> Command:
-    """With all edits in it, the last first."""
-    words = [*command.words]
-    for at, new in sorted((edit for of_change in edits for edit in of_change), key=_place, reverse=True):
-        words[at.start : at.stop] = new
-    return command._replace(words=tuple(words))
+def _edit_flag(change: FlagChange, command: Command) -> list[Edit]:
+    """Return the edits that set a flag where it stood, else last; of several mentions the first one is set.
 
-
-def _place(edit: Edit) -> tuple[int, int]:
-    return edit[0].start, edit[0].stop
-
-
-def _edits(change: FlagChange, command: Command) -> list[Edit]:
-    """A flag where it stood, or last; none where one to remove stands nowhere, or its JSON cannot be read."""
-    if not change.name.startswith("-"):
-        return _variable(change, command)
+    Empty if a flag to remove stands nowhere, or its JSON cannot be read.
+    """
     flag, _, key = change.name.partition(".")
-    whole = [given for given in _given(command, flag) if key and given.option and not given.option.key]
-    stood, words = whole or _stood(command, change), _words(change)
-    if whole:  # vLLM takes dotted keys beside it for all that is given
+    is_removed = change.after is None
+    words = [] if is_removed else [change.name, *([written(change.after)] if change.after != "" else [])]
+    mentions = [given for given in command.given if given.name == flag and given.words]
+    whole = [given for given in mentions if key and given.option and not given.option.key]
+    if whole:  # vLLM ignores the JSON beside dotted keys
         content = json_object(" ".join(whole[-1].values))
         stood, words = whole if content else [], [flag, json.dumps({**content, key: change.after})] if content else []
+    elif is_removed and flag == "--speculative-config":
+        stood = [given for given in command.given if given.name.startswith("--spec") and given.words]
+    else:  # a flag is removed with all of its dotted keys
+        stood = [given for given in mentions if is_removed or (given.option.key if given.option else "") == key]
     if not stood:
         return [(range(len(command.words), len(command.words)), words)] if words else []
     return [(given.words, words if at == 0 else []) for at, given in enumerate(stood)]
 
 
-def _given(command: Command, flag: str) -> list[Given]:
-    """Each mention of a flag in the command itself, with its dotted keys."""
-    return [given for given in command.given if given.name == flag and given.words]
+def _edit_variable(change: FlagChange, command: Command) -> list[Edit]:
+    """Return the edits that set a variable where it stood, else first; for a container before its image.
 
-
-def _stood(command: Command, change: FlagChange) -> list[Given]:
-    """The words that set a flag; of a flag that is removed, also those that set a part of it."""
-    flag, _, key = change.name.partition(".")
-    if change.after is None and flag == "--speculative-config":
-        return [given for given in command.given if given.name.startswith("--spec") and given.words]
-    gone = change.after is None
-    return [given for given in _given(command, flag) if gone or (given.option.key if given.option else "") == key]
-
-
-def _words(change: FlagChange) -> list[str]:
-    """A flag with its value, or a switch; nothing for a flag that is removed."""
-    if change.after is None:
-        return []
-    return [change.name, *([written(change.after)] if change.after != "" else [])]
-
-
-def _variable(change: FlagChange, command: Command) -> list[Edit]:
-    """A variable where it stood, or first; of a container before its image; none where it would not be passed on."""
+    Empty if the variable would not be passed on to vLLM.
+    """
     given = re.compile(rf"(--env=|-e|){change.name}=.*", re.DOTALL)
     stood = [(at, found[1]) for at, found in enumerate(map(given.fullmatch, command.words)) if found]
     new = f"{change.name}={written(change.after)}"
     if stood:
         return [(range(at, at + 1), [f"{prefix}{new}"]) for at, prefix in stood]
     programs = {word.rpartition("/")[2] for word in command.words[: command.arguments]}
-    if programs & _CONTAINERS:
+    if programs & CONTAINERS:
         places = [at for at, word in enumerate(command.words) if word == command.image]
         return [(range(places[0], places[0]), ["-e", new])] if places else []
-    if programs & _ELSEWHERE or not command.arguments:
+    if programs & ELSEWHERE or not command.arguments:
         return []
     return [(range(0), [new])]
+
+
+def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, ...]:
+    """Return the lint errors of the command of a server that did not start, as proposals.
+
+    If the command is unknown, the arguments that the quoted line of vLLM's parser repeats are judged. A single flag to
+    remove is a change that the relaunch line can carry.
+    """
+    from diag.lint.rules import lint  # noqa: PLC0415  # loads every rule of diag lint
+    from diag.lint.target import LintTarget  # noqa: PLC0415
+
+    command = command_in(running.launch)
+    if command is None:
+        unknown = (re.match(r".*error: unrecognized arguments: (.*)", quote.text, re.DOTALL) for quote in quotes)
+        words = next((found[1].split() for found in unknown if found), [])
+        try:
+            command = parse(shlex.join(["vllm", "serve", "MODEL", *words])) if words else None
+        except BadUsage:
+            command = None
+    if command is None:
+        return ()
+    findings = lint(LintTarget(command, running.version or versions()[-1]))
+    errors = [finding for finding in findings if finding.severity == "error"]
+    proposals: list[Proposal] = []
+    for finding in errors[:MOST_ERRORS]:
+        removed = [edit.words for edit in finding.edits if not edit.new]
+        flags = [given for given in command.given if [given.words] == removed and len(errors) == 1]
+        change = tuple(FlagChange(given.name, hidden(" ".join(given.values)) or None, None) for given in flags)
+        text = hidden(f"diag lint says {finding.message}. {finding.fix}.")
+        fix = Fix(
+            flag=change[0].name if change else "",
+            change=text,
+            effect="vLLM accepts the command",
+            why=documented(hidden(finding.why), f"diag explain {finding.rule}"),
+        )
+        before = change[0].before if change else None
+        proposals.append(Proposal(fix, before, None, (), computed=False, name=fix.name, text=text, changes=change))
+    return tuple(proposals)

@@ -1,23 +1,23 @@
-"""The diagnosis of a server or a fleet as data: what a report prints and nothing that it has to compute."""
+"""The diagnosis of a server or a fleet as data: everything that a report prints, computed."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from diag.core.formatting import listed, number, plural, printable, quantity
-from diag.core.incident import RANK, Incident
+from diag.core.incident import RANK, Incident, Signal
 from diag.core.subjects import Subject
-from diag.diagnosis.ceilings import CeilingShares, ceiling_shares
 from diag.diagnosis.decision_table import shortest_look
-from diag.diagnosis.diagnose import Diagnosis, diagnose
-from diag.diagnosis.onset import dated
-from diag.diagnosis.progress import NotJudged, Progress, judge
+from diag.diagnosis.diagnose import Diagnosis, Quote, dated, diagnose, quotes
+from diag.diagnosis.progress import ENGINE, NotJudged, Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
-from diag.diagnosis.quotes import Quote, quotes
-from diag.diagnosis.relaunch import relaunch
+from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.knowledge.formulas import expanded
+from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
 HOST = "run diag on the server's host, or scrape diag exporter"
@@ -26,7 +26,7 @@ HOST = "run diag on the server's host, or scrape diag exporter"
 class TelemetryFamily(NamedTuple):
     """Telemetry that vLLM's own /metrics page lacks as a whole: its metrics, what they show, and how to get them.
 
-    `usual` is one of the metrics of which a server has few series, so that it is cheap to ask for.
+    `usual` is one of its metrics, with few series per server, so that querying it is cheap.
     """
 
     metrics: str
@@ -56,7 +56,7 @@ FAMILIES = {
 
 
 class Observed(NamedTuple):
-    """Where the evidence comes from; `start` and `end` are unix seconds, `servers` says what runs where."""
+    """The source of the evidence; `start` and `end` are unix seconds, `servers` is a line for each server."""
 
     source: str
     target: str
@@ -70,11 +70,11 @@ class Observed(NamedTuple):
 
 
 class NormalReading(NamedTuple):
-    """How fast a server is against what is normal at its load: evidence, never a verdict.
+    """The speed of a server compared with the normal speed at its load: evidence, never a verdict.
 
     `normal` is the median of `windows` windows at this load (`given`: texts with their numbers) and `spread` their
-    robust standard deviation; `worse` is the direction that users would not like; `against` says whose normal it is,
-    `version` of which release; `notable` is whether more than chance and the usual spread is between the two.
+    robust standard deviation; `worse` is the direction that is bad for users; `against` names the baseline, `version`
+    its release; `notable` is whether the difference exceeds chance and the usual spread.
     """
 
     subject: Subject
@@ -93,12 +93,12 @@ class NormalReading(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """The value as a multiple of what is normal."""
+        """The value as a multiple of the normal one."""
         return self.value / self.normal if self.normal else None
 
     @property
     def load(self) -> str:
-        """The load at which it was compared."""
+        """The load at which both were compared."""
         return " and ".join(text.format(number(value)) for text, value in self.given)
 
     @property
@@ -115,15 +115,55 @@ class NormalReading(NamedTuple):
 
 
 class Normality(NamedTuple):
-    """The comparison with a baseline file, or with peers (""); `reasons` say why some could not be compared."""
+    """The comparison with a baseline file, or with peers (""); `reasons` say why some servers could not be compared."""
 
     file: str = ""
     readings: tuple[NormalReading, ...] = ()
     reasons: tuple[str, ...] = ()
 
 
+class CeilingShares(NamedTuple):
+    """Shares of one engine's ceilings, 0 to 1, and the tokens that it decodes in a step; None if unknown.
+
+    No incident, but the headroom that every reader asks for. `nvlink` and `pcie` are the shares of either link that the
+    all-reduces of tensor parallelism need.
+    """
+
+    subject: Subject
+    bandwidth: float | None
+    compute: float | None
+    nvlink: float | None
+    pcie: float | None
+    batch: float | None
+
+    @property
+    def nearest(self) -> float:
+        """The larger share of both ceilings."""
+        return max(self.bandwidth or 0.0, self.compute or 0.0)
+
+    @property
+    def bound(self) -> str:
+        """The ceiling that binds the engine: "bandwidth", "compute", or "" if both have headroom."""
+        if self.nearest < FULL:
+            return ""
+        return "bandwidth" if self.nearest == self.bandwidth else "compute"
+
+    @property
+    def sentence(self) -> str:
+        """The shares in words: "38 % of the bandwidth ceiling at batch 12, 4 % of compute"."""
+        batch = f" at batch {number(self.batch)}" if self.batch else ""
+        named = {"the bandwidth ceiling": self.bandwidth, "compute": self.compute}
+        parts = [f"{quantity(share, 'share')} of {name}" for name, share in named.items() if share is not None]
+        links = {"NVLink": self.nvlink, "PCIe": self.pcie if self.nvlink is None else None}
+        sent = [
+            f"all-reduces {quantity(share, 'share')} of {name}" for name, share in links.items() if share is not None
+        ]
+        bound = f": {self.bound}-bound" if self.bound else ""
+        return ", ".join([parts[0] + batch, *parts[1:], *sent]) + bound
+
+
 class Finding(NamedTuple):
-    """A diagnosis with what to do about it, and the log lines that decide it.
+    """A diagnosis with its fixes, and the log lines that decide it.
 
     `uncomputed` are fixes whose number needs telemetry that is missing.
     """
@@ -136,11 +176,11 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All that was found; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
+    """The whole diagnosis; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
     `shared` the labels that the ill servers of a fleet have and its healthy ones lack.
 
     `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
-    could not be judged because the source refused queries or too little was seen.
+    could not be judged because the source refused queries or the observation was too short.
     """
 
     observed: Observed
@@ -161,10 +201,16 @@ class Report(NamedTuple):
 
     @property
     def undecided(self) -> tuple[Diagnosis, ...]:
-        """What is unknown although each family of telemetry that it needs was collected."""
-        lacking = [FAMILIES[name].metrics for name in self.observed.not_measured]
+        """The incidents that are unknown although each family of telemetry that they need was collected."""
+        families = [FAMILIES[name].metrics for name in self.observed.not_measured]
+
+        def needs_family(diagnosis: Diagnosis) -> bool:
+            lacking = [reading.condition.signal for reading in diagnosis.symptoms if reading.value is None]
+            formulas = [expanded(signal.promql) for signal in lacking]
+            return any(re.search(rf"\b{family}", formula) for family in families for formula in formulas)
+
         unknown = (finding.diagnosis for finding in self.findings if finding.diagnosis.state == "unknown")
-        return tuple(diagnosis for diagnosis in unknown if not _needs(diagnosis, lacking))
+        return tuple(diagnosis for diagnosis in unknown if not needs_family(diagnosis))
 
     @property
     def checked(self) -> frozenset[str]:
@@ -192,14 +238,14 @@ def build_report(
     *,
     with_ceilings: bool = True,
 ) -> Report:
-    """Judge progress and incidents, and propose fixes for what is present.
+    """Judge progress and incidents, and propose fixes for the incidents that are present.
 
-    The incidents are judged by the queries in `judged`, which may know fewer servers; None for those in `queries`.
+    The incidents are judged by the queries in `judged`, which may have fewer servers; None: those in `queries`.
     """
     progress, unknown = judge(queries)
     judged = judged or queries
     findings = tuple(_finding(diagnosis, judged, running) for diagnosis in dated(diagnose(incidents, judged), judged))
-    not_judged = (*unknown, *_refused(findings, judged), *_brief(findings, judged))
+    not_judged = (*unknown, *_not_judged(findings, judged))
     return Report(
         observed=observed,
         verdict=verdict_of(findings, not_judged),
@@ -212,38 +258,48 @@ def build_report(
     )
 
 
+def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:
+    """Return the shares of every engine whose GPU and work are known, over the last live window; ordered by subject."""
+
+    def last(signal: Signal) -> dict[Subject, float]:
+        rows = queries.ask(signal, ENGINE, queries.live("30s"), queries.source.instants[-1:])
+        return {subject: float(row[-1]) for subject, row in rows.items() if np.isfinite(row[-1])}
+
+    first = last(bandwidth_share), last(compute_share)
+    if not any(first):
+        return ()
+    columns = (*first, *map(last, (nvlink_share, all_reduce_share, batch)))
+    subjects = sorted(subject for subject in {**first[0], **first[1]} if not queries.is_gone(subject))
+    return tuple(CeilingShares(subject, *(column.get(subject) for column in columns)) for subject in subjects)
+
+
 def server(name: str, version: str | None, model: str | None) -> str:
-    """What runs where, in a line."""
+    """Return a server, its release and its model in a line."""
     return f"{name}: vLLM {version or '(version unknown)'}, {model or 'model unknown'}"
 
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:
-    """The families of telemetry that are absent as a whole."""
-    return tuple(name for name, family in FAMILIES.items() if not _has(family, queries))
+    """Return the families of telemetry that no server has; a family whose query was refused may be there."""
+    absent = []
+    for name, family in FAMILIES.items():
+        usual = f"count by (instance) (last_over_time({family.usual}[$window]))"
+        if queries.ask(usual, (), queries.whole):
+            continue
+        query = f'count by (instance) (last_over_time({{__name__=~"{family.metrics}"}}[$window]))'
+        query = GPUS if name == "gpu" else query  # which servers have GPUs is queried anyway
+        if not queries.ask(query, (), queries.whole) and query not in queries.unanswered:
+            absent.append(name)
+    return tuple(absent)
 
 
-def _has(family: TelemetryFamily, queries: QueryCache) -> bool:
-    """Return whether some server has, or may have, metrics of a family; of GPUs it is known who has any."""
-    usual = f"count by (instance) (last_over_time({family.usual}[$window]))"
-    if queries.ask(usual, (), queries.whole):
-        return True
-    query = f'count by (instance) (last_over_time({{__name__=~"{family.metrics}"}}[$window]))'
-    query = GPUS if family == FAMILIES["gpu"] else query
-    return bool(queries.ask(query, (), queries.whole)) or query in queries.unanswered
-
-
-def _refused(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudged]:
-    """What could not be judged because the source refused queries: without an answer, nothing found is not health."""
+def _not_judged(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudged]:
+    """Yield why incidents could not be judged: the source refused queries, or the observation was too short."""
     if not queries.unanswered.isdisjoint((INSTANCES, *PARTS.values())):
         yield NotJudged("queries refused: it is unknown which servers, engines and GPUs there are")
     ids = sorted({finding.diagnosis.incident.id for finding in findings if finding.diagnosis.unanswered})
     if ids:
         unknown = plural(len(ids), "incident")
         yield NotJudged(f"queries refused: {unknown} unknown for want of an answer ({listed(ids, most=5)})")
-
-
-def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudged]:
-    """That too little was seen to call anything absent."""
     brief = (finding.diagnosis.incident for finding in findings if finding.diagnosis.brief)
     windows = {incident.id: shortest_look(incident) for incident in brief}
     if windows:
@@ -254,28 +310,21 @@ def _brief(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudg
 
 
 def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Running]) -> Finding:
+    """Add the quoted log lines, the fixes and the relaunch line to a present incident."""
     if diagnosis.state != "present":
         return Finding(diagnosis)
     known = by_subject(running, diagnosis.subject)
     quoted = quotes(diagnosis, queries)
     found = propose(diagnosis, queries, known, quoted)
-    if diagnosis.incident.lints:  # after what only reads
-        from diag.diagnosis.lint_findings import lint_findings  # noqa: PLC0415  # loads every rule of diag lint
-
+    if diagnosis.incident.lints:  # first the proposals without a restart, which only read
         found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
     proposals = tuple(proposal for proposal in found if proposal.is_computed)
     uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
     return Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted)
 
 
-def _needs(diagnosis: Diagnosis, families: Sequence[str]) -> bool:
-    """Whether a condition lacks a value that only these families of metrics could give."""
-    lacking = [expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms if reading.value is None]
-    return any(re.search(rf"\b{family}", promql) for family in families for promql in lacking)
-
-
 def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:
-    """The worst severity that is present; "unknown" where nothing is, but something could not be judged."""
+    """Return the worst severity that is present; if none is, "unknown" if anything could not be judged."""
     present = (finding.diagnosis for finding in findings if finding.diagnosis.state == "present")
     worst = max((RANK[diagnosis.severity] for diagnosis in present), default=0)
     if worst:

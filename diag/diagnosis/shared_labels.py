@@ -5,7 +5,7 @@ telemetry counts against a label: an ill server whose value is unknown lacks it,
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from diag.core.incident import RANK, seconds
@@ -39,9 +39,9 @@ SPECIFIC = (
     ("label", ("namespace",)),
     ("label", ("job",)),
 )
-"""Kinds of properties and the ends of labels' names: which one to report of several that the same servers have.
+"""Kinds of properties and the ends of labels' names, in the order in which one of several equivalent ones is reported.
 
-What names a small part of a fleet or a change of it comes first, a label that no other line names in the middle."""
+A label of a small part of a fleet, or of a change, comes first, a label that no other row names in the middle."""
 
 
 class IllGroup(NamedTuple):
@@ -84,10 +84,10 @@ def ill_groups(
     `cleared` are the servers without a diagnosis on which an incident is absent.
     """
     found: dict[str, dict[str, list[Diagnosis]]] = {}
-    sick: set[str] = {*gone}
+    ill_or_gone: set[str] = {*gone}
     for diagnosis in diagnoses:
         if diagnosis.state == "present" and RANK[diagnosis.severity]:
-            sick.add(_server(diagnosis))
+            ill_or_gone.add(_server(diagnosis))
             if diagnosis.explained_by is None:
                 servers = found.setdefault(diagnosis.incident.id, {})
                 servers.setdefault(_server(diagnosis), []).append(diagnosis)
@@ -95,13 +95,16 @@ def ill_groups(
     absent: dict[str, dict[str, bool]] = {incident: {} for incident in found}
     for diagnosis in diagnoses if found else ():
         states = absent.get(diagnosis.incident.id)
-        if states is not None and (name := _server(diagnosis)) not in sick:
+        if states is not None and (name := _server(diagnosis)) not in ill_or_gone:
             states[name] = states.get(name, True) and diagnosis.state == "absent"
     return tuple(
         IllGroup(
             incident,
             tuple(servers),
-            (*(name for name, is_absent in absent[incident].items() if is_absent), *sorted(cleared(incident) - sick)),
+            (
+                *(name for name, is_absent in absent[incident].items() if is_absent),
+                *sorted(cleared(incident) - ill_or_gone),
+            ),
             {name: _hours(several) for name, several in servers.items()},
         )
         for incident, servers in found.items()
@@ -110,7 +113,7 @@ def ill_groups(
 
 def shared_labels(groups: Sequence[IllGroup], properties: Properties) -> tuple[SharedLabel, ...]:
     """Return the label that separates each group best, if any does, and the hours in which its incident began."""
-    found = ((_separating(group, properties, len(groups)), _same_hours(group, len(groups))) for group in groups)
+    found = ((_separating_label(group, properties, len(groups)), _shared_hours(group, len(groups))) for group in groups)
     return tuple(shared for pair in found for shared in pair if shared)
 
 
@@ -124,7 +127,7 @@ def _range(group: IllGroup) -> tuple[int, int]:
     return math.ceil(NEARLY_ALL * len(group.ill)), len(group.ill) + math.floor(FEW * len(group.healthy))
 
 
-def _separating(group: IllGroup, properties: Properties, groups: int) -> SharedLabel | None:
+def _separating_label(group: IllGroup, properties: Properties, groups: int) -> SharedLabel | None:
     """Find the value with the largest difference between ill and healthy servers; Fisher's exact test, one-sided.
 
     Candidates are chosen by how many servers have them, ill or not, so that the test stays valid; values that exactly
@@ -135,7 +138,11 @@ def _separating(group: IllGroup, properties: Properties, groups: int) -> SharedL
     candidates: dict[tuple[frozenset[str], int], list[tuple[Property, str]]] = {}
     for item, values in properties.items():
         unknown = sum(name not in values for name in healthy)
-        for value, having in _by_value(values, (*group.ill, *group.healthy)).items():
+        by_value: dict[str, set[str]] = {}
+        for name in (*group.ill, *group.healthy):
+            for value in filter(None, values.get(name, ())):
+                by_value.setdefault(value, set()).add(name)
+        for value, having in by_value.items():
             if least <= len(having) <= most:
                 candidates.setdefault((frozenset(having), unknown), []).append((item, value))
     best: tuple[float, tuple[int, Property, str]] | None = None
@@ -164,16 +171,8 @@ def _separating(group: IllGroup, properties: Properties, groups: int) -> SharedL
     return shared
 
 
-def _by_value(values: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for name in names:
-        for value in values.get(name, ()):
-            if value:
-                found.setdefault(value, set()).add(name)
-    return found
-
-
 def _preference(item: Property, value: str) -> tuple[int, Property, str]:
+    """Return the sort key of values that the same servers have: the first row of SPECIFIC that fits comes first."""
     rows = {place: ends for place, (kind, ends) in enumerate(SPECIFIC) if kind == item.kind}
     name = f"_{item.name.lower()}"
     named = (place for place, ends in rows.items() if name.endswith(tuple(f"_{end}" for end in ends)))
@@ -217,7 +216,7 @@ def _hours(diagnoses: Sequence[Diagnosis]) -> frozenset[int]:
     return frozenset(hours)
 
 
-def _same_hours(group: IllGroup, groups: int) -> SharedLabel | None:
+def _shared_hours(group: IllGroup, groups: int) -> SharedLabel | None:
     """Find the fewest hours of the day, three at most, in which the incident began on nearly all ill servers."""
     if not any(group.began.values()):
         return None

@@ -1,6 +1,5 @@
-"""What changed from one observation to the next, reported once two in a row agree: a single one may be a blip."""
+"""Changes of incidents between observations, reported once two observations in a row agree: one alone may be a blip."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,9 +15,9 @@ Key = tuple[str, Subject]
 
 @dataclass(frozen=True)
 class Transition:
-    """What happened to an incident, and its diagnosis now, or when it held last; `at` is when that was observed.
+    """A change of an incident, and its diagnosis now, or when it held last; `at` is when the change was observed.
 
-    `gone` is set where it ended because its server is no longer there, which fixes nothing.
+    `gone` is set if it ended because its server is no longer there, which fixes nothing.
     """
 
     what: Literal["began", "worse", "milder", "ended"]
@@ -29,9 +28,9 @@ class Transition:
 
 @dataclass
 class Transitions:
-    """Remembers which incidents hold; one that is unknown in an observation stays what it was.
+    """Remembers which incidents hold; an incident that is unknown in an observation keeps its last state.
 
-    The first observation is the beginning: what holds then is no change.
+    The first observation is the beginning: an incident that holds then is no change.
     """
 
     holding: dict[Key, Diagnosis] = field(default_factory=dict)
@@ -39,19 +38,20 @@ class Transitions:
     _has_begun: bool = False
 
     def observe(self, report: Report) -> list[Transition]:
-        """The changes that this observation confirms, in the order of its diagnoses, the worst first."""
-        found = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in _alarming(report)}
+        """Return the changes that this observation confirms, in the order of its diagnoses, the worst first."""
+        alarming = (finding.diagnosis for finding in report.findings if RANK[finding.diagnosis.severity])
+        found = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in alarming}
         if not self._has_begun:
             self._has_begun = True
             self.holding = {key: diagnosis for key, diagnosis in found.items() if _level(diagnosis)}
             return []
         known = dict.fromkeys([*found, *sorted(self.holding)])
         self._streaks = {key: count for key, count in self._streaks.items() if key in known}
-        changed = [key for key in known if self._is_confirmed(key, found.get(key))]
-        return [self._change(key, found.get(key), report) for key in changed]
+        confirmed = [key for key in known if self._is_confirmed(key, found.get(key))]
+        return [self._change(key, found.get(key), report) for key in confirmed]
 
     def _is_confirmed(self, key: Key, diagnosis: Diagnosis | None) -> bool:
-        """Whether it has differed from what is remembered for long enough; None where its server is gone."""
+        """Return True if the incident has differed from its last state for long enough; None: its server is gone."""
         if diagnosis and diagnosis.state == "unknown":
             return False
         if _level(diagnosis) == _level(self.holding.get(key)):
@@ -61,6 +61,7 @@ class Transitions:
         return self._streaks[key] >= CONFIRMATIONS
 
     def _change(self, key: Key, diagnosis: Diagnosis | None, report: Report) -> Transition:
+        """Remember the new state of an incident, and return how it changed."""
         self._streaks.pop(key)
         before, at = self.holding.pop(key, None), report.observed.end
         if diagnosis and _level(diagnosis):
@@ -73,15 +74,10 @@ class Transitions:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing holds, and nothing is about to."""
+        """True if no incident holds, and no change awaits confirmation."""
         return not self.holding and not self._streaks
 
 
-def _alarming(report: Report) -> Iterator[Diagnosis]:
-    """The diagnoses that are more than an info."""
-    return (finding.diagnosis for finding in report.findings if RANK[finding.diagnosis.severity])
-
-
 def _level(diagnosis: Diagnosis | None) -> int:
-    """How bad it is, 0 where it does not hold now."""
+    """Return the rank of its severity, 0 if it does not hold now."""
     return RANK[diagnosis.severity] if diagnosis and diagnosis.state == "present" and diagnosis.ongoing else 0

@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple
 
 from diag.core.formatting import number, quantity
 from diag.core.incident import Fix
-from diag.diagnosis.ceilings import CeilingShares, ceiling_shares
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.proposals import Proposal, Running, propose
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.readings import Reading
+from diag.diagnosis.report import CeilingShares, ceiling_shares
 from diag.knowledge.signals import runs_on_cpu
 from diag.ramp.binders import BINDERS, CLIENT_FIX, COMPUTE_FIX, Binder
 from diag.ramp.plan import Limits, client_is_slow, closed

@@ -3,8 +3,8 @@
 import sys
 
 from diag.core.formatting import listed
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.readings import Reading
 from diag.report import sentences as words
 
 ROWS = 5

@@ -16,9 +16,9 @@ from markupsafe import Markup
 from diag import __version__
 from diag.core.formatting import escaped, moment, pasted, quantity
 from diag.core.incident import RANK
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet, svg
 from diag.report import sentences as words

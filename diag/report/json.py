@@ -10,9 +10,9 @@ from typing import Any
 
 from diag import __version__
 from diag.core.subjects import Subject
+from diag.diagnosis.decision_table import Reading
+from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.proposals import FlagChange, Proposal, Value
-from diag.diagnosis.quotes import Quote
-from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Normality, Report
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.report import sentences as words

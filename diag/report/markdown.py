@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from diag.core.formatting import escaped, pasted
 from diag.core.lazy_regex import lazy
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Report
 from diag.report import fleet
 from diag.report import sentences as words

@@ -7,11 +7,10 @@ from typing import TypeVar
 from diag.core.formatting import clock, escaped, listed, moment, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
-from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.onset import onset
+from diag.diagnosis.decision_table import Reading
+from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import FlagChange, Proposal, written
-from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import FAMILIES, Finding, Report
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.sources.prometheus.properties import Property

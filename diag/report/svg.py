@@ -9,9 +9,8 @@ from itertools import groupby
 from markupsafe import Markup
 
 from diag.core.formatting import clock, moment, quantity
-from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.onset import onset
-from diag.diagnosis.readings import Reading
+from diag.diagnosis.decision_table import Reading
+from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.report import sentences as words
 from diag.report.markup import element
 

@@ -12,10 +12,9 @@ from diag.report.layout import labelled, paragraph, table
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
 from diag.verify.changes import GATEWAY_LIMIT, AppliedFix, SettingChange
-from diag.verify.comparison import IncidentOutcome, ServerComparison, Verification
-from diag.verify.same_load import mostly_idle
-from diag.verify.signal_deltas import CLEAR, SignalDelta
-from diag.verify.user_metrics import Bounds, UserMetric
+from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
+from diag.verify.deltas import CLEAR, Bounds, SignalDelta, UserMetric
+from diag.verify.load import mostly_idle
 
 MOST_TRADE_OFFS = 3
 MOST_FLAGS = 8

@@ -10,10 +10,9 @@ from diag import __version__
 from diag.diagnosis.diagnose import Diagnosis
 from diag.report.json import observed
 from diag.report.verify import headlines
-from diag.verify.comparison import IncidentOutcome, ServerComparison, Verification
+from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
+from diag.verify.deltas import Bounds, SignalDelta, UserMetric
 from diag.verify.load import Lengths, Load
-from diag.verify.signal_deltas import SignalDelta
-from diag.verify.user_metrics import Bounds, UserMetric
 
 SCHEMA = "diag.verify/2"
 

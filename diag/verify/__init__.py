@@ -1,1 +1,1 @@
-"""Did a change fix an incident: two snapshots of the same servers, compared. Data only: nothing here prints."""
+"""Check whether a change fixed an incident: two snapshots of the same servers, compared. Data only, no printing."""

@@ -1,35 +1,44 @@
-"""What was changed between two snapshots of a server: its flags, its launch command, its version and its GPUs."""
+"""The changes between two snapshots of a server: its flags, command, version and GPUs, and a limit at the gateway.
+
+A gateway is on no page of the server. If exactly as many requests as the doctor proposed for the gateway are in flight
+all the time, the limit is recognised as the change: fewer requests in flight are then no lighter load.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from diag.core.incident import Fix, Incident
-from diag.diagnosis.launch_values import command_in
-from diag.diagnosis.proposals import Proposal, written
+import numpy as np
+
+from diag.core.formatting import number, quantity
+from diag.core.incident import Fix
+from diag.diagnosis.proposals import command_in, written
 from diag.diagnosis.report import Finding
 from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
+from diag.verify.load import SAME_LOAD, Load, direction, flat, requests_in_flight
 from diag.verify.snapshot import ServerSnapshot
 from diag.vllm.command.command import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"
 INFO = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
 MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
-"""By the page itself: LoRA adapters, which /v1/models lists as well, are no other model."""
+"""Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
 GPUS = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 FACTS = (("vLLM", INFO, "version"), ("models served", MODELS, "model_name"), ("GPUs", GPUS, "name"))
-"""What identifies a server: how a report names it, the query, and the label with the answer."""
+"""Facts that identify a server: the name in a report, the query, and the label with the answer."""
 DERIVED = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
-"""What vLLM derives from its flags and the memory that it finds."""
+"""Settings that vLLM derives from its flags and the memory that it finds."""
 ADDRESS = ("--host", "--port")
 GATEWAY_LIMIT = "gateway concurrency limit"
-"""The change that is on no page of the server (diag/verify/gateway_limit.py)."""
+"""Name of the change that is on no page of the server."""
+ENGINES = f"count by ($by) (last_over_time({RUNNING}[$window]))"
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A setting and its values; None where it is not set on that side.
+    """A setting and its values; None: not set on that side.
 
-    `derived` marks what vLLM computes itself. `known` is false where one side does not publish the setting at all.
+    `derived` marks settings that vLLM computes itself. `known` is false if one side does not publish the setting at
+    all.
     """
 
     name: str
@@ -41,7 +50,7 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class AppliedFix:
-    """A known fix of an incident that the change is, and the value that was proposed for it, "" for none."""
+    """A known fix of an incident that was applied, and the value that was proposed for it, "" for none."""
 
     fix: Fix
     proposed: str
@@ -53,33 +62,96 @@ class AppliedFix:
 
 
 def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChange, ...]:
-    """Everything known to differ between two snapshots of a server; what vLLM derives from it comes last."""
+    """Return all known differences between two snapshots of a server; settings that vLLM derives come last."""
+    facts = []
+    for name, query, label in FACTS:
+        old, new = _fact(before, query, label), _fact(after, query, label)
+        if old and new and old != new:
+            facts.append(SettingChange(name, old, new))
     launched = {change.name: change for change in _launch_changes(before, after)}
     by_name = launched | {change.name: change for change in _config_changes(before, after)}
-    everything = [*_fact_changes(before, after), *by_name.values()]
-    return tuple(sorted(everything, key=lambda change: change.derived))
+    return tuple(sorted([*facts, *by_name.values()], key=lambda change: change.derived))
 
 
 def models(server: ServerSnapshot) -> str:
-    """The names under which models are served, "" where no page tells."""
+    """Return the names under which models are served, "" if no page has them."""
     return _fact(server, MODELS, "model_name")
 
 
+def _fact(server: ServerSnapshot, query: str, label: str) -> str:
+    counted = ((labels.get(label, ""), count) for labels, count in server.series(query))
+    return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPUS else text for text, count in counted if text))
+
+
+def _config_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
+    """Yield the changes of settings that are numbers, as every source publishes them.
+
+    A setting that only one side publishes may be the default of the other: it counts only if no launch commands are
+    known.
+    """
+    old, new = (
+        {labels["flag"]: f"{value:.12g}" for labels, value in server.series(CONFIG) if labels.get("flag")}
+        for server in (before, after)
+    )
+    has_commands = bool(_launch_options(before) and _launch_options(after))
+    for flag in sorted(old.keys() | new.keys()):
+        on_both, derived = flag in old and flag in new, flag in DERIVED
+        if old.get(flag) != new.get(flag) and (on_both or not (has_commands or derived)):
+            name = flag if derived else f"--{flag.replace('_', '-')}"
+            yield SettingChange(name, old.get(flag), new.get(flag), derived, on_both)
+
+
+def _launch_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
+    """Yield the differences of two launch commands, if both are known; the command of a process has no variables."""
+    old, new = _launch_options(before), _launch_options(after)
+    if not old or not new:
+        return
+    variables = all(any(not name.startswith("-") for name in command) for command in (old, new))
+    for name in sorted(old.keys() | new.keys()):
+        if name not in ADDRESS and old.get(name) != new.get(name):
+            yield SettingChange(name, old.get(name), new.get(name), known=name.startswith("-") or variables)
+
+
+def _launch_options(server: ServerSnapshot) -> Mapping[str, str]:
+    """Return the options and variables of the launch command; empty if it cannot be read."""
+    command = command_in(server.running.launch) if server.running else None
+    return options(command) if command else {}
+
+
+def options(command: Command) -> dict[str, str]:
+    """Return the variables and options of a command by name, "" for a switch that is on, without the program's own."""
+    found = {name: value for name, value in command.environment.items() if name.isupper()}
+    for given in command.given:
+        on = given.option is None or given.option.on
+        key = f".{given.option.key}" if given.option and given.option.key else ""
+        found[given.name + key] = " ".join(given.values) if on else "False"
+    return found | ({"--model": command.model} if command.model else {})
+
+
+# -- which of them are fixes ------------------------------------------------------------------------------------------
+
+
 def limits_requests(fix: Fix) -> bool:
-    """Whether a fix is a limit on requests in flight that the gateway keeps, not the server."""
+    """Return True if a fix is a limit on requests in flight that the gateway keeps, not the server."""
     return not fix.name and fix.value == requests_that_fit_kv_cache
 
 
 def applied_fixes(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[AppliedFix, ...]:
-    """Which of the incident's known fixes the changes are."""
-    incident: Incident = finding.diagnosis.incident
+    """Return the known fixes of the incident that are among the changes."""
     by_name = {change.name: change for change in found if change.known and not change.derived}
-    known = (AppliedFix(fix, _proposed(fix, finding.proposals)) for fix in incident.fixes)
-    return tuple(fix for fix in known if (change := by_name.get(fix.name)) and _is_fix(fix.fix, change))
+    applied = []
+    for fix in finding.diagnosis.incident.fixes:
+        values = (proposal.after for proposal in finding.proposals if proposal.fix == fix)
+        proposed = next((written(value) for value in values if value not in (None, "")), "")
+        known = AppliedFix(fix, proposed)
+        change = by_name.get(known.name)
+        if change and _is_fix(fix, change):
+            applied.append(known)
+    return tuple(applied)
 
 
 def _is_fix(fix: Fix, change: SettingChange) -> bool:
-    """Whether a setting moved in the direction of the fix."""
+    """Return True if a setting moved in the direction of the fix."""
     if fix.value is None:
         return change.after is None
     if change.after is None:
@@ -92,11 +164,6 @@ def _is_fix(fix: Fix, change: SettingChange) -> bool:
     return (new < old or old == 0) if fix.direction == "lower" else new > old
 
 
-def _proposed(fix: Fix, proposals: tuple[Proposal, ...]) -> str:
-    values = (proposal.after for proposal in proposals if proposal.fix == fix and proposal.after not in (None, ""))
-    return next((written(value) for value in values), "")
-
-
 def _number(text: str | None) -> float | None:
     try:
         return None if text is None else float(text)
@@ -104,59 +171,58 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _config_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
-    """The settings that are numbers, as every source publishes them.
+# -- the limit at the gateway -----------------------------------------------------------------------------------------
 
-    What only one side publishes may be the default of the other: it counts only where no launch commands are known.
+
+def gateway_limit(before: ServerSnapshot, after: ServerSnapshot, load_before: Load) -> SettingChange | None:
+    """Return the proposed limit as a change, if the requests in flight are held at it; else None.
+
+    The queue of before may still be in the server when it is observed, so the second half of the scrapes counts. The
+    limits that the doctor proposed are those of one engine.
     """
-    old, new = _config(before), _config(after)
-    has_commands = bool(_command(before) and _command(after))
-    for flag in sorted(old.keys() | new.keys()):
-        on_both, derived = flag in old and flag in new, flag in DERIVED
-        if old.get(flag) != new.get(flag) and (on_both or not (has_commands or derived)):
-            name = flag if derived else f"--{flag.replace('_', '-')}"
-            yield SettingChange(name, old.get(flag), new.get(flag), derived, on_both)
+    in_flight = requests_in_flight(after)
+    settled = in_flight[len(in_flight) // 2 :]
+    if np.isnan(settled).all():
+        return None
+    mean, most = float(np.nanmean(settled)), float(np.nanmax(settled))
+    if not flat(mean, float(np.nanvar(settled))) or direction(SAME_LOAD, load_before.in_flight, mean) != -1:
+        return None
+    engines = before.value(ENGINES) or 1.0
+    limits = (
+        engines * proposal.after
+        for finding in before.report.present
+        if before.owns(finding.diagnosis.subject)
+        for proposal in finding.proposals
+        if limits_requests(proposal.fix) and isinstance(proposal.after, float)
+    )
+    held = any(not direction(SAME_LOAD, limit, most) for limit in limits)
+    return SettingChange(GATEWAY_LIMIT, None, number(most)) if held else None
 
 
-def _config(server: ServerSnapshot) -> dict[str, str]:
-    published = ((labels.get("flag"), value) for labels, value in server.series(CONFIG))
-    return {flag: f"{value:.12g}" for flag, value in published if flag}
+def gateway_notes(limit: SettingChange, after: ServerSnapshot, loads: tuple[Load, Load]) -> Iterator[str]:
+    """Yield what is assumed about a gateway limit, and which requests wait where no page of the server shows them."""
+    yield (
+        f"requests in flight stay at {limit.after}, as proposed for the gateway: that is taken as the change. What"
+        " waits there is on no page of the server, nor in its TTFT: see the gateway's own queue"
+    )
+    in_flight, most = requests_in_flight(after), float(limit.after or 0)
+    if drained := after.queries.source.interval * int((in_flight > most).sum()):
+        yield f"the queue of before was in the server for the first {quantity(drained, 'seconds')} of AFTER"
+    yield from gateway_queue(most, *loads)
 
 
-def _fact_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
-    for name, query, label in FACTS:
-        old, new = _fact(before, query, label), _fact(after, query, label)
-        if old and new and old != new:
-            yield SettingChange(name, old, new)
-
-
-def _fact(server: ServerSnapshot, query: str, label: str) -> str:
-    counted = ((labels.get(label, ""), count) for labels, count in server.series(query))
-    return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPUS else text for text, count in counted if text))
-
-
-def _launch_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
-    """Where two launch commands differ, if both are known; that of a process has no environment variables in it."""
-    old, new = _command(before), _command(after)
-    if not old or not new:
+def gateway_queue(limit: float, before: Load, after: Load) -> Iterator[str]:
+    """Yield how much waits at the gateway, as far as the load before the change tells."""
+    if before.in_flight is None or not before.arrivals or not after.arrivals:
         return
-    variables = all(any(not name.startswith("-") for name in command) for command in (old, new))
-    for name in sorted(old.keys() | new.keys()):
-        if name not in ADDRESS and old.get(name) != new.get(name):
-            yield SettingChange(name, old.get(name), new.get(name), known=name.startswith("-") or variables)
-
-
-def _command(server: ServerSnapshot) -> Mapping[str, str]:
-    """The options and variables of a launch command; empty where there is none to read."""
-    command = command_in(server.running.launch) if server.running else None
-    return options(command) if command else {}
-
-
-def options(command: Command) -> dict[str, str]:
-    """The variables and options of a command by name, "" for a switch that is on; those of the program are left out."""
-    found = {name: value for name, value in command.environment.items() if name.isupper()}
-    for given in command.given:
-        on = given.option is None or given.option.on
-        key = f".{given.option.key}" if given.option and given.option.key else ""
-        found[given.name + key] = " ".join(given.values) if on else "False"
-    return found | ({"--model": command.model} if command.model else {})
+    if before.closed_loop:
+        waiting = before.in_flight - limit
+        yield (
+            f"the {before.in_flight:.0f} requests of before were always in flight (closed-loop clients): {waiting:.0f}"
+            f" of them wait at the gateway now, {quantity(waiting / after.arrivals, 'seconds')} each by Little's law"
+        )
+    elif direction(SAME_LOAD, before.arrivals, after.arrivals) == -1:
+        yield (
+            f"{number(before.arrivals)} requests / s arrived before, {number(after.arrivals)} / s are served at the"
+            " limit: the difference waits at the gateway or is refused there"
+        )

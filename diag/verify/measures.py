@@ -1,11 +1,11 @@
-"""How fast a server is under its load: one row of numbers for each engine and each short window that was observed.
+"""The speed of a server under its load: one row of numbers for each engine and each short window that was observed.
 
-A row has the load (requests running and waiting, lengths) beside what users feel and what it costs, so that two
-times of a server, two releases or two replicas are compared at the same load only.
+A row has the load (requests running and waiting, lengths) beside latency, throughput and energy, so that two times of a
+server, two releases or two replicas are compared at the same load only.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +20,9 @@ from diag.knowledge.signals.startup import PHASE, SPENT
 from diag.verify.load import FEWEST
 
 WINDOW = 10.0
-"""Seconds of one row; three scrapes of a server that is scraped less often than every 3 s."""
+"""Seconds of one row; three scrape intervals if these are longer than 3 s."""
 FEWEST_TOKENS = 50
-"""Of a window: below, its mean says more of single requests than of the server (judged)."""
+"""Tokens in a window below which its mean depends more on single requests than on the server (judged)."""
 ENGINE = ("instance", "engine")
 COLUMNS: Mapping[str, str] = {
     "running": "$requests_running_mean",
@@ -37,14 +37,14 @@ COLUMNS: Mapping[str, str] = {
     " unless on (instance, gpu) $gpus_not_serving) / ($output_tokens_rate by (instance) > 0)",
     "prefix_hit_share": prefix_cache_hit_rate.promql,
 }
-"""What a row has, by the name that a baseline file gives it."""
+"""PromQL of the columns of a row, by their names in a baseline file."""
 MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
 GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 SPEED_FLAGS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs"),
     *("max_num_batched_tokens", "max_model_len", "enforce_eager", "enable_prefix_caching", "block_size"),
 )
-"""The settings without which a speed means nothing, as far as a number says them."""
+"""The settings that decide on the speed, as far as they are numbers."""
 FLAG_VALUES = {
     flag: f'max by (instance) (last_over_time(diag_vllm_config{{flag="{flag}"}}[$window]))' for flag in SPEED_FLAGS
 }
@@ -56,7 +56,7 @@ Row = Mapping[str, float]
 
 
 class ServerKind(NamedTuple):
-    """What runs: rows of different kinds are not mixed. "" where it is not known; `flags` are those known."""
+    """Model, release, GPU and flags of a server, "" if unknown: rows of different kinds are not mixed."""
 
     model: str
     version: str
@@ -78,7 +78,7 @@ class Measured(NamedTuple):
 
 
 def measure(queries: QueryCache) -> list[Measured]:
-    """The rows of every engine, for windows that follow each other; without those in which no request ran."""
+    """Return the rows of every engine, for windows that follow each other; without windows in which no request ran."""
     window = queries.holding(max(WINDOW, FEWEST_INTERVALS * queries.source.interval))
     every = max(1, round(window.seconds / queries.source.interval))
     instants = queries.source.instants[every::every]
@@ -89,9 +89,11 @@ def measure(queries: QueryCache) -> list[Measured]:
     kinds = _Kinds(queries)
     found: dict[tuple[Subject, str], list[Row]] = defaultdict(list)
     for subject in columns["running"]:
-        for place, row in _rows(subject, columns):
+        known = {name: values for name, rows in columns.items() if (values := rows.of(subject)) is not None}
+        for place in np.flatnonzero(known["running"] > 0):
             ran = [name for name, there in versions[_instance(subject)] if there[place]]
-            if len(ran) <= 1:  # of an upgrade within the window it says nothing
+            if len(ran) <= 1:  # a window with an upgrade shows the speed of neither release
+                row = {name: float(series[place]) for name, series in known.items() if not np.isnan(series[place])}
                 found[subject, "".join(ran)].append({"at": float(instants[place]) / 1000, **row})
     return [
         Measured(subject, kinds.of(_instance(subject), version), tuple(rows))
@@ -99,15 +101,8 @@ def measure(queries: QueryCache) -> list[Measured]:
     ]
 
 
-def _rows(subject: Subject, columns: Mapping[str, Rows]) -> Iterator[tuple[int, Row]]:
-    """Each window with a running request, by its place."""
-    known = {name: row for name, rows in columns.items() if (row := rows.of(subject)) is not None}
-    for place in np.flatnonzero(known["running"] > 0):
-        yield int(place), {name: float(row[place]) for name, row in known.items() if not np.isnan(row[place])}
-
-
 class _Kinds:
-    """What is known of each server beside its speed, over all that was observed."""
+    """The model, GPU and flags of each server, over all that was observed."""
 
     def __init__(self, queries: QueryCache) -> None:
         def names(promql: str, label: str) -> Mapping[str, str]:
@@ -118,14 +113,14 @@ class _Kinds:
         self._flags = {flag: queries.ask(promql, (), queries.whole) for flag, promql in FLAG_VALUES.items()}
 
     def of(self, instance: str, version: str) -> ServerKind:
-        """The kind of a server while it ran this release."""
+        """Return the kind of a server while it ran this release."""
         values = ((flag, rows.get((("instance", instance),))) for flag, rows in self._flags.items())
         flags = tuple((flag, float(row[-1])) for flag, row in values if row is not None and not np.isnan(row[-1]))
         return ServerKind(self._models.get(instance, ""), version, self._gpus.get(instance, ""), flags)
 
 
 def starts(queries: QueryCache) -> list[tuple[str, ServerKind, Mapping[str, float]]]:
-    """The servers whose start the log shows from its beginning to its end: seconds of each phase."""
+    """Return the servers whose start the log shows from its beginning to its end: seconds of each phase."""
     known, versions = _Kinds(queries), _labelled(queries.ask(VERSIONS, (), queries.whole), "version")
     spent: dict[str, dict[str, float]] = defaultdict(dict)
     for subject, row in queries.ask(PHASES, (), queries.whole).items():
@@ -136,7 +131,7 @@ def starts(queries: QueryCache) -> list[tuple[str, ServerKind, Mapping[str, floa
 
 
 def _labelled(rows: Rows, label: str) -> dict[str, list[tuple[str, Bools]]]:
-    """By instance: each text of a label that is not empty, and at which instants it is there."""
+    """Return for each instance the texts of a label that are not empty, and at which instants each is there."""
     found: dict[str, list[tuple[str, Bools]]] = defaultdict(list)
     for subject, row in sorted(rows.items()):
         if text := dict(subject).get(label, ""):

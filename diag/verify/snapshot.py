@@ -1,4 +1,4 @@
-"""Servers as they were before the change or after it: judged, with further queries over the whole span."""
+"""Snapshots of servers before or after a change: judged, with further queries over the whole span."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +15,7 @@ INSTANCE = ("instance",)
 
 
 class Snapshot(NamedTuple):
-    """A report, the queries that it was made from, and what is known of each server beside its samples."""
+    """A report, the queries that it was made from, and the facts of each server beside its samples."""
 
     report: Report
     queries: QueryCache
@@ -27,7 +27,7 @@ class Snapshot(NamedTuple):
         return tuple(sorted(dict(subject)["instance"] for subject in self.queries.subjects(INSTANCE)))
 
     def server(self, instance: str) -> "ServerSnapshot":
-        """One of them."""
+        """Return one of the servers."""
         return ServerSnapshot(instance, self.report, self.queries, self.running.get(instance))
 
 
@@ -40,18 +40,18 @@ class ServerSnapshot(NamedTuple):
     running: Running | None
 
     def value(self, promql: str) -> float | None:
-        """One number for the server over the whole span; None where there is none."""
+        """Return one number for the server over the whole span; None for no value."""
         row = self.queries.ask(promql, INSTANCE, self.queries.whole).get((("instance", self.instance),))
         return None if row is None or np.isnan(row[-1]) else float(row[-1])
 
     def series(self, promql: str) -> Iterator[tuple[dict[str, str], float]]:
-        """The same for an expression with more labels than `instance`: labels and value of each series with a value."""
+        """Yield labels and value of each series of the server, for an expression with more labels than `instance`."""
         for subject, row in self.queries.ask(promql, INSTANCE, self.queries.whole).items():
             if self.owns(subject) and not np.isnan(row[-1]):
                 yield dict(subject), float(row[-1])
 
     def histogram(self, name: str) -> list[tuple[float, float]]:
-        """The upper edge of each bucket and the observations up to it, in order of the edges, over the whole span.
+        """Return the upper edge of each bucket and the observations up to it, by edge, over the whole span.
 
         Series whose edge is no positive number are left out.
         """
@@ -63,15 +63,15 @@ class ServerSnapshot(NamedTuple):
         return sorted(counts.items())
 
     def scraped(self, promql: str) -> Floats:
-        """The value at every scrape, NaN where it failed; for an expression over samples of one interval."""
+        """Return the value at every scrape, NaN if it failed; for an expression over samples of one interval."""
         times = self.queries.source.instants
         rows = self.queries.ask(promql, INSTANCE, self.queries.holding(0.0), times)
         return rows.get((("instance", self.instance),), np.full(len(times), np.nan))
 
     def owns(self, subject: Subject) -> bool:
-        """Whether an engine or a GPU is this server's."""
+        """Return True if an engine or a GPU is this server's."""
         return dict(subject).get("instance") == self.instance
 
     def renamed(self, subject: Subject) -> Subject:
-        """The same engine or GPU under this server's name."""
+        """Return an engine or a GPU of the other snapshot under this server's name."""
         return tuple(sorted({**dict(subject), "instance": self.instance}.items()))

@@ -16,7 +16,7 @@ from support.timelines import CALM, TIMES, blocks, timeline
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
-from diag.diagnosis.readings import Reading
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.report import Report
 from diag.report.dataframe import COLUMNS
 from diag.sources.prometheus.scope import Scope, TimeSpan

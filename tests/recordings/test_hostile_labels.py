@@ -24,8 +24,8 @@ from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN
 from diag.core.metric_families import render
+from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.quotes import Quote
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
 from diag.knowledge.catalog import load

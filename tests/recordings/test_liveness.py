@@ -6,7 +6,7 @@ import pytest
 from support.paths import RECORDINGS
 from support.rewriting import Scrape, scrapes
 
-from diag.diagnosis.liveness import Health, Liveness
+from diag.diagnosis.progress import Health, Liveness
 
 NO_PAGE = "diag_vllm_up 0\n"
 """What the exporter still answers where vLLM does not."""

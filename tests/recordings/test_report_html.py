@@ -12,9 +12,9 @@ from support.paths import RECORDINGS
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.formatting import moment
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import NotJudged
-from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Report
 from diag.report import html, svg
 

@@ -27,11 +27,9 @@ from diag.knowledge.signals import prefills_in_pauses, requests_running, request
 from diag.report import verify as report
 from diag.report import verify_json
 from diag.verify.changes import AppliedFix, options
-from diag.verify.compare import compare
-from diag.verify.comparison import Verification
-from diag.verify.signal_deltas import WORK, SignalDelta, expected, signal_deltas
+from diag.verify.compare import Verification, compare
+from diag.verify.deltas import WORK, Bounds, SignalDelta, bucket, expected, signal_deltas
 from diag.verify.snapshot import Snapshot
-from diag.verify.user_metrics import Bounds, bucket
 from diag.vllm.command.parse import parse
 
 SCHEMA = validator(ROOT / "diag" / "report" / "diag.verify.schema.json")

@@ -15,8 +15,8 @@ from diag.commands.observe import ObserveOptions
 from diag.commands.posting import AlertPosts, WatchAlerts
 from diag.core.contract import Contract, Site
 from diag.core.errors import BadUsage, Unreachable
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Observed, Report
 from diag.http.alertmanager_api import Alertmanager
 from diag.knowledge.catalog import load

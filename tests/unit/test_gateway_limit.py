@@ -2,7 +2,7 @@
 
 import pytest
 
-from diag.verify.gateway_limit import outside
+from diag.verify.changes import gateway_queue
 from diag.verify.load import Lengths, Load
 
 
@@ -21,6 +21,6 @@ def load(in_flight: float, variance: float, arrivals: float) -> Load:
     ],
 )
 def test_what_waits_at_the_gateway_is_told_as_far_as_it_is_known(before: Load, arrivals: float, sentence: str) -> None:
-    told = list(outside(6.0, before, load(6.0, 0.1, arrivals)))
+    told = list(gateway_queue(6.0, before, load(6.0, 0.1, arrivals)))
     assert len(told) == bool(sentence)
     assert sentence in "".join(told)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from diag.verify.load import Lengths, Load
-from diag.verify.same_load import differences
+from diag.verify.load import Lengths, Load, differences
 
 PROMPTS = Lengths(300.0, 10.0, 1200.0, ((200.0, 180.0), (1000.0, 60.0)))
 OUTPUTS = Lengths(100.0, 5.0, 400.0, ((200.0, 240.0),))

@@ -9,7 +9,7 @@ from diag.diagnosis.report import Finding, Report
 from diag.report import json, verify_json
 from diag.report import sentences as words
 from diag.report.verdict import verdicts
-from diag.verify.comparison import Verification
+from diag.verify.compare import Verification
 
 Document = dict[str, Any]
 _HEAD = ("incident", "state", "severity", "subject", "primary", "explained_by", "since", "until", "ongoing")
