@@ -189,7 +189,7 @@ def _local_pages(options: ObserveOptions, server: "VllmServer") -> "JoinedPages 
     """GPUs, processes and log of a server on this host, or of the one whose log was named."""
     from diag.exporter.host import host_collectors
     from diag.exporter.log.timezone import zone
-    from diag.http.locality import is_here
+    from diag.http.address import is_here
     from diag.sources.live.joined_pages import JoinedPages
 
     if not options.log and not is_here(server.address):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, DiagError, Unreachable
 from diag.core.formatting import listed, printable
 from diag.http.address import Address, parse
-from diag.http.background import start
 from diag.http.credentials import Credentials
+from diag.http.deadline import run_in_thread
 from diag.vllm.command.secrets import hidden
 
 FORM = "[CONTEXT/]NAMESPACE[/SELECTOR]"
@@ -103,7 +103,7 @@ def _loaded(load: Callable[[Any], None]) -> Cluster:
     configuration = Configuration()
     by_environment = configuration.proxy
     try:
-        start(partial(load, configuration)).result(PLUGIN_SECONDS)
+        run_in_thread(partial(load, configuration)).result(PLUGIN_SECONDS)
     except StillRunning as error:
         raise Unreachable(f"the kubeconfig's credential plugin did not end within {PLUGIN_SECONDS:g} s") from error
     if configuration.proxy != by_environment:

@@ -10,9 +10,9 @@ from diag.core.formatting import listed, plural, printable
 from diag.core.metric_prefix import named_as_ours
 from diag.exporter.vllm_page import is_ours
 from diag.http.address import PAGE, Address
-from diag.http.background import start
 from diag.http.client import Client
 from diag.http.credentials import Credentials
+from diag.http.deadline import run_in_thread
 from diag.http.failure import Failure
 from diag.http.vllm_server import ACCEPT, VllmServer
 from diag.sources.kubernetes.api import MOST_PODS, Api, namespaced
@@ -94,7 +94,7 @@ def find(text: str, timeout: float) -> ServersOfNamespace:
     possible = [(pod, candidate) for pod in pods for candidate in candidates(pod)]
     idle = [why for pod, candidate in possible if candidate.certain and (why := not_started(pod))]
     alive = [(pod, candidate) for pod, candidate in possible if not not_started(pod)]
-    looks = [start(partial(_look, api, place.namespace, *each)) for each in alive[:MOST_SERVERS]]
+    looks = [run_in_thread(partial(_look, api, place.namespace, *each)) for each in alive[:MOST_SERVERS]]
     found = [look.result() for look in looks]
     servers = {each.instance: each for each in found if isinstance(each, FoundServer)}
     reasons = list(dict.fromkeys([*idle, *(each for each in found if isinstance(each, str) and each)]))

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from diag.core.formatting import printable
 from diag.exposition.lines import NotMetrics
 from diag.exposition.scrapes import Target
-from diag.http.background import start
+from diag.http.deadline import run_in_thread
 from diag.http.failure import Failure
 from diag.http.vllm_server import Probe, VllmServer
 from diag.sources.live.clock import WatchClock
@@ -119,7 +119,7 @@ class WatchedServer:
 
 async def _in_background(work: Callable[[], T]) -> T:
     """Run what waits for a server, or reads a large page, in a thread: one server does not delay another."""
-    return await asyncio.wrap_future(start(work))
+    return await asyncio.wrap_future(run_in_thread(work))
 
 
 def _with(page: bytes, probed: Probe | None) -> bytes:
