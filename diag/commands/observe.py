@@ -19,9 +19,8 @@ from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Observed, build_report, not_measured, server
-from diag.sources.observation import Observation
+from diag.sources.observation import Observation, SampleSource
 from diag.sources.prometheus.scope import Scope
-from diag.sources.samples import SampleSource
 from diag.verify.snapshot import Snapshot
 
 if TYPE_CHECKING:

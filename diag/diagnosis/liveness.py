@@ -13,8 +13,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.exposition.scrapes import Target
 from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.ranks import ranks_out_of_step
-from diag.sources.observation import Origin, observation
-from diag.sources.samples import SampleSource
+from diag.sources.observation import Origin, SampleSource, observation
 
 KEPT = 600_000
 """Milliseconds of scrapes to judge by: the signals of progress look back five minutes."""

@@ -21,7 +21,7 @@ from diag.http.credentials import Credentials, from_environment
 from diag.http.failure import PROMETHEUS, Failure, Hints
 
 MOST_BYTES = 32 * 2**20
-"""Size limit of a decoded response: a week of six targets, scraped every 5 s, is 20 MiB; 32 MiB use 500 MiB of memory."""
+"""Size limit of a decoded response: a week of six targets, scraped every 5 s, is 20 MiB; 32 MiB use 500 MiB of RAM."""
 NO_API = "answered JSON that is not from the Prometheus API"
 _PAUSES = (0.3, 1.0)
 _BUSY = 429
