@@ -44,7 +44,7 @@ class Observation(NamedTuple):
     target: a path or URLs, without credentials. instants: unix ms, one for each round over all targets, ascending.
     interval: the usual seconds between two scrapes of one target. silent_scrapes: successful scrapes without metrics of
     vLLM, for example of an exporter alone. instances: the label `instance` of each target, the key of `settled`, and
-    of `versions` (of vLLM), `models` and `launch` (without secrets) if they are known. truth: the [truth] of a recording.
+    of `versions` (of vLLM), `models` and `launch` (without secrets) if they are known. truth: [truth] of a recording.
     """
 
     source: Literal["recording", "scrape"]
@@ -275,7 +275,7 @@ class SampleSource:
         return {tuple(sorted(labels.items())): row for labels, row in zip(vector.labels, values, strict=True)}
 
     def _may_hold(self, asked: promql.Formula | str) -> bool:
-        """Return False if no metric of a query has a sample; the query is not parsed, since most metrics are missing."""
+        """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
         if asked not in self._known:
             text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
             words = (found.group() for found in _NAMES.finditer(text))
