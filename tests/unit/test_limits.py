@@ -20,7 +20,7 @@ from diag.exposition.lines import NotMetrics
 from diag.exposition.page import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.sources.kubernetes import cluster, servers
-from diag.sources.prometheus import queries
+from diag.sources.prometheus import client as queries
 from diag.sources.recording import reader
 from diag.verify import baseline
 from diag.vllm.command import parse
