@@ -86,8 +86,12 @@ def proxy_for(address: Address) -> Proxy | None:
     """Return the proxy that http_proxy, https_proxy or all_proxy names for an address; Failure if it is unsupported."""
     proxies = getproxies()
     text = proxies.get(address.scheme) or proxies.get("all")
-    if not text or address.is_loopback or _is_exempt(address, proxies.get("no", "")):
+    if not text or address.is_loopback or proxy_bypass(address.host) or proxy_bypass(address.instance):
         return None
+    for exempt in proxies.get("no", "").split(","):  # no_proxy may also name networks
+        with suppress(ValueError):
+            if ipaddress.ip_address(address.host) in ipaddress.ip_network(exempt.strip(), strict=False):
+                return None
     try:
         url = urlsplit(text if "://" in text else f"http://{text}")
         host, port = url.hostname, url.port or 80
@@ -97,19 +101,6 @@ def proxy_for(address: Address) -> Proxy | None:
         raise failure.of_proxy()
     user = f"{unquote(url.username)}:{unquote(url.password or '')}" if url.username else ""
     return Proxy(host, port, {"Proxy-Authorization": basic(user)} if user else {})
-
-
-def _is_exempt(address: Address, exempt: str) -> bool:
-    """Return True if no_proxy names the host, its domain, or a network that contains it."""
-    if proxy_bypass(address.host) or proxy_bypass(address.instance):
-        return True
-    with suppress(ValueError):
-        host = ipaddress.ip_address(address.host)
-        for text in exempt.split(","):
-            with suppress(ValueError):
-                if host in ipaddress.ip_network(text.strip(), strict=False):
-                    return True
-    return False
 
 
 class Client:

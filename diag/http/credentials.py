@@ -40,8 +40,16 @@ def from_environment(environment: Mapping[str, str]) -> Credentials:
     if basic_auth and ":" not in basic_auth:
         raise BadUsage("DIAG_BASIC_AUTH must be user:password")
     headers = {"Authorization": f"Bearer {bearer}" if bearer else basic(basic_auth)} if bearer or basic_auth else {}
+    file = environment.get("DIAG_HEADERS_FILE", "")
+    for number, line in enumerate(_read("DIAG_HEADERS_FILE", file).splitlines() if file else (), 1):
+        name, colon, value = line.partition(":")
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not colon or not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+            raise BadUsage(f'DIAG_HEADERS_FILE line {number} is not "Name: value"')
+        headers[name] = _fit_for_a_header(value.strip(), f"DIAG_HEADERS_FILE line {number}")
     return Credentials(
-        headers=headers | _headers(environment.get("DIAG_HEADERS_FILE", "")),
+        headers=headers,
         ca_file=environment.get("DIAG_CA_FILE", ""),
         client_cert=environment.get("DIAG_CLIENT_CERT", ""),
         client_key=environment.get("DIAG_CLIENT_KEY", ""),
@@ -105,18 +113,6 @@ def _secret(name: str, environment: Mapping[str, str]) -> str:
     file = environment.get(f"{name}_FILE", "")
     text = _read(f"{name}_FILE", file) if file else environment.get(name, "")
     return _fit_for_a_header(text.strip(), f"{name}_FILE" if file else name)
-
-
-def _headers(file: str) -> dict[str, str]:
-    headers = {}
-    for number, line in enumerate(_read("DIAG_HEADERS_FILE", file).splitlines() if file else (), 1):
-        name, colon, value = line.partition(":")
-        if not line.strip() or line.startswith("#"):
-            continue
-        if not colon or not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
-            raise BadUsage(f'DIAG_HEADERS_FILE line {number} is not "Name: value"')
-        headers[name] = _fit_for_a_header(value.strip(), f"DIAG_HEADERS_FILE line {number}")
-    return headers
 
 
 def _read(variable: str, file: str) -> str:

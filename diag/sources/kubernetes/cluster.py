@@ -214,22 +214,19 @@ class Api:
 
     def pods(self, namespace: str, selector: str) -> list[Mapping[str, Any]]:
         """List the pods of a namespace that a selector matches; Unreachable if they cannot be listed."""
+        pods: list[Mapping[str, Any]] = []
+        query = {"limit": str(PODS_AT_A_TIME), "labelSelector": selector}
         try:
-            return list(self._pods(namespace, selector))
+            while True:
+                page = self._json(f"{namespaced(namespace)}/pods", "list pods", namespace, query)
+                pods += page.get("items") or []
+                more = part(page, "metadata").get("continue")
+                if not more or len(pods) >= MOST_PODS:
+                    return pods
+                query["continue"] = more
         except Failure as error:
             shown = f"the Kubernetes API server {self.cluster.address.shown}"
             raise Unreachable(str(error) if isinstance(error, Denied) else sentence(shown, error)) from error
-
-    def _pods(self, namespace: str, selector: str) -> Iterator[Mapping[str, Any]]:
-        query, count = {"limit": str(PODS_AT_A_TIME), "labelSelector": selector}, 0
-        while True:
-            page = self._json(f"{namespaced(namespace)}/pods", "list pods", namespace, query)
-            items = page.get("items") or []
-            yield from items
-            count, more = count + len(items), part(page, "metadata").get("continue")
-            if not more or count >= MOST_PODS:
-                return
-            query["continue"] = more
 
     def pod(self, namespace: str, name: str) -> Mapping[str, Any]:
         """Read the current state of a pod; Failure if it is gone or cannot be read."""

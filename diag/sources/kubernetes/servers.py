@@ -7,6 +7,7 @@ zone of the container does not matter.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -90,7 +91,12 @@ class ContainerLog:
     def collect(self) -> Collected:
         """Read new lines and, from time to time, the status; return the samples."""
         if self._clock() - self._looked_at >= STATUS_EVERY:
-            self._update_status()
+            self._looked_at, before = self._clock(), self.status
+            with suppress(Failure):  # a pod that cannot be read keeps its status
+                self.status = container_status(self._api.pod(self._namespace, self._of.pod), self._of.container)
+            if self.status.last != before.last:  # if it runs again, the ended run's log is the previous one
+                self._read(**self._since_last_line(), previous="true" if self.status.running_since else "")
+                self._note_end()
         self._read(**self._since_last_line())
         with self._lock:
             now = self._clock()
@@ -104,18 +110,6 @@ class ContainerLog:
         """Note whether the server's /metrics page has just answered, which decides what some log lines mean."""
         with self._lock:
             self.state.page(self._clock(), answered)
-
-    def _update_status(self) -> None:
-        """Detect a restart; a pod that cannot be read keeps its status."""
-        self._looked_at = self._clock()
-        try:
-            pod = self._api.pod(self._namespace, self._of.pod)
-        except Failure:
-            return
-        before, self.status = self.status, container_status(pod, self._of.container)
-        if self.status.last != before.last:  # once the container runs again, the ended run's log is the previous one
-            self._read(**self._since_last_line(), previous="true" if self.status.running_since else "")
-            self._note_end()
 
     def _note_end(self) -> None:
         last = self.status.last

@@ -188,7 +188,14 @@ class Watch:
         if len(server.target.scrapes) == 1:
             self._untried -= 1
             if not self._untried and not any(server.answered for server in self._servers):
-                raise _unreachable(self._servers)
+                failures = [(each.server.address.shown, each.failure) for each in self._servers if each.failure]
+                unknown = any(isinstance(failure, UnknownName) for _, failure in failures)
+                kind, (shown, failure) = UnknownHost if unknown else Unreachable, failures[0]
+                if len(failures) == 1:
+                    hint = "" if failure.reached else POST_MORTEM_HINT
+                    raise kind(sentence(printable(shown), failure) + hint)
+                reasons = listed([f"{printable(shown)} ({failure})" for shown, failure in failures])
+                raise kind(f"none of {len(self._servers)} servers returned metrics: {reasons}; {failure.hint}")
         if server.server.path and not server.facts_requested:
             server.facts_requested = True
             self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
@@ -215,16 +222,6 @@ async def _gather(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
                 group.create_task(coroutine)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-
-
-def _unreachable(watched_servers: Sequence[WatchedServer]) -> Unreachable:
-    failures = [(watched.server.address.shown, watched.failure) for watched in watched_servers if watched.failure]
-    kind = UnknownHost if any(isinstance(failure, UnknownName) for _, failure in failures) else Unreachable
-    if len(failures) == 1:
-        shown, failure = failures[0]
-        return kind(sentence(printable(shown), failure) + ("" if failure.reached else POST_MORTEM_HINT))
-    reasons = [f"{printable(shown)} ({failure})" for shown, failure in failures]
-    return kind(f"none of {len(watched_servers)} servers returned metrics: {listed(reasons)}; {failures[0][1].hint}")
 
 
 @dataclass

@@ -159,7 +159,15 @@ class Queries:
             first, second, last = (int(instants[at]) for at in (0, 1, -1))
             return self._prometheus.range(promql, first, last, second - first)
         except Refused as error:
-            self._note_refused(error)
+            why = _NUMBER.sub("", str(error))  # a reason may contain numbers that differ, such as the query's length
+            with self._lock:
+                self._reasons.setdefault(why, str(error))
+                self._refused[why] += 1
+                self._timeouts += error.timed_out
+            if self._timeouts >= MOST_TIMEOUTS:
+                hint = "select fewer servers or a shorter --window"
+                self._given_up = f"{self._prometheus.shown} times out on queries: {error}; {hint}"
+                raise Unreachable(self._given_up) from error
             raise NotAnswered from error
         except Unusable as error:
             with self._lock:
@@ -171,17 +179,6 @@ class Queries:
         except Unreachable as error:
             self._given_up = str(error)
             raise
-
-    def _note_refused(self, error: Refused) -> None:
-        why = _NUMBER.sub("", str(error))  # the same reason may contain different numbers, such as the query's length
-        with self._lock:
-            self._reasons.setdefault(why, str(error))
-            self._refused[why] += 1
-            self._timeouts += error.timed_out
-        if self._timeouts >= MOST_TIMEOUTS:
-            hint = "select fewer servers or a shorter --window"
-            self._given_up = f"{self._prometheus.shown} times out on queries: {error}; {hint}"
-            raise Unreachable(self._given_up) from error
 
 
 def values_at(series: Series, instants: Instants) -> Floats:

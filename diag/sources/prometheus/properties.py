@@ -50,8 +50,16 @@ def properties(remote: "PrometheusSource", least: int, most: int) -> Properties:
     """
     models = {name: tuple(sorted(member.models)) for name, member in remote.members.items() if member.models}
     found: Properties = {MODEL: models}
+    targets = {name: member.targets for name, member in remote.members.items()}
+    span = remote.end - remote.start + 1
     try:
-        _add_labels(found, remote)
+        rows = [
+            (name, labels)
+            for name, labels, _ in remote.at_end(f"last_over_time(up{{{_job_matcher(remote)}}}[{span}ms])")
+            if (labels.get("job", ""), labels.get("instance", "")) in targets.get(name, ())
+        ]
+        for label in {label for _, labels in rows for label in labels} - {"__name__", "instance"}:
+            found[Property("label", label)] = _by_server((name, labels.get(label, "")) for name, labels in rows)
         gpus = remote.at_end(GPUS)
         for kind, label in ((GPU, "name"), (DRIVER, "driver_version")):
             found[kind] = _by_server((name, labels[label]) for name, labels, _ in gpus if labels.get(label))
@@ -59,21 +67,6 @@ def properties(remote: "PrometheusSource", least: int, most: int) -> Properties:
     except NotAnswered:
         pass
     return found
-
-
-def _add_labels(found: Properties, remote: "PrometheusSource") -> None:
-    """Add every label of the targets, except the name of the target itself."""
-    targets = {name: member.targets for name, member in remote.members.items()}
-    span = remote.end - remote.start + 1
-    rows = [
-        (name, labels)
-        for name, labels, _ in remote.at_end(f"last_over_time(up{{{_job_matcher(remote)}}}[{span}ms])")
-        if (labels.get("job", ""), labels.get("instance", "")) in targets.get(name, ())
-    ]
-    names = {label for _, labels in rows for label in labels} - {"__name__", "instance"}
-    for label in names:
-        pairs = ((name, labels.get(label, "")) for name, labels in rows)
-        found[Property("label", label)] = _by_server(pairs)
 
 
 def _add_flags(found: Properties, remote: "PrometheusSource", least: int, most: int) -> None:

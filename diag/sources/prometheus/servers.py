@@ -41,6 +41,7 @@ _BEFORE = 86_400_000
 """Milliseconds before the time range in which a server is still found by its last samples."""
 _SAMPLED = 3
 _FEW = 20
+"""Servers that every selector names; for more servers, the results are filtered."""
 MOST_NAMED = 2_000
 """Servers that a query names; for more servers, the results are filtered."""
 
@@ -63,7 +64,10 @@ class PrometheusSource:
             self.now = prometheus.now()
             self.start, self.end = scope.span.resolved(self.now)
             self.members = self._find_members(scope)
-            self._matchers = self._selector_matchers(scope)
+            self._matchers = scope.everywhere
+            if not scope.instances and len(self.members) <= _FEW and self._labels == ("instance",):
+                named = any_of("instance", [re.escape(instance) for instance in self.members])
+                self._matchers = ",".join([*scope.matchers, named])
             self.instants, self.interval = self._cadence()
             self._flags = self._read_flags()
             self._containers = self._find_containers()
@@ -127,12 +131,6 @@ class PrometheusSource:
     def _name(self, labels: Mapping[str, str]) -> str:
         return "/".join(labels.get(label, "") for label in self._labels).strip("/")
 
-    def _selector_matchers(self, scope: Scope) -> str:
-        """Return the matchers for every selector: they name a few servers; for many, the results are filtered."""
-        if scope.instances or len(self.members) > _FEW or self._labels != ("instance",):
-            return scope.everywhere
-        return ",".join([*scope.matchers, any_of("instance", [re.escape(instance) for instance in self.members])])
-
     def _cadence(self) -> tuple[Instants, float]:
         """Return the instants to judge, back from the last scrape, and a target's usual scrape interval in seconds."""
         span = self.end - self.start
@@ -175,29 +173,25 @@ class PrometheusSource:
         """Evaluate a query: one row per subject, NaN without a finite sample; NotAnswered if the server refuses it."""
         formula = asked if isinstance(asked, Formula) else Formula("", asked, {})
         raw = formula.written_out()
-        rows = self._rows(formula, raw, instants)
+        matchers = self._matchers_for(raw)
+        # rules do not record the flags that only the labels of a page show
+        recorded = {} if CONFIG in raw and self._flags else self.recorded
+        rows: dict[Subject, Floats] = {}
+        if OWN not in raw or RENAMED in raw:
+            rows = self._read(self._query(formula, recorded, self.prefix, matchers), instants)
+        else:
+            for prefix, names in by_prefix(self.members).items():
+                series = recorded if prefix == self.prefix else {}
+                found = self._read(self._query(formula, series, prefix, matchers), instants)
+                rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
+
         if not self._containers.servers or not mentioned(raw):
             return rows
-        rows, matchers = dict(rows), self._matchers_for(raw)
         for prefix, names in by_prefix({name: self.members[name] for name in self._containers.servers}).items():
             plain = self._query(formula, {}, prefix, matchers)
             with suppress(NotAnswered):
                 found = self._read(self._containers.completed(plain, matchers, self.interval), instants)
                 rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
-        return rows
-
-    def _rows(self, formula: Formula, raw: str, instants: Instants) -> Mapping[Subject, Floats]:
-        """Evaluate a formula; if servers store their metrics under several prefixes, once for each prefix."""
-        matchers = self._matchers_for(raw)
-        # rules do not record the flags that only the labels of a page show
-        recorded = {} if CONFIG in raw and self._flags else self.recorded
-        if OWN not in raw or RENAMED in raw:
-            return self._read(self._query(formula, recorded, self.prefix, matchers), instants)
-        rows: dict[Subject, Floats] = {}
-        for prefix, names in by_prefix(self.members).items():
-            series = recorded if prefix == self.prefix else {}
-            found = self._read(self._query(formula, series, prefix, matchers), instants)
-            rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
         return rows
 
     def _query(self, formula: Formula, series: Mapping[str, str], prefix: str, matchers: str) -> str:

@@ -88,18 +88,6 @@ def read(path: Path, launch: str = "") -> Observation:
 # recording.toml
 
 
-def _read_about(file: Path) -> Mapping[str, Any]:
-    """Read recording.toml; {} if there is none, BadRecording if it cannot be read."""
-    if not exists(file):
-        return {}
-    try:
-        return load(file)[1]
-    except OSError as error:
-        raise BadRecording(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadRecording(f"{file} is not valid TOML: {error}") from error
-
-
 def _server_facts(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
     """Return the facts about one server; [config] applies to all servers, [config."host:port"] to one."""
     config = _typed(dict, about.get("config", {}), file)
@@ -223,7 +211,13 @@ class _Gathered:
         if self.keep:
             failed = reason if header[1] else too_big * "it was too large to be kept"
             self.kept.setdefault(instance, []).append(RecordedScrape(at / 1000, page, failed))
-        log = self._log_page(instance, at, page, not header[1] and b"diag_vllm_up 0" not in page)
+        log, answers = b"", not header[1] and b"diag_vllm_up 0" not in page
+        is_exported = b"\ndiag_vllm_log_events_total" in page  # an exporter has put its log on the page
+        is_first = self.targets.keys() <= {instance}  # the log is that of the first server
+        if is_first and not is_exported and self.log_file.is_file():
+            if instance not in self.logs:
+                self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
+            log = self.logs[instance].until(at / 1000, answers)
         if header[1]:
             target.fail(at, reason, page + log)
         elif too_big:
@@ -239,20 +233,25 @@ class _Gathered:
         most = {"scrapes": MOST_SCRAPES, "servers": MOST_TARGETS, "values": MOST_VALUES}
         return next((f"{most[name]:,} {name}" for name, count in counts.items() if count >= most[name]), "")
 
-    def _log_page(self, instance: str, at: int, page: bytes, answers: bool) -> bytes:
-        """Return the log's metrics at a scrape of the first server; b"" if an exporter has put them on the page."""
-        is_first = self.targets.keys() <= {instance}
-        if not is_first or b"\ndiag_vllm_log_events_total" in page or not self.log_file.is_file():
-            return b""
-        if instance not in self.logs:
-            self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
-        return self.logs[instance].until(at / 1000, answers)
-
 
 def _gather(path: Path, keep: bool = False) -> tuple[Path, Mapping[str, Any], _Gathered]:
     """Read a recording; return the file of the pages, the content of recording.toml, and the scrapes."""
-    file = _pages_file(path)
-    about = _read_about(file.parent / ABOUT)
+    if not exists(path):
+        raise BadRecording(f"there is no recording at {printable(str(path))}")
+    file = path if path.is_file() else next((path / name for name in PAGES if (path / name).is_file()), None)
+    if file is None:
+        raise BadRecording(f"{path} has no {PAGES[0]}: name a folder that `diag record` wrote")
+
+    about_file = file.parent / ABOUT
+    about: Mapping[str, Any] = {}
+    try:
+        if exists(about_file):
+            about = load(about_file)[1]
+    except OSError as error:
+        raise BadRecording(f"{about_file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadRecording(f"{about_file} is not valid TOML: {error}") from error
+
     gathered = _Gathered(file.parent / LOG, _log_zone(about, file), keep)
     try:
         for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
@@ -268,17 +267,6 @@ def _gather(path: Path, keep: bool = False) -> tuple[Path, Mapping[str, Any], _G
     if not gathered.targets:
         raise BadRecording(f"{file} {gathered.why_empty()}")
     return file, about, gathered
-
-
-def _pages_file(path: Path) -> Path:
-    if not exists(path):
-        raise BadRecording(f"there is no recording at {printable(str(path))}")
-    if path.is_file():
-        return path
-    file = next((path / name for name in PAGES if (path / name).is_file()), None)
-    if file is None:
-        raise BadRecording(f"{path} has no {PAGES[0]}: name a folder that `diag record` wrote")
-    return file
 
 
 def _first(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[bytes]:
