@@ -9,7 +9,7 @@ from diag.commands.site import site
 from diag.core.contract import Contract
 from diag.core.writing import refused_in_words, written_whole
 from diag.diagnosis.query_cache import QueryCache, TelemetrySource
-from diag.sources.samples import SampleSource
+from diag.sources.observation import SampleSource
 
 
 def run(options: ObserveOptions, file: Path | None) -> str:

@@ -19,9 +19,8 @@ from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Observed, build_report, not_measured, server
-from diag.sources.observation import Observation
+from diag.sources.observation import Observation, SampleSource
 from diag.sources.prometheus.scope import Scope
-from diag.sources.samples import SampleSource
 from diag.verify.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ def _local_pages(options: ObserveOptions, server: "VllmServer") -> "JoinedPages 
     """GPUs, processes and log of a server on this host, or of the one whose log was named."""
     from diag.exporter.host import host_collectors
     from diag.exporter.log.tail import parse_timezone
-    from diag.http.locality import is_here
+    from diag.http.address import is_here
     from diag.sources.live.joined_pages import JoinedPages
 
     if not options.log and not is_here(server.address):

@@ -21,8 +21,8 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Key
 from diag.http.address import parse, parse_all
-from diag.http.alertmanager_api import Alertmanager
-from diag.http.background import start
+from diag.http.deadline import run_in_thread
+from diag.http.prometheus_api import Alertmanager
 from diag.report import watch as changes
 
 REPEAT, RETRY = 60.0, 15.0
@@ -46,7 +46,7 @@ class AlertPosts:
         self._ended: dict[Labels, tuple[FilledAlert, float]] = {}
         self._state, self._sending, self._changed = threading.Lock(), threading.Lock(), threading.Event()
         self._failed = False
-        self._thread = start(self._run)
+        self._thread = run_in_thread(self._run)
 
     def holds(self, alerts: Iterable[FilledAlert]) -> None:
         """These alerts hold now, and no others; one that held already keeps its begin."""

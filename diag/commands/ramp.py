@@ -31,8 +31,7 @@ from diag.ramp.traffic import RequestLengths, own_traffic, request_lengths
 from diag.report import ramp as text
 from diag.report import ramp_page
 from diag.report.terminal import StepsBar, steps_bar
-from diag.sources.live.background import UNTIL_STOPPED, BackgroundWatch
-from diag.sources.live.scrape import Watch
+from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundWatch, Watch
 from diag.sources.observation import Observation
 from diag.vllm.command import parse as command
 

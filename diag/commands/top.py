@@ -65,8 +65,7 @@ def make_app(options: ObserveOptions) -> "TopApp":
 
         feed, waits_for = QueryFeed(partial(look, options, contract, incidents)), "asking the Prometheus"
     else:
-        from diag.sources.live.background import UNTIL_STOPPED
-        from diag.sources.live.scrape import Watch
+        from diag.sources.live.scrape import UNTIL_STOPPED, Watch
         from diag.top.memory import PageMemory
 
         def judge(seen: "Observation") -> "Judged":

@@ -41,8 +41,7 @@ from diag.knowledge.signals import (
 from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.ranks import ranks_out_of_step
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
-from diag.sources.observation import Origin, observation
-from diag.sources.samples import SampleSource
+from diag.sources.observation import Origin, SampleSource, observation
 
 State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)

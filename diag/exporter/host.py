@@ -9,8 +9,7 @@ from diag.core.metric_families import Collector
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.log.tail import LogTail
 from diag.exporter.process.collector import ProcessCollector
-from diag.http.address import Address
-from diag.http.locality import is_here
+from diag.http.address import Address, is_here
 from diag.vllm.server.config import ServerFacts
 
 

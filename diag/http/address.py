@@ -1,11 +1,13 @@
-"""Addresses of targets: what the user typed, as a URL for requests and as text that may be printed."""
+"""Addresses of targets: a typed URL parsed for requests, redacted for display, and checked for being on this host."""
 
 import ipaddress
 import re
+import socket
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from diag.core.errors import BadUsage, NoHostName
 from diag.core.formatting import printable
@@ -14,18 +16,18 @@ from diag.http.credentials import basic
 PORTS = {"http": 80, "https": 443}
 PAGE = "/metrics"
 _PARTS = re.compile(r"(?:([^/?#@]*)://)?([^/?#]*)([^?#]*)(.*)", re.DOTALL)
-"""Scheme, user and host and port, path, query and fragment of any text."""
+"""Groups: scheme; user, host and port; path; query and fragment. It matches any text."""
 _HOST = re.compile(r"(?:.*@)?(?P<name>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>[^@]*))?", re.DOTALL)
 NO_HOST = "has no valid host name"
 _LEVELS = 5
-"""How many levels of a path are looked below, beside the server's root."""
+"""Path levels below which the page is searched, besides the server's root."""
 
 
 @dataclass(frozen=True)
 class Address:
     """A target's URL in parts; `authorization` and `query` may be secrets.
 
-    Of a user without a password, the authorization counts only where the environment has none.
+    If the URL has a user without a password, credentials from the environment take precedence.
     """
 
     scheme: str
@@ -48,40 +50,34 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """What may be printed and recorded."""
+        """The URL without credentials and query, safe to print and record."""
         return self.origin + self.path
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Paths (with the query) where the page may be: that one, then below it and below what is above it.
+        """Paths (with the query) where the page may be: the given one, then /metrics below it and below its parents.
 
-        Of an API's address, http://gateway/model-a/v1/chat/completions, the page is at /model-a/metrics.
+        For the URL of an API, http://gateway/model-a/v1/chat/completions, the page is at /model-a/metrics.
         """
         base = self.path.rstrip("/")
-        paths = [base] if base.endswith(PAGE) else [base, *map(_metrics, _above(base))] if base else [PAGE]
+        paths = [base or PAGE]
+        if base and not base.endswith(PAGE):
+            parts = base.split("/")
+            above = ["/".join(parts[:end]) for end in range(len(parts), 1, -1)][:_LEVELS]
+            paths += [path if path.endswith(PAGE) else path + PAGE for path in (*above, "")]
         return tuple(f"{path}?{self.query}" if self.query else path for path in dict.fromkeys(paths))
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is this machine, which no proxy may stand in front of."""
+        """Return True for a loopback address, which is never reached through a proxy."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost" or self.host.endswith(".localhost")
 
 
-def _above(path: str) -> list[str]:
-    """A path, what is above it, and the root."""
-    parts = path.split("/")
-    return [*["/".join(parts[:end]) for end in range(len(parts), 1, -1)][:_LEVELS], ""]
-
-
-def _metrics(path: str) -> str:
-    return path if path.endswith(PAGE) else path + PAGE
-
-
 def parse(text: str) -> Address:
-    """Read a URL or host:port; BadUsage, without what may be a password in it, where it is not one."""
+    """Parse a URL or host:port; BadUsage, without a possible password, if it is invalid."""
     if not text.strip():
         raise BadUsage("the address of a server is empty: write http://HOST:PORT")
     why = _refused(text)
@@ -89,13 +85,13 @@ def parse(text: str) -> Address:
         raise (NoHostName if why == NO_HOST else BadUsage)(f"{without_user(text)} {why}")
     url = urlsplit(text if "://" in text else f"http://{text}")
     port = PORTS[url.scheme] if url.port is None else url.port
-    return Address(
-        url.scheme, url.hostname or "", port, url.path, url.query, _authorization(url), url.password is not None
-    )
+    user = None if url.username is None else f"{unquote(url.username)}:{unquote(url.password or '')}"
+    authorization = "" if user is None else basic(user)
+    return Address(url.scheme, url.hostname or "", port, url.path, url.query, authorization, url.password is not None)
 
 
 def _refused(text: str) -> str:
-    """Why a text is not an address, or ""; without the text."""
+    """Return why the text is no valid address, without quoting it, or ""."""
     if _is_ipv6(text):
         return "is an IPv6 address: put it into brackets, http://[ADDRESS]:PORT"
     scheme, authority, path, query = _parts(text)
@@ -141,29 +137,23 @@ def _is_ipv6(text: str) -> bool:
         return False
 
 
-def _authorization(url: SplitResult) -> str:
-    if url.username is None:
-        return ""
-    return basic(f"{unquote(url.username)}:{unquote(url.password or '')}")
-
-
 def without_user(text: str) -> str:
-    """A URL as it may be printed, valid or not: without what may be a user, a password or a query."""
+    """Redact a URL, valid or not, for display: remove everything that may be a user, a password or a query."""
     scheme, separator, rest = text.partition("://")
     if not scheme.isalnum():
         scheme, separator, rest = "", "", text
     _, authority, path, query = _parts(f"x://{rest}")
     host = authority.rpartition("@")[2]
-    if "@" in path + query:  # the password has a slash, a question mark or a number sign, and goes on behind it
+    if "@" in path + query:  # the password contains /, ? or #, so its rest was split off into path or query
         host, path = "…", ""
     name, colon, port = host.partition(":")
     if colon and not (_is_number(port) and len(port) < 6) and not _is_ipv6(host) and not name.startswith("["):
-        host = f"{name}:…"  # without its host, a URL has the password here
+        host = f"{name}:…"  # if the host is missing, this is the password
     return printable(scheme + separator + host + path, 80)
 
 
 def parse_all(texts: Sequence[str]) -> dict[str, Address]:
-    """The addresses by instance; one that is named twice counts once."""
+    """Parse addresses and return them by instance, without duplicates."""
     addresses = list(dict.fromkeys(parse(text) for text in texts))
     count = Counter(address.instance for address in addresses)
     named = {}
@@ -173,3 +163,18 @@ def parse_all(texts: Sequence[str]) -> dict[str, Address]:
             name += "'"
         named[name] = address
     return named
+
+
+def is_here(address: Address) -> bool:
+    """Return True if the address belongs to this host: a socket can be bound to it."""
+    if address.is_loopback:
+        return True
+    try:
+        places = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # unknown or invalid name
+        return False
+    for family, _, _, _, place in places:
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((place[0], 0))
+            return True
+    return False

@@ -1,33 +1,34 @@
-"""The one HTTP client: requests to one server, bounded in time and size, by the standard library.
+"""The HTTP client: requests to one server, bounded in time and size, directly or through a proxy of the environment.
 
-http.client leaves open what a hostile server makes use of: a response in drips, of any size, that unpacks to a
-thousand times its size, or redirects that carry credentials elsewhere. This is where all of that is bounded.
+http.client has no defence against a hostile server: a response that arrives in drips, has any size, expands to a
+thousand times its size, or redirects credentials to another server. This client bounds each of these.
 """
 
+import ipaddress
 import json
 import ssl
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection, IncompleteRead
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from diag import __version__
 from diag.core.formatting import printable
 from diag.exposition.lines import MOST_BYTES
 from diag.http import failure
 from diag.http.address import PORTS, Address, without_user
-from diag.http.background import start
-from diag.http.credentials import Credentials, tls
-from diag.http.deadline import Deadline, timed_response
+from diag.http.credentials import Credentials, basic, tls
+from diag.http.deadline import Deadline, run_in_thread, timed_response
 from diag.http.failure import VLLM, Failure, Hints
 from diag.http.gunzip import Gunzip
-from diag.http.proxy import Proxy, proxy_for
 
 CONNECT_SECONDS = 5.0
-"""At most for a connection to one of a host's addresses."""
+"""Time limit for a connection to one of a host's addresses."""
 _CHUNK = 2**18
 _HOPS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -37,10 +38,10 @@ _SAFE = "/?:@!$&'()*+,;=%-._~[]"
 
 @dataclass(frozen=True)
 class Manner:
-    """How requests to a server are made.
+    """Settings for all requests to a server.
 
     wait: seconds for a connection (at most CONNECT_SECONDS), and then for every next byte; a whole request may take
-    twice as long. keep: whether connections stay open for the next request. encoding: what a body may come in.
+    twice as long. keep: keep connections open for the next request. encoding: accepted encodings of a body.
     """
 
     wait: float
@@ -51,7 +52,7 @@ class Manner:
 
 @dataclass(frozen=True)
 class Request:
-    """`path` has the query; `seconds` are for the whole request, 0 for twice the wait."""
+    """One request: `path` includes the query; `seconds` limits the whole request, 0 for twice the wait."""
 
     path: str
     method: str = "GET"
@@ -64,12 +65,42 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """A whole response, decoded; `location` where it redirects; `first_byte`: seconds until its body began."""
+    """A complete decoded response; `location` is set for a redirect; `first_byte`: seconds until the body began."""
 
     status: int
     body: bytes
     location: str = ""
     first_byte: float | None = None
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """An HTTP proxy; the headers are a secret."""
+
+    host: str
+    port: int
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def proxy_for(address: Address) -> Proxy | None:
+    """Return the proxy that http_proxy, https_proxy or all_proxy names for an address; Failure if it is unsupported."""
+    proxies = getproxies()
+    text = proxies.get(address.scheme) or proxies.get("all")
+    if not text or address.is_loopback or proxy_bypass(address.host) or proxy_bypass(address.instance):
+        return None
+    for exempt in proxies.get("no", "").split(","):  # no_proxy may also name networks
+        with suppress(ValueError):
+            if ipaddress.ip_address(address.host) in ipaddress.ip_network(exempt.strip(), strict=False):
+                return None
+    try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = url.hostname, url.port or 80
+    except ValueError as error:
+        raise failure.of_proxy() from error
+    if url.scheme != "http" or not host:  # neither SOCKS nor a proxy behind TLS is supported
+        raise failure.of_proxy()
+    user = f"{unquote(url.username)}:{unquote(url.password or '')}" if url.username else ""
+    return Proxy(host, port, {"Proxy-Authorization": basic(user)} if user else {})
 
 
 class Client:
@@ -87,19 +118,19 @@ class Client:
         self.hints = failure.for_server(manner.hints, address.scheme == "https", bool(credentials.client_cert))
         self._idle: list[HTTPConnection] = []
         self.sent = threading.Event()
-        """Set from the moment a request is out until its response is in."""
+        """Set from the time a request is sent until its response has arrived."""
 
     def get(self, path: str, accept: str = "*/*", most_bytes: int = MOST_BYTES) -> Response:
-        """Get a path, redirects on the same server followed; Failure where there is no whole response."""
+        """Get a path and follow redirects on the same server; Failure if there is no complete response."""
         return self.send(Request(path, headers={"Accept": accept}, most_bytes=most_bytes))
 
     def post(self, path: str, document: object, seconds: float) -> Response:
-        """Post JSON; the whole request may take so many seconds."""
+        """Post JSON; `seconds` limits the whole request."""
         body = json.dumps(document).encode()
         return self.send(Request(path, "POST", {"Content-Type": "application/json"}, body, seconds=seconds))
 
     def send(self, request: Request) -> Response:
-        """Send a request; Failure where there is no whole response."""
+        """Send a request; Failure if there is no complete response."""
         seconds = request.seconds or 2 * self._manner.wait
         deadline = Deadline(request.seconds or self._manner.wait, seconds, self.hints)
         path = request.path
@@ -108,41 +139,44 @@ class Client:
                 response = self._exchange(request, path, deadline)
                 if not response.location or not request.follow:
                     return response
-                path = self._same_server(path, response.location)
+                path = self._redirect_target(path, response.location)
         except failure.EXCEPTIONS as error:
             raise failure.from_exception(error, self.hints) from error
         raise Failure("redirects in a loop", "use the address where the redirects should end")
 
     def refusal(self, status: int) -> Failure:
-        """What a response with an error status means."""
+        """Return the failure for a response with an error status."""
         if status in (401, 403):
             return failure.of_credentials(status, self._has_credentials)
         return failure.WrongAnswer(f"answered HTTP {status}", self.hints.address)
 
     def _exchange(self, request: Request, path: str, deadline: Deadline) -> Response:
-        """One request and its response; again over a new connection where one that was kept turns out to be closed."""
+        """Send one request and read its response; retry on a new connection if the server has closed a kept one."""
         try:
             kept = self._idle.pop()
         except IndexError:
-            return self._over(self._connected(deadline), request, path, deadline)
+            return self._send_over(self._connect(deadline), request, path, deadline)
         try:
-            return self._over(kept, request, path, deadline)
+            return self._send_over(kept, request, path, deadline)
         except (ConnectionError, ssl.SSLError):
-            self._idle.clear()  # the others are as old
-            return self._over(self._connected(deadline), request, path, deadline)
+            self._idle.clear()  # the other kept connections are as old
+            return self._send_over(self._connect(deadline), request, path, deadline)
 
-    def _over(self, connection: HTTPConnection, request: Request, path: str, deadline: Deadline) -> Response:
+    def _send_over(self, connection: HTTPConnection, request: Request, path: str, deadline: Deadline) -> Response:
         reusable = False
         connection.sock.settimeout(deadline.next())
         connection.response_class = partial(timed_response, deadline)  # type: ignore[assignment]
         try:
-            target, headers = self._head(path, request)
+            target, proxied = quote(path, safe=_SAFE) or "/", self._proxy if self._context is None else None
+            if proxied:  # a proxy of plain HTTP requires the whole URL
+                target = self._address.origin + target
+            headers = _merged(self._headers, request.headers, proxied.headers if proxied else {})
             connection.request(request.method, target, request.body, headers)
             self.sent.set()
             raw = connection.getresponse()
             response = _read(raw, request.most_bytes, deadline)
             reusable = self._manner.keep and not raw.will_close and not response.location
-            raw.close()  # only then the connection takes the next request
+            raw.close()  # the connection accepts the next request only after this
             return response
         except TimeoutError as error:
             raise failure.silent(deadline.wait) from error
@@ -153,45 +187,37 @@ class Client:
             else:
                 connection.close()
 
-    def _head(self, path: str, request: Request) -> tuple[str, dict[str, str]]:
-        """Target and headers of the request: a proxy of plain HTTP takes the whole URL."""
-        target, proxied = quote(path, safe=_SAFE) or "/", self._proxy if self._context is None else None
-        if proxied:
-            target = self._address.origin + target
-        return target, _merged(self._headers, request.headers, proxied.headers if proxied else {})
-
-    def _connected(self, deadline: Deadline) -> HTTPConnection:
-        """A new connection, its socket open; a name server, too, has no more time than the whole request."""
-        seconds = min(CONNECT_SECONDS, deadline.wait)
-        connection = self._connection(seconds)
-        try:
-            start(connection.connect).result(deadline.left())
-        except TimeoutError as error:
-            if self._proxy:
-                raise failure.of_proxy() from error
-            raise _no_connection(connection, deadline, seconds) from error
-        except OSError as error:
-            if self._proxy and not isinstance(error, ssl.SSLError):
-                raise failure.of_proxy() from error
-            raise
-        return connection
-
-    def _connection(self, seconds: float) -> HTTPConnection:
-        address, proxy = self._address, self._proxy
+    def _connect(self, deadline: Deadline) -> HTTPConnection:
+        """Open a new connection; resolving the name, too, takes no longer than the whole request may."""
+        seconds, address, proxy = min(CONNECT_SECONDS, deadline.wait), self._address, self._proxy
         host, port = (proxy.host, proxy.port) if proxy else (address.host, address.port)
         if self._context is None:
-            return HTTPConnection(host, port, timeout=seconds)
-        connection = HTTPSConnection(host, port, timeout=seconds, context=self._context)
-        if proxy:
-            connection.set_tunnel(address.host, address.port, proxy.headers)
+            connection = HTTPConnection(host, port, timeout=seconds)
+        else:
+            connection = HTTPSConnection(host, port, timeout=seconds, context=self._context)
+            if proxy:
+                connection.set_tunnel(address.host, address.port, proxy.headers)
+        try:
+            run_in_thread(connection.connect).result(deadline.left())
+        except TimeoutError as error:
+            if proxy:
+                raise failure.of_proxy() from error
+            if connection.sock:  # connected, but the TLS handshake got no response
+                raise failure.silent(seconds) from error
+            # the system's resolver ignores the time limit of a connection
+            raise failure.no_connection(deadline.seconds if deadline.is_over else seconds) from error
+        except OSError as error:
+            if proxy and not isinstance(error, ssl.SSLError):
+                raise failure.of_proxy() from error
+            raise
         return connection
 
     @cached_property
     def _proxy(self) -> Proxy | None:
         return proxy_for(self._address)
 
-    def _same_server(self, path: str, location: str) -> str:
-        """The path of a redirect; credentials must not follow it to another server."""
+    def _redirect_target(self, path: str, location: str) -> str:
+        """Return the path of a redirect; Failure for another server, which must not receive the credentials."""
         try:
             target = urlsplit(urljoin(self._address.origin + path, location))
             port = target.port or PORTS.get(target.scheme)
@@ -203,15 +229,8 @@ class Client:
         return target.path + (f"?{target.query}" if target.query else "")
 
 
-def _no_connection(connection: HTTPConnection, deadline: Deadline, seconds: float) -> Failure:
-    """It took too long: a name server keeps to no limit of ours, and after a connection TLS may be silent."""
-    if connection.sock:
-        return failure.silent(seconds)
-    return failure.no_connection(deadline.seconds if deadline.is_over else seconds)
-
-
 def _read(raw: HTTPResponse, most_bytes: int, deadline: Deadline) -> Response:
-    """The whole response; of a redirect nobody needs the body."""
+    """Read and decode the response; the body of a redirect is not read."""
     location = raw.getheader("Location", "") if raw.status in _REDIRECTS else ""
     if location:
         return Response(raw.status, b"", location)
@@ -232,6 +251,6 @@ def _read(raw: HTTPResponse, most_bytes: int, deadline: Deadline) -> Response:
 
 
 def _merged(*headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers together, whatever the case of their names; the last one counts."""
+    """Merge headers, whose names are case-insensitive; the last value counts."""
     found = {name.lower(): (name, value) for mapping in headers for name, value in mapping.items()}
     return dict(found.values())

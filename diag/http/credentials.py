@@ -4,23 +4,23 @@ import base64
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.core.files import read_text
 
 MOST_BYTES = 2**20
-"""Of a file with a token or with headers."""
+"""Size limit of a file with a token or headers."""
 WAYS = "DIAG_BEARER_TOKEN, DIAG_BASIC_AUTH or DIAG_HEADERS_FILE"
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What every request carries; the headers are secrets.
+    """Headers and TLS files for every request; the headers are secrets.
 
-    unverified: whether any certificate is accepted; server_name: whom it is for, where that is not the host. Only a
-    kubeconfig can ask for these two.
+    unverified: accept any certificate. server_name: the name in the certificate, if it differs from the host. Only a
+    kubeconfig can set these two.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -32,7 +32,7 @@ class Credentials:
 
 
 def from_environment(environment: Mapping[str, str]) -> Credentials:
-    """Read DIAG_*; BadUsage where a file cannot be read or two settings contradict each other."""
+    """Read DIAG_*; BadUsage if a file cannot be read or two settings conflict."""
     bearer = _secret("DIAG_BEARER_TOKEN", environment)
     basic_auth = _secret("DIAG_BASIC_AUTH", environment)
     if bearer and basic_auth:
@@ -40,8 +40,16 @@ def from_environment(environment: Mapping[str, str]) -> Credentials:
     if basic_auth and ":" not in basic_auth:
         raise BadUsage("DIAG_BASIC_AUTH must be user:password")
     headers = {"Authorization": f"Bearer {bearer}" if bearer else basic(basic_auth)} if bearer or basic_auth else {}
+    file = environment.get("DIAG_HEADERS_FILE", "")
+    for number, line in enumerate(_read("DIAG_HEADERS_FILE", file).splitlines() if file else (), 1):
+        name, colon, value = line.partition(":")
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not colon or not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+            raise BadUsage(f'DIAG_HEADERS_FILE line {number} is not "Name: value"')
+        headers[name] = _fit_for_a_header(value.strip(), f"DIAG_HEADERS_FILE line {number}")
     return Credentials(
-        headers=headers | _headers(environment.get("DIAG_HEADERS_FILE", "")),
+        headers=headers,
         ca_file=environment.get("DIAG_CA_FILE", ""),
         client_cert=environment.get("DIAG_CLIENT_CERT", ""),
         client_key=environment.get("DIAG_CLIENT_KEY", ""),
@@ -49,51 +57,48 @@ def from_environment(environment: Mapping[str, str]) -> Credentials:
 
 
 def basic(user_and_password: str) -> str:
-    """The Authorization header of "user:password"."""
+    """Return the Authorization header for "user:password"."""
     return "Basic " + base64.b64encode(user_and_password.encode()).decode()
 
 
 def tls(credentials: Credentials) -> ssl.SSLContext:
-    """The context that checks servers against the system's authorities, or against DIAG_CA_FILE alone."""
+    """Return the context that verifies servers by the system's authorities, or by DIAG_CA_FILE alone."""
     given = credentials
     return _context(given.ca_file, given.client_cert, given.client_key, given.unverified, given.server_name)
 
 
 class _NamedContext(ssl.SSLContext):
-    """Asks for another name than that of the host, and checks for it."""
+    """Requests and verifies `server_name` instead of the host's name."""
 
     server_name = ""
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
-        """Encrypt a connection."""
         return super().wrap_socket(*args, **(options | {"server_hostname": self.server_name}))
 
 
-def _verifying(ca_file: str, server_name: str) -> ssl.SSLContext:
-    if not server_name:
-        return ssl.create_default_context(cafile=ca_file or None)
-    context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.server_name = server_name
-    if ca_file:
-        context.load_verify_locations(ca_file)
-    else:
-        context.load_default_certs()
-    return context
-
-
-@cache  # to load the system's authorities takes longer than a scrape
+@lru_cache(maxsize=8)  # loading the system's authorities takes longer than a scrape
 def _context(ca_file: str, client_cert: str, client_key: str, unverified: bool, server_name: str) -> ssl.SSLContext:
     if client_key and not client_cert:
         raise BadUsage("DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT")
     try:
-        context = _verifying(ca_file, server_name)
+        context = (
+            _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
+            if server_name
+            else ssl.create_default_context(cafile=ca_file or None)
+        )
+        if isinstance(context, _NamedContext):
+            context.server_name = server_name
+            if ca_file:
+                context.load_verify_locations(ca_file)
+            else:
+                context.load_default_certs()
     except OSError as error:
         raise BadUsage(f"DIAG_CA_FILE {ca_file} cannot be used: {_why(error)}") from error
     if unverified:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if client_cert:
         try:
-            # An empty password instead of a prompt: nobody may be there to answer it.
+            # An empty password prevents a prompt, which an unattended run cannot answer.
             context.load_cert_chain(client_cert, client_key or None, password="")
         except OSError as error:
             raise BadUsage(f"DIAG_CLIENT_CERT {client_cert} cannot be used: {_why(error)}") from error
@@ -108,18 +113,6 @@ def _secret(name: str, environment: Mapping[str, str]) -> str:
     file = environment.get(f"{name}_FILE", "")
     text = _read(f"{name}_FILE", file) if file else environment.get(name, "")
     return _fit_for_a_header(text.strip(), f"{name}_FILE" if file else name)
-
-
-def _headers(file: str) -> dict[str, str]:
-    headers = {}
-    for number, line in enumerate(_read("DIAG_HEADERS_FILE", file).splitlines() if file else (), 1):
-        name, colon, value = line.partition(":")
-        if not line.strip() or line.startswith("#"):
-            continue
-        if not colon or not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
-            raise BadUsage(f'DIAG_HEADERS_FILE line {number} is not "Name: value"')
-        headers[name] = _fit_for_a_header(value.strip(), f"DIAG_HEADERS_FILE line {number}")
-    return headers
 
 
 def _read(variable: str, file: str) -> str:

@@ -1,25 +1,48 @@
-"""Responses read within a deadline: http.client bounds each wait, but neither all of them nor a header in drips."""
+"""Time limits of a request: a deadline for the response as a whole, and threads that neither Ctrl-C nor exit waits for.
+
+http.client bounds each wait for bytes, but not their sum, and not a header that arrives in drips.
+"""
 
 import io
 import socket
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from http.client import HTTPResponse
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from diag.http import failure
 from diag.http.failure import Failure, Hints
 
+T = TypeVar("T")
+
+
+def run_in_thread(work: Callable[[], T]) -> Future[T]:
+    """Run `work` in a daemon thread; the future holds its result or exception."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from here on it cannot be cancelled; its result may be left unread
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised again where the result is read
+            future.set_exception(error)
+
+    Thread(target=run, name="diag-http", daemon=True).start()
+    return future
+
 
 class Deadline:
-    """The time of one request: `wait` seconds for every next byte, `seconds` for all of them."""
+    """The time limits of one request: `wait` seconds for every next byte, `seconds` for the whole response."""
 
     def __init__(self, wait: float, seconds: float, hints: Hints) -> None:
         self.wait, self.hints, self.seconds = wait, hints, seconds
         self.begin = time.monotonic()
 
     def left(self) -> float:
-        """Seconds until the deadline; Failure where it has passed."""
+        """Seconds until the deadline; Failure if it has passed."""
         left = self.begin + self.seconds - time.monotonic()
         if left <= 0:
             raise self.late
@@ -27,32 +50,31 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline has passed."""
+        """Return True if the deadline has passed."""
         return time.monotonic() - self.begin >= self.seconds
 
     def next(self) -> float:
-        """Seconds for the next byte."""
+        """Seconds to wait for the next byte."""
         return min(self.wait, self.left())
 
     @property
     def late(self) -> Failure:
-        """What the user reads when the deadline has passed."""
+        """The failure to raise once the deadline has passed."""
         return failure.too_long(self.seconds, self.hints)
 
 
 class TimedReads(io.RawIOBase):
-    """The bytes of one response as a socket gives them, each wait bounded and all of them together."""
+    """A socket's bytes for one response; each wait and their sum are bounded."""
 
     def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
         self._socket, self._deadline, self._begun = connected, deadline, False
         self._raw = connected.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read what there is; Failure where nothing comes in time."""
+        """Read the bytes that are available; Failure if none arrives in time."""
         seconds, wait = self._deadline.next(), self._deadline.wait
         self._socket.settimeout(seconds)
         try:
@@ -65,23 +87,23 @@ class TimedReads(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Release the socket."""
         self._raw.close()
         super().close()
 
 
 @dataclass(frozen=True)
 class TimedSocket:
-    """What HTTPResponse looks at of a socket."""
+    """The part of a socket that HTTPResponse uses."""
 
     connected: socket.socket
     deadline: Deadline
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """The response's bytes."""
+        """Return the response's bytes as a file."""
         return io.BufferedReader(TimedReads(self.connected, self.deadline))
 
 
 def timed_response(deadline: Deadline, connected: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
-    """A response whose bytes keep to the deadline, for `HTTPConnection.response_class`."""
+    """Return an HTTPResponse that is read within the deadline, for `HTTPConnection.response_class`."""
     return HTTPResponse(TimedSocket(connected, deadline), *args, **options)  # type: ignore[arg-type]

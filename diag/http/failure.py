@@ -1,4 +1,4 @@
-"""Failures in words: the one table from what goes wrong with a request to what a user reads."""
+"""Failures in words: the sentence that the user reads for each way in which a request can fail."""
 
 import http.client
 import socket
@@ -13,7 +13,7 @@ MUTUAL = "set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY"
 
 
 class Failure(Exception):
-    """A request without a usable response: the reason, what to try, and whether a server was reached at all."""
+    """A request without a usable response: the reason, a hint, and whether a server was reached at all."""
 
     def __init__(self, reason: str, hint: str = "", reached: bool = True) -> None:
         super().__init__(reason)
@@ -22,16 +22,16 @@ class Failure(Exception):
 
 
 class WrongAnswer(Failure):
-    """Something answers there, but not with what was asked for: an HTTP status, a missing page."""
+    """A server answers, but not with the requested content: an HTTP status, a missing page."""
 
 
 class UnknownName(Failure):
-    """No host of that name is known."""
+    """The host name cannot be resolved."""
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What to try, where that depends on the server; `cut` is for a connection that ends before the response."""
+    """Hints that depend on the kind of server; `cut` is for a connection that ends before the response."""
 
     address: str
     too_long: str = "is the server overloaded?"
@@ -48,7 +48,7 @@ PROMETHEUS = Hints(
 
 
 def for_server(hints: Hints, encrypted: bool, has_certificate: bool) -> Hints:
-    """The hints for one server: who closes an encrypted connection may miss a client certificate."""
+    """Return the hints for one server; one that closes an encrypted connection may require a client certificate."""
     mutual = "" if has_certificate else f"if it requires a client certificate, {MUTUAL}"
     return replace(hints, cut=mutual if encrypted else "is it https?")
 
@@ -64,17 +64,24 @@ _MEANINGS: tuple[tuple[type[Exception], str, str, bool], ...] = (
     (http.client.HTTPException, "sent something that is not HTTP", "{address}", True),
     (zlib.error, "sent a damaged gzip body", "", True),
 )
-"""Exception, reason, hint, whether the server was reached; special ones before general ones."""
+"""Exception, reason, hint, whether the server was reached; subclasses come first."""
 _NAMES = (socket.gaierror, UnicodeError)
 EXCEPTIONS = (OSError, http.client.HTTPException, UnicodeError, zlib.error)
-"""What a request may raise."""
+"""Exceptions that a request may raise."""
 
 
 def from_exception(error: Exception, hints: Hints) -> Failure:
-    """What an exception means."""
-    tls = _of_tls(error) if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError) else None
-    if tls:
-        return tls
+    """Return the failure that describes an exception."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = printable(error.verify_message, 80)
+        return Failure(f"has a certificate that is not trusted ({why})", "set DIAG_CA_FILE")
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        text = str(error).upper().replace(" ", "_")
+        if "CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text:
+            return Failure("requires a client certificate that it trusts", MUTUAL)
+        if "UNKNOWN_CA" in text:
+            return Failure("does not trust the client certificate", "check DIAG_CLIENT_CERT")
+        return Failure("does not speak TLS", "is it http instead of https?")
     for kind, reason, hint, reached in _MEANINGS:
         if isinstance(error, kind):
             failure = UnknownName if kind in _NAMES else Failure
@@ -83,60 +90,48 @@ def from_exception(error: Exception, hints: Hints) -> Failure:
     return Failure(printable(text.lower(), 80), "is the host up?", reached=False)
 
 
-def _of_tls(error: ssl.SSLError) -> Failure:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        why = printable(error.verify_message, 80)
-        return Failure(f"has a certificate that is not trusted ({why})", "set DIAG_CA_FILE")
-    text = str(error).upper().replace(" ", "_")
-    if "CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text:
-        return Failure("requires a client certificate that it trusts", MUTUAL)
-    if "UNKNOWN_CA" in text:
-        return Failure("does not trust the client certificate", "check DIAG_CLIENT_CERT")
-    return Failure("does not speak TLS", "is it http instead of https?")
-
-
 def no_connection(seconds: float) -> Failure:
-    """The connection took too long."""
+    """The server did not accept a connection in time."""
     return Failure(f"no connection within {seconds:g} s", "is the host up, does its name resolve?", reached=False)
 
 
 def silent(seconds: float) -> Failure:
-    """Connected, but not a byte came back."""
+    """The server accepted the connection and sent no byte."""
     return Failure(
         f"accepted the connection but sent nothing for {seconds:g} s", "is the server overloaded or stopped?"
     )
 
 
 def stopped(seconds: float) -> Failure:
-    """A response that began and did not go on."""
+    """The response began, then stalled."""
     return Failure(
         f"stopped sending for {seconds:g} s in the middle of its response", "is the server overloaded or stopped?"
     )
 
 
 def too_long(seconds: float, hints: Hints) -> Failure:
-    """A response that keeps coming but does not end."""
+    """The response was still arriving at the deadline."""
     return Failure(f"did not finish its response within {seconds:g} s", hints.too_long)
 
 
 def too_large(most_bytes: int, hints: Hints) -> Failure:
-    """A response of a size that is refused."""
+    """The response exceeds the size limit."""
     return Failure(f"sent more than {most_bytes >> 20} MiB", hints.too_large)
 
 
 def of_proxy() -> Failure:
-    """The proxy that the environment names is of no use."""
+    """The proxy named by the environment cannot be used."""
     return Failure("cannot be reached through the proxy", "check http_proxy, https_proxy and no_proxy")
 
 
 def of_credentials(status: int, were_given: bool) -> Failure:
-    """What HTTP 401 and 403 mean."""
+    """The server answered HTTP 401 or 403."""
     if were_given:
         return WrongAnswer(f"rejects the credentials (HTTP {status})", f"check {WAYS}")
     return WrongAnswer(f"requires credentials (HTTP {status})", f"set {WAYS}")
 
 
 def sentence(shown: str, error: Failure) -> str:
-    """What the user reads: which server, what went wrong, and what to try."""
+    """Format a failure for the user: the server, the reason and the hint."""
     what = f"{shown} {error}" if error.reached else f"cannot connect to {shown}: {error}"
     return f"{what}; {error.hint}" if error.hint else what

@@ -1,19 +1,19 @@
-"""Decompression in small steps: no input, however hostile, is held in memory as a whole."""
+"""Decompression in small steps: no input, however hostile, is expanded in memory as a whole."""
 
 import zlib
 from collections.abc import Iterable, Iterator
 
 STEP = 256 * 1024
 FLUSHED = b"\x00\x00\xff\xff"
-"""zlib's mark of a flush: what stands before it can be decompressed whole."""
+"""zlib's mark of a flush: everything before it can be decompressed completely."""
 _BITE = 4096
 _GZIP = 31  # zlib's wbits for a gzip header
 
 
 class Gunzip:
-    """Decompresses gzip, several members in a row included, and yields at most `STEP` bytes at a time.
+    """Decompresses gzip, also several members in a row, and yields at most `STEP` bytes at a time.
 
-    Raises zlib.error where the data are not gzip.
+    Raises zlib.error if the data are not gzip.
     """
 
     def __init__(self) -> None:
@@ -21,26 +21,24 @@ class Gunzip:
         self._begun = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what this much more input gives; where it is damaged, what stands before the damage comes first."""
+        """Decompress further input; if it is damaged, the content before the damage is yielded first."""
         for start in range(0, len(data), _BITE):
-            yield from self._feed(data[start : start + _BITE])
-
-    def _feed(self, data: bytes) -> Iterator[bytes]:
-        while data:
-            if self._member.eof:
-                self._member = zlib.decompressobj(_GZIP)
-            self._begun = True
-            yield self._member.decompress(data, STEP)
-            data = self._member.unconsumed_tail or self._member.unused_data
+            rest = data[start : start + _BITE]
+            while rest:
+                if self._member.eof:
+                    self._member = zlib.decompressobj(_GZIP)
+                self._begun = True
+                yield self._member.decompress(rest, STEP)
+                rest = self._member.unconsumed_tail or self._member.unused_data
 
     @property
     def complete(self) -> bool:
-        """Whether the input so far ended where a member ends."""
+        """Return True if the input so far ends where a member ends."""
         return self._member.eof or not self._begun
 
 
 def cut_at_flushes(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The compressed bytes; a piece ends behind every mark of a flush."""
+    """Split compressed bytes into pieces that end after each mark of a flush."""
     rest = b""
     for chunk in chunks:
         *flushed, rest = (rest + chunk).split(FLUSHED)

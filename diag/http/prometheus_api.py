@@ -1,27 +1,27 @@
-"""The HTTP API of a Prometheus, in the shape of the session that prometheus-api-client uses.
+"""The HTTP APIs of Prometheus (as a session for prometheus-api-client) and of Alertmanager (posting alerts).
 
-By itself that library sends with requests, which puts a query of any length into the URL, reads a response of any
-size, lets a .netrc replace the credentials and drops the server's own error sentence. Here it sends with our client.
+By default prometheus-api-client sends with requests, which puts a query of any length into the URL, reads a response of
+any size, lets a .netrc replace the credentials and drops the server's error message. This session uses diag's client.
 """
 
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from diag.core.errors import Unreachable
+from diag.core.errors import BadUsage, Unreachable
 from diag.core.formatting import printable
 from diag.http import failure
-from diag.http.address import Address, without_user
+from diag.http.address import Address, parse, without_user
 from diag.http.client import Client, Manner, Request, Response
-from diag.http.credentials import Credentials
-from diag.http.failure import PROMETHEUS, Failure
+from diag.http.credentials import Credentials, from_environment
+from diag.http.failure import PROMETHEUS, Failure, Hints
 
 MOST_BYTES = 32 * 2**20
-"""Of one answer, decoded; six targets scraped every 5 s for a week take 20 MiB, and 32 MiB take 500 MiB of memory."""
+"""Size limit of a decoded response: a week of six targets, scraped every 5 s, is 20 MiB; 32 MiB use 500 MiB of RAM."""
 NO_API = "answered JSON that is not from the Prometheus API"
 _PAUSES = (0.3, 1.0)
 _BUSY = 429
@@ -30,36 +30,40 @@ _NO_POST = (405, 501)
 _STARTING = "is it starting, or overloaded?"
 _TIMEOUT = re.compile(r"time-?out|timed out|deadline", re.IGNORECASE)
 _QUERY, _QUERIED = "error when executing query=", re.compile(r"\((?:time|start)=[^()]*\): ")
-"""VictoriaMetrics' sentences begin with the whole query: what stands before and behind it."""
+"""VictoriaMetrics' error messages begin with the whole query, between these two."""
 _ADVICE = "PromQL info:"
+ALERTS_PATH, ALERTMANAGER_SECONDS = "/api/v2/alerts", 10.0
+ALERTMANAGER_PREFIX = "DIAG_ALERTMANAGER_"
+"""Prefix of the variables with the Alertmanager's credentials: it does not receive the servers' credentials."""
+_ALERTMANAGER = Hints(
+    "is this the address of an Alertmanager, including its path (for example https://host/alertmanager)?"
+)
 
 
 class Unusable(Unreachable):
-    """The server answered this query with something that is no answer; it may answer the next one."""
+    """The response to this query is not usable; the next query may succeed."""
 
 
 class Refused(Exception):
-    """The server refused this query; the message is its own sentence.
+    """The server refused this query; the message is the server's own.
 
-    `timed_out`: it gave up or is overloaded. `unparsable`: it could not parse the query.
+    `timed_out`: the query timed out or the server is overloaded. `unparsable`: the server could not parse the query.
     """
 
     def __init__(self, status: int, document: Mapping[str, Any]) -> None:
-        sentence = _without_query(str(document["error"]))
+        sentence = str(document["error"])
+        begin, quoted, rest = sentence.partition(_QUERY)
+        behind = _QUERIED.search(rest) if quoted else None
+        if behind:
+            sentence = f"{begin}{rest[behind.end() :]}"
         super().__init__(f"{printable(sentence, 300)} (HTTP {status})")
         self.timed_out = status in _RETRIED or document.get("errorType") == "timeout" or bool(_TIMEOUT.search(sentence))
         self.unparsable = status in (400, 422) and not self.timed_out
 
 
-def _without_query(sentence: str) -> str:
-    begin, quoted, rest = sentence.partition(_QUERY)
-    behind = _QUERIED.search(rest) if quoted else None
-    return f"{begin}{rest[behind.end() :]}" if behind else sentence
-
-
 @dataclass(frozen=True)
 class ApiReply:
-    """What the library reads of a response, its document decoded; `problem` is why there is none."""
+    """The parts of a response that the library uses; without a document, `problem` is the reason."""
 
     status_code: int
     document: Mapping[str, Any] = field(default_factory=dict)
@@ -67,14 +71,14 @@ class ApiReply:
     content: bytes = b""
 
     def json(self) -> Mapping[str, Any]:
-        """The document."""
+        """Return the decoded document."""
         return self.document
 
 
 class Session:
-    """Queries as forms, without following redirects: credentials must not go elsewhere.
+    """Sends queries as forms and follows no redirect, which would send the credentials to another server.
 
-    `seconds`: how long the server may stay silent; a whole response may take twice as long.
+    `seconds`: limit for each wait; a whole response may take twice as long.
     """
 
     verify = True
@@ -86,35 +90,40 @@ class Session:
         self._client = Client(address, credentials, Manner(seconds, PROMETHEUS, keep=True))
 
     def mount(self, *_: object) -> None:
-        """Nothing: the library's adapter would send and retry in its own way."""
+        """Ignore the library's adapter, which would send and retry in its own way."""
 
     def get(self, url: str, params: Any = None, **_: Any) -> ApiReply:
         """Query by GET."""
         return self.request("GET", url, params)
 
     def request(self, method: str, url: str, params: Any = None, **_: Any) -> ApiReply:
-        """Query, and again where a proxy or the server is overloaded for a moment; Refused or Unreachable."""
+        """Query, and retry if the server or a proxy is briefly overloaded; raises Refused or Unreachable."""
         for pause in (*_PAUSES, None):
-            reply = self._sent(method, urlsplit(url).path, urlencode(params or {}, doseq=True))
+            reply = self._send(method, urlsplit(url).path, urlencode(params or {}, doseq=True))
             final = reply.status_code not in _RETRIED or (reply.document.get("error") and reply.status_code != _BUSY)
             if final or pause is None:
-                return self._good(reply)
+                return self._succeeded(reply)
             time.sleep(pause)
         raise AssertionError("the last round returns")
 
-    def _sent(self, method: str, path: str, form: str) -> ApiReply:
+    def _send(self, method: str, path: str, form: str) -> ApiReply:
         post = method == "POST" and self._takes_forms
+        if post:
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            request = Request(path, "POST", kind, form.encode(), MOST_BYTES, follow=False)
+        else:
+            request = Request(f"{path}?{form}" if form else path, most_bytes=MOST_BYTES, follow=False)
         try:
-            response = self._client.send(_form(path, form) if post else _query(path, form))
+            response = self._client.send(request)
         except Failure as error:
             raise self._unreachable(error) from error
         if post and response.status in _NO_POST:
             self._takes_forms = False
-            return self._sent(method, path, form)
+            return self._send(method, path, form)
         return decoded(response)
 
-    def _good(self, reply: ApiReply) -> ApiReply:
-        """The reply of a query that succeeded; Refused with the server's sentence where it did not."""
+    def _succeeded(self, reply: ApiReply) -> ApiReply:
+        """Return the reply of a successful query; Refused with the server's message if it failed."""
         status, document = reply.status_code, reply.document
         if status in (401, 403):
             raise self._unreachable(self._client.refusal(status))
@@ -132,31 +141,62 @@ class Session:
         return Unreachable(failure.sentence(self._shown, error))
 
 
-def _form(path: str, form: str) -> Request:
-    kind = {"Content-Type": "application/x-www-form-urlencoded"}
-    return Request(path, "POST", kind, form.encode(), MOST_BYTES, follow=False)
-
-
-def _query(path: str, form: str) -> Request:
-    return Request(f"{path}?{form}" if form else path, most_bytes=MOST_BYTES, follow=False)
-
-
 def decoded(response: Response) -> ApiReply:
-    """The JSON object of a response, or what it was instead."""
-    status = response.status
+    """Decode the JSON object of a response; for any other response, describe it as the problem."""
+    status, body = response.status, response.body
     if response.location:
         target = without_user(response.location).partition("/api/v1/")[0] or "/"
         return ApiReply(status, problem=f"redirects to {target}, which is not followed")
     try:
-        document = json.loads(response.body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        return ApiReply(status, problem=f"answered {_kind(response.body)} instead of JSON (HTTP {status})")
+        kind = f'"{printable(body[:60].decode("utf-8", "replace").strip(), 60)}"' if body.strip() else "nothing"
+        kind = "an HTML page" if body.lstrip()[:1] == b"<" else kind
+        return ApiReply(status, problem=f"answered {kind} instead of JSON (HTTP {status})")
     if not isinstance(document, dict) or not {"data", "error"} & document.keys():
         return ApiReply(status, problem=NO_API)
     return ApiReply(status, document)
 
 
-def _kind(body: bytes) -> str:
-    if body.lstrip()[:1] == b"<":
-        return "an HTML page"
-    return f'"{printable(body[:60].decode("utf-8", "replace").strip(), 60)}"' if body.strip() else "nothing"
+class Alertmanager:
+    """One Alertmanager; BadUsage if its address or a credential is invalid."""
+
+    def __init__(self, url: str, environment: Mapping[str, str]) -> None:
+        address = parse(url)
+        if address.query:
+            raise BadUsage(
+                f"{address.shown}?...: leave out the question mark and what follows of an Alertmanager's URL"
+            )
+        own = {
+            f"DIAG_{name.removeprefix(ALERTMANAGER_PREFIX)}": text
+            for name, text in environment.items()
+            if name.startswith(ALERTMANAGER_PREFIX)
+        }
+        try:
+            self._client = Client(address, from_environment(own), Manner(ALERTMANAGER_SECONDS, _ALERTMANAGER))
+        except BadUsage as error:
+            raise BadUsage(_with_prefix(str(error))) from error
+        self._path = address.path.rstrip("/").removesuffix(ALERTS_PATH) + ALERTS_PATH
+        self.shown = address.shown
+
+    def post(self, alerts: Sequence[Mapping[str, Any]]) -> None:
+        """Post alerts in the format of the API; Unreachable, with one sentence, if they are not accepted."""
+        try:
+            response = self._client.post(self._path, alerts, ALERTMANAGER_SECONDS)
+            if response.status in (401, 403):
+                raise self._client.refusal(response.status)
+            if response.status != 200:
+                try:
+                    document = json.loads(response.body)
+                except (ValueError, RecursionError):
+                    document = None
+                reason = printable(document, 200) if isinstance(document, str) else ""  # an Alertmanager sends a string
+                answer = f"answered HTTP {response.status}{': ' if reason else ''}{reason}"
+                raise Failure(answer, "" if reason else _ALERTMANAGER.address)
+        except Failure as error:
+            raise Unreachable(_with_prefix(failure.sentence(self.shown, error))) from error
+
+
+def _with_prefix(sentence: str) -> str:
+    """Name the variables of the Alertmanager instead of those of the servers."""
+    return sentence.replace("DIAG_", ALERTMANAGER_PREFIX)

@@ -1,4 +1,4 @@
-"""A vLLM server over HTTP: where its /metrics page is, what else it reports of itself, and one probe request."""
+"""A vLLM server over HTTP: finding its /metrics page, reading its version, models and configuration, and a probe."""
 
 import json
 import time
@@ -9,8 +9,8 @@ from typing import Any
 from diag.core.formatting import printable
 from diag.exposition.lines import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
-from diag.http.background import start
 from diag.http.client import Client, Response
+from diag.http.deadline import run_in_thread
 from diag.http.failure import VLLM, Failure, WrongAnswer
 from diag.vllm.server.config import ServerFacts, from_server_info
 from diag.vllm.server.launch import number
@@ -21,26 +21,26 @@ _GONE = (404, 405)
 _REFUSED = (401, 403)
 _REJECTED = range(400, 500)
 _MARKS = (b"# TYPE ", b"vllm:")
-"""One of them stands in any page of metrics of vLLM: /health, too, answers 200."""
+"""Every page with vLLM's metrics contains one of these; /health answers 200, too."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """How one request for one token went; times in seconds, `first_token` None where no token came."""
+    """The result of one request for one token; times in seconds, `first_token` is None if no token arrived."""
 
     success: bool
     duration: float
     first_token: float | None
 
     def samples(self) -> list[tuple[str, tuple[str, ...], float]]:
-        """Name, no labels, value: as on a page."""
+        """Samples for the server's page: name, no labels, value."""
         first = [] if self.first_token is None else [("diag_probe_first_token_seconds", (), self.first_token)]
         return [("diag_probe_success", (), self.success), ("diag_probe_duration_seconds", (), self.duration), *first]
 
 
 @dataclass
 class VllmServer:
-    """One server: `path` is where its page was found, `facts` what it reports of itself, `notes` are for the reader."""
+    """One server: `path` is that of its page once found, `facts` is reported by its API, `notes` are for the user."""
 
     address: Address
     client: Client
@@ -50,26 +50,28 @@ class VllmServer:
     notes: list[str] = field(default_factory=list)
 
     def page(self) -> bytes:
-        """Its page; Failure or NotMetrics where there is none."""
-        page = self._page()
-        refuse_other_formats(page)
-        return page
-
-    def _page(self) -> bytes:
+        """Read the /metrics page and find its path first; Failure or NotMetrics if there is none."""
         if self.path:
-            return self._good(self.client.get(self.path, ACCEPT, self.most_bytes))
+            response = self.client.get(self.path, ACCEPT, self.most_bytes)
+            if response.status != 200:
+                raise self.client.refusal(response.status)
+            refuse_other_formats(response.body)
+            return response.body
         tried = []
         for path in self.address.candidates:
             response = self.client.get(path, ACCEPT, self.most_bytes)
-            problem = _no_page(response, path)
-            if not problem:
-                self._found(path)
-                return response.body
-            tried.append((path, problem, response.status))
-        raise self._nowhere(tried)
+            problem = _page_problem(response, path)
+            if problem:
+                tried.append((path, problem, response.status))
+                continue
+            self.path, shown = path, path.partition("?")[0]
+            if self.address.path.rstrip("/") not in ("", shown):
+                self.notes.append(f"{printable(self.address.shown)} is not a metrics page: {printable(shown)} was used")
+            return response.body
+        raise self._no_page(tried)
 
-    def _nowhere(self, tried: list[tuple[str, str, int]]) -> Failure:
-        """Why there is no page; that credentials are missing goes before all else."""
+    def _no_page(self, tried: list[tuple[str, str, int]]) -> Failure:
+        """Return the failure for a server without a page; missing credentials take precedence."""
         path, problem, status = next((found for found in tried if found[2] in _REFUSED), tried[0])
         if status in _REFUSED or (len(tried) == 1 and status not in (200, *_GONE)):
             return self.client.refusal(status)
@@ -80,66 +82,54 @@ class VllmServer:
         places = ", ".join(f"{printable(path.partition('?')[0], 60)} ({problem})" for path, problem, _ in tried)
         return WrongAnswer(f"has no metrics at {places}", VLLM.address)
 
-    def _found(self, path: str) -> None:
-        self.path = path
-        shown = path.partition("?")[0]
-        if self.address.path.rstrip("/") not in ("", shown):
-            self.notes.append(f"{printable(self.address.shown)} is not a metrics page: {printable(shown)} was used")
-
-    def _good(self, response: Response) -> bytes:
-        if response.status != 200:
-            raise self.client.refusal(response.status)
-        return response.body
-
     def fetch_facts(self) -> None:
-        """Ask for what the page does not contain; what is not answered stays unknown."""
+        """Query version, models and configuration; a path that does not answer leaves its facts unknown."""
         paths = ("/version", "/v1/models", "/server_info?config_format=json")
-        requests = [start(partial(self._json, path)) for path in paths]
+        requests = [run_in_thread(partial(self._json, path)) for path in paths]
         version, models, info = (request.result() for request in requests)
-        listed = _listed(models)
+        listed = _listed_models(models)
         lengths = [number(model.get("max_model_len")) for model in listed]
+        roots = (model.get("root") for model in listed if not model.get("parent"))  # an adapter has a parent
         self.facts = ServerFacts(
             version=str(_get(version, "version") or ""),
             models=tuple(str(model["id"]) for model in listed),
             max_model_len=next((length for length in lengths if length is not None), None),
             server_info=from_server_info(info),
             launch=self.facts.launch,
-            root=_root(listed),
+            root=next((root for root in roots if isinstance(root, str)), ""),
         )
 
     def _json(self, path: str) -> Any:
+        """Return the document at a path beside the page; None if there is none."""
         try:
-            response = self.client.get(self._beside(path), most_bytes=SMALL)
+            response = self.client.get(self._path_beside_page(path), most_bytes=SMALL)
             return json.loads(response.body) if response.status == 200 else None
         except (Failure, ValueError, RecursionError):
             return None
 
-    def _beside(self, path: str) -> str:
+    def _path_beside_page(self, path: str) -> str:
         return self.path.partition("?")[0].removesuffix(PAGE) + path
 
     def probe(self, seconds: float) -> Probe | None:
-        """Send one request for one token; None where it was rejected, which says nothing about the engine."""
-        models = _listed(self._json("/v1/models"))
+        """Send one request for one token; None if it was rejected, which says nothing about the engine."""
+        models = _listed_models(self._json("/v1/models"))
         body = {"model": models[0]["id"] if models else "", "prompt": "1", "max_tokens": 1, "stream": True}
         begin = time.monotonic()
         try:
-            response = self.client.post(self._beside("/v1/completions"), body, seconds)
+            response = self.client.post(self._path_beside_page("/v1/completions"), body, seconds)
         except Failure:
             return Probe(False, time.monotonic() - begin, None)
         if response.status in _REJECTED:
-            self._note_rejected(response.status)
+            host = printable(self.address.instance)
+            note = f"{host} rejected the probe (HTTP {response.status}): this says nothing about the engine"
+            self.notes += [note] if note not in self.notes else []
             return None
         success = response.status == 200 and not response.body.startswith(b'data: {"error"')
         return Probe(success, time.monotonic() - begin, response.first_byte if success else None)
 
-    def _note_rejected(self, status: int) -> None:
-        host = printable(self.address.instance)
-        note = f"{host} rejected the probe (HTTP {status}): this says nothing about the engine"
-        self.notes += [note] if note not in self.notes else []
 
-
-def _no_page(response: Response, path: str) -> str:
-    """Why the page must be somewhere else, or ""."""
+def _page_problem(response: Response, path: str) -> str:
+    """Return why the response is no page of vLLM's metrics, or ""."""
     if response.status != 200:
         return f"HTTP {response.status}"
     try:
@@ -154,12 +144,6 @@ def _get(node: Any, name: str) -> Any:
     return node.get(name) if isinstance(node, dict) else None
 
 
-def _root(listed: list[dict[str, Any]]) -> str:
-    """What the first model was loaded from; adapters have a parent."""
-    roots = (model.get("root") for model in listed if not model.get("parent"))
-    return next((root for root in roots if isinstance(root, str)), "")
-
-
-def _listed(models: Any) -> list[dict[str, Any]]:
+def _listed_models(models: Any) -> list[dict[str, Any]]:
     data = _get(models, "data")
     return [model for model in data if _get(model, "id")] if isinstance(data, list) else []

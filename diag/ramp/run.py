@@ -13,7 +13,7 @@ from diag.core.formatting import plural
 from diag.ramp.generator import Generator, GeneratorFailed
 from diag.ramp.plan import Limits, again, next_offer, prompts
 from diag.ramp.step import ClientResult, Offer, Step, measure, of_client
-from diag.sources.live.background import BackgroundWatch
+from diag.sources.live.scrape import BackgroundWatch
 from diag.sources.observation import Observation
 
 WARM_UP = 3

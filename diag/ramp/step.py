@@ -12,8 +12,7 @@ from diag.core.formatting import quantity
 from diag.core.subjects import Floats
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import ITL, LATENCIES
-from diag.sources.observation import Observation
-from diag.sources.samples import SampleSource
+from diag.sources.observation import Observation, SampleSource
 from diag.verify.load import IN_FLIGHT
 
 INSTANCE = ("instance",)

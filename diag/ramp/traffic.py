@@ -10,8 +10,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
 from diag.ramp.step import RATES, value
-from diag.sources.observation import Observation
-from diag.sources.samples import SampleSource
+from diag.sources.observation import Observation, SampleSource
 
 ASSUMED = 512, 128
 """Tokens of prompt and answer where the server has not finished a request yet."""

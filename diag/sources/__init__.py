@@ -1,1 +1,1 @@
-"""Sources of telemetry: live servers and recordings, both as pages laid out in samples."""
+"""Sources of telemetry: live servers, Kubernetes, recordings and Prometheus."""

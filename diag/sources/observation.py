@@ -1,19 +1,40 @@
-"""What a source saw of its targets: samples in memory, and what else is known of the servers."""
+"""The observation of live or recorded servers: their samples, queries over them, and notes about the scrapes."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from diag import promql
+from diag.core.formatting import clock, listed, plural, printable
+from diag.core.metric_prefix import relabelling
+from diag.core.subjects import LARGEST, Instants, Subject
+from diag.exposition.page import MOST_SERIES, FaultKind
 from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable, Target, median_interval, rounds
-from diag.promql import Block, Labels, Samples
-from diag.sources import scrape_notes as notes
+from diag.promql import Block, Labels, Samples, is_stale
 from diag.vllm.command.shown import shown
 from diag.vllm.server import config
 from diag.vllm.server.config import RunningConfig, ServerFacts
 
 USUAL_INTERVAL = 2.0
-"""Seconds between two scrapes, where there is only one and nobody says."""
+"""Seconds between two scrapes, if there is only one scrape and the origin names no interval."""
+_FAULTS: dict[FaultKind, str] = {
+    "malformed": "{pages} of {host} contained invalid lines, which were skipped; the first: {first}",
+    "duplicate": "{pages} of {host} contained duplicate series (for example {first}): the first of each was kept",
+    "timestamp": "{pages} of {host} contained timestamps: the scrape times were used instead",
+    "truncated": "{pages} of {host} ended in the middle of a line: the rest counts as missing",
+    "renamed": "{pages} of {host} named vLLM's metrics {first}... instead of vllm:...; they were judged, but rules do"
+    " not see them until the scrape job has {relabelling}",
+    "crowded": f"{{pages}} of {{host}} had more than {MOST_SERIES:,} series: the rest was skipped",
+}
+_NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
+"""Every name in an expression, and the brace of a selector without a name."""
+_YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar"})
 Row = tuple[Labels, Floats]
 
 
@@ -21,10 +42,9 @@ class Observation(NamedTuple):
     """The scrapes of one or more targets.
 
     target: a path or URLs, without credentials. instants: unix ms, one for each round over all targets, ascending.
-    interval: the usual seconds between two scrapes of one target. silent_scrapes: those that were answered, by an
-    exporter for one, but without metrics of vLLM. instances: the label `instance` of each target, which `versions` (of
-    vLLM), `models` and `launch` (without secrets) are keyed by, where they are known; `settled` has all of them.
-    truth: what a recording says really happened.
+    interval: the usual seconds between two scrapes of one target. silent_scrapes: successful scrapes without metrics of
+    vLLM, for example of an exporter alone. instances: the label `instance` of each target, the key of `settled`, and
+    of `versions` (of vLLM), `models` and `launch` (without secrets) if they are known. truth: [truth] of a recording.
     """
 
     source: Literal["recording", "scrape"]
@@ -45,7 +65,7 @@ class Observation(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where the scrapes come from and what is known beside them; `every` is the interval where a scrape shows none."""
+    """The source of the scrapes, and its own facts; `every` is the interval if the scrapes do not show one."""
 
     source: Literal["recording", "scrape"]
     target: str
@@ -55,12 +75,14 @@ class Origin(NamedTuple):
 
 
 def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, ServerFacts]) -> Observation:
-    """Lay out what was gathered of the targets; each has at least one scrape."""
+    """Build the observation of scraped targets; each has at least one scrape."""
     tables = [target.table() for target in targets]
     facts = {table.instance: facts.get(table.instance, ServerFacts()) for table in tables}
     settled = {table.instance: _settled(table, facts[table.instance]) for table in tables}
     interval = median_interval(tables, origin.every) or USUAL_INTERVAL
-    remarks = [note for table in tables for note in (*notes.of(table), *settled[table.instance].notes(table.instance))]
+    remarks = [
+        note for table in tables for note in (*scrape_notes(table), *settled[table.instance].notes(table.instance))
+    ]
     return Observation(
         source=origin.source,
         target=origin.target,
@@ -81,17 +103,14 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
 
 
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
+    """Settle the configuration from the page's own series, the facts, and `diag_vllm_config` of an exporter."""
     infos = table.last("vllm:cache_config_info")
     by_page = config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
-    return config.settle({**by_page, **config.words_of_page(infos)}, facts, _exported(table))
-
-
-def _exported(table: ScrapeTable) -> dict[str, float]:
-    """What an exporter of ours has settled, on its last page."""
-    page = next((scrape.page for scrape in reversed(table.scrapes) if scrape.page), None)
-    values = zip(page.layout.rows.tolist(), page.values.tolist(), strict=True) if page else ()
-    rows = set(table.rows("diag_vllm_config"))
-    return {table.labels[row]["flag"]: value for row, value in values if row in rows and "flag" in table.labels[row]}
+    last = next((scrape.page for scrape in reversed(table.scrapes) if scrape.page), None)
+    values = zip(last.layout.rows.tolist(), last.values.tolist(), strict=True) if last else ()
+    flags = {row: table.labels[row]["flag"] for row in table.rows("diag_vllm_config") if "flag" in table.labels[row]}
+    exported = {flags[row]: value for row, value in values if row in flags}
+    return config.settle({**by_page, **config.words_of_page(infos)}, facts, exported)
 
 
 def _known(texts: Mapping[str, str]) -> Mapping[str, str]:
@@ -103,57 +122,164 @@ def _version(table: ScrapeTable, facts: ServerFacts) -> str:
 
 
 def _models(table: ScrapeTable, facts: ServerFacts) -> str:
-    """By the last page that names a model, else by /v1/models."""
+    """Return the models that the last page with any names, else those of an exporter or /v1/models."""
     by_page = next((page.layout.models for page in reversed(table.pages) if page.layout.models), ())
     by_exporter = next((info.get("model", "") for info in table.last("diag_vllm_info")), "")
     return ", ".join(by_page) or by_exporter or ", ".join(facts.models)
 
 
 def _blocks(table: ScrapeTable, facts: ServerFacts, settled: Mapping[str, RunningConfig]) -> Iterator[Block]:
-    """The page's own series, and those that every source publishes unless the page has them, an exporter's for one.
+    """Yield the page's own series, then the derived series that the page (of an exporter, for example) lacks.
 
-    Of the configuration each flag is a series by itself: who started the server may know more of them.
+    The page may lack single flags of the configuration, so each flag is compared as a series of its own.
     """
-    own = {_key(labels) for labels in table.labels}
-    ours = [series for series in _ours(table, facts, settled[table.instance]) if _key(series[0]) not in own]
+    own = {(labels["__name__"], labels.get("flag", "")) for labels in table.labels}
+    derived = [
+        (labels, values)
+        for labels, values in _derived_series(table, facts, settled[table.instance])
+        if (labels["__name__"], labels.get("flag", "")) not in own
+    ]
     if table.labels:
         yield Block(table.labels, table.times, table.values)
-    if ours:
-        yield Block(tuple(labels for labels, _ in ours), table.times, np.stack([values for _, values in ours]))
+    if derived:
+        yield Block(tuple(labels for labels, _ in derived), table.times, np.stack([values for _, values in derived]))
 
 
-def _key(labels: Labels) -> tuple[str, str]:
-    return labels["__name__"], labels.get("flag", "")
+def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConfig) -> Iterator[Row]:
+    """Yield the series that `diag exporter` would publish for these scrapes."""
 
-
-def _ours(table: ScrapeTable, facts: ServerFacts, settled: RunningConfig) -> Iterator[Row]:
     def row(name: str, values: object, **labels: str) -> Row:
         row = np.broadcast_to(np.asarray(values, np.float64), table.times.shape)
         return {"__name__": name, "instance": table.instance, **labels}, row
 
     yield row("up", [not scrape.reason for scrape in table.scrapes])
     yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
+    prefixes = [scrape.page.faults.get("renamed", "") if scrape.page else "" for scrape in table.scrapes]
     for prefix in sorted({page.faults["renamed"] for page in table.pages if "renamed" in page.faults}):
-        yield row("diag_vllm_metrics_renamed", [_prefix(scrape) == prefix for scrape in table.scrapes], prefix=prefix)
+        yield row("diag_vllm_metrics_renamed", [found == prefix for found in prefixes], prefix=prefix)
     version, models = _version(table, facts), _models(table, facts)
     if version or models or settled.device:
         yield row("diag_vllm_info", 1, version=version, model=models, device=settled.device)
     for flag, value in sorted(settled.numbers.items()):
         yield row("diag_vllm_config", value, flag=flag)
-    for labels in (labels for labels in table.labels if labels["__name__"] == "diag_gpu_info"):
-        for name, value, own in _data_sheet(labels):
-            yield row(name, value, **own)
+    for info in (labels for labels in table.labels if labels["__name__"] == "diag_gpu_info"):
+        from diag.core.metric_families import FAMILIES  # noqa: PLC0415  # most pages name no GPU
+        from diag.vllm.capacity.series import of_gpu  # noqa: PLC0415
+
+        for name, labels, value in of_gpu(info.get("name", ""), (info.get("gpu", ""), info.get("uuid", ""))):
+            yield row(name, value, **dict(zip(FAMILIES[name].labels, labels, strict=True)))
 
 
-def _data_sheet(info: Labels) -> Iterator[tuple[str, float, Labels]]:
-    """The names, values and labels of what is known of a GPU by its name."""
-    from diag.core.metric_families import FAMILIES  # noqa: PLC0415  # most pages name no GPU
-    from diag.vllm.capacity.series import of_gpu  # noqa: PLC0415
+def scrape_notes(table: ScrapeTable) -> Iterator[str]:
+    """Yield the notes about the scrapes of one target: failures, order, restarts, models, damaged pages."""
+    host = printable(table.instance)
+    if failed := table.failed:
+        reasons = Counter(printable(scrape.reason) for scrape in failed).most_common()
+        why = reasons[0][0] if len(reasons) == 1 else listed([f"{reason} ({count})" for reason, count in reasons])
+        many = f"{len(failed)} of {plural(len(table.scrapes), 'scrape')}"
+        yield f"{many} of {host} failed: {why} ({_failure_times(table.scrapes, failed)})"
 
-    for name, labels, value in of_gpu(info.get("name", ""), (info.get("gpu", ""), info.get("uuid", ""))):
-        yield name, value, dict(zip(FAMILIES[name].labels, labels, strict=True))
+    if table.out_of_order:
+        yield f"{plural(table.out_of_order, 'scrape')} of {host} out of order: sorted by time"
+    if table.dropped:
+        yield f"{plural(table.dropped, 'scrape')} of {host} skipped: at the same time as another one"
+
+    yield from _restarts(table)
+
+    models = [(scrape.at, scrape.page.layout.models) for scrape in table.scrapes if scrape.page]
+    for (_, before), (at, after) in pairwise((at, names) for at, names in models if names):
+        if before != after:
+            change = f"from {printable(', '.join(before))} to {printable(', '.join(after))}"
+            yield f"the served model of {host} changed {change} at {clock(at / 1000)}"
+
+    for kind, sentence in _FAULTS.items():
+        firsts = [page.faults[kind] for page in table.pages if kind in page.faults]
+        if firsts:
+            pages, first = f"{len(firsts)} of {plural(len(table.pages), 'page')}", firsts[0]
+            yield sentence.format(pages=pages, host=host, first=printable(first), relabelling=relabelling(first))
 
 
-def _prefix(scrape: Scrape) -> str:
-    """What vLLM's metrics on its page began with instead of `vllm:`."""
-    return scrape.page.faults.get("renamed", "") if scrape.page else ""
+def _failure_times(scrapes: Sequence[Scrape], failed: Sequence[Scrape]) -> str:
+    first, last = failed[0], failed[-1]
+    if len(failed) == len(scrapes):
+        return "all of them"
+    if len(failed) == 1:
+        return f"at {clock(first.at / 1000)}"
+    unbroken = len(failed) == sum(first.at <= scrape.at <= last.at for scrape in scrapes)
+    if unbroken and last is scrapes[-1]:
+        return f"from {clock(first.at / 1000)} on"
+    return f"{'' if unbroken else 'intermittently '}from {clock(first.at / 1000)} to {clock(last.at / 1000)}"
+
+
+def _restarts(table: ScrapeTable) -> Iterator[str]:
+    """Detect restarts by `process_start_time_seconds`, or, if the page lacks it (several API servers), by counters."""
+
+    def steps(values: Floats) -> Floats:
+        """Differences between neighbouring samples, 0 if one is missing."""
+        with np.errstate(invalid="ignore"):
+            found: Floats = np.diff(np.where(is_stale(values), np.nan, values), axis=1)
+        return np.nan_to_num(found, nan=0.0)
+
+    def at(times: Millis) -> str:
+        return listed([clock(int(time) / 1000) for time in times])
+
+    host, starts = printable(table.instance), table.rows("process_start_time_seconds")
+    names = [labels["__name__"] for labels in table.labels]
+    counters = [
+        row for row, name in enumerate(names) if name.startswith("vllm:") and name.endswith(("_total", "_count"))
+    ]
+    answered = np.array([scrape.page is not None for scrape in table.scrapes], bool)
+    times, values = table.times[answered], table.values[:, answered]
+    moved = steps(values[starts])
+    if (moved < 0).any():
+        why = "the process start time alternates"
+        yield f"more than one server answers at {host} ({why}): scrape each by its own address"
+        return
+    restarted = (moved > 0).any(axis=0)
+    if restarted.any():
+        yield f"{host} restarted at {at(times[1:][restarted])} (process_start_time_seconds changed)"
+    fell = times[1:][(steps(values[counters]) < 0).any(axis=0) & ~restarted]
+    if len(fell) and starts:
+        yield f"counters of {host} decreased at {at(fell)} without a restart"
+    elif len(fell):
+        yield f"{host} restarted at {at(fell)} (counters decreased)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SampleSource:
+    """A `TelemetrySource` over samples in memory; `instants` are unix milliseconds, `interval` is in seconds."""
+
+    samples: promql.Samples
+    instants: Instants
+    interval: float
+
+    @property
+    def first(self) -> int:
+        """The time of the first scrape."""
+        return int(self.instants[0])
+
+    @cached_property
+    def _evaluator(self) -> promql.Evaluator:
+        return promql.Evaluator(self.samples)
+
+    @cached_property
+    def _known(self) -> dict[promql.Formula | str, bool]:
+        return {}
+
+    def ask(self, asked: promql.Formula | str, instants: Instants) -> Mapping[Subject, Floats]:
+        """Evaluate a query: one row per subject; a missing or implausibly large sample is NaN."""
+        if not self._may_hold(asked):
+            return {}
+        vector = self._evaluator.evaluate(asked, instants)
+        values = np.where(vector.present & (np.abs(vector.values) < LARGEST), vector.values, np.nan)
+        return {tuple(sorted(labels.items())): row for labels, row in zip(vector.labels, values, strict=True)}
+
+    def _may_hold(self, asked: promql.Formula | str) -> bool:
+        """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
+        if asked not in self._known:
+            text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
+            words = (found.group() for found in _NAMES.finditer(text))
+            named = any(word in self.samples.names or word in _YIELDS_WITHOUT_SAMPLES for word in words)
+            instant = "[" not in text and not parts
+            self._known[asked] = named or instant or any(map(self._may_hold, parts.values()))
+        return self._known[asked]

@@ -17,7 +17,7 @@ from textual.widgets.data_table import RowKey
 
 from diag.core.errors import DiagError
 from diag.core.formatting import escaped
-from diag.http.background import start
+from diag.http.deadline import run_in_thread
 from diag.report.layout import WIDTH
 from diag.report.terminal import laid_out, styled
 from diag.top.feed import Feed
@@ -240,7 +240,7 @@ class TopApp(App[None]):
             except Exception as error:  # noqa: BLE001  the command tells it, once the view has ended
                 self.feed.failed = error
 
-        start(run)
+        run_in_thread(run)
 
     def _row(self, instance: str) -> ServerRow | None:
         rows = self.frame.rows if self.frame else ()

@@ -11,8 +11,7 @@ from diag.core.formatting import plural
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
-from diag.sources.live.background import BackgroundWatch
-from diag.sources.live.scrape import Watch
+from diag.sources.live.scrape import BackgroundWatch, Watch
 from diag.sources.observation import Observation
 from diag.top.columns import throttle_reasons
 from diag.top.frame import POINTS, Frame, Histories, Onsets, rows, too_early

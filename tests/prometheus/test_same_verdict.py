@@ -26,10 +26,9 @@ from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Block, Samples
 from diag.report import json as as_json
-from diag.sources.observation import Observation
+from diag.sources.observation import Observation, SampleSource
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.recording.reader import read
-from diag.sources.samples import SampleSource
 
 pytestmark = pytest.mark.prometheus
 PLACES = (*prometheus_server.PLACES, "victoria")

@@ -17,10 +17,9 @@ from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Block, Samples, add_matchers, evaluate
-from diag.sources.observation import Observation
+from diag.sources.observation import Observation, SampleSource
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.recording.reader import read
-from diag.sources.samples import SampleSource
 
 SICK, WELL = "kv_cascade", "healthy"
 BEGIN = 1_795_000_000_000

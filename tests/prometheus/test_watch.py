@@ -33,7 +33,7 @@ from diag.core.contract import Contract
 from diag.core.incident import Severity
 from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.transitions import Transition, Transitions
-from diag.http.alertmanager_api import Alertmanager
+from diag.http.prometheus_api import Alertmanager
 from diag.knowledge.catalog import load
 from diag.promql import Block
 from diag.report import watch as changes

@@ -33,8 +33,8 @@ from diag.report import dataframe, html, markdown, terminal, watch
 from diag.report import json as as_json
 from diag.report import verify as verify_text
 from diag.report.layout import continued
+from diag.sources.observation import SampleSource
 from diag.sources.recording.reader import read
-from diag.sources.samples import SampleSource
 
 EVIL = (
     "=1+1|0;touch /tmp/owned|sh #`id`$(id)'\"\\ {value} {launch}<script>alert(1)</script>"

@@ -22,8 +22,8 @@ from diag.diagnosis.report import Finding
 from diag.knowledge.catalog import _check_fix, load
 from diag.knowledge.signals import running_value, tokens_of_one_prompt_within_pause, tokens_prefilled_within_pause
 from diag.report import markdown, terminal
+from diag.sources.observation import SampleSource
 from diag.sources.recording.reader import read
-from diag.sources.samples import SampleSource
 from diag.vllm.command.shell import line as line_of
 
 

@@ -19,8 +19,8 @@ from diag.diagnosis.report import Report, build_report
 from diag.knowledge.catalog import load
 from diag.promql import Formula
 from diag.report import terminal
+from diag.sources.observation import SampleSource
 from diag.sources.recording.reader import read
-from diag.sources.samples import SampleSource
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from diag.core.errors import BadUsage, Unreachable
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Finding, Observed, Report
-from diag.http.alertmanager_api import Alertmanager
+from diag.http.prometheus_api import Alertmanager
 from diag.knowledge.catalog import load
 
 ONE = FilledAlert({"alertname": "VllmOne", "severity": "warning"}, {"summary": "s"}, 1.7e9)

@@ -15,7 +15,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import conjunction
 from diag.knowledge.rule_set import rule_set
-from diag.sources.samples import SampleSource
+from diag.sources.observation import SampleSource
 
 INCIDENTS = load()
 STEP, SCRAPES = 2.0, 40

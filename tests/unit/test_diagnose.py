@@ -10,7 +10,7 @@ from diag.core.contract import Contract
 from diag.core.incident import BurnRateWindow, Incident, LookAlike, Signal, judged
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.query_cache import QueryCache
-from diag.sources.samples import SampleSource
+from diag.sources.observation import SampleSource
 
 WHY = judged("a test")
 START = 1_700_000_000_000

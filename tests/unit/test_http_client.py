@@ -12,10 +12,9 @@ from support import bad_servers as bad
 from support.bad_servers import Reply, serving, talking
 
 from diag.http.address import parse
-from diag.http.client import Client, Manner
+from diag.http.client import Client, Manner, Proxy, proxy_for
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure, sentence
-from diag.http.proxy import Proxy, proxy_for
 
 Talk = Callable[[socket.socket, threading.Event], None]
 

@@ -12,11 +12,9 @@ from diag.core.errors import BadUsage, Unreachable
 from diag.http.address import parse
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure
-from diag.sources.kubernetes.api import Api
-from diag.sources.kubernetes.cluster import Cluster, Place, place
-from diag.sources.kubernetes.discovery import candidates
-from diag.sources.kubernetes.pod import ContainerLog
-from diag.sources.kubernetes.status import container_status, failed_probes, not_started, note
+from diag.sources.kubernetes.cluster import Api, Cluster, Place, place
+from diag.sources.kubernetes.pod_object import candidates, container_status, failed_probes, not_started, note
+from diag.sources.kubernetes.servers import ContainerLog
 
 CONTEXTS = ["prod", "arn:aws:eks:eu-west-1:1:cluster/prod", "inference/api:6443/admin"]
 NOW = 1_800_000_000.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diag.sources.prometheus.labelled_config import MOST_VALUES, completed, flags
+from diag.sources.prometheus.missing_metrics import MOST_VALUES, read_page_flags, with_page_flags
 
 INFO = {"num_gpu_blocks": "100", "block_size": "16", "sliding_window": "None", "mamba_block_size": "None"}
 ASKS = 'max by (instance) (last_over_time(diag_vllm_config{flag="kv_cache_size_tokens"}[5m])) > 0'
@@ -13,12 +13,12 @@ def page(instance: str, engine: str = "0", **labels: str) -> dict[str, str]:
 
 
 def test_instances_of_one_value_are_told_together() -> None:
-    known = flags([page("a:1"), page("b:1"), page("c:1", num_gpu_blocks="50")])
+    known = read_page_flags([page("a:1"), page("b:1"), page("c:1", num_gpu_blocks="50")])
     assert known["kv_cache_size_tokens"] == {1600: ["a:1", "b:1"], 800: ["c:1"]}
 
 
 def test_the_blocks_of_all_engines_are_shared_among_them() -> None:
-    assert flags([page("a:1", "0"), page("a:1", "1")])["kv_cache_size_tokens"] == {800: ["a:1"]}
+    assert read_page_flags([page("a:1", "0"), page("a:1", "1")])["kv_cache_size_tokens"] == {800: ["a:1"]}
 
 
 def test_what_is_known_stands_beside_what_is_asked_for() -> None:
@@ -26,14 +26,17 @@ def test_what_is_known_stands_beside_what_is_asked_for() -> None:
         'max by (instance) ((last_over_time(diag_vllm_config{flag="kv_cache_size_tokens"}[5m]) or 1600 * '
         'max by (instance) (last_over_time(vllm:cache_config_info{instance=~"a[.]b:1"}[5m])))) > 0'
     )
-    assert completed(ASKS, flags([page("a.b:1")])).replace("\\\\.", "[.]").replace("1600.0", "1600") == told
+    assert (
+        with_page_flags(ASKS, read_page_flags([page("a.b:1")])).replace("\\\\.", "[.]").replace("1600.0", "1600")
+        == told
+    )
 
 
 @pytest.mark.parametrize("promql", ["up", ASKS.replace("kv_cache_size_tokens", "max_num_seqs")])
 def test_where_nothing_is_known_the_question_stays_what_it_was(promql: str) -> None:
-    assert completed(promql, flags([page("a:1")])) == promql
+    assert with_page_flags(promql, read_page_flags([page("a:1")])) == promql
 
 
 def test_of_very_many_values_some_stay_unknown() -> None:
-    known = flags(page(f"{n}:1", num_gpu_blocks=str(100 + n)) for n in range(2 * MOST_VALUES))
-    assert completed(ASKS, known).count("cache_config_info") == MOST_VALUES
+    known = read_page_flags(page(f"{n}:1", num_gpu_blocks=str(100 + n)) for n in range(2 * MOST_VALUES))
+    assert with_page_flags(ASKS, known).count("cache_config_info") == MOST_VALUES

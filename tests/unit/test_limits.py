@@ -18,8 +18,8 @@ from diag.exposition.lines import NotMetrics
 from diag.exposition.page import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.promql import parser
-from diag.sources.kubernetes import api, cluster, pod, servers
-from diag.sources.prometheus import queries
+from diag.sources.kubernetes import cluster, servers
+from diag.sources.prometheus import client as queries
 from diag.sources.recording import reader
 from diag.verify import baseline
 from diag.vllm.command import parse
@@ -53,8 +53,8 @@ STATED = {
     "answer of a Prometheus": f"{prometheus_api.MOST_BYTES // MIB} MiB",
     "answers of a Prometheus that are none": f"{queries.MOST_UNUSABLE}",
     "time-outs of queries": f"{queries.MOST_TIMEOUTS - 1}",
-    "pods and servers of a namespace (`--k8s`)": f"{api.MOST_PODS:,} and {servers.MOST_SERVERS}",
-    "log of a container (`--k8s`)": f"first {pod.FIRST_BYTES // 1024} KiB and last {pod.LAST_LINES:,} lines",
+    "pods and servers of a namespace (`--k8s`)": f"{cluster.MOST_PODS:,} and {servers.MOST_SERVERS}",
+    "log of a container (`--k8s`)": f"first {servers.FIRST_BYTES // 1024} KiB and last {servers.LAST_LINES:,} lines",
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
     "file with a token or headers": f"{credentials.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",

@@ -23,9 +23,9 @@ from diag.exporter.host import host_collectors
 from diag.http.credentials import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
-from diag.sources.live.clock import WatchClock
 from diag.sources.live.joined_pages import JoinedPages
-from diag.sources.live.scrape import WHO_TELLS, ScrapePlan, WatchProgress, watch
+from diag.sources.live.scrape import POST_MORTEM_HINT, ScrapePlan, WatchProgress, watch
+from diag.sources.live.server import WatchClock
 from diag.sources.observation import Observation
 
 HTML = Reply(b"<!DOCTYPE html><html><body>Welcome</body></html>\n", headers={"Content-Type": "text/html"})
@@ -217,7 +217,7 @@ def test_a_closed_port() -> None:
     port = bad.closed_port()
     assert refusal(f"127.0.0.1:{port}") == (
         f"cannot connect to http://127.0.0.1:{port}: connection refused; is the server up, is the port right?"
-        f"{WHO_TELLS}"
+        f"{POST_MORTEM_HINT}"
     )
 
 

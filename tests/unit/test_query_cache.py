@@ -13,9 +13,9 @@ from diag.core.subjects import Floats, Instants, Rows, Subject, SubjectIndex
 from diag.diagnosis.diagnose import diagnose
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.catalog import load
+from diag.sources.observation import SampleSource
 from diag.sources.prometheus.scope import TimeSpan
 from diag.sources.recording.reader import read
-from diag.sources.samples import SampleSource
 
 INCIDENTS = {each.id: each for each in load()}
 NOW = 1_790_000_000_000

@@ -3,7 +3,7 @@
 import pytest
 
 from diag.exposition.scrapes import Target
-from diag.sources import scrape_notes as notes
+from diag.sources.observation import scrape_notes
 
 NOON = 1_795_262_400_000
 
@@ -14,7 +14,7 @@ def said(*pages: bytes | str) -> list[str]:
     for number, page in enumerate(pages):
         at = NOON + 5000 * number
         target.fail(at, page) if isinstance(page, str) else target.add(at, page)
-    return list(notes.of(target.table()))
+    return list(scrape_notes(target.table()))
 
 
 def counter(value: int, start: float | None = 100.0) -> bytes:

@@ -28,7 +28,7 @@ from diag.commands.mcp.tools import TOOLS, AgentTool
 from diag.core.errors import DiagError
 from diag.core.formatting import printable
 from diag.core.internal_error import internal_error
-from diag.http.background import start
+from diag.http.deadline import run_in_thread
 
 MOST_AT_ONCE = 4
 """Calls that are worked on at the same time; further ones wait for their turn."""
@@ -85,7 +85,7 @@ class DiagServer:
         """The answer as it may be shown; the work goes on in a thread of its own, which nobody waits for for ever."""
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
-        work = start(lambda: tool.work(self._targets, arguments))
+        work = run_in_thread(lambda: tool.work(self._targets, arguments))
         work.add_done_callback(lambda _: _then(loop, self._turns.release))
         found = await self._watched(work, context)
         shown = found if tool.declared else marked(found, self._own)

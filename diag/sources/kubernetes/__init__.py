@@ -1,9 +1,6 @@
 """vLLM servers in the pods of a Kubernetes cluster, through its API server alone.
 
-cluster    which cluster and namespace are meant, and the credentials of a kubeconfig
-api        requests to the API server, and what a refusal means
-discovery  which containers of which pods are vLLM servers, and where their pages may be
-status     what the kubelet reports of a container: restarts, how it ended, limits
-pod        a container's log and status as parts of its page
-servers    the servers of a namespace, ready to be watched
+cluster     the cluster and namespace that --k8s names, credentials of a kubeconfig, requests to the API server
+pod_object  a pod as the API server describes it: candidates for a vLLM server, restarts, ends of runs, limits
+servers     the servers of a namespace: found, watched, each with its container's log and status
 """

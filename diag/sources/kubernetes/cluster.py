@@ -1,32 +1,45 @@
-"""Which cluster and namespace are meant, and how to reach its API server (the only importer of kubernetes).
+"""The cluster that --k8s names, its credentials, and requests to its API server (the only importer of kubernetes).
 
-The client's own loader reads kubeconfigs: several of them merged, tokens, certificates, credential plugins, and the
-service account of a pod. Requests go through diag's client, which bounds them.
+The Kubernetes client's own loader reads kubeconfigs: several merged ones, tokens, certificates, credential plugins, and
+the service account of a pod. Requests go through diag's client, which bounds them; a refusal names the missing right.
 """
 
+import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
 from diag.core.errors import BadUsage, DiagError, Unreachable
 from diag.core.formatting import listed, printable
 from diag.http.address import Address, parse
-from diag.http.background import start
+from diag.http.client import Client, Manner, Request, Response
 from diag.http.credentials import Credentials
+from diag.http.deadline import run_in_thread
+from diag.http.failure import Failure, Hints, WrongAnswer, sentence
+from diag.sources.kubernetes.pod_object import part
 from diag.vllm.command.redaction import hidden
 
 FORM = "[CONTEXT/]NAMESPACE[/SELECTOR]"
 MISSING = "--k8s needs the Kubernetes client: pip install 'diag[k8s]'"
 PLUGIN_SECONDS = 60.0
-"""How long a credential plugin of a kubeconfig may take: some open a browser."""
+"""Time limit for a credential plugin of a kubeconfig: some open a browser."""
+ROLE = "docs/kubernetes.md has the Role"
+HINTS = Hints("is this the address of a Kubernetes API server?", too_long="is the API server overloaded?")
+PODS_AT_A_TIME, MOST_PODS = 250, 2_000
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SELECTS = re.compile(r"[=!]|\s(?:in|notin)\s*\(")
+_UNREACHED = b"error trying to reach service"
+"""The API server's message if it has no connection to a pod."""
+_STATUS = re.compile(rb'"kind": ?"Status"')
+"""Part of every error of the API server itself."""
+_LOST = (429, *range(500, 505))
 
 
 class Place(NamedTuple):
@@ -45,9 +58,9 @@ class Cluster(NamedTuple):
 
 
 def place(text: str, contexts: Sequence[str]) -> Place:
-    """Read [CONTEXT/]NAMESPACE[/SELECTOR]; names of contexts and labels may have slashes themselves."""
-    found = [_rest(context, text[len(context) + 1 :]) for context in contexts if text.startswith(f"{context}/")]
-    readings = [reading for reading in (*found, _rest("", text)) if reading]
+    """Parse [CONTEXT/]NAMESPACE[/SELECTOR]; names of contexts and labels may contain slashes."""
+    found = [_parse_rest(context, text[len(context) + 1 :]) for context in contexts if text.startswith(f"{context}/")]
+    readings = [reading for reading in (*found, _parse_rest("", text)) if reading]
     if readings:
         return max(readings, key=lambda reading: len(reading.context))
     first, slash, rest = text.partition("/")
@@ -60,23 +73,24 @@ def place(text: str, contexts: Sequence[str]) -> Place:
     raise BadUsage(f"--k8s takes {FORM}, for example inference/app=vllm; {printable(text, 80)} is not of that form")
 
 
-def _rest(context: str, text: str) -> Place | None:
-    """The reading with that context; None where what follows cannot be a namespace and a selector."""
+def _parse_rest(context: str, text: str) -> Place | None:
+    """Parse NAMESPACE[/SELECTOR] of a context; None if the text is not of that form."""
     namespace, slash, selector = text.partition("/")
     is_selector = bool(_SELECTS.search(selector)) or not slash
     return Place(context, namespace, selector) if _NAMESPACE.fullmatch(namespace) and is_selector else None
 
 
 def cluster_of(text: str) -> tuple[Place, Cluster]:
-    """The place that is meant, and its cluster; BadUsage where the kubeconfig cannot be used."""
+    """Return the place that the text names, and its cluster; BadUsage if the kubeconfig cannot be used."""
     try:
         from kubernetes.config import incluster_config, kube_config
     except ImportError as error:
         raise BadUsage(MISSING) from error
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
     if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep) if file):
-        with _in_words(files):
-            contexts = _contexts(kube_config.KubeConfigMerger(files).config)
+        with _loader_errors(files):
+            merged = kube_config.KubeConfigMerger(files).config
+            contexts = [str(context.value["name"]) for context in merged.value["contexts"]] if merged else []
         meant = place(text, contexts)
 
         def load(into: Any) -> None:
@@ -87,23 +101,18 @@ def cluster_of(text: str) -> tuple[Place, Cluster]:
         meant, load = place(text, []), incluster_config.load_incluster_config
     else:
         raise BadUsage(f"there is no kubeconfig at {printable(files)}: set KUBECONFIG")
-    with _in_words(files):
-        return meant, _loaded(load)
+    with _loader_errors(files):
+        return meant, _load_cluster(load)
 
 
-def _contexts(merged: Any) -> list[str]:
-    """The names of the contexts of a kubeconfig, or of several merged."""
-    return [str(context.value["name"]) for context in merged.value["contexts"]] if merged else []
-
-
-def _loaded(load: Callable[[Any], None]) -> Cluster:
-    """What the loader fills in; a credential plugin is given up after a minute."""
+def _load_cluster(load: Callable[[Any], None]) -> Cluster:
+    """Run the loader; Unreachable if its credential plugin takes longer than PLUGIN_SECONDS."""
     from kubernetes.client import Configuration
 
     configuration = Configuration()
     by_environment = configuration.proxy
     try:
-        start(partial(load, configuration)).result(PLUGIN_SECONDS)
+        run_in_thread(partial(load, configuration)).result(PLUGIN_SECONDS)
     except StillRunning as error:
         raise Unreachable(f"the kubeconfig's credential plugin did not end within {PLUGIN_SECONDS:g} s") from error
     if configuration.proxy != by_environment:
@@ -123,9 +132,15 @@ def _loaded(load: Callable[[Any], None]) -> Cluster:
 
 
 @contextmanager
-def _in_words(files: str) -> Iterator[None]:
-    """What is wrong with a kubeconfig as one sentence: the loader logs some of it, and raises anything for the rest."""
-    heard = _Heard()
+def _loader_errors(files: str) -> Iterator[None]:
+    """Raise BadUsage for any error of the loader, which logs some errors and raises any exception for the others."""
+
+    def unusable(why: str) -> BadUsage:
+        """Report the first line, redacted: a plugin may print secrets or a whole traceback."""
+        first = hidden(why.strip().split("\n")[0]) or "it is not a kubeconfig"
+        return BadUsage(f"the kubeconfig {printable(files)} cannot be used: {printable(first)}")
+
+    heard = _LoggedErrors()
     root, propagated = logging.getLogger(), logging.getLogger().handlers[:]
     root.handlers[:] = [heard]
     try:
@@ -133,26 +148,147 @@ def _in_words(files: str) -> Iterator[None]:
     except DiagError:
         raise
     except Exception as error:
-        raise BadUsage(_unusable(files, f"{error}")) from error
+        raise unusable(f"{error}") from error
     finally:
         root.handlers[:] = propagated
     if heard.errors:
-        raise BadUsage(_unusable(files, heard.errors[0]))
+        raise unusable(heard.errors[0])
 
 
-def _unusable(files: str, why: str) -> str:
-    """Without what a plugin printed of its own beyond its first line, and without secrets."""
-    first = hidden(why.strip().split("\n")[0]) or "it is not a kubeconfig"
-    return f"the kubeconfig {printable(files)} cannot be used: {printable(first)}"
-
-
-class _Heard(logging.Handler):
-    """Keeps what the loader logs as an error."""
+class _LoggedErrors(logging.Handler):
+    """Keeps the errors that the loader logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.errors: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
         self.errors.append(record.getMessage())
+
+
+class ProxyClient(Client):
+    """Sends requests to pods through the API server's proxy, and reports which of the two has failed.
+
+    If the API server fails during a watch, the servers behind it must not count as dead.
+    """
+
+    def __init__(self, cluster: Cluster, manner: Manner) -> None:
+        super().__init__(cluster.address, cluster.credentials, manner)
+        self._shown = f"the Kubernetes API server {cluster.address.shown}"
+
+    def send(self, request: Request) -> Response:
+        """Send a request; Failure if the pod does not respond, Unreachable if the API server has failed."""
+        try:
+            response = super().send(request)
+        except Failure:
+            try:
+                super().send(Request("/version"))  # any answer shows that the API server works
+            except Failure as error:
+                error.hint = "check the certificates of the kubeconfig" if "DIAG_C" in error.hint else error.hint
+                raise Unreachable(sentence(self._shown, error)) from error
+            raise
+        if response.status not in _LOST:
+            return response
+        if _UNREACHED in response.body:
+            why = _message(response.body).partition("error trying to reach service: ")[2].strip(" '")
+            raise Failure(_short_reason(why), "does vLLM listen on this port?", reached=False)
+        if _STATUS.search(response.body):
+            raise Unreachable(f"{self._shown} answers HTTP {response.status}: {_short_reason(_message(response.body))}")
+        return response
+
+    def refusal(self, status: int) -> Failure:
+        """Return the failure for a pod's response with an error status."""
+        if status == 403:
+            return WrongAnswer("is not proxied to (HTTP 403)", f"grant get on pods/proxy: {ROLE}")
+        if status == 401:
+            return WrongAnswer("cannot be asked: the API server rejects the credentials (HTTP 401)", "log in again")
+        return super().refusal(status)
+
+
+class Api:
+    """One API server; every request is a GET and names the verb and resource that the account needs."""
+
+    def __init__(self, cluster: Cluster, timeout: float) -> None:
+        self.cluster = cluster
+        self.client = ProxyClient(cluster, Manner(timeout, HINTS, keep=True))
+
+    def pods(self, namespace: str, selector: str) -> list[Mapping[str, Any]]:
+        """List the pods of a namespace that a selector matches; Unreachable if they cannot be listed."""
+        pods: list[Mapping[str, Any]] = []
+        query = {"limit": str(PODS_AT_A_TIME), "labelSelector": selector}
+        try:
+            while True:
+                page = self._json(f"{namespaced(namespace)}/pods", "list pods", namespace, query)
+                pods += page.get("items") or []
+                more = part(page, "metadata").get("continue")
+                if not more or len(pods) >= MOST_PODS:
+                    return pods
+                query["continue"] = more
+        except Failure as error:
+            shown = f"the Kubernetes API server {self.cluster.address.shown}"
+            raise Unreachable(str(error) if isinstance(error, Denied) else sentence(shown, error)) from error
+
+    def pod(self, namespace: str, name: str) -> Mapping[str, Any]:
+        """Read the current state of a pod; Failure if it is gone or cannot be read."""
+        return self._json(f"{namespaced(namespace)}/pods/{quote(name)}", "get pods", namespace, {})
+
+    def events(self, namespace: str, pod: str) -> list[Mapping[str, Any]]:
+        """List the recent events of a pod; none if the account may not read them."""
+        try:
+            query = {"fieldSelector": f"involvedObject.name={pod}"}
+            return self._json(f"{namespaced(namespace)}/events", "list events", namespace, query).get("items") or []
+        except Failure:
+            return []
+
+    def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> bytes:
+        """Read a part of a container's log, each line after its time; Failure if it cannot be read."""
+        path = f"{namespaced(namespace)}/pods/{quote(pod)}/log"
+        return self._get(path, "get pods/log", namespace, {"timestamps": "true", **query})
+
+    def _json(self, path: str, needs: str, namespace: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        body = self._get(path, needs, namespace, query)
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise WrongAnswer("answered something other than JSON", HINTS.address) from error
+        return found if isinstance(found, dict) else {}
+
+    def _get(self, path: str, needs: str, namespace: str, query: Mapping[str, str]) -> bytes:
+        given = urlencode({name: value for name, value in query.items() if value})
+        response = self.client.get(self.cluster.address.path.rstrip("/") + path + (f"?{given}" if given else ""))
+        if response.status == 200:
+            return response.body
+        verb, resource = needs.split()
+        if response.status == 403:
+            raise Denied(
+                f"this account may not {verb} {resource} in namespace {namespace} (HTTP 403): grant the verb {verb} on"
+                f" {resource}; {ROLE}"
+            )
+        if response.status == 401:
+            raise WrongAnswer("rejects the credentials of the kubeconfig (HTTP 401)", "log in again")
+        message = _short_reason(_message(response.body))
+        raise WrongAnswer(f"answered HTTP {response.status}" + (f" ({message})" if message else ""), HINTS.address)
+
+
+class Denied(WrongAnswer):
+    """The account lacks a right; the message is a complete sentence."""
+
+
+def namespaced(namespace: str) -> str:
+    """Return the path of a namespace's resources."""
+    return f"/api/v1/namespaces/{quote(namespace)}"
+
+
+def _message(body: bytes) -> str:
+    """Return the message of an API server's Status, or the body's text if it is not JSON."""
+    text = body[:4096].decode("utf-8", "replace")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return str(found.get("message", "")) if isinstance(found, dict) else ""
+
+
+def _short_reason(why: str) -> str:
+    """Return the end of a Go error: "connection refused" of "dial tcp 10.0.0.1:8000: connect: connection refused"."""
+    return printable(why.strip().rpartition("connect: ")[2], 100)

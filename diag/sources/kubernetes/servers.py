@@ -1,48 +1,193 @@
-"""The vLLM servers of a namespace, ready to be watched."""
+"""The vLLM servers of a namespace: finding them, watching them, and each container's log and status as part of a page.
 
-from collections.abc import Iterator, Mapping, Sequence
+The log of the previous run is read first: in a crash loop it has the cause. The kubelet stamps each line, so the time
+zone of the container does not matter.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
 from diag.core.errors import Unreachable
 from diag.core.formatting import listed, plural, printable
+from diag.core.metric_families import Collected, Collector
 from diag.core.metric_prefix import named_as_ours
+from diag.exporter.log.server_log import ServerLog
 from diag.exporter.vllm_page import is_ours
 from diag.http.address import PAGE, Address
-from diag.http.background import start
 from diag.http.client import Client
 from diag.http.credentials import Credentials
+from diag.http.deadline import run_in_thread
 from diag.http.failure import Failure
 from diag.http.vllm_server import ACCEPT, VllmServer
-from diag.sources.kubernetes.api import MOST_PODS, Api, namespaced
-from diag.sources.kubernetes.cluster import Place, cluster_of
-from diag.sources.kubernetes.discovery import Candidate, Pod, candidates
-from diag.sources.kubernetes.pod import ContainerLog, PodView
-from diag.sources.kubernetes.status import container_status, failed_probes, not_started, note
+from diag.sources.kubernetes.cluster import MOST_PODS, Api, cluster_of, namespaced
+from diag.sources.kubernetes.pod_object import (
+    Candidate,
+    ContainerStatus,
+    Pod,
+    candidates,
+    container_status,
+    failed_probes,
+    not_started,
+    note,
+)
 from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, watch
 from diag.sources.observation import Observation
+from diag.vllm.server.config import ServerFacts
 
+FIRST_BYTES, LAST_LINES = 512 * 2**10, 5_000
+"""Parts that are read of an existing log: its beginning, with the configuration, and its end."""
+STATUS_EVERY = 5.0
+"""Seconds between two requests for the pod's status."""
+CRASHES = "diag_vllm_log_consecutive_crashes"
+_NO_LINE = (0.0, "")
+"""Before the first line: unix time, and the kubelet's own text of the time, which has nanoseconds."""
 REFUSED = "connection refused"
 MOST_SERVERS = 100
-"""Watched at once: each is asked for its page and its log at every scrape."""
+"""Servers that are watched at once: each scrape reads the page and the log of each one."""
+
+
+class ContainerLog:
+    """A `Collector` of one container's log, which reads each line once, and of its status.
+
+    `problem` is the reason if the log cannot be read.
+    """
+
+    name = "log"
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        of: Candidate,
+        status: ContainerStatus,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.state = ServerLog(UTC)
+        self.status = status
+        self.problem = ""
+        self._api, self._namespace, self._of, self._clock = api, namespace, of, clock
+        self._looked_at = clock()
+        self._last = _NO_LINE
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Read the existing log: of the previous run, if there was one, then of this run."""
+        if self.status.restarts:
+            self._read(previous="true", tailLines=str(LAST_LINES))
+        if self.status.running_since:
+            self._note_end()
+        if self._read(limitBytes=str(FIRST_BYTES)) >= FIRST_BYTES:
+            self._read(tailLines=str(LAST_LINES))
+        if not self.status.running_since:
+            self._note_end()
+
+    def collect(self) -> Collected:
+        """Read new lines and, from time to time, the status; return the samples."""
+        if self._clock() - self._looked_at >= STATUS_EVERY:
+            self._looked_at, before = self._clock(), self.status
+            with suppress(Failure):  # a pod that cannot be read keeps its status
+                self.status = container_status(self._api.pod(self._namespace, self._of.pod), self._of.container)
+            if self.status.last != before.last:  # if it runs again, the ended run's log is the previous one
+                self._read(**self._since_last_line(), previous="true" if self.status.running_since else "")
+                self._note_end()
+        self._read(**self._since_last_line())
+        with self._lock:
+            now = self._clock()
+            known = self.state.samples(now) if self.state.latest is not None else []
+            # the log covers the last two runs, the kubelet counts all of them: the larger number of crashes holds
+            crashes = max([self.status.crashes_in_a_row(now), *(value for name, _, value in known if name == CRASHES)])
+            others = [sample for sample in known if sample[0] != CRASHES]
+            return Collected([*others, (CRASHES, (), crashes), *self.status.samples()], self.problem)
+
+    def page(self, answered: bool) -> None:
+        """Note whether the server's /metrics page has just answered, which decides what some log lines mean."""
+        with self._lock:
+            self.state.page(self._clock(), answered)
+
+    def _note_end(self) -> None:
+        last = self.status.last
+        if last and last.at:
+            with self._lock:
+                self.state.process_ended(last.at, last.by_signal)
+
+    def _since_last_line(self) -> Mapping[str, str]:
+        """Return the query for new lines; sinceTime has a resolution of one second."""
+        since = datetime.fromtimestamp(int(self._last[0]), UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if self._last[0] else ""
+        return {"sinceTime": since, "tailLines": str(LAST_LINES)}
+
+    def _read(self, **query: str) -> int:
+        """Read a part of the log and feed its new lines; return its size in bytes."""
+        pod, container = self._of.pod, self._of.container
+        try:
+            text = self._api.log(self._namespace, pod, {"container": container, **query})
+        except Failure as error:
+            is_gone = bool(query.get("previous"))  # the kubelet keeps no log of the previous run, or there was none
+            self.problem = self.problem if is_gone else f"the log of pod {printable(pod)} cannot be read: {error}"
+            return 0
+        self.problem = ""
+        with self._lock:
+            for line in text.decode("utf-8", "replace").split("\n"):
+                stamp = line.partition(" ")[0]
+                try:
+                    at = (datetime.fromisoformat(stamp).timestamp(), stamp)
+                except (ValueError, OverflowError):
+                    continue
+                if at > self._last:
+                    self._last = at
+                    self.state.feed(line, at[0], live=False)
+        return len(text)
+
+
+@dataclass(frozen=True)
+class PodView:
+    """A `ServerView` of what the API server knows about one server: log, status and command of its container."""
+
+    log: ContainerLog
+    command: str
+
+    @property
+    def collectors(self) -> Sequence[Collector]:
+        """The collector of log and status."""
+        return (self.log,)
+
+    @property
+    def has_server(self) -> bool:
+        """Return True if the log has a line, or a run of the container has ended."""
+        return self.log.state.latest is not None or self.log.status.last is not None
+
+    def start(self) -> None:
+        """Do nothing: nothing is collected between two scrapes."""
+
+    def scraped(self, answered: bool) -> None:
+        """Note whether the server's page has just answered."""
+        self.log.page(answered)
+
+    def completed(self, facts: ServerFacts) -> ServerFacts:
+        """Complete the facts that the server reports by its log and the command of its container."""
+        return self.log.state.completes(facts)._replace(process=self.command)
 
 
 @dataclass(frozen=True)
 class PodAddress(Address):
-    """The page of a pod behind the API server's proxy; `server` is what a reader knows it by: namespace/pod:port."""
+    """A pod's page behind the API server's proxy; `server` names it for the user: namespace/pod:port."""
 
     server: str = ""
 
     @property
     def shown(self) -> str:
-        """What may be printed and recorded."""
+        """The name for the user, safe to print and record."""
         return self.server
 
 
 class FoundServer(NamedTuple):
-    """One vLLM server: where its page is, what its pod tells, and which probes have failed."""
+    """One vLLM server: the address of its page, the view of its pod, and its failed probes."""
 
     instance: str
     address: PodAddress
@@ -51,14 +196,14 @@ class FoundServer(NamedTuple):
     probes: tuple[str, ...]
 
     def notes(self) -> Iterator[str]:
-        """What a reader should know of it by now."""
+        """Yield the notes about the container and its log so far."""
         yield from note(self.shown, self.view.log.status, self.probes)
         if self.view.log.problem:
             yield self.view.log.problem
 
 
 class ServersOfNamespace(NamedTuple):
-    """The servers by instance (pod:port), the client that reaches them, and what else is to be said."""
+    """The servers by instance (pod:port), the client that reaches them, and notes for the user."""
 
     client: Client
     servers: Mapping[str, FoundServer]
@@ -66,40 +211,45 @@ class ServersOfNamespace(NamedTuple):
 
     @property
     def addresses(self) -> Mapping[str, Address]:
-        """Where their pages are, by instance."""
+        """The addresses of their pages, by instance."""
         return {instance: found.address for instance, found in self.servers.items()}
 
     @property
     def shown(self) -> str:
-        """What may be printed."""
+        """The names of the servers, safe to print."""
         return ", ".join(found.address.shown for found in self.servers.values())
 
     def watch(self, plan: ScrapePlan) -> Observation:
-        """Scrape them as planned, each with its container's log and status."""
-        plan = replace(plan, credentials=Credentials(), client=lambda *_: self.client, beside=self._beside)
-        seen = watch(self.addresses, plan)
-        told = [said for found in self.servers.values() for said in found.notes()]
-        return seen._replace(notes=(*told, *self.notes, *seen.notes))
+        """Scrape the servers by a plan, each joined with its container's log and status."""
 
-    def _beside(self, server: VllmServer) -> JoinedPages:
-        found = next(found for found in self.servers.values() if found.address == server.address)
-        return JoinedPages(server, found.view)
+        def beside(server: VllmServer) -> JoinedPages:
+            found = next(found for found in self.servers.values() if found.address == server.address)
+            return JoinedPages(server, found.view)
+
+        plan = replace(plan, credentials=Credentials(), client=lambda *_: self.client, beside=beside)
+        seen = watch(self.addresses, plan)
+        notes = [note for found in self.servers.values() for note in found.notes()]
+        return seen._replace(notes=(*notes, *self.notes, *seen.notes))
 
 
 def find(text: str, timeout: float) -> ServersOfNamespace:
-    """The servers in [CONTEXT/]NAMESPACE[/SELECTOR]; Unreachable where there is none that could be judged."""
+    """Find the servers in [CONTEXT/]NAMESPACE[/SELECTOR]; Unreachable if none can be judged."""
     place, cluster = cluster_of(text)
     api = Api(cluster, timeout)
     pods = api.pods(place.namespace, place.selector)
     possible = [(pod, candidate) for pod in pods for candidate in candidates(pod)]
     idle = [why for pod, candidate in possible if candidate.certain and (why := not_started(pod))]
     alive = [(pod, candidate) for pod, candidate in possible if not not_started(pod)]
-    looks = [start(partial(_look, api, place.namespace, *each)) for each in alive[:MOST_SERVERS]]
-    found = [look.result() for look in looks]
-    servers = {each.instance: each for each in found if isinstance(each, FoundServer)}
-    reasons = list(dict.fromkeys([*idle, *(each for each in found if isinstance(each, str) and each)]))
+    inspections = [run_in_thread(partial(_inspect, api, place.namespace, *pair)) for pair in alive[:MOST_SERVERS]]
+    found = [inspection.result() for inspection in inspections]
+    servers = {server.instance: server for server in found if isinstance(server, FoundServer)}
+    reasons = list(dict.fromkeys([*idle, *(reason for reason in found if isinstance(reason, str) and reason)]))
     if not servers:
-        raise Unreachable(_none(place, pods, reasons))
+        where = f"namespace {place.namespace}" + (f" with {printable(place.selector, 80)}" if place.selector else "")
+        if reasons:
+            raise Unreachable(f"no vLLM server in {where} can be judged: {listed(reasons, separator='; ')}")
+        seen = f"none of {plural(len(pods), 'pod')} is a vLLM server" if pods else "there is no pod"
+        raise Unreachable(f"{seen} in {where}")
     if len(pods) >= MOST_PODS:
         reasons.append(f"only the first {len(pods):,} pods were looked at: name a selector")
     if len(alive) > MOST_SERVERS:
@@ -107,19 +257,11 @@ def find(text: str, timeout: float) -> ServersOfNamespace:
     return ServersOfNamespace(api.client, servers, tuple(reasons))
 
 
-def _none(place: Place, pods: Sequence[Pod], reasons: Sequence[str]) -> str:
-    where = f"namespace {place.namespace}" + (f" with {printable(place.selector, 80)}" if place.selector else "")
-    if reasons:
-        return f"no vLLM server in {where} can be judged: {listed(list(reasons), separator='; ')}"
-    seen = f"none of {plural(len(pods), 'pod')} is a vLLM server" if pods else "there is no pod"
-    return f"{seen} in {where}"
-
-
-def _look(api: Api, namespace: str, pod: Pod, candidate: Candidate) -> FoundServer | str:
-    """The server; or why it cannot be judged, "" for what is none."""
+def _inspect(api: Api, namespace: str, pod: Pod, candidate: Candidate) -> FoundServer | str:
+    """Return the server, or why it cannot be judged; "" if the container is no server."""
     shown, status = f"pod {printable(candidate.pod)}", container_status(pod, candidate.container)
     try:
-        port = _port(api, namespace, candidate)
+        port = _metrics_port(api, namespace, candidate)
     except Failure as error:
         if not candidate.certain:
             return f"{shown}: {error}; {error.hint}" if error.reached else ""
@@ -141,8 +283,8 @@ def _look(api: Api, namespace: str, pod: Pod, candidate: Candidate) -> FoundServ
     )
 
 
-def _port(api: Api, namespace: str, candidate: Candidate) -> int:
-    """The first port with vLLM's metrics; Failure where none has, or the answer of one does not come."""
+def _metrics_port(api: Api, namespace: str, candidate: Candidate) -> int:
+    """Return the first port with vLLM's metrics; Failure if there is none, or one does not respond."""
     refused: Failure | None = None
     for port in candidate.ports:
         address = _address(api, namespace, candidate, port)

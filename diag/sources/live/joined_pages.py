@@ -1,4 +1,4 @@
-"""A server's page with what else is seen of it, as the exporter would serve it."""
+"""A server's page joined with metrics of its host or pod, as `diag exporter` would serve it."""
 
 import time
 
@@ -10,15 +10,15 @@ from diag.exporter.vllm_page import PageReader, Scraped, is_answer, is_ours
 from diag.exposition.lines import NotMetrics
 from diag.http.failure import Failure
 from diag.http.vllm_server import VllmServer
-from diag.sources.live.target import Unanswered
+from diag.sources.live.server import Unanswered
 from diag.vllm.server.config import ServerFacts
 
 SECONDS = 2.0
-"""How long reading GPUs, processes or log may take."""
+"""Time limit for reading GPUs, processes or log."""
 
 
 class JoinedPages:
-    """Stands between a watch and a server: its page, and its host or pod; keeps the protocol `Pages`."""
+    """Implements `Pages` for a watch: the server's page, joined with metrics of its host or pod."""
 
     def __init__(self, server: VllmServer, host: ServerView) -> None:
         self._server = server
@@ -29,9 +29,9 @@ class JoinedPages:
         self._host.start()
 
     def page(self) -> bytes:
-        """The whole page; Unanswered where there is none, but its host, or an earlier page, shows a server.
+        """Return the joined page; Unanswered if there is none, but the host or an earlier page shows a server.
 
-        Failure or NotMetrics where nothing shows one, or where something else answers at its address.
+        Raises Failure or NotMetrics if nothing shows a server, or something else answers at its address.
         """
         collections, begin = self._host_page.collect(), time.monotonic()
         try:
@@ -49,5 +49,5 @@ class JoinedPages:
         return self._host_page.page(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
 
     def facts(self) -> ServerFacts:
-        """What the server reports of itself, with what else is known of it."""
+        """Return the facts that the server reports, completed by those of its host or pod."""
         return self._host.completed(self._server.facts)

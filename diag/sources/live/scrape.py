@@ -1,31 +1,39 @@
-"""Live servers, scraped side by side, each on its own cadence."""
+"""A watch of live servers: each is scraped on its own cadence, in the foreground or in a thread."""
 
 import asyncio
 import math
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from diag.core.errors import UnknownHost, Unreachable
-from diag.core.formatting import listed, printable
+from diag.core.formatting import clock, listed, printable
 from diag.exposition.scrapes import Target
 from diag.http.address import Address, parse_all
 from diag.http.client import Client, Manner
 from diag.http.credentials import Credentials, from_environment
 from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
-from diag.sources.live.clock import WatchClock
-from diag.sources.live.target import Discard, Pages, Sink, WatchedServer
+from diag.sources.live.server import Discard, Pages, Sink, WatchClock, WatchedServer
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.server.config import ServerFacts
 
+UNTIL_STOPPED = 10 * 365 * 86_400.0
+"""Seconds of a watch that runs until it is stopped."""
+GONE = 3
+"""Failed scrapes in a row after which a server that has answered counts as gone."""
 _SLACK = 1e-6
-WHO_TELLS = " If it ran before, its log (--log), diag exporter or a Prometheus (--prometheus) tells whether it died."
+POST_MORTEM_HINT = (
+    " If it ran before, its log (--log), diag exporter or a Prometheus (--prometheus) tells whether it died."
+)
 
 
 @dataclass(frozen=True)
 class WatchProgress:
-    """How far a watch is: scrapes of all targets so far, and seconds."""
+    """The progress of a watch: scrapes of all targets so far, and seconds."""
 
     scrapes: int
     failed: int
@@ -35,12 +43,11 @@ class WatchProgress:
 
 @dataclass(frozen=True)
 class ScrapePlan:
-    """How to watch; times in seconds.
+    """The settings of a watch; times in seconds.
 
-    credentials: None reads the environment. probe: how long one request for one token may take, None for no probe.
-    client: what requests of a server go through. beside: where its pages come from if not from itself.
-    on_progress: called after every scrape.
-    should_go_on: called when the time is over, and then every few scrapes.
+    credentials: None reads the environment. probe: time limit of one request for one token, None for no probe.
+    client: makes the HTTP client for a server. beside: the source of a server's pages, None for the server itself.
+    on_progress: called after every scrape. should_go_on: called when `duration` is over, and then every few scrapes.
     """
 
     every: float = 2.0
@@ -56,19 +63,19 @@ class ScrapePlan:
 
 
 class _Interrupted(Exception):
-    """Ctrl-C while a callback ran."""
+    """Ctrl-C was pressed during a callback."""
 
 
 def watch(targets: Sequence[str] | Mapping[str, Address], plan: ScrapePlan) -> Observation:
-    """Scrape live servers, which are URLs, or addresses by instance.
+    """Scrape live servers, given as URLs or as addresses by instance.
 
-    Unreachable where none of them answers with metrics at first contact.
+    Raises Unreachable if no server returns metrics at first contact.
     """
     return Watch(targets, plan).run()
 
 
 class Watch:
-    """A watch of live servers; `facts` is what they report of themselves, by instance."""
+    """A watch of live servers, which may be stopped and observed from another thread."""
 
     def __init__(
         self, targets: Sequence[str] | Mapping[str, Address], plan: ScrapePlan, sink: Sink | None = None
@@ -90,16 +97,16 @@ class Watch:
 
     @property
     def facts(self) -> dict[str, ServerFacts]:
-        """What is known of each server beside its pages."""
+        """The facts about each server that its pages lack, by instance."""
         return {server.target.instance: server.facts for server in self._servers}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Notes about the watch itself, beside those about the scrapes."""
+        """Notes about the watch itself, without those about the scrapes."""
         return (*self._notes, *self._clock.jumps, *(note for watched in self._servers for note in watched.server.notes))
 
     def run(self) -> Observation:
-        """Watch to the end or until Ctrl-C and return what was seen; KeyboardInterrupt where that is nothing."""
+        """Watch to the end or until Ctrl-C; KeyboardInterrupt if no server has answered by then."""
         try:
             asyncio.run(self._run())
         except (KeyboardInterrupt, asyncio.CancelledError, _Interrupted) as error:
@@ -109,29 +116,29 @@ class Watch:
         return self.observation()
 
     def stop(self) -> None:
-        """End the watch as Ctrl-C does; may be called by a signal's handler, at any time."""
+        """End the watch as Ctrl-C does; a signal handler may call this at any time."""
         self._stopped = True
         if self._task and not self._task.done():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     @property
     def scrapes(self) -> int:
-        """How many of all servers have ended so far."""
+        """Finished scrapes of all servers so far."""
         return self._scrapes
 
     def last_failures(self, count: int) -> str:
-        """Why the last so many scrapes of every server failed; "" where one of them did not, or there are fewer."""
+        """Return why the last `count` scrapes of every server failed; "" if one succeeded or there are fewer."""
         last = [scrape for server in self._servers for scrape in server.target.scrapes[-count:]]
         failed = bool(last) and len(last) >= count * len(self._servers) and all(scrape.reason for scrape in last)
         return last[-1].reason if failed else ""
 
     def forget(self, before: int) -> None:
-        """Drop the scrapes before a time, unix milliseconds: a watch that nobody ends must not grow."""
+        """Drop the scrapes before a time in unix milliseconds, so that an endless watch does not grow."""
         for server in self._servers:
             server.target.forget(before)
 
     def observation(self) -> Observation:
-        """What was seen so far, also while it runs in another thread; there is at least one scrape."""
+        """Return the observation so far, also while the watch runs in another thread; requires a scrape."""
         watched = [server for server in self._servers if server.target.scrapes]
         shown = ", ".join(dict.fromkeys(address.shown for address in self._addresses.values()))
         origin = Origin("scrape", shown, self._plan.every, self.remarks)
@@ -148,43 +155,47 @@ class Watch:
             self._servers.append(WatchedServer(Target(instance), server, beside, self._clock, self._sink))
         self._start = _now()
         try:
-            await self._watch()
+            await self._scrape_until(self._plan.duration)
+            await asyncio.gather(*self._fact_requests)
+            while not all(probe.done() for probe in self._probes) or self._should_go_on():
+                await self._scrape_until(_now() - self._start + 2 * self._plan.every)
+            await asyncio.gather(*self._probes)
+            await _gather(server.scrape() for server in self._servers if server.owes_probe)
         finally:
             for task in (*self._fact_requests, *self._probes):
                 task.cancel()
 
-    async def _watch(self) -> None:
-        until = self._plan.duration
-        await self._to(until)
-        await asyncio.gather(*self._fact_requests)
-        while not all(probe.done() for probe in self._probes) or self._goes_on():
-            until = _now() - self._start + 2 * self._plan.every
-            await self._to(until)
-        await asyncio.gather(*self._probes)
-        await _together(server.scrape() for server in self._servers if server.owes_probe)
-
-    def _goes_on(self) -> bool:
+    def _should_go_on(self) -> bool:
         try:
             return self._plan.should_go_on(self.observation())
         except KeyboardInterrupt as error:
             raise _Interrupted from error
 
-    async def _to(self, until: float) -> None:
-        """Scrape every target until so many seconds after the start."""
-        await _together(self._cadence(server, until) for server in self._servers)
+    async def _scrape_until(self, until: float) -> None:
+        """Scrape every target until `until` seconds after the start."""
+        await _gather(self._scrape_on_cadence(server, until) for server in self._servers)
 
-    async def _cadence(self, server: WatchedServer, until: float) -> None:
-        """Scrape one target at whole multiples of the interval; those that a slow response covers are skipped."""
+    async def _scrape_on_cadence(self, server: WatchedServer, until: float) -> None:
+        """Scrape one target at whole multiples of the interval; a slow response skips those that it covers."""
         every = self._plan.every
         while server.tick * every <= until + _SLACK:
             await asyncio.sleep(self._start + server.tick * every - _now())
             await server.scrape()
             server.tick = max(server.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
-            self._after(server)
+            self._after_scrape(server)
 
-    def _after(self, server: WatchedServer) -> None:
+    def _after_scrape(self, server: WatchedServer) -> None:
         if len(server.target.scrapes) == 1:
-            self._first_contact()
+            self._untried -= 1
+            if not self._untried and not any(server.answered for server in self._servers):
+                failures = [(each.server.address.shown, each.failure) for each in self._servers if each.failure]
+                unknown = any(isinstance(failure, UnknownName) for _, failure in failures)
+                kind, (shown, failure) = UnknownHost if unknown else Unreachable, failures[0]
+                if len(failures) == 1:
+                    hint = "" if failure.reached else POST_MORTEM_HINT
+                    raise kind(sentence(printable(shown), failure) + hint)
+                reasons = listed([f"{printable(shown)} ({failure})" for shown, failure in failures])
+                raise kind(f"none of {len(self._servers)} servers returned metrics: {reasons}; {failure.hint}")
         if server.server.path and not server.facts_requested:
             server.facts_requested = True
             self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
@@ -198,18 +209,13 @@ class Watch:
         except KeyboardInterrupt as error:
             raise _Interrupted from error
 
-    def _first_contact(self) -> None:
-        self._untried -= 1
-        if not self._untried and not any(server.answered for server in self._servers):
-            raise _unreachable(self._servers)
-
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run all; the first error ends the others and is raised as it is."""
+async def _gather(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run coroutines side by side; the first error cancels the others and is raised without its group."""
     try:
         async with asyncio.TaskGroup() as group:
             for coroutine in coroutines:
@@ -218,11 +224,38 @@ async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
         raise errors.exceptions[0] from None
 
 
-def _unreachable(watched_servers: Sequence[WatchedServer]) -> Unreachable:
-    failures = [(watched.server.address.shown, watched.failure) for watched in watched_servers if watched.failure]
-    kind = UnknownHost if any(isinstance(failure, UnknownName) for _, failure in failures) else Unreachable
-    if len(failures) == 1:
-        shown, failure = failures[0]
-        return kind(sentence(printable(shown), failure) + ("" if failure.reached else WHO_TELLS))
-    reasons = [f"{printable(shown)} ({failure})" for shown, failure in failures]
-    return kind(f"none of {len(watched_servers)} servers returned metrics: {listed(reasons)}; {failures[0][1].hint}")
+@dataclass
+class BackgroundWatch:
+    """A watch in a thread of its own, until a block ends; `failed` holds the exception that ended it earlier."""
+
+    watch: Watch
+    failed: list[BaseException] = field(default_factory=list)
+
+    @contextmanager
+    def running(self) -> Iterator["BackgroundWatch"]:
+        """Watch while the block runs."""
+
+        def run() -> None:
+            try:
+                self.watch.run()
+            except BaseException as error:  # noqa: BLE001  reported by `seen`
+                self.failed.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.watch.stop()
+            thread.join(10)
+
+    def seen(self) -> Observation | None:
+        """Return the observation so far, None before the first scrape; Unreachable if the server never answered."""
+        if self.failed and isinstance(self.failed[0], Unreachable):
+            raise self.failed[0]
+        return self.watch.observation() if self.watch.scrapes else None
+
+    def gone(self) -> str:
+        """Return why the server counts as gone, "" while it answers."""
+        last = self.watch.last_failures(GONE)
+        return f"the server stopped answering at {clock(time.time())}: {last}" if last else ""

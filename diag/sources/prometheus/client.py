@@ -1,31 +1,46 @@
-"""A Prometheus, or whatever speaks its HTTP API: Thanos, Mimir, VictoriaMetrics (the only importer of its client)."""
+"""Queries to a Prometheus, Thanos, Mimir or VictoriaMetrics, their results and their refusals.
 
+This is the only importer of prometheus-api-client.
+"""
+
+import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from prometheus_api_client import PrometheusConnect
 
-from diag.core.formatting import printable
+from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
+from diag.core.formatting import plural, printable
+from diag.core.subjects import LARGEST, Floats, Instants
 from diag.http import failure
 from diag.http.address import Address
 from diag.http.credentials import Credentials
 from diag.http.failure import PROMETHEUS, Failure
-from diag.http.prometheus_api import NO_API, Session, Unusable
+from diag.http.prometheus_api import NO_API, Refused, Session, Unusable
+from diag.promql import parse
 
 T = TypeVar("T")
 Series = Mapping[str, Any]
-"""A series of an answer as the API has it: `metric`, and `value` or `values` of (unix seconds, text)."""
+"""A series of a response in the API's form: `metric`, and `value` or `values` of (unix seconds, text)."""
+MOST_TIMEOUTS = 3
+MOST_UNUSABLE = 10
 _LONGEST = 3600.0
 _LATEST = 1e11
-_UNLIKE = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
-"""What reading a document of another shape raises."""
+_WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+"""Exceptions that reading a document of another shape raises."""
+_FEW_REFUSALS = 3
+_NUMBER = re.compile(r"\d+")
 
 
 class Prometheus:
-    """One server; raises Unreachable where it returns nothing usable, and Refused where it rejects the query.
+    """One server; raises Unreachable if it returns nothing usable, and Refused if it rejects the query.
 
-    `seconds`: how long it may stay silent. Times are unix milliseconds.
+    `seconds` limits each wait for a response. Times are unix milliseconds.
     """
 
     def __init__(self, address: Address, access: Credentials, seconds: float = 30.0) -> None:
@@ -38,67 +53,66 @@ class Prometheus:
 
     @property
     def warnings(self) -> list[str]:
-        """The server's warnings, for example of partial results; each once."""
+        """The server's distinct warnings, for example of partial results."""
         return [printable(warning) for warning in self._session.warnings]
 
     def now(self) -> int:
-        """The server's own clock: the samples are stamped by it, or by one that it trusts."""
+        """Return the server's own time: samples are stamped by its clock, or by one that it trusts."""
         seconds = float(
-            self._read(lambda: _series(self._library.custom_query("vector(time())"), "value")[0]["value"][1])
+            self._read(lambda: _checked_series(self._library.custom_query("vector(time())"), "value")[0]["value"][1])
         )
         if not 0 < seconds < _LATEST:
-            raise self._unlike("returned an invalid time")
+            raise self._unusable("returned an invalid time")
         return round(seconds * 1000)
 
     def instant(self, promql: str, at: int) -> list[Series]:
-        """Evaluate at one instant; a range selector gives the raw samples."""
-        exact, holds = {"time": _seconds(at), **self._limit}, "values" if promql.endswith("]") else "value"
-        return self._read(lambda: _series(self._library.custom_query(promql, exact), holds))
+        """Evaluate at one instant; a range selector returns the raw samples."""
+        exact, key = {"time": _seconds(at), **self._limit}, "values" if promql.endswith("]") else "value"
+        return self._read(lambda: _checked_series(self._library.custom_query(promql, exact), key))
 
     def range(self, promql: str, start: int, end: int, step: int) -> list[Series]:
-        """Evaluate from `start` to `end`; VictoriaMetrics would move both to multiples of the step for its cache."""
+        """Evaluate from `start` to `end`; nocache keeps VictoriaMetrics from moving both to multiples of the step."""
         exact = {"start": _seconds(start), "end": _seconds(end), "nocache": "1", **self._limit}
-        query, rounded = self._library.custom_query_range, (_moment(start), _moment(end), _seconds(step))
-        return self._read(lambda: _series(query(promql, *rounded, params=exact), "values"))
+        query, rounded = self._library.custom_query_range, (_utc(start), _utc(end), _seconds(step))
+        return self._read(lambda: _checked_series(query(promql, *rounded, params=exact), "values"))
 
     def series(self, matches: Sequence[str], start: int, end: int) -> list[Mapping[str, str]]:
-        """The labels of the series that a time may have; whole blocks count, so some may have ended before."""
-        span, these = (_moment(start), _moment(end)), {"match[]": list(matches)}
-        return self._read(lambda: [_labels(labels) for labels in _list(self._library.get_series(*span, these))])
+        """Return the labels of series in a time range; whole blocks are searched, so some may have ended earlier."""
+        span, selectors = (_utc(start), _utc(end)), {"match[]": list(matches)}
+        found = self._read(lambda: _checked_list(self._library.get_series(*span, selectors)))
+        return self._read(lambda: [_checked_labels(labels) for labels in found])
 
     def _read(self, answer: Callable[[], T]) -> T:
         try:
             return answer()
-        except _UNLIKE as error:
-            raise self._unlike(NO_API) from error
+        except _WRONG_SHAPE as error:
+            raise self._unusable(NO_API) from error
 
-    def _unlike(self, what: str) -> Unusable:
+    def _unusable(self, what: str) -> Unusable:
         return Unusable(failure.sentence(self.shown, Failure(what, PROMETHEUS.address)))
 
 
-def _series(result: Sequence[Series], holds: str) -> list[Series]:
-    """The series that have numbers: native histograms are left out."""
-    return [_checked(series) for series in _list(result) if series.get(holds)]
+def _checked_series(result: Sequence[Series], key: str) -> list[Series]:
+    """Check the series that have numbers; native histograms are left out."""
+    found = [series for series in _checked_list(result) if series.get(key)]
+    for series in found:
+        _checked_labels(series["metric"])
+        for at, text in series.get("values") or [series["value"]]:
+            float(text)
+            if not abs(float(at)) < _LATEST:
+                raise ValueError("an implausible time")
+    return found
 
 
-def _list(given: Sequence[T]) -> Sequence[T]:
+def _checked_list(given: Sequence[T]) -> Sequence[T]:
     if not isinstance(given, list):
-        raise TypeError("no list")
+        raise TypeError("not a list")
     return given
 
 
-def _checked(series: Series) -> Series:
-    _labels(series["metric"])
-    for at, text in series.get("values") or [series["value"]]:
-        float(text)
-        if not abs(float(at)) < _LATEST:
-            raise ValueError("a time that is none")
-    return series
-
-
-def _labels(given: Mapping[str, str]) -> Mapping[str, str]:
+def _checked_labels(given: Mapping[str, str]) -> Mapping[str, str]:
     if not all(isinstance(value, str) for value in given.values()):
-        raise ValueError("a label that is no text")
+        raise ValueError("a label that is not a string")
     return given
 
 
@@ -106,5 +120,95 @@ def _seconds(millis: int) -> str:
     return f"{millis / 1000:.3f}"
 
 
-def _moment(millis: int) -> datetime:
+def _utc(millis: int) -> datetime:
     return datetime.fromtimestamp(millis / 1000, UTC)
+
+
+class Queries:
+    """The queries to one server and their number; after too many failures every further query is Unreachable."""
+
+    def __init__(self, prometheus: Prometheus) -> None:
+        self.count = 0
+        self._prometheus = prometheus
+        self._refused: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
+        self._timeouts, self._given_up, self._lock = 0, "", Lock()
+        self._unusable: list[str] = []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes about rejected queries and unusable responses."""
+        refusals = self._refused.most_common(_FEW_REFUSALS)
+        refused = [
+            f"Prometheus rejected {plural(count, 'query', 'queries')}: {self._reasons[reason]}"
+            for reason, count in refusals
+        ]
+        others = self._refused.total() - sum(count for _, count in refusals)
+        refused += [f"Prometheus rejected {plural(others, 'query', 'queries')} for other reasons"] if others else []
+        unusable = f"{plural(len(self._unusable), 'query', 'queries')} got no usable answer"
+        return (*refused, *([f"{unusable}: {self._unusable[0]}"] if self._unusable else []))
+
+    def answered(self, promql: str, instants: Instants) -> list[Series]:
+        """Return the series at the instants (unix ms, equally spaced); NotAnswered if the query is refused."""
+        self.count += 1
+        if self._given_up:
+            raise Unreachable(self._given_up)  # several queries run at a time: the others fail at once
+        try:
+            if len(instants) == 1:
+                return self._prometheus.instant(promql, int(instants[0]))
+            first, second, last = (int(instants[at]) for at in (0, 1, -1))
+            return self._prometheus.range(promql, first, last, second - first)
+        except Refused as error:
+            why = _NUMBER.sub("", str(error))  # a reason may contain numbers that differ, such as the query's length
+            with self._lock:
+                self._reasons.setdefault(why, str(error))
+                self._refused[why] += 1
+                self._timeouts += error.timed_out
+            if self._timeouts >= MOST_TIMEOUTS:
+                hint = "select fewer servers or a shorter --window"
+                self._given_up = f"{self._prometheus.shown} times out on queries: {error}; {hint}"
+                raise Unreachable(self._given_up) from error
+            raise NotAnswered from error
+        except Unusable as error:
+            with self._lock:
+                self._unusable.append(str(error))
+            if len(self._unusable) > MOST_UNUSABLE:  # a few leave single signals unknown; many leave nothing to report
+                self._given_up = str(error)
+                raise
+            raise NotAnswered from error
+        except Unreachable as error:
+            self._given_up = str(error)
+            raise
+
+
+def values_at(series: Series, instants: Instants) -> Floats:
+    """Return the finite values of a series at the instants, else NaN; servers may round the times."""
+    if "value" in series:
+        value = float(series["value"][1])
+        return np.array([value if abs(value) < LARGEST else math.nan])
+    row = np.full(len(instants), np.nan)
+    times, values = np.array(series["values"], np.float64).T
+    places = np.rint((times * 1000 - instants[0]) / (instants[1] - instants[0])).astype(np.int64)
+    inside = (places >= 0) & (places < len(row)) & (np.abs(values) < LARGEST)
+    row[places[inside]] = values[inside]
+    return row
+
+
+def sample_times(series: Series) -> Instants:
+    """Return the times of a series' samples in unix ms."""
+    return np.array([round(float(at) * 1000) for at, _ in series["values"]], np.int64)
+
+
+def scrape_lag(times: Instants, last: int, interval: int) -> int:
+    """Return the largest delay of a scrape after its instant; queries at instants plus this lag include the scrape."""
+    late = (times - last + interval // 2) % interval - interval // 2 if interval else np.zeros(1, np.int64)
+    return int(late.max(initial=0))
+
+
+def check_matcher(matcher: str) -> None:
+    """Raise BadUsage if PromQL cannot parse a matcher."""
+    try:
+        parse(f'rate(up{{{matcher},diag=""}}[1m])')  # in a selector with other matchers, as it will be used
+    except Unsupported as error:
+        example = 'cluster="eu" or pod=~"vllm-.*"'
+        raise BadUsage(f"--match {printable(matcher)} is not a matcher: write {example}") from error

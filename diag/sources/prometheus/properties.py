@@ -4,30 +4,30 @@ A server that has no entry under a property is unknown in it; a target without a
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from diag.core.errors import NotAnswered
 from diag.sources.prometheus.scope import any_of
 from diag.vllm.server.launch import FLAGS
 
-if TYPE_CHECKING:  # reports name properties, also those of a recording, which asks no Prometheus
+if TYPE_CHECKING:  # reports of recordings import this module, too, and must not load the client
     from diag.sources.prometheus.servers import PrometheusSource
 
 Kind = Literal["label", "version", "model", "gpu", "driver", "flag", "hour"]
 NOT_SET = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
-"""Published as flags, and measured by vLLM at start-up."""
+"""Published like flags, but measured by vLLM at start-up."""
 MOST_FLAGS = 5
 """Flags whose value is read from each server."""
 MOST_JOBS = 50
-"""Jobs that a matcher names; with more, the `up` of all targets is read."""
+"""Jobs that a matcher names; with more jobs, the `up` of all targets is read."""
 RECENT = "5m"
 """Window for GPUs and flags: they are published at every scrape."""
 GPUS = f"count by (instance, name, driver_version) (last_over_time(diag_gpu_info[{RECENT}]))"
 
 
 class Property(NamedTuple):
-    """Something that servers have in common or differ in: a label or flag by its name, or one of the other kinds."""
+    """A property in which servers agree or differ: a label or flag by its name, or one of the other kinds."""
 
     kind: Kind
     name: str
@@ -44,46 +44,36 @@ Properties = dict[Property, dict[str, Values]]
 
 
 def properties(remote: "PrometheusSource", least: int, most: int) -> Properties:
-    """Return the properties of all members; of flags those that have a value on `least` to `most` servers.
+    """Return the properties of all members, with flags of which a value occurs on `least` to `most` servers.
 
     If Prometheus refuses a query, the properties that were read before are returned.
     """
-    found: Properties = {MODEL: {name: tuple(sorted(one.models)) for name, one in remote.members.items() if one.models}}
+    models = {name: tuple(sorted(member.models)) for name, member in remote.members.items() if member.models}
+    found: Properties = {MODEL: models}
+    targets = {name: member.targets for name, member in remote.members.items()}
+    span = remote.end - remote.start + 1
     try:
-        _add_labels(found, remote)
-        _add_gpus(found, remote)
+        rows = [
+            (name, labels)
+            for name, labels, _ in remote.at_end(f"last_over_time(up{{{_job_matcher(remote)}}}[{span}ms])")
+            if (labels.get("job", ""), labels.get("instance", "")) in targets.get(name, ())
+        ]
+        for label in {label for _, labels in rows for label in labels} - {"__name__", "instance"}:
+            found[Property("label", label)] = _by_server((name, labels.get(label, "")) for name, labels in rows)
+        gpus = remote.at_end(GPUS)
+        for kind, label in ((GPU, "name"), (DRIVER, "driver_version")):
+            found[kind] = _by_server((name, labels[label]) for name, labels, _ in gpus if labels.get(label))
         _add_flags(found, remote, least, most)
     except NotAnswered:
         pass
     return found
 
 
-def _add_labels(found: Properties, remote: "PrometheusSource") -> None:
-    """Add every label of the targets, except the name of the target itself."""
-    targets = {name: member.targets for name, member in remote.members.items()}
-    span = remote.end - remote.start + 1
-    rows = [
-        (name, labels)
-        for name, labels, _ in remote.at_end(f"last_over_time(up{{{_jobs(remote)}}}[{span}ms])")
-        if (labels.get("job", ""), labels.get("instance", "")) in targets.get(name, ())
-    ]
-    names = {label for _, labels in rows for label in labels} - {"__name__", "instance"}
-    for label in names:
-        pairs = ((name, labels.get(label, "")) for name, labels in rows)
-        found[Property("label", label)] = _by_server(pairs)
-
-
-def _add_gpus(found: Properties, remote: "PrometheusSource") -> None:
-    rows = remote.at_end(GPUS)
-    for kind, label in ((GPU, "name"), (DRIVER, "driver_version")):
-        found[kind] = _by_server((name, labels[label]) for name, labels, _ in rows if labels.get(label))
-
-
 def _add_flags(found: Properties, remote: "PrometheusSource", least: int, most: int) -> None:
-    """Count the servers by value first, and read from each server only the flags whose value may separate some."""
+    """Count the servers by value first, then read from each server only the flags whose value may separate some."""
 
     def of_servers(*matchers: str) -> str:
-        inside = ",".join(filter(None, (*matchers, _jobs(remote))))
+        inside = ",".join(filter(None, (*matchers, _job_matcher(remote))))
         return f"max by (instance, flag) (last_over_time(diag_vllm_config{{{inside}}}[{RECENT}]))"
 
     counts: dict[str, dict[float, int]] = {
@@ -100,24 +90,26 @@ def _add_flags(found: Properties, remote: "PrometheusSource", least: int, most: 
     flags = sorted((flag for flag in near if near[flag]), key=lambda flag: (near[flag], flag))[:MOST_FLAGS]
     if not flags:
         return
-    pairs = {flag: list(_of_pages(remote, flag)) for flag in flags}
+    pairs = {
+        flag: [
+            (name, _format_flag(flag, value))
+            for value, names in remote.page_flags.get(flag, {}).items()
+            for name in names
+        ]
+        for flag in flags
+    }
     for name, labels, value in remote.at_end(of_servers(any_of("flag", flags))):
-        pairs[labels["flag"]].append((name, _written(labels["flag"], value)))
+        pairs[labels["flag"]].append((name, _format_flag(labels["flag"], value)))
     found |= {Property("flag", flag): _by_server(values) for flag, values in pairs.items()}
 
 
-def _of_pages(remote: "PrometheusSource", flag: str) -> Iterator[tuple[str, str]]:
-    for value, names in remote.page_flags.get(flag, {}).items():
-        yield from ((name, _written(flag, value)) for name in names)
-
-
-def _written(flag: str, value: float) -> str:
+def _format_flag(flag: str, value: float) -> str:
     if FLAGS[flag] == "switch":
         return "true" if value else "false"
     return f"{value:.0f}" if value.is_integer() else f"{value:g}"
 
 
-def _jobs(remote: "PrometheusSource") -> str:
+def _job_matcher(remote: "PrometheusSource") -> str:
     jobs = {job for member in remote.members.values() for job, _ in member.targets}
     return any_of("job", [re.escape(job) for job in sorted(jobs)]) if len(jobs) <= MOST_JOBS else ""
 

@@ -1,23 +1,28 @@
-"""The servers and the time range to query a Prometheus for, as typed on the command line."""
+"""The servers and the time range that the command line selects, and the servers found in a Prometheus."""
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import moment, printable
-from diag.core.lazy_regex import lazy
+from diag.core.metric_prefix import ANY, PROBE
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = lazy(r"(?:\d+(?:\.\d+)?[smhdw])+")
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _LATEST = 1e11
-_WAYS = "2026-11-20T03:12:00Z (UTC by default), unix seconds, or -2h"
+_TIME_FORMATS = "2026-11-20T03:12:00Z (UTC by default), unix seconds, or -2h"
+SERVES = f"{ANY}({PROBE}|generation_tokens_total)|diag_vllm_up|diag_vllm_info"
+"""Regular expression of the metrics that only a vLLM server or its exporter has."""
+_VLLM_NAME = re.compile(rf"(?!diag_){ANY}")
 
 
 class TimeSpan(NamedTuple):
-    """The time range: the `window` up to `at` or to `until`, or from `since` on; "" for now."""
+    """The time range: the `window` that ends at `at` or `until`, or the range from `since`; "" is now."""
 
     at: str = ""
     window: str = "15m"
@@ -25,7 +30,7 @@ class TimeSpan(NamedTuple):
     until: str = ""
 
     def resolved(self, now: int) -> tuple[int, int]:
-        """First and last millisecond; BadUsage where the range is empty."""
+        """Return the first and the last millisecond; BadUsage if the range is empty."""
         if self.at and (self.since or self.until):
             raise BadUsage("--at (with --window) and --from/--to are alternatives: choose one")
         end = parse_time(self.at or self.until, now) if self.at or self.until else now
@@ -38,7 +43,7 @@ class TimeSpan(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """Which servers, and when. `instances`, `models` and `jobs` are regular expressions, `matchers` are PromQL's."""
+    """The selected servers and time range; `instances`, `models` and `jobs` are regular expressions."""
 
     span: TimeSpan = TimeSpan()
     instances: Sequence[str] = ()
@@ -48,40 +53,33 @@ class Scope(NamedTuple):
 
     @property
     def everywhere(self) -> str:
-        """The matchers that every series of these servers fulfils."""
+        """The matchers that apply to every series of the selected servers."""
         return ",".join([*self.matchers, *([any_of("instance", self.instances)] if self.instances else [])])
 
     @property
     def names_servers(self) -> bool:
-        """Whether a target counts as a server although nothing of vLLM's was ever seen on it."""
+        """Return True if a selected target counts as a server even without any vLLM metric."""
         return bool(self.instances or self.jobs) and not self.models
 
 
 def parse_time(text: str, now: int) -> int:
-    """Unix milliseconds; a duration with a minus counts back from `now`."""
+    """Parse unix seconds, an ISO 8601 time or a negative duration before `now` into unix milliseconds."""
     if text.startswith("-"):
         return max(0, now - round(duration(text[1:]) * 1000))
-    seconds = _unix(text)
+    seconds = math.nan
+    try:
+        seconds = float(text)
+    except ValueError:
+        with suppress(ValueError):
+            read = datetime.fromisoformat(text)
+            seconds = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     if not 0 <= seconds < _LATEST:
-        raise BadUsage(f"'{printable(text, 40)}' is not a time: write {_WAYS}")
+        raise BadUsage(f"'{printable(text, 40)}' is not a time: write {_TIME_FORMATS}")
     return round(seconds * 1000)
 
 
-def _unix(text: str) -> float:
-    """Seconds of a number or of an ISO 8601 time; NaN for anything else."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError:
-        return math.nan
-    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
-
-
 def duration(text: str) -> float:
-    """Seconds of "90s", "15m", "1h30m" or "2d"."""
+    """Parse "90s", "15m", "1h30m" or "2d" into seconds."""
     parts = re.findall(r"[\d.]+[smhdw]", text) if _DURATION.fullmatch(text) else []
     seconds = sum(float(part[:-1]) * _UNITS[part[-1]] for part in parts)
     if not parts or seconds >= _LATEST:
@@ -90,6 +88,45 @@ def duration(text: str) -> float:
 
 
 def any_of(label: str, patterns: Sequence[str]) -> str:
-    """A matcher for one of these regular expressions."""
+    """Return the matcher of a label for any of the regular expressions."""
     inside = "|".join(patterns).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'{label}=~"{inside}"'
+
+
+@dataclass(frozen=True)
+class Member:
+    """One server: the (job, instance) pairs of its targets, its models, and the prefix of its metrics' names."""
+
+    targets: frozenset[tuple[str, str]]
+    models: frozenset[str]
+    prefix: str
+
+
+def member(series: Sequence[Mapping[str, str]], usual: str) -> Member:
+    """Build a server from its series; if they have several prefixes, `usual` is preferred."""
+    found = (_VLLM_NAME.match(labels.get("__name__", "")) for labels in series)
+    prefixes = sorted({name[0] for name in found if name})
+    return Member(
+        prefix=usual if usual in prefixes or not prefixes else prefixes[0],
+        targets=frozenset((labels.get("job", ""), labels.get("instance", "")) for labels in series),
+        models=frozenset(labels[name] for labels in series for name in ("model_name", "model") if labels.get(name)),
+    )
+
+
+def described(name: str, member: Member) -> str:
+    """Format a server with the jobs and models that select it."""
+    jobs, models = {f"job {job}" for job, _ in member.targets}, {f"model {model}" for model in member.models}
+    return printable(f"{name} ({', '.join([*sorted(jobs), *sorted(models)])})")
+
+
+def is_among(counts: Mapping[str, float], member: Member) -> bool:
+    """Return True if the server was scraped within the time range, not only on the day before."""
+    return any(instance in counts for _, instance in member.targets)
+
+
+def by_prefix(members: Mapping[str, Member]) -> dict[str, frozenset[str]]:
+    """Group the servers by the prefix of their metrics."""
+    prefixes = sorted({member.prefix for member in members.values()})
+    return {
+        prefix: frozenset(name for name, member in members.items() if member.prefix == prefix) for prefix in prefixes
+    }

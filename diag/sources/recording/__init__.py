@@ -1,1 +1,1 @@
-"""Recordings: folders of scraped pages, read and written."""
+"""Recordings, which are folders of scraped pages: read, replayed and written."""

@@ -1,48 +1,50 @@
-"""Recordings: raw /metrics pages in a folder, read page by page.
+"""Reading a recording: a folder of raw /metrics pages, which are read one by one.
 
-`metrics.prom.gz` (or metrics.prom) holds the pages, each after a line `# scrape <unix seconds> <instance>`; a scrape
-that failed is a line `# scrape-failed <unix seconds> <instance> <reason>`, and below it what stood beside the server:
-its log, its processes, its GPUs. `recording.toml` may say more, and
-`server.log` is what the server wrote meanwhile.
+`metrics.prom.gz` (or metrics.prom) has the pages, each after a line `# scrape <unix seconds> <instance>`. A failed
+scrape is a line `# scrape-failed <unix seconds> <instance> <reason>`; the page below it is about the server's log, its
+processes and its GPUs. `recording.toml` has facts about the servers, and `server.log` is the server's log meanwhile.
 """
 
+import math
 import re
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import tzinfo
+from datetime import UTC, timedelta, timezone, tzinfo
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from diag.core.errors import BadRecording
 from diag.core.files import exists, opened
 from diag.core.formatting import moment, plural, printable
+from diag.core.toml import load
 from diag.exposition.lines import MOST_BYTES
 from diag.exposition.scrapes import Target
 from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
 from diag.sources.observation import Observation, Origin, observation
-from diag.sources.recording import about
-from diag.vllm.server.config import ServerFacts
-
-if TYPE_CHECKING:
-    from diag.sources.recording.log import RecordedLog
+from diag.vllm.server.config import ServerFacts, settings
+from diag.vllm.server.launch import FLAGS
 
 PAGES = ("metrics.prom.gz", "metrics.prom")
 LOG = "server.log"
+ABOUT = "recording.toml"
 MOST_SCRAPES, MOST_TARGETS = 500_000, 1_000
 MOST_VALUES = 100_000_000
 """Scrapes times series, over all targets: each value takes 8 bytes."""
 MOST_PAGES = 4 * 2**30
-"""Bytes of all pages, decompressed."""
+"""Decompressed bytes of all pages."""
 LONGEST_INTERVAL = 86_400.0
 _MARK = re.compile(rb"\n# scrape(?:-failed)? ")
 _HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?:[ \t\r]([^\n]*))?(?:\n|$)")
 _DAY = 86_400_000
+T = TypeVar("T")
 
 
 class RecordedScrape(NamedTuple):
-    """A scrape as it was answered at unix seconds; a failed one has a reason, and a page of what stood beside."""
+    """A scrape at unix seconds; a failed one has a reason and a page about the server's host."""
 
     at: float
     page: bytes
@@ -50,7 +52,7 @@ class RecordedScrape(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The scrapes of each server as they were, by instance, what is known of the servers, and where their log is."""
+    """The unchanged scrapes of each server by instance, the facts about the servers, and their log."""
 
     scrapes: Mapping[str, Sequence[RecordedScrape]]
     facts: Mapping[str, ServerFacts]
@@ -59,57 +61,102 @@ class Recorded(NamedTuple):
 
 
 def read_pages(path: Path) -> Recorded:
-    """The pages of a recording themselves, to be served again; BadRecording where there is none."""
-    file, told, gathered = _gathered_of(path, keep=True)
-    facts = {instance: about.facts(told, instance, "", file) for instance in gathered.targets}
+    """Read the pages of a recording, to be served again; BadRecording if there are none."""
+    file, about, gathered = _gather(path, keep=True)
+    facts = {instance: _server_facts(about, instance, "", file) for instance in gathered.targets}
     return Recorded(gathered.kept, facts, gathered.log_file, gathered.log_zone)
 
 
 def read(path: Path, launch: str = "") -> Observation:
-    """Read a recording: its folder or the file of its pages. `launch` is the server's command, if it is known better.
+    """Read a recording from its folder or its file of pages; `launch` replaces the recorded command of the server.
 
-    Raises BadRecording where there is nothing to judge.
+    Raises BadRecording if there is nothing to judge.
     """
-    file, told, gathered = _gathered_of(path)
+    file, about, gathered = _gather(path)
     origin = Origin(
         "recording",
         str(path),
-        every=min(LONGEST_INTERVAL, about.typed(float, told.get("scrape_interval_seconds", 0.0), file)),
-        notes=(*about.typed(list, told.get("remarks", []), file), *gathered.notes()),
-        truth=about.typed(dict, told.get("truth", {}), file),
+        every=min(LONGEST_INTERVAL, _typed(float, about.get("scrape_interval_seconds", 0.0), file)),
+        notes=(*_typed(list, about.get("remarks", []), file), *gathered.notes()),
+        truth=_typed(dict, about.get("truth", {}), file),
     )
-    facts = {instance: about.facts(told, instance, launch, file) for instance in gathered.targets}
+    facts = {instance: _server_facts(about, instance, launch, file) for instance in gathered.targets}
     facts |= {name: log.state.completes(facts[name]) for name, log in gathered.logs.items()}
     return observation(origin, list(gathered.targets.values()), facts)
 
 
-def _gathered_of(path: Path, keep: bool = False) -> "tuple[Path, Mapping[str, Any], _Gathered]":
-    """The file of the pages, what recording.toml says, and what was read."""
-    file = _pages_file(path)
-    told = about.read(file.parent / about.ABOUT)
+# recording.toml
+
+
+def _server_facts(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
+    """Return the facts about one server; [config] applies to all servers, [config."host:port"] to one."""
+    config = _typed(dict, about.get("config", {}), file)
+    own = _typed(dict, config.get(instance, {}), file)
+    longest = own.get("max_model_len")
+    flags = {name: value for name, value in config.items() if name in FLAGS}
+    server_info = flags | _typed(dict, own.get("server_info", {}), file)
+    return ServerFacts(
+        version=_typed(str, own.get("version", about.get("vllm", "")), file),
+        models=tuple(str(model) for model in _typed(list, own.get("models", []), file)),
+        max_model_len=None if longest is None else _typed(float, longest, file),
+        server_info=settings(server_info),
+        launch=launch or _typed(str, own.get("launch", about.get("launch", "")), file),
+        process=_typed(str, own.get("process", ""), file),
+    )
+
+
+def _log_zone(about: Mapping[str, Any], file: Path) -> tzinfo:
+    """Return the time zone of the log; `log_utc_offset` is in hours, or text like "+02:00", and UTC by default."""
+    offset = about.get("log_utc_offset")
     try:
-        gathered = _gather(file, about.log_zone(told, file), keep)
-    except OSError as error:
-        raise BadRecording(f"cannot read {error.filename or file}: {error.strerror}") from error
-    if not gathered.targets:
-        raise BadRecording(f"{file} {gathered.why_nothing()}")
-    return file, told, gathered
+        if isinstance(offset, int | float):
+            return timezone(timedelta(hours=offset))
+        text = str(offset or "+00:00").removeprefix("UTC") or "+00:00"
+        hours, _, minutes = text.lstrip("+-").partition(":")
+        size = timedelta(hours=int(hours), minutes=int(minutes or 0))
+        return timezone(-size if text.startswith("-") else size) if size else UTC
+    except (ValueError, OverflowError) as error:
+        raise BadRecording(f"{file.parent / ABOUT}: log_utc_offset should be hours from UTC") from error
 
 
-def _names_log(page: bytes) -> bool:
-    """Whether an exporter has put a log on this page already."""
-    return b"\ndiag_vllm_log_events_total" in page
+def _typed(kind: type[T], value: object, file: Path) -> T:
+    """Return a value of recording.toml; BadRecording if it has another type, or is a negative or infinite number."""
+    if kind is float and isinstance(value, int):
+        value = float(value)
+    if isinstance(value, float) and not 0 <= value < math.inf:
+        raise BadRecording(f"{file.parent / ABOUT}: {value} should be a number from 0 on")
+    if not isinstance(value, kind):
+        raise BadRecording(f"{file.parent / ABOUT}: {printable(repr(value), 60)} should be a {kind.__name__}")
+    return value
 
 
-def _pages_file(path: Path) -> Path:
-    if not exists(path):
-        raise BadRecording(f"there is no recording at {printable(str(path))}")
-    if path.is_file():
-        return path
-    file = next((path / name for name in PAGES if (path / name).is_file()), None)
-    if file is None:
-        raise BadRecording(f"{path} has no {PAGES[0]}: name a folder that `diag record` wrote")
-    return file
+# server.log
+
+
+class RecordedLog:
+    """Replays a log beside the scrapes of its server; times are unix seconds."""
+
+    def __init__(self, file: Path, zone: tzinfo, first: float) -> None:
+        """`first` is the time of a scrape, which supplies the year that the lines lack."""
+        from diag.exporter.log.parse_line import read_timed_lines, skipped_note
+        from diag.exporter.log.server_log import ServerLog
+
+        self.state = ServerLog(zone, str(file))
+        self._rest = deque(read_timed_lines(file, zone, first))
+        self.skipped = skipped_note(file)
+
+    def until(self, at: float, answers: bool) -> bytes:
+        """Return the log's metrics at a scrape; `answers`: the scrape succeeded. Scrapes come in order."""
+        from diag.core.metric_families import plain
+
+        while self._rest and self._rest[0].at <= at:
+            entry = self._rest.popleft()
+            self.state.feed(entry.text, entry.at, live=False, number=entry.number)
+        self.state.page(at, answers, live=False)
+        return plain(self.state.samples(at)) if self.state.latest is not None else b""
+
+
+# The file of the pages
 
 
 @dataclass
@@ -119,7 +166,7 @@ class _Gathered:
     keep: bool
     kept: dict[str, list[RecordedScrape]] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
-    logs: "dict[str, RecordedLog]" = field(default_factory=dict)
+    logs: dict[str, RecordedLog] = field(default_factory=dict)
     scrapes: int = 0
     values: int = 0
     limit: str = ""
@@ -128,7 +175,7 @@ class _Gathered:
     torn: int = 0
     begun: bool = False
 
-    def why_nothing(self) -> str:
+    def why_empty(self) -> str:
         if not self.begun:
             return "is empty" + (f": {self.damage}" if self.damage else "")
         if self.unreadable:
@@ -148,70 +195,82 @@ class _Gathered:
             yield f"the last scrape is dated in the future ({moment(last / 1000)}): a clock was wrong"
 
     def add(self, section: bytes, too_big: bool) -> None:
-        """Add one header line and the page below it."""
+        """Add one scrape: its header line and the page below."""
         header = _HEADER.match(section)
-        at = _millis(header[2]) if header else None
-        if header is None or at is None:
+        try:
+            seconds = float(header[2]) if header else -1.0
+        except ValueError:
+            seconds = -1.0
+        if header is None or not 0 <= seconds < 1e11:
             self.unreadable.append(printable(section.lstrip(b"\n").split(b"\n")[0].decode("utf-8", "replace"), 60))
             return
-        instance = header[3].decode("utf-8", "replace")
+        at, page, instance = round(seconds * 1000), section[header.end() :], header[3].decode("utf-8", "replace")
+        reason = ((header[4] or b"").strip() or b"no reason was recorded").decode("utf-8", "replace")
         target = self.targets.setdefault(instance, Target(instance))
         before = target.size
         if self.keep:
-            failed = _reason(header) if header[1] else too_big * "it was too large to be kept"
-            kept = RecordedScrape(at / 1000, section[header.end() :], failed)
-            self.kept.setdefault(instance, []).append(kept)
-        self._add(target, header, at, section[header.end() :], too_big)
-        self.values += target.size - before
-        self.scrapes += 1
-
-    def reached(self) -> str:
-        """The limit that leaves no room for one more scrape, or ""."""
-        counts = {"scrapes": self.scrapes, "servers": len(self.targets), "values": self.values}
-        most = {"scrapes": MOST_SCRAPES, "servers": MOST_TARGETS, "values": MOST_VALUES}
-        return next((f"{most[name]:,} {name}" for name, count in counts.items() if count >= most[name]), "")
-
-    def _add(self, target: Target, header: re.Match[bytes], at: int, page: bytes, too_big: bool) -> None:
-        instance = target.instance
-        log = self._log(instance, at, page, not header[1] and b"diag_vllm_up 0" not in page)
+            failed = reason if header[1] else too_big * "it was too large to be kept"
+            self.kept.setdefault(instance, []).append(RecordedScrape(at / 1000, page, failed))
+        log, answers = b"", not header[1] and b"diag_vllm_up 0" not in page
+        is_exported = b"\ndiag_vllm_log_events_total" in page  # an exporter has put its log on the page
+        is_first = self.targets.keys() <= {instance}  # the log is that of the first server
+        if is_first and not is_exported and self.log_file.is_file():
+            if instance not in self.logs:
+                self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
+            log = self.logs[instance].until(at / 1000, answers)
         if header[1]:
-            target.fail(at, _reason(header), page + log)
+            target.fail(at, reason, page + log)
         elif too_big:
             target.fail(at, f"sent more than {MOST_BYTES >> 20} MiB", log)
         else:
             target.add(at, page + log if page.endswith(b"\n") else page)
+        self.values += target.size - before
+        self.scrapes += 1
 
-    def _log(self, instance: str, at: int, page: bytes, answers: bool) -> bytes:
-        """What the log showed by then: of the first server only, and not where the page has a log already."""
-        if not self.targets.keys() <= {instance} or _names_log(page) or not self.log_file.is_file():
-            return b""
-        if instance not in self.logs:
-            from diag.sources.recording.log import RecordedLog  # its expressions take a while to compile
-
-            self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
-        return self.logs[instance].until(at / 1000, answers)
+    def reached(self) -> str:
+        """Return the limit that the recording has reached, or ""."""
+        counts = {"scrapes": self.scrapes, "servers": len(self.targets), "values": self.values}
+        most = {"scrapes": MOST_SCRAPES, "servers": MOST_TARGETS, "values": MOST_VALUES}
+        return next((f"{most[name]:,} {name}" for name, count in counts.items() if count >= most[name]), "")
 
 
-def _reason(header: re.Match[bytes]) -> str:
-    """Why a scrape failed."""
-    return ((header[4] or b"").strip() or b"no reason was recorded").decode("utf-8", "replace")
+def _gather(path: Path, keep: bool = False) -> tuple[Path, Mapping[str, Any], _Gathered]:
+    """Read a recording; return the file of the pages, the content of recording.toml, and the scrapes."""
+    if not exists(path):
+        raise BadRecording(f"there is no recording at {printable(str(path))}")
+    file = path if path.is_file() else next((path / name for name in PAGES if (path / name).is_file()), None)
+    if file is None:
+        raise BadRecording(f"{path} has no {PAGES[0]}: name a folder that `diag record` wrote")
 
+    about_file = file.parent / ABOUT
+    about: Mapping[str, Any] = {}
+    try:
+        if exists(about_file):
+            about = load(about_file)[1]
+    except OSError as error:
+        raise BadRecording(f"{about_file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadRecording(f"{about_file} is not valid TOML: {error}") from error
 
-def _gather(file: Path, log_zone: tzinfo, keep: bool) -> _Gathered:
-    gathered = _Gathered(file.parent / LOG, log_zone, keep)
-    for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
-        whole = section[: len(section) - gathered.torn] if gathered.torn < len(section) else b""
-        if _MARK.match(whole):
-            gathered.limit = gathered.limit or gathered.reached()
-            if not gathered.limit:
-                gathered.add(whole, too_big)
-        if gathered.limit:
-            break
-    return gathered
+    gathered = _Gathered(file.parent / LOG, _log_zone(about, file), keep)
+    try:
+        for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
+            whole = section[: len(section) - gathered.torn] if gathered.torn < len(section) else b""
+            if _MARK.match(whole):
+                gathered.limit = gathered.limit or gathered.reached()
+                if not gathered.limit:
+                    gathered.add(whole, too_big)
+            if gathered.limit:
+                break
+    except OSError as error:
+        raise BadRecording(f"cannot read {error.filename or file}: {error.strerror}") from error
+    if not gathered.targets:
+        raise BadRecording(f"{file} {gathered.why_empty()}")
+    return file, about, gathered
 
 
 def _first(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[bytes]:
-    """Up to MOST_PAGES; what is cut off there is not a page that the server cut."""
+    """Yield chunks up to MOST_PAGES, and note the limit: the last page is then not truncated by its server."""
     room = MOST_PAGES
     for chunk in chunks:
         room -= len(chunk)
@@ -222,14 +281,14 @@ def _first(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[bytes]:
 
 
 def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
-    """The file's content in chunks, decompressed where it is gzip; damage ends it and is noted.
+    """Yield the file's content in chunks, decompressed if it is gzip; damage ends it and is noted.
 
-    `torn` is how many of its last bytes may be a part of a scrape.
+    `torn` is the number of bytes at the end that may be an incomplete scrape.
     """
     with opened(file) as stream:
         first = stream.read(STEP)
         gathered.begun = bool(first)
-        chunks = _chain(first, iter(lambda: stream.read(STEP), b""))
+        chunks = chain((first,), iter(lambda: stream.read(STEP), b""))
         if not first.startswith(b"\x1f\x8b"):
             yield from chunks
             return
@@ -247,13 +306,8 @@ def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
             gathered.damage, gathered.torn = "ends in the middle (a truncated gzip file)", since_flush
 
 
-def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
-
-
 def _sections(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """The text from one `# scrape` line to the next, and whether it was too big to keep; a newline comes first."""
+    """Split the text before each `# scrape` line; yield each part, after a newline, and True if it was too big."""
     buffer, searched, too_big = bytearray(b"\n"), 0, False
     for chunk in chunks:
         buffer += chunk
@@ -269,12 +323,3 @@ def _sections(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
             too_big = True
         searched = max(searched, len(buffer) - 20)
     yield bytes(buffer), too_big
-
-
-def _millis(text: bytes) -> int | None:
-    """Unix seconds as milliseconds; None where it is not a time since 1970."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        return None
-    return round(seconds * 1000) if 0 <= seconds < 1e11 else None

@@ -1,7 +1,7 @@
-"""A recording as a server that runs now: its pages at their pace, with their times and counters carried on.
+"""Replaying a recording as a server that runs now: its pages at their pace, with current times and growing counters.
 
-What a page says of a moment becomes that moment of the replay, or its restarts would seem to lie far back. At the end
-the recording begins again; its counters go on from where they were, as those of a server in the same state do.
+Times on a page are moved to the time of the replay; otherwise restarts would lie in the past. After its end the
+recording begins again; its counters continue from their last value, like those of a server in the same state.
 """
 
 import re
@@ -15,17 +15,17 @@ from diag.sources.recording.reader import RecordedScrape
 _TYPE = re.compile(rb"# TYPE (\S+) (counter|histogram|summary)$")
 _SAMPLE = re.compile(rb"(([^#{ ][^{ ]*)(?:\{.*\})?) (\S+)")
 _COUNTS = (b"", b"_total", b"_bucket", b"_count", b"_sum")
-"""What the series of a family end in that only grow."""
+"""Suffixes of series that only grow."""
 _MOMENT = re.compile(rb"(_created|_timestamp_seconds|_start_time_seconds)\b")
 _STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _LEAST_UNIX = 1e9
-"""Seconds; what is less is no moment of a server's life."""
+"""Seconds; a smaller value is not a time in a server's life."""
 
 
 class Replay:
-    """The scrapes of one server, from unix time `begin` on, `speed` times as fast as they were recorded.
+    """The scrapes of one server from unix time `begin` on, `speed` times as fast as they were recorded.
 
-    `first` is the unix time of the first scrape; `again` says that the recording begins again at its end.
+    `first` is the unix time of the first recorded scrape; `again` repeats the recording after its end.
     """
 
     def __init__(self, scrapes: Sequence[RecordedScrape], begin: float, speed: float, again: bool) -> None:
@@ -37,17 +37,17 @@ class Replay:
 
     @property
     def length(self) -> float:
-        """Seconds of the recording, the usual time after its last scrape included."""
+        """Seconds of the recording, including one scrape interval after the last scrape."""
         span = self._scrapes[-1].at - self.first
         return span + span / max(1, len(self._scrapes) - 1) or 1.0
 
     @property
     def end(self) -> float:
-        """The unix time at which it is over for the first time."""
+        """The unix time of the replay's first end."""
         return self._begin + self.length / self._speed
 
     def at(self, now: float) -> RecordedScrape:
-        """What the server answers at a unix time; a page that has one is of that time."""
+        """Return the scrape to serve at a unix time, with its times moved to the replay."""
         turn, elapsed = divmod((now - self._begin) * self._speed, self.length)
         if turn and not self._again:
             turn, elapsed = 0.0, self.length
@@ -56,42 +56,45 @@ class Replay:
         return scrape._replace(page=b"\n".join(self._carried_on(scrape.page, int(turn))))
 
     def moment(self, recorded: float, turn: int = 0) -> float:
-        """When that happens in the replay which was recorded at a unix time."""
+        """Convert a recorded unix time into the time of the replay's given turn."""
         return self._begin + (recorded - self.first + turn * self.length) / self._speed
 
     def _carried_on(self, page: bytes, turn: int) -> Iterator[bytes]:
+        """Yield the lines of a page with times of the replay, and counters grown by the earlier turns.
+
+        A time that is constant in the recording, such as the server's start, is not moved by later turns.
+        """
         growing: set[bytes] = set()
         for line in page.split(b"\n"):
             if family := _TYPE.match(line):
                 growing = {family[1] + ending for ending in _COUNTS}
             sample = _sample(line)
-            value = sample and self._carried(*sample, turn, sample[0] in growing)
-            yield line if sample is None or value is None else b"%s %.17g" % (sample[1], value)
-
-    def _carried(self, name: bytes, series: bytes, value: float, turn: int, grows: bool) -> float | None:
-        """The value in the replay; None where it is the recorded one.
-
-        A moment that was the same all along, a start for one, does not come again.
-        """
-        growth = self._growth.get(series, 0.0)
-        if _MOMENT.search(name) and value >= _LEAST_UNIX:
-            return self.moment(value, turn if growth else 0)
-        return value + turn * growth if turn and grows else None
+            if sample is None:
+                yield line
+                continue
+            name, series, value = sample
+            growth = self._growth.get(series, 0.0)
+            if _MOMENT.search(name) and value >= _LEAST_UNIX:
+                yield b"%s %.17g" % (series, self.moment(value, turn if growth else 0))
+            elif turn and name in growing:
+                yield b"%s %.17g" % (series, value + turn * growth)
+            else:
+                yield line
 
     @cached_property
     def _growth(self) -> Mapping[bytes, float]:
-        """By how much each series grew from the first page to the last one; 0 where the server was started again."""
+        """Growth of each series from the first page to the last one; 0 if the server was restarted."""
+
+        def values(page: bytes) -> dict[bytes, float]:
+            return {found[1]: found[2] for line in page.split(b"\n") if (found := _sample(line))}
+
         pages = [scrape.page for scrape in self._scrapes if not scrape.failed]
-        first, last = (_values(page) for page in (pages[0], pages[-1])) if pages else ({}, {})
+        first, last = (values(pages[0]), values(pages[-1])) if pages else ({}, {})
         return {series: max(0.0, value - first.get(series, value)) for series, value in last.items()}
 
 
-def _values(page: bytes) -> dict[bytes, float]:
-    return {found[1]: found[2] for line in page.split(b"\n") if (found := _sample(line))}
-
-
 def _sample(line: bytes) -> tuple[bytes, bytes, float] | None:
-    """Name, name with labels, and value; None for a comment, and for what no server of metrics writes by itself."""
+    """Return name, name with labels, and value; None for a comment or a line in another format."""
     found = _SAMPLE.fullmatch(line)
     try:
         return (found[2], found[1], float(found[3])) if found else None
@@ -100,5 +103,5 @@ def _sample(line: bytes) -> tuple[bytes, bytes, float] | None:
 
 
 def restamped(line: str, at: float) -> str:
-    """A line of vLLM's log as it is written at that unix time, in the time of this host."""
+    """Replace the time stamp of a line of vLLM's log by a unix time, in the time zone of this host."""
     return _STAMP.sub(datetime.fromtimestamp(at).astimezone().strftime("%m-%d %H:%M:%S"), line, count=1)

@@ -1,4 +1,4 @@
-"""Recording live servers: pages are written as they come in, without secrets, and judged just as they are written."""
+"""Recording live servers: each page is written as it arrives, without secrets, and judged as it is written."""
 
 import json
 import re
@@ -20,8 +20,7 @@ from diag.core.writing import only_writer, written_whole
 from diag.exposition.lines import CUT, is_cut
 from diag.sources.live.scrape import ScrapePlan, Watch, WatchProgress
 from diag.sources.observation import Observation
-from diag.sources.recording.about import ABOUT
-from diag.sources.recording.reader import PAGES
+from diag.sources.recording.reader import ABOUT, PAGES
 from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.server.config import ServerFacts
@@ -32,9 +31,9 @@ _GZIP = 31
 
 
 def record(targets: Sequence[str], folder: Path, plan: ScrapePlan) -> Observation:
-    """Watch live servers and write their pages to a folder, which must be new or empty.
+    """Watch live servers and write their pages to a new or empty folder.
 
-    Raises BadUsage for such a folder, BadRecording where it cannot be written, Unreachable where nothing answers.
+    Raises BadUsage for another folder, BadRecording if it cannot be written, Unreachable if no server answers.
     """
     recorder = Recorder(folder)
 
@@ -51,7 +50,7 @@ def record(targets: Sequence[str], folder: Path, plan: ScrapePlan) -> Observatio
 
 @contextmanager
 def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C only stops the watch, however often it is pressed: what was recorded is finished in order."""
+    """Let Ctrl-C, however often it is pressed, only stop the watch, so that the recording is completed."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
         yield
         return
@@ -63,7 +62,7 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
 
 class Recorder:
-    """Writes a recording, a `Sink`; every page is flushed, so that a killed process leaves what it has scraped."""
+    """A `Sink` that writes a recording; every page is flushed, so that a killed process leaves all its scrapes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,7 +73,7 @@ class Recorder:
         self._noted: object = None
 
     def __enter__(self) -> "Recorder":
-        """Make the folder, and the file of the pages in it; nobody else may write there until the end."""
+        """Make the folder and its file of pages, and lock the folder against other writers."""
         if exists(self._folder) and not self._folder.is_dir():
             raise self._taken()
         with self._open:
@@ -91,20 +90,16 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the file. What was recorded stays, whatever happened; where that is no page, nothing is left behind."""
+        """Close the file; after an error without any page, remove everything that was made, and nothing else."""
         with self._open:
             with suppress(OSError):
                 self._write(self._gzip.flush())
             if kind is not None and not self._holds_pages:
-                self._remove()
-
-    def _remove(self) -> None:
-        """Remove what was made here, and nothing else."""
-        with suppress(OSError):
-            (self._folder / ABOUT).unlink(missing_ok=True)
-            (self._folder / PAGES[0]).unlink(missing_ok=True)
-            if self._made:
-                self._folder.rmdir()
+                with suppress(OSError):
+                    (self._folder / ABOUT).unlink(missing_ok=True)
+                    (self._folder / PAGES[0]).unlink(missing_ok=True)
+                    if self._made:
+                        self._folder.rmdir()
 
     def _taken(self) -> BadUsage:
         return BadUsage(f"{self._folder} already exists: name a new or empty folder")
@@ -113,20 +108,20 @@ class Recorder:
         return BadRecording(f"the recording cannot be written to {self._folder}: {error.strerror}")
 
     def page(self, at: int, instance: str, page: bytes) -> bytes:
-        """Write a page; return it as it was written."""
+        """Write a page; return the page as it is written."""
         kept = fit(page)
         self._holds_pages = True
-        self._scrape(at, f"# scrape {at / 1000:.3f} {instance}\n".encode() + kept)
+        self._write_scrape(at, f"# scrape {at / 1000:.3f} {instance}\n".encode() + kept)
         return kept
 
     def failed(self, at: int, instance: str, reason: str, beside: bytes) -> bytes:
-        """Write a failed scrape, and what stands beside the server as it is returned."""
+        """Write a failed scrape and the page about the server's host; return that page as it is written."""
         kept = fit(beside)
         self._holds_pages = self._holds_pages or bool(kept)
-        self._scrape(at, f"# scrape-failed {at / 1000:.3f} {instance} {printable(reason)}\n".encode() + kept)
+        self._write_scrape(at, f"# scrape-failed {at / 1000:.3f} {instance} {printable(reason)}\n".encode() + kept)
         return kept
 
-    def _scrape(self, at: int, text: bytes) -> None:
+    def _write_scrape(self, at: int, text: bytes) -> None:
         self._first, self._last = self._first or at, at
         try:
             self._write(self._gzip.compress(text) + self._gzip.flush(zlib.Z_SYNC_FLUSH))
@@ -134,7 +129,7 @@ class Recorder:
             raise self._unwritable(error) from error
 
     def _write(self, text: bytes) -> None:
-        """Write all of it; after what could not be written whole, nothing more is."""
+        """Write all bytes; after an incomplete write, write nothing more."""
         if self._torn:
             return
         self._torn, rest = True, memoryview(text)
@@ -143,7 +138,7 @@ class Recorder:
         self._torn = False
 
     def note(self, facts: Mapping[str, ServerFacts], remarks: Sequence[str], every: float) -> None:
-        """Write recording.toml where it says something new, so that a killed process leaves that too."""
+        """Write recording.toml if facts or remarks have changed, so that a killed process leaves them, too."""
         if (facts, remarks) != self._noted:
             self._noted = (facts, remarks)
             self.about(facts, remarks, every)
@@ -159,14 +154,14 @@ class Recorder:
 
 
 def fit(page: bytes) -> bytes:
-    """A page without names of home folders, without what a reader would take for the next scrape, and with an end."""
+    """Redact home folders, quote lines that look like the header of a scrape, and end a page with a newline."""
     page = _HEADER.sub(b"# (scrape)", _HOME.sub(b"~", page))
     whole, newline, rest = page.rpartition(b"\n")
     return whole + newline + (CUT + b"\n" if is_cut(rest) else b"")
 
 
 def _toml(facts: Mapping[str, ServerFacts], remarks: Sequence[str], every: float, span: float) -> Iterator[str]:
-    """Only what is known to be harmless: versions, model names, and flags of an allow-list."""
+    """Yield the lines of recording.toml, all of them free of secrets: versions, model names, allow-listed flags."""
     yield "measured = true"
     yield f"date = {_string(datetime.fromtimestamp(time.time(), UTC).strftime('%Y-%m-%d'))}"
     yield f"diag = {_string(__version__)}"
@@ -176,23 +171,19 @@ def _toml(facts: Mapping[str, ServerFacts], remarks: Sequence[str], every: float
     for instance, server in facts.items():
         yield ""
         yield f"[config.{_string(instance)}]"
-        yield from _server(server)
-
-
-def _server(facts: ServerFacts) -> Iterator[str]:
-    if facts.version:
-        yield f"version = {_string(hidden(facts.version))}"
-    if facts.models:
-        yield f"models = {_strings([hidden(model) for model in facts.models])}"
-    if facts.max_model_len is not None:
-        yield f"max_model_len = {facts.max_model_len!r}"
-    if facts.launch:
-        yield f"launch = {_string(shown(facts.launch))}"
-    if facts.process:
-        yield f"process = {_string(shown(facts.process))}"
-    if facts.server_info:
-        flags = ", ".join(f"{name} = {value!r}" for name, value in facts.server_info.items())
-        yield f"server_info = {{ {flags} }}"
+        if server.version:
+            yield f"version = {_string(hidden(server.version))}"
+        if server.models:
+            yield f"models = {_strings([hidden(model) for model in server.models])}"
+        if server.max_model_len is not None:
+            yield f"max_model_len = {server.max_model_len!r}"
+        if server.launch:
+            yield f"launch = {_string(shown(server.launch))}"
+        if server.process:
+            yield f"process = {_string(shown(server.process))}"
+        if server.server_info:
+            flags = ", ".join(f"{name} = {value!r}" for name, value in server.server_info.items())
+            yield f"server_info = {{ {flags} }}"
 
 
 def _strings(texts: Sequence[str]) -> str:
@@ -200,6 +191,6 @@ def _strings(texts: Sequence[str]) -> str:
 
 
 def _string(text: str) -> str:
-    """A TOML basic string; JSON's escapes are TOML's, but for DEL."""
+    """Quote a TOML basic string; its escapes are those of JSON, and that of DEL."""
     clean = text.encode("utf-8", "replace").decode()
     return json.dumps(clean, ensure_ascii=False).replace("\x7f", "\\u007f")
