@@ -20,8 +20,9 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.readings import Reading
 from diag.diagnosis.report import Finding, Report
-from diag.report import fleet, svg
 from diag.report import sentences as words
+from diag.report import svg
+from diag.report.summary import count_verdicts, fleet_rows
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
 STYLE = Path(__file__).with_suffix(".css")
@@ -32,7 +33,7 @@ MOST_ROWS = 200
 def render(report: Report) -> str:
     """The report as one page, which is XML as well; one line break at its end."""
     findings = sorted(words.detailed(report), key=_weight)
-    servers = fleet.servers(report, moment) if words.is_fleet(report) else []
+    servers = fleet_rows(report, moment) if words.is_fleet(report) else []
     present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
     return page(
         TEMPLATE.name,
@@ -41,7 +42,7 @@ def render(report: Report) -> str:
         anchors={anchor(finding.diagnosis) for finding in findings},
         headlines=[_headline(line) for line in words.headline(report, moment)],
         servers=servers,
-        counts=fleet.counts([server.verdict for server in servers]),
+        counts=count_verdicts([server.verdict for server in servers]),
         timeline=sorted(present, key=lambda diagnosis: diagnosis.since or 0.0)[:MOST_ROWS],
         absent=_absent(report),
         version=__version__,

@@ -29,7 +29,7 @@ from diag.diagnosis.quotes import Quote
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
 from diag.knowledge.catalog import load
-from diag.report import dataframe, html, markdown, terminal, watch
+from diag.report import dataframe, html, markdown, terminal
 from diag.report import json as as_json
 from diag.report import verify as verify_text
 from diag.report.layout import continued
@@ -120,7 +120,7 @@ def printed(report: Report) -> dict[str, str]:
         "quiet": terminal.render(report, quiet=True),
         "markdown": markdown.render(report, verbose=True),
         "html": html.render(report),
-        "watch": watch.first(report) + "".join(map(watch.line, Transitions().observe(report))),
+        "watch": terminal.watch_started(report) + "".join(map(terminal.watch_changed, Transitions().observe(report))),
     }
 
 

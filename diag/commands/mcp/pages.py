@@ -8,7 +8,7 @@ from typing import Any
 from diag.diagnosis.report import Finding, Report
 from diag.report import json, verify
 from diag.report import sentences as words
-from diag.report.verdict import verdicts
+from diag.report.summary import verdicts
 from diag.verify.comparison import Verification
 
 Document = dict[str, Any]
