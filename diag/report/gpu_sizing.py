@@ -216,7 +216,19 @@ def render_sizing(sizing: Sizing) -> str:
     requests = plural(sizing.concurrency, "request") if sizing.concurrency else "as many requests as each holds"
     lines = paragraph(f"{sizing.model}, vLLM {sizing.version}: ceilings for {requests} of {sizing.context:,} tokens")
     lines += ["", *_sizing_table(sizing), ""]
-    for sentence in (*_legend(sizing), *sizing.choices):
+
+    low, high = (quantity(bound, "share") for bound in REACHED)
+    legend = [
+        "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
+        f" {low} to {high} of them"
+    ]
+    if sizing.measured:
+        legend.append(f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling")
+    if sizing.prices:
+        legend.append("$/M: dollars for a million output tokens at the ceiling; prompts are not in it")
+    if sizing.concurrency:
+        legend.append("sizes above the first that holds all requests are in --json only")
+    for sentence in (*legend, *sizing.choices):
         lines += paragraph(sentence, "  - ", "    ")
     return "\n".join(lines) + "\n"
 
@@ -256,20 +268,6 @@ def _replica_row(sizing: Sizing, replica: SizedReplica) -> list[str]:
     return cells
 
 
-def _legend(sizing: Sizing) -> Iterator[str]:
-    low, high = (quantity(bound, "share") for bound in REACHED)
-    yield (
-        "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
-        f" {low} to {high} of them"
-    )
-    if sizing.measured:
-        yield f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling"
-    if sizing.prices:
-        yield "$/M: dollars for a million output tokens at the ceiling; prompts are not in it"
-    if sizing.concurrency:
-        yield "sizes above the first that holds all requests are in --json only"
-
-
 def render_sizing_json(sizing: Sizing) -> str:
     """Render the comparison as JSON, with every size of every GPU."""
     document = {
@@ -282,25 +280,23 @@ def render_sizing_json(sizing: Sizing) -> str:
         "utilisation": sizing.utilisation,
         "measured_output_tokens_per_second": sizing.measured,
         "reached": list(REACHED),
-        "configurations": [_replica_document(sizing, replica) for replica in sizing.configurations],
+        "configurations": [
+            {
+                "gpu": replica.gpu.name,
+                "tensor_parallel_size": replica.setup.tensor,
+                "verdict": replica.ledger.verdict,
+                "reasons": list(replica.ledger.reasons),
+                "kv_cache_tokens": _pair(replica.ledger.tokens),
+                "requests": replica.requests,
+                "batch": replica.batch,
+                "decode": _ceiling_document(replica.decode, sizing.costs(replica, replica.decode)),
+                "prefill": _ceiling_document(replica.prefill, sizing.costs(replica, replica.prefill)),
+            }
+            for replica in sizing.configurations
+        ],
         "choices": list(sizing.choices),
     }
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _replica_document(sizing: Sizing, replica: SizedReplica) -> dict[str, Any]:
-    tokens = replica.ledger.tokens
-    return {
-        "gpu": replica.gpu.name,
-        "tensor_parallel_size": replica.setup.tensor,
-        "verdict": replica.ledger.verdict,
-        "reasons": list(replica.ledger.reasons),
-        "kv_cache_tokens": [tokens.low, tokens.high] if tokens else None,
-        "requests": replica.requests,
-        "batch": replica.batch,
-        "decode": _ceiling_document(replica.decode, sizing.costs(replica, replica.decode)),
-        "prefill": _ceiling_document(replica.prefill, sizing.costs(replica, replica.prefill)),
-    }
 
 
 def _ceiling_document(ceiling: Ceiling | None, costs: list[float | None]) -> dict[str, Any] | None:

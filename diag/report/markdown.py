@@ -21,7 +21,15 @@ def render(report: Report, verbose: bool = False) -> str:
     written_as = words.time_format(report)
     parts = [f"**{escape(line)}**" for line in words.headline(report, written_as)]
     parts += map(escape, words.shared(report))
-    parts += [_fleet(report, verbose)] if words.is_fleet(report) else []
+    if words.is_fleet(report):
+        servers = fleet_rows(report, written_as)
+        counts = count_verdicts([server.verdict for server in servers])
+        ill = [
+            (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
+            for server in (servers if verbose else merge_by_cause(report, servers, written_as))
+            if server.verdict != "healthy"
+        ]
+        parts += [counts, table(("verdict", "server", "incidents", "when"), ill)] if ill else [f"{counts}\n"]
     for finding in words.detailed(report):
         parts += _finding(finding, report, verbose)
 
@@ -60,18 +68,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of cells that are Markdown already."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
-
-
-def _fleet(report: Report, verbose: bool) -> str:
-    written_as = words.time_format(report)
-    servers = fleet_rows(report, written_as)
-    rows = [
-        (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
-        for server in (servers if verbose else merge_by_cause(report, servers, written_as))
-        if server.verdict != "healthy"
-    ]
-    counts = count_verdicts([server.verdict for server in servers])
-    return f"{counts}\n\n{table(('verdict', 'server', 'incidents', 'when'), rows)}" if rows else f"{counts}\n"
 
 
 def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:

@@ -100,18 +100,16 @@ def short_report(report: Report) -> str:
         **(_incident_parts(groups[0], report) if groups else _parts_without_incident(report)),
         **_context_parts(report, groups[0][0] if groups else None),
     }
-    return "\n".join(_fit(parts, HEALTHY_LINES if report.verdict == "healthy" else LINES)) + "\n"
-
-
-def _fit(parts: Mapping[str, Forms], most: int) -> Lines:
-    """Join the lines of all parts, with parts shortened until there are no more than `most`."""
-    whole = _shorten(parts, FIRST, most)
-    if len(whole) <= most:
-        return whole
-    return _shorten({**parts, "relaunch": parts.get("relaunch", [[]])[-1:]}, FIRST + LAST, most)
+    most = HEALTHY_LINES if report.verdict == "healthy" else LINES
+    lines = _shorten(parts, FIRST, most)
+    if len(lines) > most:
+        parts["relaunch"] = parts.get("relaunch", [[]])[-1:]
+        lines = _shorten(parts, FIRST + LAST, most)
+    return "\n".join(lines) + "\n"
 
 
 def _shorten(parts: Mapping[str, Forms], order: Sequence[tuple[str, int]], most: int) -> Lines:
+    """Join the lines of all parts, with parts shortened in this order until there are no more than `most`."""
     chosen = {name: forms[0] for name, forms in parts.items()}
     for name, least in order:
         for form in parts.get(name, []):
@@ -364,11 +362,11 @@ def _fleet_table(report: Report) -> list[str]:
 
 
 def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> list[str]:
-    diagnosis = finding.diagnosis
-    incident = diagnosis.incident
+    """Describe an incident: evidence, look-alikes, consequences, then mitigation, fix, relaunch line, alternatives."""
+    diagnosis, incident = finding.diagnosis, finding.diagnosis.incident
     alike = f", as on {len(others):,} more" if others else ""
     follows = [f"{other.incident.id}: {other.incident.title}" for other in words.consequences(finding, report)]
-    return [
+    lines = [
         *paragraph(f"{incident.title} ({words.where(diagnosis)}{alike}): {incident.impact}"),
         *table(evidence_rows(diagnosis), label="evidence", right=(1,)),
         *labelled("log", words.quoted(finding)),
@@ -376,26 +374,21 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
         *labelled("ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
         *labelled("not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         *labelled("consequences", follows),
-        *_action_lines(finding),
-        *labelled("do not", incident.do_not),
-        *labelled("runbook", [f"diag explain {incident.id}"]),
     ]
 
-
-def _action_lines(finding: Finding) -> list[str]:
-    """List mitigation, fix and relaunch line with their details, then each alternative in a line."""
     actions = choose_actions(finding)
-    lines = labelled("next time" if actions.is_over else "do now", actions.advice)
+    lines += labelled("next time" if actions.is_over else "do now", actions.advice)
     for label, proposal in (("mitigation", actions.now), ("fix", actions.fix)):
         lines += _proposal_lines(label, proposal) if proposal else []
     lines += verbatim("relaunch", finding.relaunch or "")
-
     alternatives = []
     for proposal in actions.alternatives:
         risk = proposal.fix.risk and f"Trade-off: {proposal.fix.risk}."
         parts = (words.change(proposal), proposal.text, risk, words.versions(proposal), words.needs(proposal))
         alternatives.append("  ".join(part for part in parts if part))
-    return [*lines, *labelled("alternatives", alternatives), *labelled("not computed", words.uncomputed(finding))]
+    lines += labelled("alternatives", alternatives)
+    lines += labelled("not computed", words.uncomputed(finding))
+    return [*lines, *labelled("do not", incident.do_not), *labelled("runbook", [f"diag explain {incident.id}"])]
 
 
 def _proposal_lines(label: str, proposal: Proposal) -> list[str]:

@@ -194,7 +194,17 @@ def _plot(curve: Curve) -> Markup:
     limit = curve.limit if curve.limit is not None and curve.limit <= 4 * top else None
     most_load, most = max(load for load, _ in points) * 1.05, max(top, limit or 0.0) * 1.15
     scale = svg.Scale(svg.PLOT, 0.0, most_load or 1.0, 0.0, most or 1.0)
-    parts = list(_axes(scale, top, curve.unit))
+    left, base = scale.box.left - 6, scale.box.height - 8
+    parts = [
+        svg.horizontal(scale.bottom, scale, "axis"),
+        svg.text(quantity(top, curve.unit), left, scale.y(top) + 4, "end"),
+        svg.text("0", left, scale.bottom + 4, "end"),
+    ]
+    power = 10.0 ** math.floor(math.log10(scale.end / 4))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= scale.end / 4)
+    for mark in range(int(scale.end / step) + 1):
+        parts.append(svg.text(number(mark * step), scale.x(mark * step), base, "middle"))
+
     if limit is not None:
         parts.append(svg.horizontal(scale.y(limit), scale, "limit"))
         parts.append(svg.text(f"SLO {quantity(limit, curve.unit)}", scale.right + 6, scale.y(limit) + 4, "limit"))
@@ -209,17 +219,6 @@ def _plot(curve: Curve) -> Markup:
         for load, value in dots:
             parts.append(element("circle", class_=class_, cx=pixels(scale.x(load)), cy=pixels(scale.y(value)), r=3.5))
     return svg.whole(svg.PLOT, "plot", *parts, role="img", aria_label=f"{curve.name} against requests in flight")
-
-
-def _axes(scale: svg.Scale, top: float, unit: str) -> Iterator[Markup]:
-    """Draw the axis of load, marked at a round step (1, 2, 5, 10, 20 ...), zero and the greatest value."""
-    yield svg.horizontal(scale.bottom, scale, "axis")
-    yield svg.text(quantity(top, unit), scale.box.left - 6, scale.y(top) + 4, "end")
-    yield svg.text("0", scale.box.left - 6, scale.bottom + 4, "end")
-    power = 10.0 ** math.floor(math.log10(scale.end / 4))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= scale.end / 4)
-    for at in range(int(scale.end / step) + 1):
-        yield svg.text(number(at * step), scale.x(at * step), scale.box.height - 8, "middle")
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

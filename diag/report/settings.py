@@ -31,30 +31,29 @@ _METRICS = {PAGE: f"{PAGE}: cache_config_info", EXPORTER: f"{EXPORTER}: diag_vll
 
 def render_config(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
     """Render the configurations as plain text, one line break at its end."""
-    parts = ["\n".join(_configuration_lines(server)) for server in servers]
-    return "\n\n".join([*parts, *(["\n".join(labelled("note", notes))] if notes else [])]) + "\n"
-
-
-def _configuration_lines(server: "Configuration") -> list[str]:
-    kinds = [f"{gpu.name} ({gibibytes(gpu.memory, 0)})" for gpu in server.gpus]
-    gpus = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "no GPU found"
-    runs = f"vLLM {server.version or 'version unknown'}, {server.model or 'model unknown'}"
-
-    rows = [_setting_row(entry) for entry in server.entries if entry.value is not None]
-    not_set = ", ".join(entry.name for entry in server.entries if entry.value is None)
-    environment = "  ".join(f"{name}={value}" for name, value in server.environment.items())
-    unknown = [f"{', '.join(names)}: {reason}" for reason, names in server.unknown.items()]
-    return [
-        *paragraph(f"{server.instance}: {runs}, {gpus}"),
-        *(table(rows) if rows else []),
-        *labelled("not set", [not_set] if not_set else []),
-        *labelled("environment", [environment] if environment else []),
-        *labelled("incomplete", [f"more flags may be set: {server.incomplete}"] if server.incomplete else []),
-        *labelled("unknown", unknown),
-    ]
+    parts = []
+    for server in servers:
+        kinds = [f"{gpu.name} ({gibibytes(gpu.memory, 0)})" for gpu in server.gpus]
+        gpus = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "no GPU found"
+        runs = f"vLLM {server.version or 'version unknown'}, {server.model or 'model unknown'}"
+        rows = [_setting_row(entry) for entry in server.entries if entry.value is not None]
+        not_set = ", ".join(entry.name for entry in server.entries if entry.value is None)
+        environment = "  ".join(f"{name}={value}" for name, value in server.environment.items())
+        lines = [
+            *paragraph(f"{server.instance}: {runs}, {gpus}"),
+            *(table(rows) if rows else []),
+            *labelled("not set", [not_set] if not_set else []),
+            *labelled("environment", [environment] if environment else []),
+            *labelled("incomplete", [f"more flags may be set: {server.incomplete}"] if server.incomplete else []),
+            *labelled("unknown", [f"{', '.join(names)}: {reason}" for reason, names in server.unknown.items()]),
+        ]
+        parts.append("\n".join(lines))
+    parts += ["\n".join(labelled("note", notes))] if notes else []
+    return "\n\n".join(parts) + "\n"
 
 
 def _setting_row(entry: "ConfigEntry") -> tuple[str, str, str]:
+    """Return name, value, and the source with remarks on hidden values and other sources."""
     remarks = [_METRICS.get(entry.source, entry.source)]
     remarks += ["value hidden or unreadable"] if entry.value == SET else []
     for other in entry.conflicts:
@@ -130,19 +129,6 @@ def render_lint(report: LintReport) -> str:
     elif report.corrected:
         lines += ["", *verbatim("corrected", report.corrected, LABEL)]
 
-    notes = [line for label, texts in _lint_notes(report).items() for line in labelled(label, texts, LABEL)]
-    return "\n".join([*lines, *[""] * bool(notes), *notes]) + "\n"
-
-
-def finding_lines(finding: LintFinding) -> Iterator[str]:
-    """Yield the lines of a finding: severity, message and rule id, then why and how to fix it."""
-    margin = LABEL + 2
-    yield from paragraph(f"{finding.message} [{finding.rule}]", f"{finding.severity.upper():<{margin}}", " " * margin)
-    yield from labelled("why", [finding.why], LABEL)
-    yield from labelled("fix", [finding.fix], LABEL)
-
-
-def _lint_notes(report: LintReport) -> dict[str, list[str]]:
     notes: dict[str, list[str]] = {}
     if report.parser_error is not None:
         answer = f"refuses it: {report.parser_error}" if report.parser_error else "accepts the command"
@@ -152,7 +138,16 @@ def _lint_notes(report: LintReport) -> dict[str, list[str]]:
         notes["ignored"] = [f"{plural(len(report.ignored), 'finding')} ({', '.join(dict.fromkeys(report.ignored))})"]
     if report.findings:
         notes["more"] = ["diag explain RULE explains a finding, diag lint --ignore RULE drops it"]
-    return notes
+    below = [line for label, texts in notes.items() for line in labelled(label, texts, LABEL)]
+    return "\n".join([*lines, *[""] * bool(below), *below]) + "\n"
+
+
+def finding_lines(finding: LintFinding) -> Iterator[str]:
+    """Yield the lines of a finding: severity, message and rule id, then why and how to fix it."""
+    margin = LABEL + 2
+    yield from paragraph(f"{finding.message} [{finding.rule}]", f"{finding.severity.upper():<{margin}}", " " * margin)
+    yield from labelled("why", [finding.why], LABEL)
+    yield from labelled("fix", [finding.fix], LABEL)
 
 
 def render_lint_json(report: LintReport) -> str:

@@ -156,28 +156,28 @@ def merge_by_cause(
     for row in rows:
         incident = row.incidents.partition(", ")[0]
         groups.setdefault(shared.get((incident, row.name), row.name), []).append(row)
-    return [
-        group[0] if isinstance(cause, str) else _merged_row(cause, group, report, written_as, most)
-        for cause, group in groups.items()
-    ]
 
-
-def _merged_row(
-    cause: SharedLabel, group: Sequence[FleetRow], report: Report, written_as: words.TimeFormat, most: int
-) -> FleetRow:
-    names = {row.name for row in group}
-    label = words.shared_label(cause.property, cause.value)
-    incidents = dict.fromkeys(incident for row in group for incident in row.incidents.split(", "))
-    states = {state for row in group for state in row.states.split(", ")}
-    present = (found.diagnosis for found in report.present if found.diagnosis.incident.id == cause.incident)
-    began = words.began([found for found in present if words.instance(found.subject) in names], written_as)
-    return FleetRow(
-        instance=f"{label}: {listed([row.instance for row in group], most=most)}",
-        verdict=group[0].verdict,
-        states=", ".join(sorted(states)),
-        incidents=", ".join(incidents),
-        when=f"first seen {began}",
-    )
+    merged = []
+    for cause, group in groups.items():
+        if isinstance(cause, str):
+            merged += group[:1]
+            continue
+        names = {row.name for row in group}
+        label = words.shared_label(cause.property, cause.value)
+        incidents = dict.fromkeys(incident for row in group for incident in row.incidents.split(", "))
+        states = {state for row in group for state in row.states.split(", ")}
+        present = (found.diagnosis for found in report.present if found.diagnosis.incident.id == cause.incident)
+        began = words.began([found for found in present if words.instance(found.subject) in names], written_as)
+        merged.append(
+            FleetRow(
+                instance=f"{label}: {listed([row.instance for row in group], most=most)}",
+                verdict=group[0].verdict,
+                states=", ".join(sorted(states)),
+                incidents=", ".join(incidents),
+                when=f"first seen {began}",
+            )
+        )
+    return merged
 
 
 def count_verdicts(verdicts: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from diag.verify.changes import GATEWAY_LIMIT
 from diag.verify.comparison import IncidentOutcome, ServerComparison, Verification
 from diag.verify.load import Load
 from diag.verify.same_load import mostly_idle
-from diag.verify.signal_deltas import CLEAR, SignalDelta
+from diag.verify.signal_deltas import CLEAR
 from diag.verify.user_metrics import Bounds, UserMetric
 
 SCHEMA = "diag.verify/2"
@@ -51,11 +51,18 @@ def headlines(verification: Verification) -> list[str]:
 
 
 def _headline(server: ServerComparison) -> str:
+    """Return the verdict with its trade-offs: metrics that got worse, limits at the gateway, new incidents."""
     first = server.first
     if first is None:
         return _headline_without_incident(server)
     what = f"{first.before.incident.id} on {words.place(first.before.subject)}"
-    trade_offs = "; ".join(_trade_offs(server)) if first.verdict != "not comparable" else ""
+    trade_offs = ""
+    if first.verdict != "not comparable" and not server.reasons:
+        worse = [f"{metric.name} {_values(metric)}" for metric in server.trade_offs][:MOST_TRADE_OFFS]
+        limits = (change.after for change in server.changes if change.name == GATEWAY_LIMIT)
+        outside = [f"requests beyond {limit} wait at the gateway" for limit in limits]
+        new = [f"new: {_named(incident)}" for incident in server.new_incidents]
+        trade_offs = "; ".join([*worse, *outside, *new])
     if trade_offs and first.verdict == "fixed":
         return f"FIXED, WITH TRADE-OFFS {what}: {trade_offs}"
     because = first.because + (f"; trade-offs: {trade_offs}" if trade_offs else "")
@@ -76,15 +83,6 @@ def _headline_without_incident(server: ServerComparison) -> str:
     return f"NOT COMPARABLE {server.before}: no incident before the change, so there is nothing to verify{rest}"
 
 
-def _trade_offs(server: ServerComparison) -> list[str]:
-    """List the metrics that got worse, the most important first, requests that wait outside, and new incidents."""
-    worse = [f"{metric.name} {_values(metric)}" for metric in server.trade_offs][:MOST_TRADE_OFFS]
-    limits = (change.after for change in server.changes if change.name == GATEWAY_LIMIT)
-    outside = [f"requests beyond {limit} wait at the gateway" for limit in limits]
-    new = [f"new: {_named(incident)}" for incident in server.new_incidents]
-    return [] if server.reasons else [*worse, *outside, *new]
-
-
 def _named(diagnosis: Diagnosis) -> str:
     return f"{diagnosis.incident.id} ({diagnosis.severity})"
 
@@ -101,8 +99,14 @@ def _sections(server: ServerComparison) -> Iterator[_Section]:
         "also",
         [f"{o.before.incident.id} on {words.place(o.before.subject)}: {o.verdict}: {o.because}" for o in others],
     )
-    yield _Section("changed", _known_changes(server))
-    if first and any(change.known for change in server.changes):
+    changes = []
+    for change in server.changes:
+        if change.known:
+            values = ("not set" if value is None else value or "set" for value in (change.before, change.after))
+            changes.append(f"{change.name} {' -> '.join(values)}{' (derived by vLLM)' if change.derived else ''}")
+    unchanged = "no difference is known: flags, launch command, version and GPUs look the same"
+    yield _Section("changed", changes or [unchanged])
+    if first and changes:
         yield _Section("known fix", _known_fixes(first))
     yield _Section("signals", rows=_signal_rows(first) if first else [])
 
@@ -121,15 +125,6 @@ def _sections(server: ServerComparison) -> Iterator[_Section]:
         names = listed(unknown, most=MOST_FLAGS)
         yield _Section("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
     yield _Section("note", server.notes)
-
-
-def _known_changes(server: ServerComparison) -> list[str]:
-    lines = []
-    for change in server.changes:
-        if change.known:
-            values = ("not set" if value is None else value or "set" for value in (change.before, change.after))
-            lines.append(f"{change.name} {' -> '.join(values)}{' (derived by vLLM)' if change.derived else ''}")
-    return lines or ["no difference is known: flags, launch command, version and GPUs look the same"]
 
 
 def _known_fixes(outcome: IncidentOutcome) -> list[str]:
@@ -301,23 +296,22 @@ def _outcome_document(outcome: IncidentOutcome) -> dict[str, Any]:
         "verdict": outcome.verdict,
         "because": outcome.because,
         "after": outcome.after.state if outcome.after else None,
-        "signals": [_signal_document(delta) for delta in outcome.signal_deltas],
+        "signals": [
+            {
+                "signal": delta.condition.signal.name,
+                "unit": delta.condition.signal.unit,
+                "op": delta.condition.op,
+                "threshold": delta.threshold,
+                "before": delta.before,
+                "after": delta.after,
+                "met": delta.met,
+            }
+            for delta in outcome.signal_deltas
+        ],
         "fixes": [
             {"name": applied.name, "effect": applied.fix.effect, "proposed": applied.proposed or None}
             for applied in outcome.applied_fixes
         ],
-    }
-
-
-def _signal_document(delta: SignalDelta) -> dict[str, Any]:
-    return {
-        "signal": delta.condition.signal.name,
-        "unit": delta.condition.signal.unit,
-        "op": delta.condition.op,
-        "threshold": delta.threshold,
-        "before": delta.before,
-        "after": delta.after,
-        "met": delta.met,
     }
 
 
