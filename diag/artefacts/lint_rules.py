@@ -8,7 +8,7 @@ from diag.lint.finding import LintFinding
 from diag.lint.rule import LintRule
 from diag.lint.rules import RULES
 from diag.lint.target import LintTarget
-from diag.report.lint import finding_lines
+from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read
 
 _FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*(?:=\w+)?")

@@ -13,7 +13,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, printable
 from diag.core.sizes import GIB
 from diag.exporter.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
-from diag.report.budget import Budget, render, render_json
+from diag.report.gpu_sizing import Budget, render_budget, render_budget_json
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
@@ -61,7 +61,7 @@ def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
     if options.sizing and options.sizing.wanted:
         return _compare(options, options.sizing, as_json)
     budget = estimate(options)
-    return (render_json if as_json else render)(budget), STATUS[budget.ledger.verdict]
+    return (render_budget_json if as_json else render_budget)(budget), STATUS[budget.ledger.verdict]
 
 
 def _compare(options: BudgetOptions, compared: SizingOptions, as_json: bool) -> tuple[str, int]:

@@ -2,11 +2,11 @@
 
 from diag.commands.observe import ObserveOptions, observe_once
 from diag.diagnosis import configuration
-from diag.report import config as report
+from diag.report.settings import render_config, render_config_json
 
 
 def run(options: ObserveOptions, as_json: bool) -> str:
     """The configuration of each server, after one scrape."""
     observation = observe_once(options)
     servers, notes = configuration.configurations(observation), configuration.notes(observation)
-    return (report.render_json if as_json else report.render)(servers, notes)
+    return (render_config_json if as_json else render_config)(servers, notes)

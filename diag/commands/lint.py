@@ -17,7 +17,7 @@ from diag.lint.host import is_without_config
 from diag.lint.host_gpus import HostGpus, host
 from diag.lint.rules import RULES, corrected, is_known, lint
 from diag.lint.target import LintTarget, is_open, ranks
-from diag.report import lint as report
+from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import filled_in, parse, read
@@ -52,7 +52,7 @@ def run(text: str, options: LintOptions, as_json: bool) -> tuple[str, int]:
     """What to print about a command, and the exit status."""
     ignored = ignored_rules(options.ignore, find(options.contract))
     found = judge(text, options.vllm_version, options.vllm_python, ignored, foreign=options.foreign)
-    return (report.render(found) if as_json else report.text(found)), found.status
+    return (render_lint_json(found) if as_json else render_lint(found)), found.status
 
 
 def ignored_rules(ignore: Collection[str], contract: Contract) -> frozenset[str]:

@@ -23,7 +23,7 @@ from diag.diagnosis.transitions import Key
 from diag.http.address import parse, parse_all
 from diag.http.deadline import run_in_thread
 from diag.http.prometheus_api import Alertmanager
-from diag.report import watch as changes
+from diag.report.terminal import posting_failed, posting_resumed
 
 REPEAT, RETRY = 60.0, 15.0
 """Seconds until what holds is posted again, and until what was not taken is."""
@@ -75,11 +75,11 @@ class AlertPosts:
                     self._post(told[begin : begin + MOST_AT_ONCE])
             except Unreachable as error:
                 if not self._failed:
-                    self._say(changes.not_posted(str(error), time.time()))
+                    self._say(posting_failed(str(error), time.time()))
                 self._failed = True
                 return False
             if self._failed and told:
-                self._say(changes.posted_again(time.time()))
+                self._say(posting_resumed(time.time()))
             self._failed &= not told
             with self._state:
                 self._ended = {key: known for key, known in self._ended.items() if ended.get(key) != known}

@@ -29,7 +29,6 @@ from diag.ramp.run import RampRun, between
 from diag.ramp.step import Offer, Step, measure, of_client
 from diag.ramp.traffic import RequestLengths, own_traffic, request_lengths
 from diag.report import ramp as text
-from diag.report import ramp_page
 from diag.report.terminal import StepsBar, steps_bar
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundWatch, Watch
 from diag.sources.observation import Observation
@@ -85,7 +84,7 @@ def print_report(ramp: Ramp, form: Literal["terminal", "json"]) -> None:
 def write_html(ramp: Ramp, file: Path) -> None:
     """Write it as a page; BadUsage where the file cannot be written."""
     with refused_in_words(file), written_whole(file) as out:
-        out.write(ramp_page.render(ramp))
+        out.write(text.render_html(ramp))
 
 
 # -- the load of another tool ------------------------------------------------------------------------------------------

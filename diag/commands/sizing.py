@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from diag.commands.traffic import Traffic
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
-from diag.report.sizing import Sizing, render, render_json
+from diag.report.gpu_sizing import Sizing, render_sizing, render_sizing_json
 from diag.vllm.capacity.roofline import SizedReplica, choices, configurations
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -53,7 +53,7 @@ def run(model: Model, started: Command, options: SizingOptions, as_json: bool) -
     sizing = size_up(model, started, options)
     verdicts = {one.ledger.verdict for one in sizing.configurations}
     status = 0 if "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
-    return (render_json if as_json else render)(sizing), status
+    return (render_sizing_json if as_json else render_sizing)(sizing), status
 
 
 def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:

@@ -8,8 +8,7 @@ from diag.commands.observe import ObserveOptions, take_snapshot, without_credent
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists
 from diag.http.address import parse
-from diag.report import verify as text
-from diag.report import verify_json
+from diag.report.verify import render, render_json, render_markdown
 from diag.verify.compare import Verification, compare
 from diag.verify.snapshot import Snapshot
 
@@ -46,6 +45,6 @@ def _identity(target: str) -> str:
 
 def print_report(verification: Verification, form: Format) -> int:
     """Print a comparison on standard output; the exit status."""
-    forms = {"terminal": text.terminal, "json": verify_json.render, "markdown": text.markdown}
+    forms = {"terminal": render, "json": render_json, "markdown": render_markdown}
     sys.stdout.write(forms[form](verification))
     return EXIT[verification.verdict]

@@ -11,7 +11,7 @@ from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
-from diag.report import watch as changes
+from diag.report.terminal import watch_changed, watch_lost, watch_regained, watch_started
 
 if TYPE_CHECKING:
     from diag.commands.posting import WatchAlerts
@@ -30,9 +30,9 @@ def watch(options: ObserveOptions, until_resolved: bool, alertmanager: str = "")
     told = _told(options, alertmanager) if alertmanager else None
     transitions = Transitions()
     report = _diagnose(options)
-    _print(changes.first(report))
+    _print(watch_started(report))
     while True:
-        _print("".join(map(changes.line, transitions.observe(report))))
+        _print("".join(map(watch_changed, transitions.observe(report))))
         if told:
             told.holds(transitions.holding, report)
         if until_resolved and transitions.is_calm and not report.not_judged:  # what is over may still be in the window
@@ -72,12 +72,12 @@ def _diagnose_again(options: ObserveOptions, told: "WatchAlerts | None") -> Repo
         except Unreachable as error:
             reason = re.sub(r"\d+", "", str(error))  # the same error with another time in it is not printed again
             if reason != last_error:
-                _print(changes.lost(str(error), time.time()))
+                _print(watch_lost(str(error), time.time()))
             if told and last_error:  # twice in a row: once may be a blip
                 told.is_lost(str(error))
             last_error = reason
         else:
-            _print(changes.found(report) if last_error else "")
+            _print(watch_regained(report) if last_error else "")
             return report
 
 

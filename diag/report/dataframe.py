@@ -1,6 +1,6 @@
 """The signals of a time range as a table, raw numbers for analysis: the only importer of pandas."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 import numpy as np
@@ -24,23 +24,11 @@ def write(incidents: Sequence[Incident], queries: QueryCache, out: TextIO) -> in
 
 
 def signals(incidents: Sequence[Incident], queries: QueryCache) -> pd.DataFrame:
-    """One row per instant, subject, signal and window: `COLUMNS`, the time in UTC; without what was not measured.
+    """Return a row per instant, subject, signal and window: `COLUMNS`, the time in UTC; unmeasured values are left out.
 
-    A user's own incidents may add labels to the subject: columns after its others.
+    A user's own incidents may add labels to the subject; their columns follow its others.
     """
-    parts = [_part(*measured) for measured in _measured(incidents, queries)]
-    frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
-    more = sorted({*frame.columns} - {*COLUMNS})
-    known = frame.reindex(columns=["time", *SUBJECT, *more, *VALUES]).dropna(subset=["value"])
-    order = ["time", *SUBJECT, *more, "signal", "window"]
-    return known.sort_values(order, kind="stable", ignore_index=True)
-
-
-def _measured(
-    incidents: Sequence[Incident], queries: QueryCache
-) -> Iterator[tuple[Signal, Window, "pd.DatetimeIndex", Rows]]:
-    """Each signal that has values, once for each window that it is judged over."""
-    seen = set()
+    parts, seen = [], set()
     for incident in incidents:
         window = queries.window(incident)
         for signal in dict.fromkeys(condition.signal for condition in incident.every_condition):
@@ -48,11 +36,17 @@ def _measured(
             rows = Rows() if key in seen else queries.ask(*key)
             seen.add(key)
             if rows:
-                yield signal, window, pd.to_datetime(queries.instants(window), unit="ms", utc=True), rows
+                times = pd.to_datetime(queries.instants(window), unit="ms", utc=True)
+                parts.append(_signal_frame(signal, window, times, rows))
+    frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
+    more = sorted({*frame.columns} - {*COLUMNS})
+    known = frame.reindex(columns=["time", *SUBJECT, *more, *VALUES]).dropna(subset=["value"])
+    order = ["time", *SUBJECT, *more, "signal", "window"]
+    return known.sort_values(order, kind="stable", ignore_index=True)
 
 
-def _part(signal: Signal, window: Window, times: "pd.DatetimeIndex", rows: Rows) -> pd.DataFrame:
-    """All rows of one signal below each other."""
+def _signal_frame(signal: Signal, window: Window, times: pd.DatetimeIndex, rows: Rows) -> pd.DataFrame:
+    """Return the values of one signal, subject after subject."""
     subjects = [dict(subject) for subject in rows]
     labels = sorted({label for subject in subjects for label in subject})
     columns = {label: np.array([_cell(subject.get(label)) for subject in subjects], object) for label in labels}
@@ -69,5 +63,5 @@ def _part(signal: Signal, window: Window, times: "pd.DatetimeIndex", rows: Rows)
 
 
 def _cell(label: str | None) -> str | None:
-    """A label that no spreadsheet takes for a formula: such a one has an apostrophe before it."""
+    """Put an apostrophe before a label that a spreadsheet would take for a formula."""
     return f"'{label}" if label and label.lstrip().startswith(_BEGINS_FORMULA) else label

@@ -1,14 +1,12 @@
 """The report for a post-mortem: one HTML page that needs no network, no script and no other file.
 
-The template escapes every text, control characters too; should one slip through, the page has forbidden itself to run
-or to fetch anything.
+The template escapes every text, control characters too. A content security policy forbids the page to run or fetch
+anything, should a text slip through.
 """
 
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -20,28 +18,36 @@ from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
-from diag.report import fleet, svg
 from diag.report import sentences as words
+from diag.report import svg
+from diag.report.summary import count_verdicts, fleet_rows
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
 STYLE = Path(__file__).with_suffix(".css")
-VERDICTS = {"CRITICAL": "critical", "WARNING": "warning", "HEALTHY": "healthy", "CANNOT TELL": "unknown"}
+CLASSES = {"CRITICAL": "critical", "WARNING": "warning", "HEALTHY": "healthy", "CANNOT TELL": "unknown"}
+"""The style of a headline, by its first words."""
 MOST_ROWS = 200
 
 
 def render(report: Report) -> str:
-    """The report as one page, which is XML as well; one line break at its end."""
-    findings = sorted(words.detailed(report), key=_weight)
-    servers = fleet.servers(report, moment) if words.is_fleet(report) else []
+    """Render the report as one page, which is XML as well; one line break at its end."""
+    findings = sorted(
+        words.detailed(report), key=lambda found: (not found.diagnosis.primary, -RANK[found.diagnosis.severity])
+    )
+    headlines = []
+    for line in words.headline(report, moment):
+        word = next(word for word in CLASSES if line.startswith(word))
+        headlines.append((CLASSES[word], word, line.removeprefix(word)))
+    servers = fleet_rows(report, moment) if words.is_fleet(report) else []
     present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
     return page(
         TEMPLATE.name,
         report=report,
         findings=findings,
         anchors={anchor(finding.diagnosis) for finding in findings},
-        headlines=[_headline(line) for line in words.headline(report, moment)],
+        headlines=headlines,
         servers=servers,
-        counts=fleet.counts([server.verdict for server in servers]),
+        counts=count_verdicts([server.verdict for server in servers]),
         timeline=sorted(present, key=lambda diagnosis: diagnosis.since or 0.0)[:MOST_ROWS],
         absent=_absent(report),
         version=__version__,
@@ -49,27 +55,31 @@ def render(report: Report) -> str:
 
 
 def page(template: str, **values: object) -> str:
-    """A page of one of the templates beside this file, in the style of all of them."""
+    """Render one of the templates beside this file, in their common style."""
     style = Markup(STYLE.read_text(encoding="utf-8"))
     return _environment().get_template(template).render(style=style, **values)
 
 
 @cache
 def _environment() -> Environment:
-    """Everything that a template prints is escaped, unless it is markup already."""
+    """Return the Jinja2 environment, which escapes every printed value that is not markup."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent),
         autoescape=True,
-        finalize=_visible,
+        finalize=lambda value: value if isinstance(value, Markup) else escaped(str(value)),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"link_to": _link_to, "pairs": _pairs, "pasted": _pasted, "tuple": tuple}
+    environment.filters |= {
+        "link_to": _link_to,
+        "pairs": lambda items, *names: [tuple(getattr(item, name) for name in names) for item in items],
+        "pasted": lambda command: Markup("{}").format(pasted(command)),
+    }
     environment.globals |= {
         "anchor": anchor,
-        "lasted": _lasted,
+        "lasted": _period,
         "moment": moment,
-        "now": _now,
+        "now": _action_label,
         "quantity": quantity,
         "svg": svg,
         "words": words,
@@ -77,17 +87,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _visible(value: Any) -> Any:
-    return value if isinstance(value, Markup) else escaped(str(value))
-
-
-def _pasted(text: str) -> Markup:
-    """A command, whole."""
-    return Markup("{}").format(pasted(text))
-
-
 def _link_to(text: str, reference: str) -> str:
-    """The text, in which the reference is a link where it is an address on the web."""
+    """Return the text with the reference as a link, if the reference is a web address."""
     if not reference.startswith(("https://", "http://")):
         return text
     link = Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(escaped(reference))
@@ -96,37 +97,22 @@ def _link_to(text: str, reference: str) -> str:
     )
 
 
-def _pairs(items: Iterable[object], *names: str) -> list[tuple[str, ...]]:
-    return [tuple(getattr(item, name) for name in names) for item in items]
-
-
 def anchor(diagnosis: Diagnosis) -> str:
-    """The id of the section on a diagnosis."""
+    """Return the id of the section on a diagnosis."""
     text = f"{diagnosis.incident.id}-{words.place(diagnosis.subject)}"
     return "".join(char if char.isalnum() or char == "_" else "-" for char in text)
 
 
-def _weight(finding: Finding) -> tuple[bool, int]:
-    """Primary incidents first, then the worse ones."""
-    return not finding.diagnosis.primary, -RANK[finding.diagnosis.severity]
-
-
-def _headline(line: str) -> tuple[str, str, str]:
-    """Class, verdict and the rest of a headline."""
-    word = next(word for word in VERDICTS if line.startswith(word))
-    return VERDICTS[word], word, line.removeprefix(word)
-
-
-def _lasted(diagnosis: Diagnosis) -> str:
-    """Since and until when, or how often; a page is read another day, when "now" is no more."""
+def _period(diagnosis: Diagnosis) -> str:
+    """Format start and end, or the number of episodes; a page is read later, so "ongoing" has a time too."""
     if len(diagnosis.episodes) > 1:
         return words.when(diagnosis, moment)
     until = moment(diagnosis.instants[-1] if diagnosis.until is None else diagnosis.until)
     return f"since {words.began([diagnosis], moment)}, {'ongoing' if diagnosis.ongoing else 'ended'} at {until}"
 
 
-def _now(finding: Finding, proposal: Proposal) -> str:
-    """What the first complete proposal of a primary incident is called, "" for any other."""
+def _action_label(finding: Finding, proposal: Proposal) -> str:
+    """Return "fix" or "mitigation" for the first complete proposal of a primary incident, "" for any other."""
     first = next((proposal for proposal in finding.proposals if not proposal.needs), None)
     if proposal is not first or not finding.diagnosis.primary:
         return ""
@@ -134,12 +120,12 @@ def _now(finding: Finding, proposal: Proposal) -> str:
 
 
 def _absent(report: Report) -> list[tuple[Diagnosis, Reading, int]]:
-    """Each incident that is absent somewhere, the first reading that rules it out, and on how many more subjects."""
-    where: dict[str, list[Diagnosis]] = {}
+    """List each absent incident with the first reading that rules it out, and the number of further subjects."""
+    absent: dict[str, list[Diagnosis]] = {}
     for finding in report.findings:
         if finding.diagnosis.state == "absent":
-            where.setdefault(finding.diagnosis.incident.id, []).append(finding.diagnosis)
+            absent.setdefault(finding.diagnosis.incident.id, []).append(finding.diagnosis)
     return [
         (found[0], next(reading for reading in found[0].symptoms if reading.holds is False), len(found) - 1)
-        for _, found in sorted(where.items())
+        for _, found in sorted(absent.items())
     ]

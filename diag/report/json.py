@@ -11,8 +11,7 @@ from typing import Any
 from diag import __version__
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import Reading
-from diag.diagnosis.diagnose import Quote
-from diag.diagnosis.proposals import FlagChange, Proposal, Value
+from diag.diagnosis.proposals import Proposal, Value
 from diag.diagnosis.report import Finding, Normality, Report
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.report import sentences as words
@@ -21,16 +20,21 @@ SCHEMA = "diag.doctor/2"
 
 
 def render(report: Report) -> str:
-    """The report as indented JSON, one line break at its end."""
+    """Render the report as indented JSON, one line break at its end."""
     return json.dumps(_finite(document(report)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The report as plain values, in the schema's order."""
+    """Build the JSON document, in the schema's order."""
     return {
         "schema": SCHEMA,
         "diag": __version__,
-        "observed": _observed(report),
+        "observed": {
+            **observed(report),
+            "not_collected": list(report.observed.not_measured),
+            "progress_unknown": [unjudged.sentence for unjudged in report.not_judged],
+            "notes": list(report.observed.notes),
+        },
         "verdict": report.verdict,
         "progress": [
             {"subject": _subject(progress.subject), "state": progress.state, "reason": progress.reason}
@@ -48,26 +52,10 @@ def document(report: Report) -> dict[str, Any]:
 
 
 def observed(report: Report) -> dict[str, Any]:
-    """Which samples of which servers were judged."""
+    """Describe the judged samples: source, time range, scrapes, servers."""
     seen = report.observed
-    return {
-        "source": seen.source,
-        "target": seen.target,
-        "start": seen.start,
-        "end": seen.end,
-        "scrapes": seen.scrapes,
-        "failed_scrapes": seen.failed_scrapes,
-        "servers": list(seen.servers),
-    }
-
-
-def _observed(report: Report) -> dict[str, Any]:
-    return {
-        **observed(report),
-        "not_collected": list(report.observed.not_measured),
-        "progress_unknown": [each.sentence for each in report.not_judged],
-        "notes": list(report.observed.notes),
-    }
+    names = ("source", "target", "start", "end", "scrapes", "failed_scrapes")
+    return {name: getattr(seen, name) for name in names} | {"servers": list(seen.servers)}
 
 
 def _normality(found: Normality) -> dict[str, Any]:
@@ -135,23 +123,16 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
             {"look_alike": look_alike.name, "distinguish": look_alike.distinguish} for look_alike in diagnosis.open
         ],
         "missing_signals": list(diagnosis.missing),
-        "quotes": [_quote(quote) for quote in finding.quotes],
+        "quotes": [
+            {name: getattr(quote, name) for name in ("text", "file", "line", "process", "cause")}
+            for quote in finding.quotes
+        ],
         "fixes": [_fix(proposal) for proposal in finding.proposals],
         "fixes_not_computed": [
             {"name": proposal.name, "change": proposal.fix.change, "check_first": list(proposal.needs)}
             for proposal in finding.uncomputed
         ],
         "relaunch": finding.relaunch,
-    }
-
-
-def _quote(quote: Quote) -> dict[str, Any]:
-    return {
-        "text": quote.text,
-        "file": quote.file,
-        "line": quote.line,
-        "process": quote.process,
-        "cause": quote.cause,
     }
 
 
@@ -184,26 +165,25 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
         "rollback": fix.rollback,
         "vllm_versions": words.versions(proposal),
         "check_first": list(proposal.needs),
-        "changes": [_change(change) for change in proposal.changes],
-    }
-
-
-def _change(change: FlagChange) -> dict[str, Any]:
-    return {
-        "name": change.name,
-        "before": _whole(change.before),
-        "after": _whole(change.after),
-        "before_is_default": change.assumed,
+        "changes": [
+            {
+                "name": change.name,
+                "before": _whole(change.before),
+                "after": _whole(change.after),
+                "before_is_default": change.assumed,
+            }
+            for change in proposal.changes
+        ],
     }
 
 
 def _whole(value: Value) -> int | Value:
-    """A count without a fraction, as one writes it for a flag."""
+    """Turn a whole number into an integer, as it is written for a flag."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _finite(value: Any) -> Any:
-    """The value with every number that JSON cannot hold made null."""
+    """Replace every number that JSON cannot hold by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""How reports are laid out for a terminal: at most 100 columns, labels in a column of their own, tables in columns.
+"""Layout of plain text for a terminal: at most 100 columns, labels in a column of their own, tables in columns.
 
-Whatever is laid out here is made harmless to a terminal first.
+All text is made harmless to a terminal first.
 """
 
 import re
@@ -16,16 +16,16 @@ _width: ContextVar[int] = ContextVar("width", default=WIDTH)
 LABEL = 17
 """The column of labels: the longest of them and two spaces."""
 _LEAST_ROOM = 30
-"""A cell with less room than this continues at the left instead of below itself."""
+"""The least room, in columns, in which the last cell of a row wraps below itself; with less it wraps at the left."""
 _LEAST_NAME = 8
 _WORD = r"""(?:[^\s'"\\]|\\.|'[^']*+'|"(?:[^"\\]|\\.)*+")++"""
-"""A word of a shell command. No part is read twice, or an open quote would be searched for its end again and again."""
+"""A word of a shell command; possessive, or an open quote would be searched for its end again and again."""
 _FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 
 
 @contextmanager
 def columns(count: int) -> Iterator[None]:
-    """Lay out at most so many columns while the block runs, for a window that is narrower."""
+    """Lay out at most `count` columns while the block runs, for a narrower window."""
     token = _width.set(min(count, WIDTH))
     try:
         yield
@@ -34,19 +34,19 @@ def columns(count: int) -> Iterator[None]:
 
 
 def line_width() -> int:
-    """How many columns a line may have."""
+    """Return the most columns that a line may have."""
     return _width.get()
 
 
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
-    """Text wrapped behind `start`, its other lines behind `rest`; a name with hyphens stays whole, to be copied."""
+    """Wrap text behind `start`, further lines behind `rest`; a name with hyphens stays whole, to be copied."""
     return textwrap.wrap(
         escaped(text), line_width(), initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
     )
 
 
 def labelled(label: str, texts: Sequence[str], width: int = LABEL) -> list[str]:
-    """The label once, and every text wrapped beside it; nothing where there is no text."""
+    """Print the label once, and every text wrapped beside it; nothing if there is no text."""
     starts = [_label(label if at == 0 else "", width) for at in range(len(texts))]
     return [
         line for start, text in zip(starts, texts, strict=True) for line in paragraph(text, start, " " * len(start))
@@ -54,14 +54,14 @@ def labelled(label: str, texts: Sequence[str], width: int = LABEL) -> list[str]:
 
 
 def verbatim(label: str, text: str, width: int = LABEL) -> list[str]:
-    """Text to be pasted: in one line, however long, since a line break would break the command."""
+    """Print text to be pasted in one line, however long, since a line break would break the command."""
     return [f"{_label(label, width)}{pasted(text)}"] if text else []
 
 
 def table(
     rows: Sequence[Sequence[str]], *, label: str = "", width: int = LABEL, right: Collection[int] = ()
 ) -> list[str]:
-    """Rows of as many cells, each column as wide as its widest cell; the last cell wraps below itself.
+    """Lay out rows of equal length, each column as wide as its widest cell; the last cell wraps below itself.
 
     `right` are the places of the columns to align at the right. Without a label the table begins at the left.
     """
@@ -75,14 +75,19 @@ def table(
         ]
         indent = _label(label if at == 0 else "", width) if label else "  "
         start = indent + "".join(f"{column}  " for column in columns)
-        lines += _row(start, last, wide[-1])
+        if not last:
+            lines += paragraph(start.strip(), start[: len(start) - len(start.lstrip())])
+        elif line_width() - len(start) < min(wide[-1], _LEAST_ROOM):
+            lines += paragraph(f"{start.strip()}  {last}", "  ", " " * 6)
+        else:
+            lines += paragraph(last, start, " " * len(start))
     return lines
 
 
 def one_line_each(
     rows: Sequence[Sequence[str]], flexible: int, *, label: str = "", width: int = LABEL, right: Collection[int] = ()
 ) -> list[str]:
-    """A table with one line for each row: the cells of one column are shortened to the room that the others leave."""
+    """Lay out one line for each row: the cells of one column are shortened to the room that the others leave."""
     if not rows:
         return []
     cells = [[escaped(cell) for cell in row] for row in rows]
@@ -99,9 +104,9 @@ def one_line_each(
 
 
 def continued(command: str, start: str, rest: str) -> list[str]:
-    """A shell command behind `start`, its other lines behind `rest`, backslashes between them: to be pasted as it is.
+    """Break a shell command into lines that can be pasted: `start` before the first, `rest` before the others.
 
-    A flag keeps its first value on its line. Nothing where the command cannot be divided so.
+    A flag keeps its first value on its line. Empty if the command cannot be divided this way.
     """
     if not re.fullmatch(rf"\s*+(?:{_WORD}(?:\s++|$))*+", command):
         return []
@@ -115,24 +120,16 @@ def continued(command: str, start: str, rest: str) -> list[str]:
 
 
 def shortened(text: str, room: int) -> str:
-    """Text in so many columns: of a name both ends are kept, since they tell it apart."""
+    """Shorten text to `room` columns; both ends stay, since they tell names apart."""
     head = max(room - 1, 2) // 2
     return text if len(text) <= room else f"{text[:head]}…{text[len(text) - max(room - 1 - head, 1) :]}"
 
 
 def clipped(lines: Sequence[str], most: int) -> list[str]:
-    """The first few lines, the last of them ending in "…" where more followed."""
+    """Return the first lines, the last of them ending in "…" if more followed."""
     if len(lines) <= most:
         return list(lines)
     return [*lines[: most - 1], f"{lines[most - 1][: line_width() - 2].rstrip('.,;: ')} …"]
-
-
-def _row(start: str, last: str, widest: int) -> list[str]:
-    if not last:
-        return paragraph(start.strip(), start[: len(start) - len(start.lstrip())])
-    if line_width() - len(start) < min(widest, _LEAST_ROOM):
-        return paragraph(f"{start.strip()}  {last}", "  ", " " * 6)
-    return paragraph(last, start, " " * len(start))
 
 
 def _label(label: str, width: int) -> str:

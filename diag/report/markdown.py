@@ -4,91 +4,95 @@ import re
 from collections.abc import Iterable, Sequence
 
 from diag.core.formatting import escaped, pasted
-from diag.core.lazy_regex import lazy
-from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
-from diag.report import fleet
 from diag.report import sentences as words
+from diag.report.summary import count_verdicts, fleet_rows, merge_by_cause
 
 NORMAL = 20
 SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#~&$!"})
-_LINK = lazy(r"(?<=[A-Za-z]):(?=//)|(?<=www)\.", re.IGNORECASE)
-_MENTION = lazy(r"@(?=\w)|#(?=\d)|(?<=\bGH-)(?=\d)", re.IGNORECASE)
-"""What GitHub makes a link of, or a message to somebody, though it is escaped."""
+_LINK = r"(?i)(?<=[A-Za-z]):(?=//)|(?<=www)\."
+_MENTION = r"(?i)@(?=\w)|#(?=\d)|(?<=\bGH-)(?=\d)"
+"""Text that GitHub turns into a link or a mention even if it is escaped."""
 
 
 def render(report: Report, verbose: bool = False) -> str:
-    """The report as Markdown, one line break at its end; `verbose` names the incidents that are absent or unknown."""
-    parts = [f"**{escape(line)}**" for line in words.headline(report, words.time_format(report))]
+    """Render the report, one line break at its end; `verbose` names the incidents that are absent or unknown."""
+    written_as = words.time_format(report)
+    parts = [f"**{escape(line)}**" for line in words.headline(report, written_as)]
     parts += map(escape, words.shared(report))
-    parts += [_fleet(report, verbose)] if words.is_fleet(report) else []
+    if words.is_fleet(report):
+        servers = fleet_rows(report, written_as)
+        counts = count_verdicts([server.verdict for server in servers])
+        ill = [
+            (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
+            for server in (servers if verbose else merge_by_cause(report, servers, written_as))
+            if server.verdict != "healthy"
+        ]
+        parts += [counts, table(("verdict", "server", "incidents", "when"), ill)] if ill else [f"{counts}\n"]
     for finding in words.detailed(report):
         parts += _finding(finding, report, verbose)
-    return "\n\n".join([*parts, *_footer(report, verbose)]) + "\n"
+
+    footer = {
+        "Source": [words.source(report, written_as)],
+        "Compared with what is normal": words.normality(report)[:NORMAL],
+        "Ceiling": words.ceilings(report),
+        "Checked": words.checked(report, verbose),
+        "Unknown": [*words.not_judged(report), *(words.undecided(report) if verbose else [])],
+        "Not collected": words.not_collected(report),
+        "Thresholds": list(report.contract),
+        "Notes": list(report.observed.notes),
+    }
+    parts += [_list(title, texts) for title, texts in footer.items() if texts]
+    return "\n\n".join(parts) + "\n"
 
 
 def escape(text: str) -> str:
-    """Text that Markdown leaves alone: it breaks no table, is no link, and mentions nobody."""
-    text = _LINK.sub(r"\\\g<0>", escaped(text).translate(SPECIAL))
-    return _MENTION.sub(r"\g<0><!-- -->", text)
+    """Escape text for Markdown: it breaks no table, is no link, and mentions no user."""
+    text = re.sub(_LINK, r"\\\g<0>", escaped(text).translate(SPECIAL))
+    return re.sub(_MENTION, r"\g<0><!-- -->", text)
 
 
 def code(text: str) -> str:
-    """A span of code around one line, whatever backticks are in it."""
+    """Return a span of code around one line that may contain backticks."""
     mark, space = _fence(text, 1), " " if "`" in text else ""
     return f"{mark}{space}{text}{space}{mark}"
 
 
-def _block(text: str) -> str:
-    return f"{_fence(text, 3)}\n{text}\n{_fence(text, 3)}"
-
-
 def _fence(text: str, least: int) -> str:
-    """More backticks than stand together in the text."""
+    """Return more backticks than stand together in the text."""
     return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), 0)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" if cells[0] != "---" else f"|{'|'.join(cells)}|" for cells in lines)
-
-
-def _fleet(report: Report, verbose: bool) -> str:
-    written_as = words.time_format(report)
-    servers = fleet.servers(report, written_as)
-    rows = [
-        (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
-        for server in (servers if verbose else fleet.causes(report, servers, written_as))
-        if server.verdict != "healthy"
-    ]
-    counts = fleet.counts([server.verdict for server in servers])
-    return f"{counts}\n\n{table(('verdict', 'server', 'incidents', 'when'), rows)}" if rows else f"{counts}\n"
+    """Return a table of cells that are Markdown already."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
 
 
 def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
     diagnosis = finding.diagnosis
     when = words.when(diagnosis, words.time_format(report))
-    head = ("evidence", "value", "threshold", "holds")
+    evidence = []
+    for reading in (*diagnosis.symptoms, *diagnosis.supports):
+        holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
+        name = escape(reading.condition.signal.name)
+        evidence.append((name, reading.shown, escape(reading.threshold), holds))
+    relaunch = pasted(finding.relaunch or "")
+    fence = _fence(relaunch, 3)
     parts = [
         f"## {escape(diagnosis.incident.title)}",
         f"{diagnosis.severity}, {escape(words.place(diagnosis.subject))}, {when}",
-        table(head, [_row(reading) for reading in (*diagnosis.symptoms, *diagnosis.supports)]),
+        table(("evidence", "value", "threshold", "holds"), evidence),
         _list("Log", words.quoted(finding)),
         _list("Ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
         _list("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
         _list("Fixes", [_fix(proposal) for proposal in finding.proposals], raw=True),
         _list("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
-        f"Relaunch:\n\n{_block(pasted(finding.relaunch))}" if finding.relaunch else "",
+        f"Relaunch:\n\n{fence}\n{relaunch}\n{fence}" if finding.relaunch else "",
     ]
     return [part for part in parts if part]
-
-
-def _row(reading: Reading) -> tuple[str, str, str, str]:
-    holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
-    return escape(reading.condition.signal.name), reading.shown, escape(reading.threshold), holds
 
 
 def _list(title: str, texts: Sequence[str], *, raw: bool = False) -> str:
@@ -104,17 +108,3 @@ def _fix(proposal: Proposal) -> str:
     parts = (proposal.text, *sentences, words.versions(proposal), words.needs(proposal))
     text = " ".join(escape(part) for part in parts if part)
     return f"{code(change)} {text}" if change else text
-
-
-def _footer(report: Report, verbose: bool) -> list[str]:
-    facts = {
-        "Source": [words.source(report, words.time_format(report))],
-        "Compared with what is normal": words.normality(report)[:NORMAL],
-        "Ceiling": words.ceilings(report),
-        "Checked": words.checked(report, verbose),
-        "Unknown": [*words.not_judged(report), *(words.undecided(report) if verbose else [])],
-        "Not collected": words.not_collected(report),
-        "Thresholds": list(report.contract),
-        "Notes": list(report.observed.notes),
-    }
-    return [_list(title, texts) for title, texts in facts.items() if texts]

@@ -1,8 +1,14 @@
-"""A ramp in print: what binds, what to change and what comes next, then its steps; and JSON of schema "diag.ramp/1"."""
+"""`diag ramp` in print: the ceiling, what binds, what to change and the steps; as plain text, HTML page and JSON.
+
+The JSON has the schema "diag.ramp/1" (diag.ramp.schema.json). The page needs no network and no script.
+"""
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from diag import __version__
 from diag.core.formatting import number, quantity
@@ -10,8 +16,11 @@ from diag.diagnosis.proposals import Proposal, written
 from diag.ramp.analysis import Ramp
 from diag.ramp.candidates import BoundBy
 from diag.ramp.plan import holds
-from diag.ramp.step import SLOS, ClientResult, Latency, Step
+from diag.ramp.step import SLOS, Step
+from diag.report import svg
+from diag.report.html import page
 from diag.report.layout import labelled, paragraph, table
+from diag.report.svg import element, pixels
 
 SCHEMA = "diag.ramp/1"
 LABEL = 13
@@ -19,49 +28,64 @@ HEAD = ["load", "requests/s", "output/s", "TTFT p50", "p99", "ITL p50", "p99", "
 MOST_CHANGES = 3
 
 
-# -- for a terminal ----------------------------------------------------------------------------------------------------
+# -- plain text --------------------------------------------------------------------------------------------------------
 
 
 def render(ramp: Ramp) -> str:
-    """One screen: the ceiling, what binds, what to change, what is next; the steps below."""
-    lines = [*paragraph(headline(ramp)), ""]
-    for label, texts in summary(ramp):
+    """Render one screen of at most 100 columns: ceiling, binder, changes, next candidate; the steps below."""
+    lines = [*paragraph(_headline(ramp)), ""]
+    for label, texts in _summary(ramp):
         lines += labelled(label, texts, LABEL)
     if ramp.steps:
-        lines += ["", *table([HEAD, *(row(ramp, step) for step in ramp.steps)], right=range(1, 9))]
+        lines += ["", *table([HEAD, *(_step_row(ramp, step) for step in ramp.steps)], right=range(1, 9))]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def headline(ramp: Ramp) -> str:
-    """Which server was ramped, with what."""
+def _headline(ramp: Ramp) -> str:
+    """Name the server, its model and release, and the request lengths."""
     named = [text for text in (ramp.model, f"vLLM {ramp.version}" if ramp.version else "") if text]
     served = f" ({', '.join(named)})" if named else ""
-    if ramp.lengths is None:
-        return f"Ramp of {ramp.target}{served}"
-    return f"Ramp of {ramp.target}{served}: {ramp.lengths.shown}"
+    lengths = f": {ramp.lengths.shown}" if ramp.lengths else ""
+    return f"Ramp of {ramp.target}{served}{lengths}"
 
 
-def summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
-    """Labels and sentences, in the order in which they are read."""
-    yield "Ceiling", [ceiling(ramp)]
-    yield "Bound by", [bound_by(ramp)]
+def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
+    """Yield labels and sentences, in reading order."""
+    yield "Ceiling", [_ceiling(ramp)]
     if ramp.binds:
+        yield "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
         yield "Evidence", list(ramp.binds.evidence)
-        yield "Change", [change(proposal) for proposal in ramp.binds.proposals[:MOST_CHANGES]]
+        yield "Change", [_change(proposal) for proposal in ramp.binds.proposals[:MOST_CHANGES]]
+    elif ramp.saturated is None:
+        yield "Bound by", ["cannot tell: the server's metrics do not show a step"]
+    else:
+        yield "Bound by", ["nothing yet: more load may be served"]
     if ramp.next and ramp.binds:
-        yield "Next", [_next(ramp.next)]
-    yield "Headroom", headroom(ramp)
-    yield "Ruled out", [f"{one.name}: {one.evidence[0]}" for one in ramp.ruled_out]
-    yield (
-        "Cannot tell",
-        [f"{one.name}: {'; '.join(one.evidence)}" for one in ramp.candidates if one.state == "cannot tell"],
-    )
+        pressure = quantity(ramp.next.pressure or 0.0, "share")
+        yield "Next", [f"{ramp.next.name}, at {pressure} of its limit: {ramp.next.evidence[0]}"]
+
+    if ramp.traffic and ramp.headroom is None:
+        yield "Headroom", ["the server had no traffic before the ramp"]
+    elif ramp.traffic and ramp.headroom:
+        share, rate = quantity(1 / ramp.headroom, "share"), number(ramp.traffic.requests_per_second)
+        yield "Headroom", [f"its own {rate} requests/s are {share} of the ceiling"]
+
+    yield "Ruled out", [f"{candidate.name}: {candidate.evidence[0]}" for candidate in ramp.ruled_out]
+    unclear = [candidate for candidate in ramp.candidates if candidate.state == "cannot tell"]
+    yield "Cannot tell", [f"{candidate.name}: {'; '.join(candidate.evidence)}" for candidate in unclear]
     yield "Ended", [text for text in (ramp.stopped, ramp.ended) if text]
-    yield "Notes", [*ramp.notes, *_unsteady(ramp)]
+
+    notes = list(ramp.notes)
+    if short := sum(not step.counts(ramp.limits.seconds) for step in ramp.steps):
+        notes.append(
+            f"{short} of {len(ramp.steps)} steps do not count: shorter than {number(0.6 * ramp.limits.seconds)} s or"
+            " fewer than 10 requests"
+        )
+    yield "Notes", notes
 
 
-def ceiling(ramp: Ramp) -> str:
-    """The most that was served inside the SLO, and by which kind of load."""
+def _ceiling(ramp: Ramp) -> str:
+    """Name the highest rate that was served inside the SLO, and the kind of load."""
     if ramp.ceiling is None:
         return "not known: no step was long enough, with enough requests, inside the SLO"
     step, knee = ramp.ceiling.step, ramp.ceiling.knee
@@ -72,21 +96,8 @@ def ceiling(ramp: Ramp) -> str:
     return f"{number(step.requests_per_second)} requests/s, {output}{flight} ({kind}){at}"
 
 
-def bound_by(ramp: Ramp) -> str:
-    """The binder and what that means."""
-    if ramp.binds:
-        return f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name
-    if ramp.saturated is None:
-        return "cannot tell: the server's metrics do not show a step"
-    return "nothing yet: more load may be served"
-
-
-def _next(one: BoundBy) -> str:
-    return f"{one.name}, at {quantity(one.pressure or 0.0, 'share')} of its limit: {one.evidence[0]}"
-
-
-def change(proposal: Proposal) -> str:
-    """A flag with both values and what it does, or advice."""
+def _change(proposal: Proposal) -> str:
+    """Describe a flag with both values and its effect, or give the advice."""
     if not proposal.fix.flag:
         return proposal.text
     before = "" if proposal.before is None else f" {written(proposal.before)}"
@@ -99,27 +110,16 @@ def change(proposal: Proposal) -> str:
     return f"{name}{restart}: {proposal.text}"
 
 
-def headroom(ramp: Ramp) -> list[str]:
-    """What the server had to do before, against the ceiling."""
-    if ramp.traffic is None:
-        return []
-    if ramp.headroom is None:
-        return ["the server had no traffic before the ramp"]
-    share = quantity(1 / ramp.headroom, "share")
-    return [f"its own {number(ramp.traffic.requests_per_second)} requests/s are {share} of the ceiling"]
-
-
-def row(ramp: Ramp, step: Step) -> list[str]:
-    """A step as a line of the table."""
-    flight, waiting = (("" if value is None else number(value)) for value in (step.in_flight, step.waiting))
+def _step_row(ramp: Ramp, step: Step) -> list[str]:
+    """Format a step as a row of the table; its last cell says why the step is no ceiling, or that it is."""
     cells = [step.offer.shown, number(step.requests_per_second), number(step.output_tokens_per_second)]
-    for latency in (step.ttft, step.itl):
-        cells += [_seconds(latency.p50), _seconds(latency.p99)]
-    return [*cells, flight, waiting, remark(ramp, step)]
+    for seconds in (step.ttft.p50, step.ttft.p99, step.itl.p50, step.itl.p99):
+        cells.append("" if seconds is None else quantity(seconds, "seconds"))
+    cells += ["" if value is None else number(value) for value in (step.in_flight, step.waiting)]
+    return [*cells, _remark(ramp, step)]
 
 
-def remark(ramp: Ramp, step: Step) -> str:
-    """Why a step is no ceiling, or that it is."""
+def _remark(ramp: Ramp, step: Step) -> str:
     if ramp.ceiling and step is ramp.ceiling.step:
         return "ceiling"
     if not step.counts(ramp.limits.seconds):
@@ -133,29 +133,104 @@ def remark(ramp: Ramp, step: Step) -> str:
     return "knee" if ramp.ceiling and step is ramp.ceiling.knee else ""
 
 
-def _seconds(value: float | None) -> str:
-    return "" if value is None else quantity(value, "seconds")
+# -- HTML --------------------------------------------------------------------------------------------------------------
+
+Points = Sequence[tuple[float, float]]
+"""Requests in flight and value, ascending by requests in flight."""
 
 
-def _unsteady(ramp: Ramp) -> Iterator[str]:
-    short = sum(not step.counts(ramp.limits.seconds) for step in ramp.steps)
-    if short:
-        yield (
-            f"{short} of {len(ramp.steps)} steps do not count: shorter than {number(0.6 * ramp.limits.seconds)} s or"
-            " fewer than 10 requests"
-        )
+class Curve(NamedTuple):
+    """One plot against load: closed-loop steps as a line, open-loop steps as dots, the SLO as a dashed line."""
+
+    name: str
+    unit: str
+    line: Points
+    dots: Points = ()
+    limit: float | None = None
+    knee: float | None = None
 
 
-# -- for a machine -----------------------------------------------------------------------------------------------------
+def render_html(ramp: Ramp) -> str:
+    """Render the page, which is XML as well: the plain text and the curves."""
+    slo = ramp.limits.contract
+    curves = (
+        _curve(ramp, "requests per second", "1/s", lambda step: step.requests_per_second),
+        _curve(ramp, "output tokens per second", "1/s", lambda step: step.output_tokens_per_second),
+        _curve(ramp, "TTFT (p50)", "seconds", lambda step: step.ttft.p50, slo.ttft_seconds),
+        _curve(ramp, "TTFT (p99)", "seconds", lambda step: step.ttft.p99, slo.ttft_seconds),
+        _curve(ramp, "inter-token latency (p50)", "seconds", lambda step: step.itl.p50, slo.itl_seconds),
+        _curve(ramp, "inter-token latency (p99)", "seconds", lambda step: step.itl.p99, slo.itl_seconds),
+    )
+    return page(
+        "ramp.xhtml.j2",
+        title=_headline(ramp),
+        summary=[(label, texts) for label, texts in _summary(ramp) if texts],
+        curves=[(curve, _plot(curve)) for curve in curves],
+        head=HEAD,
+        rows=[_step_row(ramp, step) for step in ramp.steps],
+        version=__version__,
+    )
+
+
+def _curve(
+    ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None], limit: float | None = None
+) -> Curve:
+    points = sorted(
+        (step.in_flight, found, step.offer.rate is None)
+        for step in ramp.steps
+        if step.in_flight is not None and (found := value(step)) is not None
+    )
+    knee = ramp.ceiling.knee.in_flight if ramp.ceiling and ramp.ceiling.knee else None
+    closed, opened = ([(load, at) for load, at, line in points if line is wanted] for wanted in (True, False))
+    return Curve(name, unit, closed, opened, limit, knee)
+
+
+def _plot(curve: Curve) -> Markup:
+    """Draw the curve from zero load on; nothing if it has no point."""
+    points = [*curve.line, *curve.dots]
+    if not points:
+        return Markup()
+    top = max(value for _, value in points)
+    limit = curve.limit if curve.limit is not None and curve.limit <= 4 * top else None
+    most_load, most = max(load for load, _ in points) * 1.05, max(top, limit or 0.0) * 1.15
+    scale = svg.Scale(svg.PLOT, 0.0, most_load or 1.0, 0.0, most or 1.0)
+    left, base = scale.box.left - 6, scale.box.height - 8
+    parts = [
+        svg.horizontal(scale.bottom, scale, "axis"),
+        svg.text(quantity(top, curve.unit), left, scale.y(top) + 4, "end"),
+        svg.text("0", left, scale.bottom + 4, "end"),
+    ]
+    power = 10.0 ** math.floor(math.log10(scale.end / 4))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= scale.end / 4)
+    for mark in range(int(scale.end / step) + 1):
+        parts.append(svg.text(number(mark * step), scale.x(mark * step), base, "middle"))
+
+    if limit is not None:
+        parts.append(svg.horizontal(scale.y(limit), scale, "limit"))
+        parts.append(svg.text(f"SLO {quantity(limit, curve.unit)}", scale.right + 6, scale.y(limit) + 4, "limit"))
+    if curve.knee is not None:
+        parts.append(svg.vertical(scale.x(curve.knee), scale, "onset"))
+        parts.append(svg.text("knee", scale.x(curve.knee), scale.box.top - 8, "onset middle"))
+
+    if len(curve.line) > 1:
+        pairs = " ".join(f"{pixels(scale.x(load))} {pixels(scale.y(value))}" for load, value in curve.line)
+        parts.append(element("path", class_="line", d=f"M{pairs}"))
+    for class_, dots in (("reported", curve.line), ("opened", curve.dots)):
+        for load, value in dots:
+            parts.append(element("circle", class_=class_, cx=pixels(scale.x(load)), cy=pixels(scale.y(value)), r=3.5))
+    return svg.whole(svg.PLOT, "plot", *parts, role="img", aria_label=f"{curve.name} against requests in flight")
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
 
 
 def render_json(ramp: Ramp) -> str:
-    """The same as JSON."""
+    """Render the ramp as indented JSON, one line break at its end."""
     return json.dumps(document(ramp), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def document(ramp: Ramp) -> dict[str, Any]:
-    """The ramp as plain values, in the schema's order."""
+    """Build the JSON document, in the schema's order."""
     contract = ramp.limits.contract
     return {
         "schema": SCHEMA,
@@ -166,69 +241,56 @@ def document(ramp: Ramp) -> dict[str, Any]:
         "prompt_tokens": ramp.lengths.prompt if ramp.lengths else None,
         "output_tokens": ramp.lengths.output if ramp.lengths else None,
         "slo": {name: getattr(contract, name) for name in (*SLOS.values(), "objective")},
-        "ceiling": _step(ramp, ramp.ceiling.step) if ramp.ceiling else None,
+        "ceiling": _step_document(ramp, ramp.ceiling.step) if ramp.ceiling else None,
         "knee": ramp.ceiling.knee.offer.concurrency if ramp.ceiling and ramp.ceiling.knee else None,
-        "binds": _bound_by(ramp.binds) if ramp.binds else None,
+        "binds": _candidate_document(ramp.binds) if ramp.binds else None,
         "next": ramp.next.id if ramp.next else None,
-        "candidates": [_bound_by(one) for one in ramp.candidates],
+        "candidates": [_candidate_document(candidate) for candidate in ramp.candidates],
         "traffic": ramp.traffic._asdict() if ramp.traffic else None,
         "headroom": ramp.headroom,
         "ended": ramp.ended,
         "stopped": ramp.stopped,
-        "steps": [_step(ramp, step) for step in ramp.steps],
+        "steps": [_step_document(ramp, step) for step in ramp.steps],
         "notes": list(ramp.notes),
     }
 
 
-def _bound_by(one: BoundBy) -> dict[str, Any]:
+def _candidate_document(candidate: BoundBy) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "name": one.name,
-        "state": one.state,
-        "cause": one.cause,
-        "evidence": list(one.evidence),
-        "pressure": one.pressure,
-        "changes": [_change(proposal) for proposal in one.proposals],
+        "id": candidate.id,
+        "name": candidate.name,
+        "state": candidate.state,
+        "cause": candidate.cause,
+        "evidence": list(candidate.evidence),
+        "pressure": candidate.pressure,
+        "changes": [
+            {
+                "flag": proposal.fix.flag or None,
+                "before": proposal.before,
+                "after": proposal.after,
+                "restart": proposal.fix.restart,
+                "text": proposal.text,
+            }
+            for proposal in candidate.proposals
+        ],
     }
 
 
-def _change(proposal: Proposal) -> dict[str, Any]:
-    return {
-        "flag": proposal.fix.flag or None,
-        "before": proposal.before,
-        "after": proposal.after,
-        "restart": proposal.fix.restart,
-        "text": proposal.text,
-    }
-
-
-def _step(ramp: Ramp, step: Step) -> dict[str, Any]:
-    plain = ("seconds", "requests", "requests_per_second", "output_tokens_per_second", "prompt_tokens_per_second")
+def _step_document(ramp: Ramp, step: Step) -> dict[str, Any]:
+    rates = ("requests_per_second", "output_tokens_per_second")
+    latencies = ("ttft", "itl", "e2e")
     gauges = ("running", "waiting", "in_flight", "tokens_per_step", "preemptions")
+    client = step.client
     return {
         "concurrency": step.offer.concurrency,
         "rate": step.offer.rate,
         "measured_by": step.by,
         "counts": step.counts(ramp.limits.seconds),
         "within_slo": not step.breaches(ramp.limits.contract),
-        **{name: getattr(step, name) for name in (*plain, *gauges)},
-        **{name: _latency(getattr(step, name)) for name in ("ttft", "itl", "e2e")},
-        "client": _client(step.client) if step.client else None,
+        **{name: getattr(step, name) for name in ("seconds", "requests", *rates, "prompt_tokens_per_second", *gauges)},
+        **{name: getattr(step, name)._asdict() for name in latencies},
+        "client": {name: getattr(client, name) for name in ("completed", "failed", "seconds", *rates, "cores")}
+        | {name: getattr(client, name)._asdict() for name in latencies}
+        if client
+        else None,
     }
-
-
-def _latency(latency: Latency) -> dict[str, Any]:
-    return latency._asdict()
-
-
-def _client(client: ClientResult) -> dict[str, Any]:
-    plain: Sequence[str] = (
-        "completed",
-        "failed",
-        "seconds",
-        "requests_per_second",
-        "output_tokens_per_second",
-        "cores",
-    )
-    latencies = {name: _latency(getattr(client, name)) for name in ("ttft", "itl", "e2e")}
-    return {name: getattr(client, name) for name in plain} | latencies

@@ -1,4 +1,4 @@
-"""The sentences that every report has in common: verdicts, times, changes, what was checked."""
+"""Sentences that all forms of a report share: verdicts, times, places, changes, coverage."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,7 @@ from diag.core.subjects import Subject, agree
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.progress import scope
-from diag.diagnosis.proposals import FlagChange, Proposal, written
+from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import FAMILIES, Finding, Report
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.sources.prometheus.properties import Property
@@ -18,23 +18,23 @@ from diag.vllm.flags.registry import releases
 
 Key = TypeVar("Key")
 TimeFormat = Callable[[float], str]
-"""How a time in unix seconds is written: `clock` for whoever looks on, `moment` for whoever reads it another day."""
+"""Formats unix seconds: `clock` for a report that is read now, `moment` for one that is read another day."""
 FEW_SERVERS = 5
-"""Up to so many servers are reported one by one; of more, those that have an incident in common are one line."""
+"""The most servers that are reported one by one; in a larger fleet, servers with the same incident share a line."""
 MANY = 5
-"""More unknown incidents than these on one subject are named without the signals that they lack."""
+"""The most unknown incidents of one subject that are listed with the signals that they lack."""
 
 
 # -- times and places -------------------------------------------------------------------------------------------------
 
 
 def time_format(report: Report) -> TimeFormat:
-    """The time of day, or date and time where the report is about the past."""
+    """Return the time of day, or date and time if the report is about the past."""
     return moment if report.observed.source == "prometheus" else clock
 
 
 def began(diagnoses: Sequence[Diagnosis], written_as: TimeFormat) -> str:
-    """When the first of them began: "02:16:07 UTC", or "before 02:16:07 UTC" where it held from the start."""
+    """Return the first start: "02:16:07 UTC", or "before 02:16:07 UTC" if it held from the first sample on."""
     since = [diagnosis.since for diagnosis in diagnoses]
     known = [unix for unix in since if unix is not None]
     if len(known) == len(since):
@@ -43,52 +43,48 @@ def began(diagnoses: Sequence[Diagnosis], written_as: TimeFormat) -> str:
 
 
 def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:
-    """Since when, and until when where it has ended; how many times where there was health between."""
+    """Return start and end of an incident, or the number of its episodes: "ongoing since 02:16:07 UTC"."""
     start = began([diagnosis], written_as)
     if len(diagnosis.episodes) > 1:
-        return _again(diagnosis, start, written_as)
+        last, times = diagnosis.one_by_one[-1], f"{len(diagnosis.episodes)} times"
+        if diagnosis.ongoing or last.until is None:
+            return f"ongoing since {began([last], written_as)}, {times} since {start}"
+        return f"{times} from {start} to {written_as(last.until)}"
     if diagnosis.ongoing or diagnosis.until is None:
         return f"ongoing since {start}"
     return f"began {'' if diagnosis.since is None else 'at '}{start}, ended at {written_as(diagnosis.until)}"
 
 
-def _again(diagnosis: Diagnosis, start: str, written_as: TimeFormat) -> str:
-    last, times = diagnosis.one_by_one[-1], f"{len(diagnosis.episodes)} times"
-    if diagnosis.ongoing or last.until is None:
-        return f"ongoing since {began([last], written_as)}, {times} since {start}"
-    return f"{times} from {start} to {written_as(last.until)}"
-
-
 def place(subject: Subject) -> str:
-    """A subject in words, harmless to a terminal."""
+    """Return a subject in words, harmless to a terminal."""
     return escaped(scope(tuple((label, printable(value)) for label, value in subject)))
 
 
 def where(diagnosis: Diagnosis) -> str:
-    """The subject, and the rank, GPU or event that its evidence names."""
+    """Return the subject, and the rank, GPU or event that its evidence names."""
     named = f" ({', '.join(map(printable, diagnosis.culprits))})" if diagnosis.culprits else ""
     return place(diagnosis.subject) + named
 
 
 def instance(subject: Subject) -> str:
-    """The server of a subject."""
+    """Return the server of a subject, "" if it has none."""
     return dict(subject).get("instance", "")
 
 
 def instances(report: Report) -> list[str]:
-    """Return every server that was judged, by name; of a large fleet some only as to their progress."""
+    """Return the sorted names of all judged servers; in a large fleet, some were judged for progress only."""
     judged = (finding.diagnosis.subject for finding in report.findings)
     seen = (*(progress.subject for progress in report.progress), *(why.subject for why in report.not_judged))
     return sorted({*map(instance, judged), *map(instance, filter(None, seen)), *report.gone})
 
 
 def is_fleet(report: Report) -> bool:
-    """Whether there are too many servers to report them one by one."""
+    """Return True if there are too many servers to report them one by one."""
     return len(instances(report)) > FEW_SERVERS
 
 
 def folded(lines: Sequence[str], most: int = 8) -> list[str]:
-    """The first few of many lines, and how many were left out."""
+    """Return the first few of many lines, and the number of lines left out."""
     rest = len(lines) - most
     return [*lines[:most], *([f"... and {rest:,} more"] if rest > 0 else [])]
 
@@ -97,39 +93,35 @@ def folded(lines: Sequence[str], most: int = 8) -> list[str]:
 
 
 def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
-    """One sentence per primary incident, the worst first: verdict, scope, time, impact."""
-    groups = alike(report)
-    if groups:
-        total = len(instances(report))
-        return [
-            _headline(group[0].diagnosis, written_as) if len(group) == 1 else _shared(group, total, written_as)
-            for group in groups
-        ]
+    """Return one sentence per primary incident, the worst first: verdict, scope, time, impact."""
+    lines = []
+    for group in alike(report):
+        first = group[0].diagnosis
+        scope = f"{where(first)}, {when(first, written_as)}"
+        if len(group) > 1:
+            scope = _fleet_scope(group, len(instances(report)), written_as)
+        lines.append(f"{first.severity.upper()} {first.incident.id} on {scope}: {first.incident.impact}")
+    if lines:
+        return lines
     if report.verdict == "unknown":
-        return [f"CANNOT TELL {line}" for line in folded([escaped(each.sentence) for each in report.not_judged])]
+        return [
+            f"CANNOT TELL {line}" for line in folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
+        ]
     return [f"HEALTHY {escaped(report.observed.target)}: {states(report)}; {found_nothing(report)}"]
 
 
-def _headline(diagnosis: Diagnosis, written_as: TimeFormat) -> str:
-    return (
-        f"{diagnosis.severity.upper()} {diagnosis.incident.id} on {where(diagnosis)}, {when(diagnosis, written_as)}: "
-        f"{diagnosis.incident.impact}"
-    )
-
-
-def _shared(group: list[Finding], total: int, written_as: TimeFormat) -> str:
-    """The headline of an incident that several servers of a fleet have."""
+def _fleet_scope(group: list[Finding], total: int, written_as: TimeFormat) -> str:
+    """Return the servers of a fleet that have an incident, and the time when it was first seen."""
     diagnoses = [finding.diagnosis for finding in group]
-    first, ongoing = diagnoses[0], sum(diagnosis.ongoing for diagnosis in diagnoses)
+    ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
     names = list(dict.fromkeys(printable(instance(diagnosis.subject)) for diagnosis in diagnoses))
     now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
-    scope = f"{len(names):,} of {total:,} servers ({listed(names)})"
     start = f"{now}, first seen {began(diagnoses, written_as)}"
-    return f"{first.severity.upper()} {first.incident.id} on {scope}, {start}: {first.incident.impact}"
+    return f"{len(names):,} of {total:,} servers ({listed(names)}), {start}"
 
 
 def found_nothing(report: Report) -> str:
-    """That nothing (else) was found, and in how many incidents: "no incident found (19 checked)"."""
+    """Return "no incident found (19 checked)", or "no other incident found ..." beside another one."""
     found = "no other incident found" if report.present else "no incident found"
     checked, unknown = len(report.checked), len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
@@ -137,7 +129,7 @@ def found_nothing(report: Report) -> str:
 
 
 def states(report: Report) -> str:
-    """How many engines are busy, idle and so on: "2 engines busy, 1 idle"."""
+    """Count the engines by state: "2 engines busy, 1 idle"."""
     names = [progress.state for progress in report.progress]
     counts = [f"{names.count(name)} {name}" for name in dict.fromkeys(names)]
     if not counts:
@@ -147,7 +139,7 @@ def states(report: Report) -> str:
 
 
 def alike(report: Report) -> list[list[Finding]]:
-    """The primary findings, one by one; in a fleet those of one incident together, since they may have one cause."""
+    """Group the primary findings: one by one, or in a fleet by incident, since they may have one cause."""
     primaries = [finding for finding in report.present if finding.diagnosis.primary]
     if not is_fleet(report):
         return [[finding] for finding in primaries]
@@ -158,7 +150,7 @@ def alike(report: Report) -> list[list[Finding]]:
 
 
 def detailed(report: Report) -> list[Finding]:
-    """What is reported in detail: all that is present; of a fleet the first of each kind, for those like it."""
+    """Return the findings to report in detail: all that are present; in a fleet, the first of each incident."""
     return [group[0] for group in alike(report)] if is_fleet(report) else list(report.present)
 
 
@@ -169,7 +161,7 @@ HAVE: dict[str, str] = {"version": "run ", "model": "serve ", "flag": "run with 
 
 
 def shared(report: Report) -> list[str]:
-    """A paragraph for each incident whose servers have something in common that healthy servers lack."""
+    """Return a paragraph for each incident whose servers share a label that healthy servers lack."""
     sentences = grouped((found.incident, shared_sentence(found, report)) for found in report.shared)
     return [
         " ".join([first, *(text.replace(incident, "It", 1) for text in rest)])
@@ -178,24 +170,24 @@ def shared(report: Report) -> list[str]:
 
 
 def shared_sentence(found: SharedLabel, report: Report) -> str:
-    """The label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
+    """Return the label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
 
     Servers are not called healthy if something could not be judged.
     """
-    those = f"all {found.ill:,}" if found.ill_with == found.ill else f"{found.ill_with:,} of {found.ill:,}"
+    ill = f"all {found.ill:,}" if found.ill_with == found.ill else f"{found.ill_with:,} of {found.ill:,}"
     if found.property.kind == "hour":
         start, _, end = found.value.partition("-")
-        return f"{found.incident} began between {start} and {end} UTC on {those} servers."
+        return f"{found.incident} began between {start} and {end} UTC on {ill} servers."
     labels = [shared_label(item, value) for item, value in found.also]
     also = f" (also {listed(labels)})" if labels else ""
     have = HAVE.get(found.property.kind, "have ") + shared_label(found.property, found.value)
     others = "servers without an incident" if report.not_judged else "healthy servers"
     healthy = f"{found.healthy_with:,} of the {found.healthy:,} {others} do"
-    return f"{found.incident} on {found.ill:,} servers: {those} {have}{also}; {healthy}."
+    return f"{found.incident} on {found.ill:,} servers: {ill} {have}{also}; {healthy}."
 
 
 def shared_label(item: Property, value: str) -> str:
-    """A value with its property: 'pool="b"', "vLLM 0.24.0", "--max-num-seqs 64", "GPU driver 570.86"."""
+    """Return a value with its property: 'pool="b"', "vLLM 0.24.0", "--max-num-seqs 64", "GPU driver 570.86"."""
     shown = printable(value, 60)
     if item.kind == "flag":
         name = item.name.replace("_", "-")
@@ -208,7 +200,7 @@ def shared_label(item: Property, value: str) -> str:
 
 
 def not_busy(report: Report) -> list[str]:
-    """The engines that are not simply busy, and why; in a fleet, how many."""
+    """List the engines in any state but busy, and the reason; in a fleet, count them by state."""
     found = [progress for progress in report.progress if progress.state != "busy"]
     if not is_fleet(report):
         return [f"{place(progress.subject)} is {progress.state}: {progress.reason}" for progress in found]
@@ -217,7 +209,7 @@ def not_busy(report: Report) -> list[str]:
 
 
 def ceilings(report: Report) -> list[str]:
-    """How near each engine is to the ceilings of its GPUs, the nearest first; not of a fleet: a dashboard shows it."""
+    """Return the distance of each engine from the ceilings of its GPUs, the nearest first; [] for a fleet."""
     if is_fleet(report):
         return []
     several = len(report.ceilings) > 1
@@ -226,7 +218,7 @@ def ceilings(report: Report) -> list[str]:
 
 
 def also(report: Report) -> list[str]:
-    """What is present besides: infos, and incidents in the scope of another primary that it does not explain."""
+    """List further incidents: infos, and incidents that no primary one explains."""
     others = [d for d in (f.diagnosis for f in report.present) if not d.primary and not d.explained_by]
     if is_fleet(report):
         where = grouped((f"{d.severity}: {d.incident.id}", place(d.subject)) for d in others)
@@ -238,13 +230,13 @@ def also(report: Report) -> list[str]:
 
 
 def evidence(diagnosis: Diagnosis) -> list[Reading]:
-    """The symptoms, then what supports them; what only rules out a look-alike is reported with that."""
+    """Return the symptoms, then the supporting readings, without readings that only rule out a look-alike."""
     symptoms = [reading for reading in diagnosis.symptoms if reading.condition in diagnosis.incident.symptoms]
     return [*symptoms, *(reading for reading in diagnosis.supports if reading.holds)]
 
 
 def quoted(finding: Finding) -> list[str]:
-    """The log lines that decide, each with its place in the log and the process that wrote it, and what caused them."""
+    """Return the log lines that decide, each with its place, process and cause."""
     lines = []
     for quote in finding.quotes:
         where = ", ".join(part for part in (quote.place, quote.process) if part)
@@ -254,7 +246,7 @@ def quoted(finding: Finding) -> list[str]:
 
 
 def first_sign(diagnosis: Diagnosis, written_as: TimeFormat) -> list[str]:
-    """The evidence that showed before the incident was complete."""
+    """Return the evidence that appeared before the incident was complete."""
     onsets = [(onset(reading, diagnosis), reading.condition.signal.name) for reading in evidence(diagnosis)]
     start, name = min(((start, name) for start, name in onsets if start is not None), default=(0.0, ""))
     since = diagnosis.one_by_one[-1].since
@@ -263,7 +255,7 @@ def first_sign(diagnosis: Diagnosis, written_as: TimeFormat) -> list[str]:
 
 
 def timeline(report: Report) -> list[str]:
-    """Every episode in the order in which they began; nothing where all of them began at once or in a fleet."""
+    """List all episodes in order of their start; [] if all began at once, and for a fleet."""
     found = [episode for finding in report.present for episode in finding.diagnosis.one_by_one]
     if is_fleet(report) or len({diagnosis.since for diagnosis in found}) < 2:
         return []
@@ -272,7 +264,7 @@ def timeline(report: Report) -> list[str]:
 
 
 def consequences(finding: Finding, report: Report) -> list[Diagnosis]:
-    """What the finding explains in its own scope, directly or by what it explains."""
+    """Return the incidents in the scope of the finding that it explains, directly or through another one."""
     cause = finding.diagnosis
     scope = [other.diagnosis for other in report.present if agree(other.diagnosis.subject, cause.subject)]
     followed: list[Diagnosis] = []
@@ -287,42 +279,43 @@ def consequences(finding: Finding, report: Report) -> list[Diagnosis]:
 
 
 def change(proposal: Proposal) -> str:
-    """The change in one line: `--max-num-seqs 64 -> 6`, or the command, or nothing for advice."""
+    """Return the change in one line: `--max-num-seqs 64 -> 6`, `remove --enforce-eager`, a command; "" for advice."""
     fix = proposal.fix
     if fix.kind == "host_command":
         return proposal.name
     if fix.kind == "advice":
         return ""
-    return "; ".join(_change(change, fix.value is None) for change in proposal.changes)
-
-
-def _change(change: FlagChange, removed: bool) -> str:
-    """`--max-num-seqs 64 -> 6`, `remove --enforce-eager`; a value that is only the release's default is called so."""
-    before = "" if change.before is None else written(change.before)
-    if removed:
-        return f"remove {change.name}" + (f" (now {before})" if before else "")
-    after = "?" if change.after is None else written(change.after)
-    default = " (default)" if before and change.assumed else ""
-    return " ".join(part for part in (change.name, before + default, f"-> {after}") if part) if after else change.name
+    changes = []
+    for flag in proposal.changes:
+        before = "" if flag.before is None else written(flag.before)
+        after = "?" if flag.after is None else written(flag.after)
+        if fix.value is None:
+            changes.append(f"remove {flag.name}" + (f" (now {before})" if before else ""))
+        elif after:
+            default = " (default)" if before and flag.assumed else ""
+            changes.append(" ".join(part for part in (flag.name, before + default, f"-> {after}") if part))
+        else:
+            changes.append(flag.name)
+    return "; ".join(changes)
 
 
 def needs(proposal: Proposal) -> str:
-    """What diag could not measure, and the reader has to look up before the change."""
+    """Return the values that were not measured and must be checked before the change."""
     return f"Not measured, check first: {', '.join(proposal.needs)}." if proposal.needs else ""
 
 
 def uncomputed(finding: Finding) -> list[str]:
-    """The fixes that are not offered for want of their number, and the telemetry that would give it."""
+    """List the fixes whose value could not be computed, with the telemetry that it needs."""
     return [f"{proposal.name or proposal.text}: {', '.join(proposal.needs)}" for proposal in finding.uncomputed]
 
 
 def versions(proposal: Proposal) -> str:
-    """The releases that have the flag, "vLLM 0.24.0 and later"; empty where every release has it."""
+    """Return the releases that have the flag of a proposal; "" if every release has it."""
     return released(proposal.fix)
 
 
 def released(fix: Fix) -> str:
-    """The same for a fix."""
+    """Return the releases that have the flag of a fix, "vLLM 0.24.0 and later"; "" if every release has it."""
     first, last = releases(fix.flag, fix.versions)
     if first and last:
         return f"vLLM {first} - {last}"
@@ -330,15 +323,15 @@ def released(fix: Fix) -> str:
 
 
 def why(source: Source) -> str:
-    """Where a claim comes from, in one line."""
+    """Return the source of a claim, in one line."""
     return f"{source.says} ({source.kind}{': ' if source.reference else ''}{source.reference})"
 
 
-# -- what all of this rests on ----------------------------------------------------------------------------------------
+# -- coverage of the report ------------------------------------------------------------------------------------------
 
 
 def source(report: Report, written_as: TimeFormat) -> str:
-    """Which samples were judged."""
+    """Return source, target, number of scrapes and time range of the judged samples."""
     seen = report.observed
     failed = f", {seen.failed_scrapes} of them failed" if seen.failed_scrapes else ""
     span = f"{written_as(seen.start)} - {written_as(seen.end)} ({quantity(seen.end - seen.start, 'seconds')})"
@@ -346,53 +339,53 @@ def source(report: Report, written_as: TimeFormat) -> str:
 
 
 def checked(report: Report, verbose: bool) -> list[str]:
-    """The state of the engines and how many incidents were checked; `verbose` names those that are not present."""
+    """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
     lines = [f"{states(report)}; {found_nothing(report)}"]
     names = {"absent": report.absent, "need more telemetry": sorted(report.needs_telemetry)}
     return lines + [f"{what}: {', '.join(ids)}" for what, ids in names.items() if ids and verbose]
 
 
 def not_collected(report: Report) -> list[str]:
-    """Each family of telemetry that is missing as a whole, and how to get it."""
+    """List each missing family of telemetry, and how to get it."""
     families = (FAMILIES[name] for name in report.observed.not_measured)
     return [f"{family.name}: {family.shows} ({family.hint})" for family in families]
 
 
 def not_judged(report: Report) -> list[str]:
-    """Whose health is unknown, and why, where the headline is about something else."""
-    return [] if report.verdict == "unknown" else folded([escaped(each.sentence) for each in report.not_judged])
+    """List the servers of unknown health with the reason; [] if the headline has them."""
+    return [] if report.verdict == "unknown" else folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
 
 
 def normality(report: Report) -> list[str]:
-    """What is unlike the normal of a baseline or of the peers; that all is like it, or why that is not known."""
+    """List the readings that deviate from a baseline or the peers; or say that all are as usual, or not compared."""
     found = report.normality
     alone = len(instances(report)) == 1
     unlike = [reading for reading in found.readings if reading.notable]
-    said = [f"{'' if alone else f'{place(reading.subject)}: '}{reading.sentence}" for reading in unlike]
+    lines = [f"{'' if alone else f'{place(reading.subject)}: '}{reading.sentence}" for reading in unlike]
     if found.readings and not unlike:
         names = listed(list(dict.fromkeys(reading.measure for reading in found.readings)), most=5)
-        said = [f"{names}: as usual at this load ({printable(found.file)})"]
-    return [*said, *(f"not compared with {printable(found.file)}: {reason}" for reason in found.reasons)]
+        lines = [f"{names}: as usual at this load ({printable(found.file)})"]
+    return [*lines, *(f"not compared with {printable(found.file)}: {reason}" for reason in found.reasons)]
 
 
 def undecided(report: Report) -> list[str]:
-    """Which incidents are unknown where, and for want of which signals; in a fleet, on how many servers."""
+    """List the incidents that could not be judged, by subject, with the missing signals; in a fleet, by incident."""
     if is_fleet(report):
-        return _undecided_by_many(report)
-    where: dict[Subject, list[Diagnosis]] = {}
+        return _undecided_in_fleet(report)
+    unknown: dict[Subject, list[Diagnosis]] = {}
     for diagnosis in report.undecided:
-        where.setdefault(diagnosis.subject, []).append(diagnosis)
-    return [line for subject, unknown in where.items() for line in _undecided(subject, unknown)]
+        unknown.setdefault(diagnosis.subject, []).append(diagnosis)
+    lines = []
+    for subject, diagnoses in unknown.items():
+        if len(diagnoses) > MANY:
+            names = ", ".join(diagnosis.incident.id for diagnosis in diagnoses)
+            lines.append(f"{len(diagnoses)} incidents on {place(subject)}: {names}")
+        else:
+            lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(d.lacking)}" for d in diagnoses]
+    return lines
 
 
-def _undecided(subject: Subject, unknown: list[Diagnosis]) -> list[str]:
-    if len(unknown) > MANY:
-        names = ", ".join(diagnosis.incident.id for diagnosis in unknown)
-        return [f"{len(unknown)} incidents on {place(subject)}: {names}"]
-    return [f"{d.incident.id} on {place(subject)}: {'; '.join(d.lacking)}" for d in unknown]
-
-
-def _undecided_by_many(report: Report) -> list[str]:
+def _undecided_in_fleet(report: Report) -> list[str]:
     counts = Counter(diagnosis.subject for diagnosis in report.undecided)
     nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
     few = (d for d in report.undecided if counts[d.subject] <= MANY)
@@ -402,7 +395,7 @@ def _undecided_by_many(report: Report) -> list[str]:
 
 
 def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
-    """The second of each pair under the first, in the order in which the first ones came."""
+    """Group the second items of pairs by the first, in the order of the first items."""
     groups: dict[Key, list[str]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)

@@ -1,4 +1,7 @@
-"""What a person at a terminal sees: colour, a pager, a progress bar; plain text where there is no terminal."""
+"""The output of a terminal session: coloured reports, the lines of a watch, runbooks in a pager, progress bars.
+
+Without a terminal all of it is plain text. Only this file and diag/top/app.py import rich, and only where it is needed.
+"""
 
 import os
 import re
@@ -8,18 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from diag.core.formatting import escaped
-from diag.core.lazy_regex import lazy
+from diag.core.formatting import escaped, moment
 from diag.diagnosis.report import Report
-from diag.report import full, short
+from diag.report import sentences as words
 from diag.report.layout import WIDTH
-from diag.report.verdict import verdicts
+from diag.report.plain_text import full_report, short_report
+from diag.report.summary import verdicts
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.text import Text
 
-_RELATIVE_LINK = lazy(r"\[([^]]+)\]\((?!https?://)[^)]*\)")
+    from diag.diagnosis.transitions import Transition
+
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 """Environment variables by which rich takes anything for a terminal."""
 STYLES = {
@@ -37,44 +41,88 @@ STYLES = {
     r"[▁▂▃▄▅▆▇█·]{2,}": "yellow",
     r"(?:remove )?--[a-z][a-z0-9.-]+ .*-> \S+|remove --[a-z][a-z0-9.-]+": "bold",
 }
-"""What stands out: a pattern in a line of a report, and its style."""
+"""Highlighted parts of a report: a pattern in a line, and its style."""
+GONE = ": its server is no longer there, so this does not mean that it was fixed"
 
 
-class Tick(Protocol):
-    """Called with the share of the observation that is over, 0..1."""
-
-    def __call__(self, share: float) -> None:
-        """Show it."""
+# -- the report -------------------------------------------------------------------------------------------------------
 
 
 def render(report: Report, *, verbose: bool = False, quiet: bool = False) -> str:
-    """The report as plain text, one line break at its end: short, whole, or its first line alone."""
+    """Render the report as plain text, one line break at its end: short, full, or its first line alone."""
     if quiet:
         return verdicts(report)[0] + "\n"
-    return full.render(report) if verbose else short.render(report)
+    return full_report(report) if verbose else short_report(report)
 
 
 def write(report: Report, *, verbose: bool = False, quiet: bool = False) -> None:
-    """Print the report, coloured where standard output is a terminal that wants it."""
+    """Print the report, coloured if standard output is a terminal that wants it."""
     text = render(report, verbose=verbose, quiet=quiet)
     if sys.stdout.isatty() or not os.environ.keys().isdisjoint(COLOUR_ANYWHERE):
-        _write_coloured(text)
+        _console().print(styled(text), end="", soft_wrap=True)
     else:
         sys.stdout.write(text)
 
 
-def _write_coloured(plain: str) -> None:
-    _console().print(styled(plain), end="", soft_wrap=True)
-
-
 def styled(plain: str) -> "Text":
-    """The text of a report with its styles; nothing in it is markup."""
+    """Return the text of a report with its styles; nothing in it is markup."""
     from rich.text import Text
 
     text = Text(plain)
     for pattern, style in STYLES.items():
         text.highlight_regex(f"(?m){pattern}", style)
     return text
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+# -- the lines of a watch ---------------------------------------------------------------------------------------------
+
+
+def watch_started(report: Report) -> str:
+    """Print the state at the first observation."""
+    return "".join(_watch_line(report.observed.end, head) for head in words.headline(report, moment))
+
+
+def watch_changed(change: "Transition") -> str:
+    """Print one transition; unless the incident ended, with evidence and impact."""
+    diagnosis = change.diagnosis
+    holds = f": {diagnosis.symptoms[0].sentence}; {diagnosis.incident.impact}"
+    rest = holds if change.what != "ended" else GONE if change.gone else ""
+    what = f"{diagnosis.severity.upper()} {diagnosis.incident.id} on {words.where(diagnosis)}"
+    return _watch_line(change.at, f"{change.what:<6}  {what}{rest}")
+
+
+def watch_lost(error: str, at: float) -> str:
+    """Print that the servers cannot be observed."""
+    return _watch_line(at, f"cannot be observed: {error}")
+
+
+def watch_regained(report: Report) -> str:
+    """Print that the servers can be observed again, and their present state."""
+    heads = words.headline(report, moment)
+    return "".join(_watch_line(report.observed.end, f"observed again: {head}") for head in heads)
+
+
+def posting_failed(error: str, at: float) -> str:
+    """Print that the Alertmanager does not accept the alerts."""
+    return _watch_line(at, f"alerts cannot be posted, which is tried again: {error}")
+
+
+def posting_resumed(at: float) -> str:
+    """Print that the Alertmanager accepts alerts again."""
+    return _watch_line(at, "alerts are posted again")
+
+
+def _watch_line(at: float, text: str) -> str:
+    return f"{moment(at)}  {escaped(text)}\n"
+
+
+# -- Markdown in a pager ----------------------------------------------------------------------------------------------
 
 
 def page(markdown: str) -> None:
@@ -90,12 +138,12 @@ def page(markdown: str) -> None:
 
 
 def laid_out(markdown: str, width: int = WIDTH) -> str:
-    """Markdown for a terminal; code is not wrapped, to be copied, and links within the documentation are left out."""
+    """Lay out Markdown for a terminal; code is not wrapped, to be copied, and relative links lose their target."""
     from rich.markdown import CodeBlock, Markdown
     from rich.syntax import ANSI_DARK, ANSISyntaxTheme, Syntax
     from rich.theme import Theme
 
-    # its lexer takes the colon in a metric's name for an error
+    # the PromQL lexer marks the colon in a metric name as an error
     colours = ANSISyntaxTheme({token: style for token, style in ANSI_DARK.items() if str(token) != "Token.Error"})
 
     class Code(CodeBlock):
@@ -111,20 +159,25 @@ def laid_out(markdown: str, width: int = WIDTH) -> str:
     console = _console()
     console.width = min(console.width, width)
     console.push_theme(Theme({"markdown.code": "bold cyan"}))
+    without_links = re.sub(r"\[([^]]+)\]\((?!https?://)[^)]*\)", r"\1", markdown)
     with console.capture() as captured:
-        console.print(Runbook(_RELATIVE_LINK.sub(r"\1", markdown), hyperlinks=False), crop=False)
+        console.print(Runbook(without_links, hyperlinks=False), crop=False)
     return re.sub(r" +$", "", captured.get(), flags=re.MULTILINE)
 
 
-def _console() -> "Console":
-    from rich.console import Console
+# -- progress bars ----------------------------------------------------------------------------------------------------
 
-    return Console(highlight=False, markup=False, emoji=False)
+
+class Tick(Protocol):
+    """Receives the share of the observation that is over, 0..1."""
+
+    def __call__(self, share: float) -> None:
+        """Show the share."""
 
 
 @contextmanager
 def bar(description: str) -> Iterator[Tick]:
-    """A progress bar on standard error while servers are observed; nothing where that is not a terminal."""
+    """Show a progress bar on standard error while servers are observed; nothing if that is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -136,18 +189,18 @@ def bar(description: str) -> Iterator[Tick]:
 
 
 class StepsBar(Protocol):
-    """Called with what is done and the share of it that is over, 0..1; `pause` takes it off the screen."""
+    """Receives the step in progress and the share of it that is over, 0..1."""
 
     def __call__(self, what: str, share: float) -> None:
-        """Show it."""
+        """Show the step and the share."""
 
     def pause(self) -> None:
-        """Leave the screen to a question."""
+        """Clear the bar for a question."""
 
 
 @contextmanager
 def steps_bar() -> Iterator[StepsBar]:
-    """A progress bar on standard error that changes its description; nothing where that is not a terminal."""
+    """Show a progress bar with a changing description on standard error; nothing if that is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

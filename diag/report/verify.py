@@ -1,25 +1,32 @@
-"""The comparison before and after a change, for a person: at a terminal, or in a ticket."""
+"""`diag verify` in print: the comparison before and after a change, as plain text, Markdown and JSON.
 
+The JSON has the schema "diag.verify/2" (diag.verify.schema.json).
+"""
+
+import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from diag import __version__
 from diag.core.formatting import escaped, listed, moment, number, quantity, threshold
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.report import Report
 from diag.report import sentences as words
+from diag.report.json import observed
 from diag.report.layout import labelled, paragraph, table
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
-from diag.verify.changes import GATEWAY_LIMIT, AppliedFix, SettingChange
+from diag.verify.changes import GATEWAY_LIMIT
 from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
-from diag.verify.deltas import CLEAR, Bounds, SignalDelta, UserMetric
-from diag.verify.load import mostly_idle
+from diag.verify.deltas import CLEAR, Bounds, UserMetric
+from diag.verify.load import Load, mostly_idle
 
+SCHEMA = "diag.verify/2"
 MOST_TRADE_OFFS = 3
 MOST_FLAGS = 8
 Row = tuple[str, str, str]
-"""A name, before -> after, and what that means."""
+"""A name, before -> after, and a remark."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +42,33 @@ class _Section:
 
 
 def headlines(verification: Verification) -> list[str]:
-    """Line 1 of each server: the verdict on its primary incident, and the trade-offs."""
+    """Return line 1 of each server: the verdict on its primary incident, and the trade-offs."""
     servers = [server for server in verification.servers if not server.is_bystander] or verification.servers
     unmatched = (f"NOT COMPARABLE {reason}" for reason in verification.unmatched)
     return [escaped(line) for line in (*map(_headline, servers), *unmatched)]
 
 
 def _headline(server: ServerComparison) -> str:
+    """Return the verdict with its trade-offs: metrics that got worse, limits at the gateway, new incidents."""
     first = server.first
     if first is None:
-        return _without_incident(server)
+        return _headline_without_incident(server)
     what = f"{first.before.incident.id} on {words.place(first.before.subject)}"
-    trade_offs = "; ".join(_trade_offs(server)) if first.verdict != "not comparable" else ""
+    trade_offs = ""
+    if first.verdict != "not comparable" and not server.reasons:
+        worse = [f"{metric.name} {_values(metric)}" for metric in server.trade_offs][:MOST_TRADE_OFFS]
+        limits = (change.after for change in server.changes if change.name == GATEWAY_LIMIT)
+        outside = [f"requests beyond {limit} wait at the gateway" for limit in limits]
+        new = [f"new: {_named(incident)}" for incident in server.new_incidents]
+        trade_offs = "; ".join([*worse, *outside, *new])
     if trade_offs and first.verdict == "fixed":
         return f"FIXED, WITH TRADE-OFFS {what}: {trade_offs}"
     because = first.because + (f"; trade-offs: {trade_offs}" if trade_offs else "")
     return f"{first.verdict.upper()} {what}: {because}"
 
 
-def _without_incident(server: ServerComparison) -> str:
-    """Where no incident was found before the change."""
+def _headline_without_incident(server: ServerComparison) -> str:
+    """Return line 1 of a server that had no incident before the change."""
     new = ", ".join(map(_named, server.new_incidents))
     if server.unknown_before:
         reasons = "; ".join(server.unknown_before)
@@ -65,15 +79,6 @@ def _without_incident(server: ServerComparison) -> str:
         return f"NOT COMPARABLE {server.before}: {idle}"
     rest = f"; {new} now, at a different load or state" if new else ""
     return f"NOT COMPARABLE {server.before}: no incident before the change, so there is nothing to verify{rest}"
-
-
-def _trade_offs(server: ServerComparison) -> list[str]:
-    """What got worse, the most important first, what is not seen of it, and the new incidents."""
-    worse = [f"{metric.name} {_values(metric)}" for metric in server.trade_offs][:MOST_TRADE_OFFS]
-    limits = (change.after for change in server.changes if change.name == GATEWAY_LIMIT)
-    outside = [f"requests beyond {limit} wait at the gateway" for limit in limits]
-    new = [f"new: {_named(incident)}" for incident in server.new_incidents]
-    return [] if server.reasons else [*worse, *outside, *new]
 
 
 def _named(diagnosis: Diagnosis) -> str:
@@ -87,78 +92,73 @@ def _sections(server: ServerComparison) -> Iterator[_Section]:
     first = server.first
     if first:
         yield _Section("verdict", [f"{first.verdict}: {first.because}"])
-    yield _Section("also", _other_outcomes(server))
-    yield _Section("changed", _changed(server))
-    if first and any(change.known for change in server.changes):
-        yield _Section("known fix", _fixes(first))
-    yield _Section("signals", rows=_signals(first) if first else [])
-    yield _Section("user-visible", rows=_user_metrics(server))
-    yield _Section("new incidents", _new_incidents(server))
-    yield _load(server)
-    yield _Section("unknown", _unknown_changes(server))
+    others = [outcome for outcome in server.outcomes if outcome is not first]
+    yield _Section(
+        "also",
+        [f"{o.before.incident.id} on {words.place(o.before.subject)}: {o.verdict}: {o.because}" for o in others],
+    )
+    changes = []
+    for change in server.changes:
+        if change.known:
+            values = ("not set" if value is None else value or "set" for value in (change.before, change.after))
+            changes.append(f"{change.name} {' -> '.join(values)}{' (derived by vLLM)' if change.derived else ''}")
+    unchanged = "no difference is known: flags, launch command, version and GPUs look the same"
+    yield _Section("changed", changes or [unchanged])
+    if first and changes:
+        yield _Section("known fix", _known_fixes(first))
+    yield _Section("signals", rows=_signal_rows(first) if first else [])
+
+    marks = {"worse": "WORSE", "better": "better", "same": "", "unknown": ""}
+    measured = [metric for metric in server.user_metrics if metric.before or metric.after]
+    yield _Section(
+        "user-visible",
+        rows=[(metric.name, _values(metric), "" if server.reasons else marks[metric.change]) for metric in measured],
+    )
+    yield _Section(
+        "new incidents",
+        [f"{_named(new)} on {words.place(new.subject)}: {new.incident.impact}" for new in server.new_incidents],
+    )
+    yield _load_section(server)
+    if unknown := [change.name for change in server.changes if not change.known]:
+        names = listed(unknown, most=MOST_FLAGS)
+        yield _Section("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
     yield _Section("note", server.notes)
 
 
-def _other_outcomes(server: ServerComparison) -> list[str]:
-    """The verdicts beyond that of line 1."""
-    return [
-        f"{outcome.before.incident.id} on {words.place(outcome.before.subject)}: {outcome.verdict}: {outcome.because}"
-        for outcome in server.outcomes
-        if outcome is not server.first
-    ]
+def _known_fixes(outcome: IncidentOutcome) -> list[str]:
+    """Name each known fix of the incident that the change applies, with its effect and the proposed value."""
+    incident = outcome.before.incident.id
+    lines = []
+    for applied in outcome.applied_fixes:
+        proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
+        lines.append(f"{applied.name} fixes {incident}: {applied.fix.effect}{proposed}")
+    return lines or [f"none: the change is no known fix of {incident}"]
 
 
-def _changed(server: ServerComparison) -> list[str]:
-    known = [_change(change) for change in server.changes if change.known]
-    return known or ["no difference is known: flags, launch command, version and GPUs look the same"]
-
-
-def _change(change: SettingChange) -> str:
-    values = ("not set" if value is None else value or "set" for value in (change.before, change.after))
-    return f"{change.name} {' -> '.join(values)}{' (derived by vLLM)' if change.derived else ''}"
-
-
-def _fixes(outcome: IncidentOutcome) -> list[str]:
-    """Which of the incident's known fixes the change is."""
-    fixes = [_fix(applied, outcome) for applied in outcome.applied_fixes]
-    return fixes or [f"none: the change is no known fix of {outcome.before.incident.id}"]
-
-
-def _fix(applied: AppliedFix, outcome: IncidentOutcome) -> str:
-    proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
-    return f"{applied.name} fixes {outcome.before.incident.id}: {applied.fix.effect}{proposed}"
-
-
-def _signals(outcome: IncidentOutcome) -> list[Row]:
-    """What the fix should bring about, and which signals of the incident moved; the first of them where none did."""
+def _signal_rows(outcome: IncidentOutcome) -> list[Row]:
+    """Return the signals that the fix should change and those that changed clearly; if none did, the first signal."""
     promised = {condition for applied in outcome.applied_fixes for condition in applied.fix.expects}
     telling = [
         delta
         for delta in outcome.signal_deltas
         if delta.condition in promised or delta.met or abs(delta.improvement) >= CLEAR
     ]
-    return [_signal(delta) for delta in telling or outcome.signal_deltas[:1]]
-
-
-def _signal(delta: SignalDelta) -> Row:
-    signal, op = delta.condition.signal, delta.condition.op
-    values = ("-" if value is None else quantity(value, signal.unit) for value in (delta.before, delta.after))
-    met = {True: "met", False: "not met", None: "not measured after the change"}[delta.met]
-    return signal.name, " -> ".join(values), f"expected {threshold(op, delta.threshold, signal.unit)}: {met}"
-
-
-def _user_metrics(server: ServerComparison) -> list[Row]:
-    marks = {"worse": "WORSE", "better": "better", "same": "", "unknown": ""}
-    measured = [metric for metric in server.user_metrics if metric.before or metric.after]
-    return [(metric.name, _values(metric), "" if server.reasons else marks[metric.change]) for metric in measured]
+    rows = []
+    for delta in telling or outcome.signal_deltas[:1]:
+        signal, op = delta.condition.signal, delta.condition.op
+        values = ("-" if value is None else quantity(value, signal.unit) for value in (delta.before, delta.after))
+        met = {True: "met", False: "not met", None: "not measured after the change"}[delta.met]
+        expected = f"expected {threshold(op, delta.threshold, signal.unit)}: {met}"
+        rows.append((signal.name, " -> ".join(values), expected))
+    return rows
 
 
 def _values(metric: UserMetric) -> str:
-    return f"{_value(metric.before, metric.unit)} -> {_value(metric.after, metric.unit)}"
+    return f"{_format_bounds(metric.before, metric.unit)} -> {_format_bounds(metric.after, metric.unit)}"
 
 
-def _value(bounds: Bounds | None, unit: str) -> str:
-    """A number; of a histogram the upper edge of its bucket, or the last edge that it is beyond."""
+def _format_bounds(bounds: Bounds | None, unit: str) -> str:
+    """Format a number; for a histogram the upper edge of its bucket, or "> " its last finite edge."""
     if bounds is None:
         return "-"
     if bounds.lower == bounds.upper:
@@ -166,14 +166,7 @@ def _value(bounds: Bounds | None, unit: str) -> str:
     return f"> {quantity(bounds.lower, unit)}" if math.isinf(bounds.upper) else f"<= {quantity(bounds.upper, unit)}"
 
 
-def _new_incidents(server: ServerComparison) -> list[str]:
-    return [
-        f"{_named(diagnosis)} on {words.place(diagnosis.subject)}: {diagnosis.incident.impact}"
-        for diagnosis in server.new_incidents
-    ]
-
-
-def _load(server: ServerComparison) -> _Section:
+def _load_section(server: ServerComparison) -> _Section:
     before, after = server.loads
     if not before.measured or not after.measured:
         return _Section("load", ["not measured on both sides"])
@@ -185,18 +178,11 @@ def _load(server: ServerComparison) -> _Section:
         ("prompt tokens begun / s", before.prompts.per_second, after.prompts.per_second),
         ("output tokens / request (mean)", before.outputs.mean, after.outputs.mean),
     )
-    return _Section("load", rows=[(name, f"{_number(old)} -> {_number(new)}", "") for name, old, new in pairs])
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else number(value)
-
-
-def _unknown_changes(server: ServerComparison) -> list[str]:
-    names = [change.name for change in server.changes if not change.known]
-    if not names:
-        return []
-    return [f"only one side publishes {listed(names, most=MOST_FLAGS)}: name its launch command with --launch"]
+    rows = []
+    for name, *values in pairs:
+        old, new = ("-" if value is None else number(value) for value in values)
+        rows.append((name, f"{old} -> {new}", ""))
+    return _Section("load", rows=rows)
 
 
 def _title(server: ServerComparison) -> str:
@@ -204,15 +190,15 @@ def _title(server: ServerComparison) -> str:
 
 
 def _sources(verification: Verification) -> list[str]:
-    sides: tuple[tuple[str, Report], ...] = (("before", verification.before), ("after", verification.after))
+    sides = (("before", verification.before), ("after", verification.after))
     return [f"{when}: {words.source(report, moment)}" for when, report in sides]
 
 
-# -- for a terminal, and for a ticket ---------------------------------------------------------------------------------
+# -- plain text and Markdown ------------------------------------------------------------------------------------------
 
 
-def terminal(verification: Verification) -> str:
-    """Plain text of at most 100 columns, one line break at its end."""
+def render(verification: Verification) -> str:
+    """Render the comparison as plain text of at most 100 columns, one line break at its end."""
     lines = [line for head in headlines(verification) for line in paragraph(head)]
     for server in verification.servers:
         lines += ["", *paragraph(_title(server))]
@@ -222,8 +208,8 @@ def terminal(verification: Verification) -> str:
     return "\n".join([*lines, "", *labelled("compared", _sources(verification))]) + "\n"
 
 
-def markdown(verification: Verification) -> str:
-    """GitHub-flavoured Markdown, one line break at its end."""
+def render_markdown(verification: Verification) -> str:
+    """Render the comparison as GitHub-flavoured Markdown, one line break at its end."""
     parts = [f"**{escape(line)}**" for line in headlines(verification)]
     for server in verification.servers:
         parts += [f"## {escape(_title(server))}", *filter(None, map(_markdown_section, _sections(server)))]
@@ -235,3 +221,99 @@ def _markdown_section(section: _Section) -> str:
         return markdown_table((section.label, "before -> after", ""), [tuple(map(escape, row)) for row in section.rows])
     items = (f"- {escape(text)}" for text in section.texts)
     return "\n".join([f"{section.label.capitalize()}:", "", *items]) if section.texts else ""
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def render_json(verification: Verification) -> str:
+    """Render the comparison as indented JSON, one line break at its end; no NaN or Inf."""
+    return json.dumps(document(verification), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def document(verification: Verification) -> dict[str, Any]:
+    """Build the JSON document, in the schema's order."""
+    return {
+        "schema": SCHEMA,
+        "diag": __version__,
+        "verdict": verification.verdict,
+        "headlines": headlines(verification),
+        "before": {**observed(verification.before), "verdict": verification.before.verdict},
+        "after": {**observed(verification.after), "verdict": verification.after.verdict},
+        "servers": [_server_document(server) for server in verification.servers],
+        "unmatched": list(verification.unmatched),
+    }
+
+
+def _server_document(server: ServerComparison) -> dict[str, Any]:
+    before, after = server.loads
+    return {
+        "before": server.before,
+        "after": server.after,
+        "comparable": not server.reasons,
+        "reasons": list(server.reasons),
+        "load": {"before": _load_document(before), "after": _load_document(after)},
+        "changes": [asdict(change) for change in server.changes],
+        "incidents": [_outcome_document(outcome) for outcome in server.outcomes],
+        "new_incidents": [_incident_document(diagnosis) for diagnosis in server.new_incidents],
+        "user_metrics": [
+            {
+                "name": metric.name,
+                "unit": metric.unit,
+                "before": _bounds_document(metric.before),
+                "after": _bounds_document(metric.after),
+                "change": metric.change,
+            }
+            for metric in server.user_metrics
+        ],
+        "notes": list(server.notes),
+    }
+
+
+def _load_document(load: Load) -> dict[str, Any]:
+    numbers = {name: getattr(load, name) for name in ("in_flight", "arrivals", "finished", "seconds", "idle")}
+    lengths = {
+        side: {name: getattr(tokens, name) for name in ("mean", "error", "longest", "per_second")}
+        for side, tokens in (("prompts", load.prompts), ("outputs", load.outputs))
+    }
+    return {**numbers, **lengths}
+
+
+def _incident_document(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
+        "incident": diagnosis.incident.id,
+        "severity": diagnosis.severity,
+        "subject": dict(diagnosis.subject),
+    }
+
+
+def _outcome_document(outcome: IncidentOutcome) -> dict[str, Any]:
+    return {
+        **_incident_document(outcome.before),
+        "primary": outcome.before.primary,
+        "verdict": outcome.verdict,
+        "because": outcome.because,
+        "after": outcome.after.state if outcome.after else None,
+        "signals": [
+            {
+                "signal": delta.condition.signal.name,
+                "unit": delta.condition.signal.unit,
+                "op": delta.condition.op,
+                "threshold": delta.threshold,
+                "before": delta.before,
+                "after": delta.after,
+                "met": delta.met,
+            }
+            for delta in outcome.signal_deltas
+        ],
+        "fixes": [
+            {"name": applied.name, "effect": applied.fix.effect, "proposed": applied.proposed or None}
+            for applied in outcome.applied_fixes
+        ],
+    }
+
+
+def _bounds_document(bounds: Bounds | None) -> Mapping[str, Any] | None:
+    if bounds is None:
+        return None
+    return {"from": bounds.lower, "to": None if math.isinf(bounds.upper) else bounds.upper}

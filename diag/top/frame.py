@@ -13,8 +13,8 @@ from diag.diagnosis.diagnose import Diagnosis, without_the_past
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Finding, Report, verdict_of
-from diag.report import fleet
 from diag.report import sentences as words
+from diag.report.summary import FleetRow, fleet_rows
 from diag.top.columns import MEASURES, measured
 
 POINTS = 60
@@ -146,7 +146,7 @@ def rows(report: Report, histories: Histories, throttled: Mapping[str, tuple[str
             verdict="unknown" if server.verdict == "healthy" and not_judged & {"", server.name} else server.verdict,
             throttled=throttled.get(server.name, ()),
         )
-        for server in fleet.servers(report, clock)
+        for server in fleet_rows(report, clock)
     )
 
 
@@ -157,7 +157,7 @@ def about(sentence: str, names: Collection[str]) -> str:
 
 
 def _row(
-    server: fleet.FleetRow, runs: str, worst: Diagnosis | None, history: Mapping[str, Sequence[float | None]]
+    server: FleetRow, runs: str, worst: Diagnosis | None, history: Mapping[str, Sequence[float | None]]
 ) -> ServerRow:
     last = {key: values[-1] for key, values in history.items() if values}
     return ServerRow(

@@ -8,9 +8,9 @@ import numpy as np
 from diag.core.formatting import listed, plural, printable, quantity
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report, verdict_of
-from diag.report import full
 from diag.report import sentences as words
 from diag.report.layout import columns, labelled, table
+from diag.report.plain_text import full_report
 from diag.top.columns import MEASURES, NOW, THROTTLED
 from diag.top.frame import Frame, ServerRow, about
 from diag.top.table import NOTHING, bars
@@ -51,7 +51,7 @@ Part = tuple[str, ...]
 def render(frame: Frame, row: ServerRow, width: int) -> str:
     """The page in so many columns. It queries: what draws must not wait for it."""
     with columns(width):
-        report = full.render(of_server(frame.report, row.instance)).rstrip().splitlines()
+        report = full_report(of_server(frame.report, row.instance)).rstrip().splitlines()
         sections = (_minutes(row), _gpus(frame.queries, row.instance), _processes(frame.queries, row.instance))
         return "\n".join([*report, *(line for lines in sections if lines for line in ("", *lines))]) + "\n"
 

@@ -5,10 +5,8 @@ from typing import NamedTuple
 
 from diag.core.formatting import clock, escaped, printable, quantity
 from diag.report import sentences as words
-from diag.report.evidence import BARS
-from diag.report.fleet import VERDICTS, counts
 from diag.report.layout import columns, shortened
-from diag.report.verdict import verdicts
+from diag.report.summary import BARS, VERDICTS, count_verdicts, verdicts
 from diag.top.columns import MEASURES
 from diag.top.frame import Frame, ServerRow
 
@@ -169,7 +167,7 @@ def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
     meaning = f"{ill.title}: {ill.impact}." if ill else "; ".join((*unknown, words.found_nothing(report)))
     status = [
         f"NOT UPDATED: {frame.lost}" if frame.lost else "",
-        counts([row.verdict for row in frame.rows]),
+        count_verdicts([row.verdict for row in frame.rows]),
         clock(frame.at),
         f"order: {view.order}",
         f"{found} with '{printable(view.text, 20)}'" if view.text else "",

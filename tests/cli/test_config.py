@@ -15,7 +15,7 @@ from support.schemas import validator
 
 from diag import report
 from diag.diagnosis import configuration
-from diag.report.config import render, render_json
+from diag.report.settings import render_config, render_config_json
 from diag.sources.recording import reader as recording
 
 KV_CASCADE = next(each for each in ALL_RECORDINGS if each.name == "kv_cascade")
@@ -78,15 +78,15 @@ def test_what_is_shown_is_what_the_rules_use(made: Path) -> None:
     shown = {name.removeprefix("--").replace("-", "_"): each.value for name, each in said.items()}
     assert published
     assert shown == published
-    SCHEMA.validate(json.loads(render_json([one], configuration.notes(seen))))
-    text = render([one], configuration.notes(seen))
+    SCHEMA.validate(json.loads(render_config_json([one], configuration.notes(seen))))
+    text = render_config([one], configuration.notes(seen))
     assert max(map(len, text.splitlines())) <= 100
 
 
 def test_a_value_is_shown_with_its_source_and_with_conflicts(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.32.0"\nlaunch = "vllm serve m --block-size 32 --max-num-seqs 8"\n')
     (one,) = configuration.configurations(seen := recording.read(made))
-    lines = render([one], configuration.notes(seen)).splitlines()
+    lines = render_config([one], configuration.notes(seen)).splitlines()
     assert lines[0] == "h:1: vLLM 0.32.0, m, no GPU found"
     assert lines[1].split() == ["--max-num-seqs", "8", "launch", "command"]
     assert re.search(r"--block-size +16 +/metrics: cache_config_info; launch command has 32", "\n".join(lines))

@@ -38,7 +38,7 @@ from diag.exposition.page import Parser
 from diag.http import prometheus_api
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load
-from diag.report import config, html, markdown, terminal
+from diag.report import html, markdown, settings, terminal
 from diag.report import json as as_json
 from diag.sources.recording.reader import read as read_recording
 from diag.verify.baseline import learn, save
@@ -149,8 +149,8 @@ def recording(text: bytes) -> str:
         for name, content in zip(FILES, text.split(BETWEEN), strict=False):
             Path(folder, name).write_bytes(content)
         seen = read_recording(Path(folder), LAUNCH)
-    settings = config.render(configuration.configurations(seen), configuration.notes(seen))
-    return settings + _every_form(judge_observation(seen, Contract(), load()).report)
+    printed = settings.render_config(configuration.configurations(seen), configuration.notes(seen))
+    return printed + _every_form(judge_observation(seen, Contract(), load()).report)
 
 
 def prometheus(text: bytes) -> str:

@@ -15,7 +15,7 @@ from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import conjunction
 from diag.report import sentences as words
-from diag.report.fleet import servers as lines_of
+from diag.report.summary import fleet_rows
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
 END = 1_790_000_000.5
@@ -82,7 +82,7 @@ def test_fifty_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
     (few, queries_of_few), (many, queries) = (judged(tmp_path / str(size), size) for size in SIZES)
     assert queries <= queries_of_few <= distinct() + BESIDES
     for size, report in ((10, few), (50, many)):
-        told = {line.instance: line.verdict for line in lines_of(report, moment)}
+        told = {line.instance: line.verdict for line in fleet_rows(report, moment)}
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
     assert [each.partition(",")[0] for each in many.observed.notes] == ["evaluated every 30 s"]

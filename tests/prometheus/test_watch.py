@@ -36,7 +36,7 @@ from diag.diagnosis.transitions import Transition, Transitions
 from diag.http.prometheus_api import Alertmanager
 from diag.knowledge.catalog import load
 from diag.promql import Block
-from diag.report import watch as changes
+from diag.report import terminal
 
 HARM = "kv_eviction_cascade"
 
@@ -136,7 +136,7 @@ def test_a_server_that_vanishes_ends_its_incidents_and_is_said_to_be_gone() -> N
 def test_a_server_that_is_no_longer_scraped_is_said_to_be_gone() -> None:
     gone = look(finding("over"), gone=("a:1",))
     change = told(seen("present"), seen("present"), gone, gone)[-1][0]
-    assert changes.line(change).endswith(f"CRITICAL {HARM} on a:1 engine 0{changes.GONE}\n")
+    assert terminal.watch_changed(change).endswith(f"CRITICAL {HARM} on a:1 engine 0{terminal.GONE}\n")
 
 
 def test_the_order_is_that_of_the_diagnoses() -> None:

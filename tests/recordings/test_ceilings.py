@@ -14,7 +14,8 @@ from diag.diagnosis.report import CeilingShares, Report
 from diag.ramp.analysis import Circumstances, conclude
 from diag.ramp.plan import Limits
 from diag.ramp.step import Offer, measure
-from diag.report import json, sentences, short
+from diag.report import json, sentences
+from diag.report.plain_text import short_report
 
 LLAMA = model("llama-3.1-8b")
 TENSOR_2 = model("llama-3.1-8b", "--tensor-parallel-size 2")
@@ -113,7 +114,7 @@ def test_vllms_own_estimate_comes_first_and_needs_no_model(tmp_path: Path) -> No
 def test_where_gpu_or_model_is_not_known_nothing_is_said(tmp_path: Path, beside: tuple[Beside, ...]) -> None:
     found = report(tmp_path, *beside)
     assert not found.ceilings
-    assert "Ceiling" not in short.render(found)
+    assert "Ceiling" not in short_report(found)
     assert json.document(found)["ceilings"] == []
 
 
@@ -129,10 +130,10 @@ def test_of_several_engines_the_short_report_has_the_nearest(tmp_path: Path) -> 
     found = report(tmp_path, LLAMA, gpu(0), engines=2)
     calm, busy = found.ceilings
     found = found._replace(ceilings=(calm, busy._replace(bandwidth=0.9)))
-    lines = [line for line in short.render(found).splitlines() if "ceiling at" in line]
+    lines = [line for line in short_report(found).splitlines() if "ceiling at" in line]
     assert [line.split(":1 ")[1][:15] for line in lines] == ["engine 1: 90 % "]
     assert len(sentences.ceilings(found)) == 2
-    assert len(short.render(found).splitlines()) <= 20
+    assert len(short_report(found).splitlines()) <= 20
 
 
 def test_a_ramp_names_the_resource_that_a_full_step_lacks(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
-from diag.report import full, html, layout, markdown, terminal
+from diag.report import html, layout, markdown, plain_text, terminal
 from diag.report import json as as_json
 from diag.report import sentences as words
 
@@ -133,7 +133,7 @@ def test_the_short_form_has_a_line_for_each_further_incident_of_a_few_servers() 
 
 
 def test_of_very_many_servers_that_are_ill_the_worst_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full, "SERVERS", 2)
+    monkeypatch.setattr(plain_text, "SERVERS", 2)
     assert table(lines()) == [*ILL[:2], ("and", "4", "more")]
 
 

@@ -29,7 +29,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Transitions
 from diag.knowledge.catalog import load
-from diag.report import dataframe, html, markdown, terminal, watch
+from diag.report import dataframe, html, markdown, terminal
 from diag.report import json as as_json
 from diag.report import verify as verify_text
 from diag.report.layout import continued
@@ -106,8 +106,8 @@ def told(folder: Path) -> dict[str, str]:
     evil = shlex.quote(EVIL)
     command = f"X={evil} vllm serve {evil} --served-model-name {evil} --max-num-seqs {evil} {shlex.quote('--' + EVIL)}"
     return {
-        "verify": verify_text.terminal(compared),
-        "verify in markdown": verify_text.markdown(compared),
+        "verify": verify_text.render(compared),
+        "verify in markdown": verify_text.render_markdown(compared),
         "config": config.run(ObserveOptions([str(folder)]), as_json=False),
         "lint": lint.run(command, lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0],
     }
@@ -120,7 +120,7 @@ def printed(report: Report) -> dict[str, str]:
         "quiet": terminal.render(report, quiet=True),
         "markdown": markdown.render(report, verbose=True),
         "html": html.render(report),
-        "watch": watch.first(report) + "".join(map(watch.line, Transitions().observe(report))),
+        "watch": terminal.watch_started(report) + "".join(map(terminal.watch_changed, Transitions().observe(report))),
     }
 
 

@@ -19,7 +19,6 @@ from diag.commands import ramp as work
 from diag.commands.observe import ObserveOptions
 from diag.ramp.traffic import request_lengths
 from diag.report import ramp as text
-from diag.report.ramp_page import render
 from diag.sources.recording.reader import read
 
 SCHEMA = validator(Path(text.__file__).parent / "diag.ramp.schema.json")
@@ -73,7 +72,7 @@ def test_nothing_binds_a_server_that_is_not_at_its_ceiling(name: str) -> None:
 
 
 def test_a_page_without_network_and_script_has_its_curves() -> None:
-    page = render(ramped("queue_saturation")[0])
+    page = text.render_html(ramped("queue_saturation")[0])
     root = ElementTree.fromstring(page.partition("\n")[2])
     assert len(list(root.iter("svg"))) == 6
     assert "sequence cap" in page

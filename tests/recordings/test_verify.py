@@ -25,7 +25,6 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge.catalog import load
 from diag.knowledge.signals import prefills_in_pauses, requests_running, requests_waiting_median
 from diag.report import verify as report
-from diag.report import verify_json
 from diag.verify.changes import AppliedFix, options
 from diag.verify.compare import Verification, compare
 from diag.verify.deltas import WORK, Bounds, SignalDelta, bucket, expected, signal_deltas
@@ -111,10 +110,10 @@ def test_the_verdict_on_pairs_of_real_recordings(before: str, after: str, verdic
 @pytest.mark.parametrize(("before", "after", "_"), PAIRS)
 def test_terminal_json_and_markdown_of_every_pair(before: str, after: str, _: str) -> None:
     found = verified(before, after)
-    SCHEMA.validate(json.loads(verify_json.render(found)))
-    lines = report.terminal(found).splitlines()
+    SCHEMA.validate(json.loads(report.render_json(found)))
+    lines = report.render(found).splitlines()
     assert max(map(len, lines)) <= 100
-    assert report.markdown(found).startswith(f"**{found.verdict.upper()}")
+    assert report.render_markdown(found).startswith(f"**{found.verdict.upper()}")
 
 
 # -- what it costs, and what was changed ------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ def test_a_flag_that_moved_in_the_opposite_direction_is_no_fix() -> None:
     assert [each.name for each in server.changes] == ["--max-num-seqs"]
     assert server.first is not None
     assert not server.first.applied_fixes
-    assert "none: the change is no known fix of queue_saturation" in report.terminal(
+    assert "none: the change is no known fix of queue_saturation" in report.render(
         verified("cure_max_num_seqs_mean", "cure_max_num_seqs_p90")
     )
 
@@ -182,7 +181,7 @@ def test_a_setting_that_one_side_does_not_publish_is_no_change(tmp_path: Path) -
     (server,) = verified("kv_cascade_base", bare).servers
     assert {each.name for each in server.changes} > {"--max-num-seqs"}
     assert not any(each.known for each in server.changes)
-    assert "no difference is known" in report.terminal(verified("kv_cascade_base", bare))
+    assert "no difference is known" in report.render(verified("kv_cascade_base", bare))
     (server,) = verified(bare, "cure_max_num_seqs_mean").servers
     assert server.first is not None
     assert not server.first.applied_fixes
@@ -454,7 +453,7 @@ def test_malformed_series_break_nothing(tmp_path: Path, line: str) -> None:
         tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, lambda page: f"{page}{line}\n")
     )
     for found in (verified(odd, "cure_max_num_seqs_mean"), verified("kv_cascade_base", odd)):
-        SCHEMA.validate(json.loads(verify_json.render(found)))
+        SCHEMA.validate(json.loads(report.render_json(found)))
 
 
 def test_of_two_critical_incidents_the_persisting_one_decides(tmp_path: Path) -> None:
@@ -663,9 +662,9 @@ def test_a_name_with_escapes_reaches_no_terminal(tmp_path: Path) -> None:
     evil = "a\x1b[31m|:1"
     pages = [(time, evil, page) for time, _, page in rewriting.scrapes("kv_cascade_base")]
     found = verified(rewriting.write(tmp_path / "evil", pages), "cure_watermark")
-    for text in (report.terminal(found), report.markdown(found)):
+    for text in (report.render(found), report.render_markdown(found)):
         assert "\x1b" not in text
-    assert "\\|" in report.markdown(found)
+    assert "\\|" in report.render_markdown(found)
 
 
 def test_without_after_the_servers_of_before_are_scraped_now(tmp_path: Path) -> None:

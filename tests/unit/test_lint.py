@@ -21,7 +21,7 @@ from diag.lint.finding import Edit, LintFinding
 from diag.lint.replaced import INEFFECTIVE, INTO, REPLACED, TASKS, VARIABLES
 from diag.lint.rules import corrected, lint
 from diag.lint.target import LintTarget
-from diag.report.lint import render, text
+from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command.parse import read
 from diag.vllm.flags.registry import known, release, versions
 
@@ -745,7 +745,7 @@ INFO           --enforce-eager disables CUDA graphs and compilation [eager]
 
 def test_the_report_is_printed_whole() -> None:
     words = "--max-model-len 8k --enforce-eager --swap-space 4 --disable-log-stats --max-num-seqs 64"
-    printed = text(linting.judge(f'vllm serve m {words} --served-model-name "$NAME" --api-key sk-12', "0.32.0"))
+    printed = render_lint(linting.judge(f'vllm serve m {words} --served-model-name "$NAME" --api-key sk-12', "0.32.0"))
     assert printed[: len(REPORT)] == REPORT
 
 
@@ -762,21 +762,21 @@ def test_a_correction_that_leaves_an_error_is_called_a_partial_one(
     words: str, ignored: tuple[str, ...], left: int, printed: str
 ) -> None:
     report = linting.judge(f"vllm serve m --swap-space 4{words}", "0.32.0", ignored=ignored)
-    assert printed in text(report)
-    assert json.loads(render(report))["errors_left"] == left
+    assert printed in render_lint(report)
+    assert json.loads(render_lint_json(report))["errors_left"] == left
 
 
 def test_no_line_is_wider_than_a_hundred_columns_but_for_a_word_that_is() -> None:
     long = "/models" * 30
     report = linting.judge(f"vllm serve {'m' * 30} --download-dir {long} --swap-space 4 --{'x' * 300} 1")
-    wide = [line for line in text(report).splitlines() if len(line) > 100]
+    wide = [line for line in render_lint(report).splitlines() if len(line) > 100]
     assert all(long[:99] in line for line in wide)
 
 
 def test_the_corrected_command_is_read_back_as_it_is_printed() -> None:
     words = """--swap-space 4 --speculative-model 'a b' --num-speculative-tokens 5 --served-model-name "$NAME" """
     report = linting.judge(f"A='1 2' vllm serve m {words} --override-generation-config '{{\"top_p\": 0.5}}'", "0.32.0")
-    printed = text(report)
+    printed = render_lint(report)
     lines = printed[printed.index("  corrected") + 15 : printed.index("  not checked")]
     again = read(lines, version="0.32.0")
     assert again.environment == {"A": "${A:?}"}
@@ -816,14 +816,14 @@ def test_nothing_secret_is_printed_and_no_escape_reaches_the_terminal() -> None:
         ' --kv-transfer-config \'{"password": "golf"\' --max-num-seqs "\x1b[2Jx"'
     )
     report = linting.judge(command, "0.32.0")
-    for printed in (text(report), render(report)):
+    for printed in (render_lint(report), render_lint_json(report)):
         for secret in ("hf_aaaa", "topsecret", "alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "\x1b"):
             assert secret not in printed, secret
 
 
 def test_the_json_says_what_the_text_says() -> None:
     report = linting.judge("vllm serve m --swap-space 4 --enforce-eager", "0.32.0")
-    content = json.loads(render(report))
+    content = json.loads(render_lint_json(report))
     SCHEMA.validate(content)
     assert {key: value for key, value in content.items() if key not in ("diag", "findings", "not_checked")} == {
         "schema": "diag.lint/2",
@@ -853,8 +853,8 @@ VALUES = st.sampled_from(
 def test_every_command_is_judged_and_its_correction_is_no_worse(options: list[tuple[str, str]], version: str) -> None:
     command = shlex.join(["vllm", "serve", MODEL, *(word for pair in options for word in pair)])
     report = linting.judge(command, version)
-    assert text(report)
-    json.loads(render(report))
+    assert render_lint(report)
+    json.loads(render_lint_json(report))
     again = linting.judge(report.corrected or command, version)
     assert not {
         (finding.rule, finding.message) for finding in again.findings if finding.edits and finding.severity == "error"

@@ -29,11 +29,9 @@ from diag.exporter.host import HostCollectors
 from diag.exporter.page import HostPage
 from diag.exporter.vllm_page import PageReader
 from diag.exposition.scrapes import Target
-from diag.report import budget as budget_report
-from diag.report import config as config_report
-from diag.report import html, markdown, terminal
+from diag.report import gpu_sizing, html, markdown, terminal
 from diag.report import json as json_report
-from diag.report import lint as lint_report
+from diag.report import settings as settings_report
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.recording.writer import Recorder
 from diag.verify.snapshot import Snapshot
@@ -228,7 +226,7 @@ def configured(text: str) -> Iterator[str]:
     """What `diag config` and the exporter's page say of the server."""
     seen = observed(text)
     servers, notes = configuration.configurations(seen), configuration.notes(seen)
-    yield from (config_report.render(servers, notes), config_report.render_json(servers, notes))
+    yield from (settings_report.render_config(servers, notes), settings_report.render_config_json(servers, notes))
     scraped = PageReader().read(PAGE, ServerFacts(launch=text, process=text))
     yield HostPage(HostCollectors(None, None, None)).page(CollectionResult(scraped, "", 0.0, True), [], 1.0).decode()
 
@@ -243,9 +241,9 @@ def checked(target: str) -> Iterator[str]:
     """What `diag lint` and `diag budget` say of it, also where they refuse it."""
     try:
         found = linting.judge(target, "0.32.0")
-        yield from (lint_report.text(found), lint_report.render(found))
+        yield from (settings_report.render_lint(found), settings_report.render_lint_json(found))
         estimate = budget.estimate(replace(OPTIONS, target=target))
-        yield from (budget_report.render(estimate), budget_report.render_json(estimate))
+        yield from (gpu_sizing.render_budget(estimate), gpu_sizing.render_budget_json(estimate))
     except DiagError as error:
         yield str(error)
 

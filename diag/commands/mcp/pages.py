@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from diag.diagnosis.report import Finding, Report
-from diag.report import json, verify_json
+from diag.report import json, verify
 from diag.report import sentences as words
-from diag.report.verdict import verdicts
+from diag.report.summary import verdicts
 from diag.verify.compare import Verification
 
 Document = dict[str, Any]
@@ -149,7 +149,7 @@ def _one_server(server: Mapping[str, Any], detail: bool) -> Document:
 
 def comparison(found: Verification, detail: bool) -> Document:
     """What became of the incidents after a change; with detail also the loads and every signal."""
-    whole = verify_json.document(found)
+    whole = verify.document(found)
     servers = whole["servers"] if detail else [_compared(server) for server in whole["servers"]]
     sides = {side: {"verdict": whole[side]["verdict"]} | _observed(whole[side]) for side in ("before", "after")}
     page = _only(whole, ("verdict", "headlines", "unmatched")) | sides | {"servers": servers}

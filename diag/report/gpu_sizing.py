@@ -1,0 +1,312 @@
+"""`diag budget` in print: the GPU memory estimate of one server, or several GPUs beside each other.
+
+Each has plain text of at most 100 columns and JSON: schemas "diag.budget/2" and "diag.sizing/1" (diag.*.schema.json).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from diag import __version__
+from diag.core.formatting import gibibytes, plural, quantity
+from diag.core.sizes import GIB
+from diag.report.layout import paragraph, table
+from diag.vllm.capacity.roofline import REACHED, Ceiling, SizedReplica, cost_per_million
+from diag.vllm.memory.ledger import Ledger
+from diag.vllm.memory.usage import ByteRange
+
+BUDGET_SCHEMA = "diag.budget/2"
+SIZING_SCHEMA = "diag.sizing/1"
+_RIGHT = (1, 3, 4, 5, 6, 8, 9)
+"""Columns of the table of GPUs that are aligned at the right."""
+_FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The memory ledger of a server and what follows from it.
+
+    `suggestions` are flags with the value that makes it fit; `longest` and `sequences` are the safe values, None if
+    unknown. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log prints them.
+    """
+
+    model: str
+    gpu: str
+    ledger: Ledger
+    notes: tuple[str, ...] = ()
+    logged: Mapping[str, float] = field(default_factory=dict)
+    suggestions: tuple[tuple[str, str], ...] = ()
+    longest: int | None = None
+    sequences: int | None = None
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Several GPUs for one model; `concurrency` None stands for as many requests as each replica holds.
+
+    `prices` are dollars per GPU hour by GPU name, `utilisation` the share of a ceiling that is served; `measured` are
+    the output tokens/s of the observed server.
+    """
+
+    model: str
+    version: str
+    context: int
+    concurrency: int | None
+    configurations: tuple[SizedReplica, ...]
+    prices: Mapping[str, float]
+    utilisation: float | None
+    choices: tuple[str, ...]
+    measured: float | None = None
+
+    def load(self, replica: SizedReplica) -> float | None:
+        """Return the served share of the decode ceiling; above 1 the replica cannot serve the measured load."""
+        measured = self.measured / replica.output_rate if self.measured and replica.decode else None
+        return self.utilisation or measured
+
+    def costs(self, replica: SizedReplica, ceiling: Ceiling | None) -> list[float | None]:
+        """Return dollars per million tokens at the ceiling, and at the served share of it; None if unknown."""
+        price, load = self.prices.get(replica.gpu.name), self.load(replica)
+        shares = (1.0, load if load and load <= 1 else None)
+        return [
+            cost_per_million(price, replica.setup.tensor, ceiling.tokens_per_second, share)
+            if price and ceiling and share
+            else None
+            for share in shares
+        ]
+
+
+# -- the memory of one server -----------------------------------------------------------------------------------------
+
+
+def render_budget(budget: Budget) -> str:
+    """Render the estimate as plain text: verdict, ledger, KV cache, and flags that make the server fit."""
+    found, setup = budget.ledger, budget.ledger.setup
+    hardware = f"{setup.gpus * setup.data} x {budget.gpu}" if not setup.cpu else budget.gpu
+    size = f" ({gibibytes(setup.total)})" if setup.total else ""
+    length = "the longest that fits" if setup.auto_length else f"{setup.length:,} tokens"
+    lines = paragraph(
+        f"{found.verdict.upper()}: {budget.model} on {hardware}{size}, vLLM {setup.version}, context {length}"
+    )
+    for text in (*found.reasons, *budget.notes):
+        lines += paragraph(text, "  - ", "    ")
+
+    lines += ["", *_ledger_table(budget)]
+    cache = list(_cache_rows(budget))
+    lines += ["", *table(cache)] if cache else []
+
+    if found.verdict != "fits" and found.kv_cache and found.layout:
+        heading = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"
+        if not budget.suggestions:
+            heading = "  No single change that diag can compute makes it fit for certain."
+        lines += ["", heading, *(f"    {flag} {value}" for flag, value in budget.suggestions)]
+    return "\n".join(lines) + "\n"
+
+
+def _ledger_table(budget: Budget) -> list[str]:
+    """Lay out the ledger; it has columns for the log if the log prints any size."""
+    head = ("GiB" if budget.ledger.setup.cpu else "GiB on one GPU", "computed", "log", "difference", "source")
+    lines = [head]
+    for row in budget.ledger.rows:
+        computed, logged, difference = "unknown", "", ""
+        if row.computed:
+            computed = _span(row.computed, lambda size: f"{size / GIB:.2f}")
+        if row.logged:
+            logged = f"{(row.logged.low + row.logged.high) / 2 / GIB:.2f}"
+        if row.difference is not None:
+            within = abs(row.difference) < 0.005 * GIB
+            difference = "none" if within else f"{row.difference / GIB:+.2f}"
+        source = row.source if row.basis == "exact" else f"{row.source} ({row.basis})"
+        lines.append((row.name, computed, logged, difference, source))
+    if budget.logged or any(row.logged for row in budget.ledger.rows):
+        return table(lines, right=(1, 2, 3))
+    return table([(name, computed, source) for name, computed, _, _, source in lines], right=(1,))
+
+
+def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
+    """Yield name, computed value and logged value: KV cache per token and request, its size, the safe settings."""
+    found, setup = budget.ledger, budget.ledger.setup
+    layout = found.layout
+    if layout is None or found.needed is None or found.token_bytes is None:
+        return
+
+    def logged(name: str, unit: str = "") -> str:
+        value = budget.logged.get(name)
+        return "" if value is None else f"log: {value:,.10g}{unit}"
+
+    total = layout.windows + layout.groups
+    windows = f", {layout.windows} of {total} layer groups have a sliding window" if layout.windows else ""
+    blocks = f"{layout.blocks(setup.length):,} blocks"
+    yield "KV cache per token", f"{found.token_bytes:,.0f} bytes{windows}", ""
+    yield f"for {setup.length:,} tokens", f"{gibibytes(found.needed)}, {blocks}", logged("needed", " GiB")
+
+    if found.tokens and found.blocks and found.concurrency:
+        low, high = (f"{bound:.2f}" for bound in found.concurrency)
+        requests = f"{low if low == high else f'{low} to {high}'} requests of {setup.length:,} tokens"
+        yield "KV cache size", f"{_span(found.tokens, '{:,}'.format)} tokens", logged("tokens")
+        yield "KV blocks", f"{_span(found.blocks, '{:,}'.format)} of {setup.block} tokens", ""
+        yield "concurrency", requests, logged("concurrency")
+
+    if budget.longest is not None:
+        flag = f"--max-model-len {budget.longest}" if budget.longest else "none"
+        yield "safe context", flag, logged("longest")
+    if budget.sequences is not None and budget.longest:
+        flag = f"--max-num-seqs {budget.sequences}" if budget.sequences else "none"
+        yield "safe concurrency", f"{flag} without preemption", ""
+
+
+def _span(size: ByteRange, written: Callable[[int], str]) -> str:
+    low, high = written(size.low), written(size.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def render_budget_json(budget: Budget) -> str:
+    """Render the estimate as JSON: bytes as integers, ranges as [least, most], null if unknown."""
+    return json.dumps(budget_document(budget), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def budget_document(budget: Budget) -> dict[str, Any]:
+    """Build the JSON document of the estimate, in the schema's order."""
+    found, setup = budget.ledger, budget.ledger.setup
+    return {
+        "schema": BUDGET_SCHEMA,
+        "diag": __version__,
+        "model": budget.model,
+        "gpu": {"name": budget.gpu, "total_bytes": setup.total, "count": setup.gpus * setup.data},
+        "vllm": setup.version,
+        "verdict": found.verdict,
+        "reasons": list(found.reasons),
+        "notes": list(budget.notes),
+        "rows": [
+            {
+                "name": row.name,
+                "basis": row.basis,
+                "source": row.source,
+                "bytes": _pair(row.computed),
+                "log_bytes": _pair(row.logged),
+            }
+            for row in found.rows
+        ],
+        "kv_cache": {
+            "token_bytes": found.token_bytes,
+            "block_bytes": found.block_bytes or None,
+            "needed_bytes": found.needed,
+            "blocks": _pair(found.blocks),
+            "tokens": _pair(found.tokens),
+            "concurrency": [round(bound, 4) for bound in found.concurrency] if found.concurrency else None,
+            "logged": dict(budget.logged),
+        },
+        "max_model_len": {"requested": setup.length, "safe": budget.longest},
+        "max_num_seqs": {"requested": setup.sequences, "safe": budget.sequences},
+        "suggestions": [{"flag": flag, "value": value} for flag, value in budget.suggestions],
+    }
+
+
+def _pair(size: ByteRange | None) -> list[int] | None:
+    return [size.low, size.high] if size else None
+
+
+# -- several GPUs beside each other -----------------------------------------------------------------------------------
+
+
+def render_sizing(sizing: Sizing) -> str:
+    """Render the table of GPUs as plain text, with a legend and the sentences about the choices."""
+    requests = plural(sizing.concurrency, "request") if sizing.concurrency else "as many requests as each holds"
+    lines = paragraph(f"{sizing.model}, vLLM {sizing.version}: ceilings for {requests} of {sizing.context:,} tokens")
+    lines += ["", *_sizing_table(sizing), ""]
+
+    low, high = (quantity(bound, "share") for bound in REACHED)
+    legend = [
+        "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
+        f" {low} to {high} of them"
+    ]
+    if sizing.measured:
+        legend.append(f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling")
+    if sizing.prices:
+        legend.append("$/M: dollars for a million output tokens at the ceiling; prompts are not in it")
+    if sizing.concurrency:
+        legend.append("sizes above the first that holds all requests are in --json only")
+    for sentence in (*legend, *sizing.choices):
+        lines += paragraph(sentence, "  - ", "    ")
+    return "\n".join(lines) + "\n"
+
+
+def _sizing_table(sizing: Sizing) -> list[str]:
+    """Lay out a row for each GPU and size, up to the first size that certainly holds all requests."""
+    head = ["GPU", "TP", "fits", "KV tokens", "requests", "output/s", "prompt/s", "bound by"]
+    at = f"at {quantity(sizing.utilisation, 'share')}" if sizing.utilisation else "at load" if sizing.measured else ""
+    head += ["load"] * bool(sizing.measured) + ([column for column in ("$/M", at) if column] if sizing.prices else [])
+    rows = []
+    for _, replicas in groupby(sizing.configurations, lambda replica: replica.gpu.name):
+        for replica in replicas:
+            rows.append(_replica_row(sizing, replica)[: len(head)])
+            if replica.ledger.verdict == "fits" and sizing.concurrency and replica.requests >= sizing.concurrency:
+                break
+    return table([head, *rows], right=_RIGHT) if rows else []
+
+
+def _replica_row(sizing: Sizing, replica: SizedReplica) -> list[str]:
+    """Format the cells of one GPU and size; the last cells are the load and the cost, if these are known."""
+    tokens, decode, prefill = replica.ledger.tokens, replica.decode, replica.prefill
+    cells = [
+        replica.gpu.name,
+        str(replica.setup.tensor),
+        _FITS[replica.ledger.verdict],
+        f"{tokens.low:,}" if tokens else "",
+        f"{replica.requests:,}",
+        f"{decode.tokens_per_second:,.0f}" if decode else "",
+        f"{prefill.tokens_per_second:,.0f}" if prefill else "",
+        decode.binds if decode else "",
+    ]
+    if sizing.measured:
+        load = sizing.load(replica)
+        cells.append(quantity(load, "share") if load else "")
+    if sizing.prices:
+        cells += ["" if cost is None else f"{cost:.2f}" for cost in sizing.costs(replica, decode)]
+    return cells
+
+
+def render_sizing_json(sizing: Sizing) -> str:
+    """Render the comparison as JSON, with every size of every GPU."""
+    document = {
+        "schema": SIZING_SCHEMA,
+        "diag": __version__,
+        "model": sizing.model,
+        "vllm": sizing.version,
+        "context": sizing.context,
+        "concurrency": sizing.concurrency,
+        "utilisation": sizing.utilisation,
+        "measured_output_tokens_per_second": sizing.measured,
+        "reached": list(REACHED),
+        "configurations": [
+            {
+                "gpu": replica.gpu.name,
+                "tensor_parallel_size": replica.setup.tensor,
+                "verdict": replica.ledger.verdict,
+                "reasons": list(replica.ledger.reasons),
+                "kv_cache_tokens": _pair(replica.ledger.tokens),
+                "requests": replica.requests,
+                "batch": replica.batch,
+                "decode": _ceiling_document(replica.decode, sizing.costs(replica, replica.decode)),
+                "prefill": _ceiling_document(replica.prefill, sizing.costs(replica, replica.prefill)),
+            }
+            for replica in sizing.configurations
+        ],
+        "choices": list(sizing.choices),
+    }
+    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _ceiling_document(ceiling: Ceiling | None, costs: list[float | None]) -> dict[str, Any] | None:
+    if ceiling is None:
+        return None
+    return {
+        "tokens_per_second": ceiling.tokens_per_second,
+        "step_seconds": ceiling.step,
+        "read_seconds": ceiling.read,
+        "compute_seconds": ceiling.compute,
+        "send_seconds": ceiling.send,
+        "binds": ceiling.binds,
+        "dollars_per_million_tokens": dict(zip(("at_ceiling", "at_utilisation"), costs, strict=True)),
+    }

@@ -1,0 +1,406 @@
+"""The report as plain text: the short one, which is read in ten seconds, and the full one of `--verbose`.
+
+The short report has at most 20 lines of 100 columns, 12 if nothing is wrong. Each of its parts has a full form and
+shorter forms; if the whole is too long, the parts that matter least to the first action are shortened first.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from diag.core.formatting import escaped, listed, pasted, plural, printable
+from diag.core.incident import RANK
+from diag.diagnosis.progress import scope
+from diag.diagnosis.proposals import Proposal
+from diag.diagnosis.report import FAMILIES, Finding, Report
+from diag.report import sentences as words
+from diag.report.layout import (
+    WIDTH,
+    clipped,
+    continued,
+    labelled,
+    one_line_each,
+    paragraph,
+    shortened,
+    table,
+    verbatim,
+)
+from diag.report.summary import (
+    Actions,
+    choose_actions,
+    count_verdicts,
+    evidence_rows,
+    fleet_rows,
+    format_period,
+    merge_by_cause,
+    verdicts,
+)
+
+LINES = 20
+HEALTHY_LINES = 12
+LABEL = 12
+"""The column of labels in the short report: the longest of them and two spaces."""
+ROOM = WIDTH - LABEL - 2
+ROWS = 6
+QUOTE = 3
+"""Lines of the short report for a log line."""
+NAME = 30
+"""Columns for the name of a server within a sentence."""
+SERVERS = 20
+"""Rows of the full report for the servers of a fleet."""
+DESCRIBED = 5
+"""Lines of the full report that describe servers: release, model, launch."""
+NORMAL = 20
+
+Lines = list[str]
+Forms = list[Lines]
+"""A part of the short report in full, then its shorter forms."""
+FIRST = (
+    ("evidence", 3),
+    ("also", 3),
+    ("note", 1),
+    ("not seen", 1),
+    ("ruled out", 1),
+    ("normal", 1),
+    ("shared", 2),
+    ("cost", 0),
+    ("purpose", 0),
+    ("log", 1),
+    ("ceiling", 0),
+)
+"""The parts to shorten if there is no room, in this order, and to how many lines."""
+LAST = (
+    ("do now", 2),
+    ("also", 1),
+    ("unknown", 1),
+    ("servers", 5),
+    ("trade-off", 1),
+    ("impact", 1),
+    ("where", 1),
+    ("normal", 0),
+    ("episodes", 1),
+    ("why", 3),
+    ("server", 1),
+    ("why", 1),
+    ("fix", 1),
+    ("do now", 1),
+    ("shared", 1),
+)
+"""The parts to shorten next, if the launch command has been left out and there is still no room."""
+
+
+# -- the short report -------------------------------------------------------------------------------------------------
+
+
+def short_report(report: Report) -> str:
+    """Render the short report, one line break at its end."""
+    groups = words.alike(report)
+    shared = [line for text in words.shared(report) for line in paragraph(text)]
+    parts = {
+        "verdict": [[verdicts(report)[0]]],
+        "shared": _shorter_forms(shared, 4),
+        **(_incident_parts(groups[0], report) if groups else _parts_without_incident(report)),
+        **_context_parts(report, groups[0][0] if groups else None),
+    }
+    most = HEALTHY_LINES if report.verdict == "healthy" else LINES
+    lines = _shorten(parts, FIRST, most)
+    if len(lines) > most:
+        parts["relaunch"] = parts.get("relaunch", [[]])[-1:]
+        lines = _shorten(parts, FIRST + LAST, most)
+    return "\n".join(lines) + "\n"
+
+
+def _shorten(parts: Mapping[str, Forms], order: Sequence[tuple[str, int]], most: int) -> Lines:
+    """Join the lines of all parts, with parts shortened in this order until there are no more than `most`."""
+    chosen = {name: forms[0] for name, forms in parts.items()}
+    for name, least in order:
+        for form in parts.get(name, []):
+            if sum(map(len, chosen.values())) > most and least <= len(form) < len(chosen[name]):
+                chosen[name] = form
+    return [line for lines in chosen.values() for line in lines]
+
+
+def _shorter_forms(lines: Lines, most: int) -> Forms:
+    """Clip the lines to `most`, to one less, and so on down to one."""
+    return [clipped(lines, count) for count in range(min(len(lines), most), 0, -1)] or [[]]
+
+
+def _part(label: str, texts: Iterable[str], most: int) -> Forms:
+    """Label the texts that are not empty, in at most `most` lines and shorter forms."""
+    return _shorter_forms(labelled(label, [text for text in texts if text], LABEL), most)
+
+
+def _fewer_rows(lines: Lines, indent: str) -> Forms:
+    """Keep at most ROWS rows, then fewer; each shorter form ends with the number of rows left out."""
+    shorter = [[*lines[:count], f"{indent}and {len(lines) - count:,} more"] for count in range(ROWS - 1, 0, -1)]
+    return [form for form in ([lines] if len(lines) <= ROWS else []) + shorter if len(form) <= max(len(lines), 1)]
+
+
+def _incident_parts(group: Sequence[Finding], report: Report) -> dict[str, Forms]:
+    """Build the parts about the first incident: impact, evidence, actions; of a fleet, of the servers that have it."""
+    finding = group[0]
+    diagnosis, incident = finding.diagnosis, finding.diagnosis.incident
+    actions = choose_actions(finding)
+
+    where = words.place(diagnosis.subject)
+    if len(group) > 1:
+        place = _part("Example", [f"{where}; {plural(len(group) - 1, 'more server')} like it"], 2)
+    else:
+        place = _part("Where", [where], 2) if where not in verdicts(report)[0] else [[]]  # too long a name for line 1
+
+    written_as = words.time_format(report)
+    earlier = [format_period([episode], written_as) for episode in reversed(diagnosis.one_by_one[:-1])]
+    evidence = one_line_each(evidence_rows(diagnosis, culprits=True), 0, label="Evidence", width=LABEL, right=(1,))
+    return {
+        "impact": _shorter_forms(paragraph(f"{incident.title}: {incident.impact}.", rest=""), 2),
+        "blank": [[""]],
+        "servers": _fleet_part(report),
+        "where": place,
+        "episodes": _part("Episodes", [listed(earlier, separator="; ")], 2),
+        "evidence": [evidence[:count] for count in range(len(evidence), 0, -1)] or [[]],
+        "normal": _normal_part(report),
+        "log": _log_part(finding),
+        **_do_now_parts(actions),
+        **(_fix_parts(actions.fix) if actions.fix else {}),
+        "relaunch": _relaunch_part(finding.relaunch),
+    }
+
+
+def _parts_without_incident(report: Report) -> dict[str, Forms]:
+    """Build the parts of a report that found nothing, or could not judge the servers."""
+    head = words.found_nothing(report)
+    if report.verdict == "unknown":
+        return {
+            "impact": [paragraph(f"Health could not be judged; {head}.")],
+            "blank": [[""]],
+            "servers": _fleet_part(report),
+            "why": _part("Why", _reasons_not_judged(report), ROWS),
+            "normal": _normal_part(report),
+        }
+    return {
+        "impact": [paragraph(f"{head[0].upper()}{head[1:]}.")],
+        "blank": [[""]],
+        "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
+        "server": _part("Server", words.folded(_with_short_names(report.observed.servers, report), 2), 3),
+        "normal": _normal_part(report),
+    }
+
+
+def _context_parts(report: Report, finding: Finding | None) -> dict[str, Forms]:
+    """Build the parts below the actions: further incidents, what was ruled out, missing telemetry, where to read on."""
+    ruled_out = runbook = ""
+    if finding:
+        diagnosis = finding.diagnosis
+        ruled_out = ", ".join(refuted.name for refuted in diagnosis.refuted)
+        possible = ", ".join(look_alike.name for look_alike in diagnosis.open)
+        ruled_out = f"{ruled_out or 'none'}; not ruled out: {possible}" if possible else ruled_out
+        runbook = f", diag explain {diagnosis.incident.id}"
+
+    missing: dict[str, list[str]] = {}
+    for name in report.observed.not_measured:
+        missing.setdefault(FAMILIES[name].hint, []).append(FAMILIES[name].name)
+    not_seen = "; ".join(f"{', '.join(names)} ({hint})" for hint, names in missing.items())
+    return {
+        "ceiling": [*_part("Ceiling", words.ceilings(report)[:1], 2), []],
+        "also": _also_part(report, finding),
+        "ruled out": _part("Ruled out", [ruled_out], 2),
+        "unknown": _part("Unknown", _reasons_not_judged(report) if finding else [], 2),
+        "note": _part("Note", _with_short_names(report.observed.notes, report), 2),
+        "not seen": _part("Not seen", [not_seen], 2),
+        "more": _part("More", [f"--verbose, --html report.html{runbook}"], 1),
+    }
+
+
+def _fleet_part(report: Report) -> Forms:
+    """Count the verdicts of a fleet, then list the unhealthy servers with the same verdict and incidents together."""
+    if not words.is_fleet(report):
+        return [[]]
+    written_as = words.time_format(report)
+    servers = fleet_rows(report, written_as)
+    ill = words.grouped(
+        ((row.verdict, row.incidents or row.states), shortened(row.instance, NAME) if row.name else row.instance)
+        for row in merge_by_cause(report, servers, written_as, most=2)
+        if row.verdict != "healthy"
+    )
+    rows = [(verdict, incidents, listed(names, most=2)) for (verdict, incidents), names in ill.items()]
+    counts = count_verdicts([server.verdict for server in servers])
+    return [[counts, *form, ""] for form in _fewer_rows(one_line_each(rows, 2), "  ")]
+
+
+def _normal_part(report: Report) -> Forms:
+    return _part("Normal", _with_short_names(words.normality(report)[:3], report), 3)
+
+
+def _log_part(finding: Finding) -> Forms:
+    """Quote the log line that decides, with its place in the log; the shorter forms cut the line."""
+    if not finding.quotes:
+        return [[]]
+    quote = finding.quotes[0]
+    place = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
+    texts = [words.quoted(finding)[0]]
+    texts += [printable(quote.text, most - len(place)) + place for most in range(3 * ROOM, ROOM - 1, -ROOM // 4)]
+    forms = [labelled("Log", [text], LABEL) for text in texts]
+    return [form for form in forms if len(form) <= QUOTE]
+
+
+def _do_now_parts(actions: Actions) -> dict[str, Forms]:
+    """Build the parts about what needs no restart: advice, a command or a number, and its trade-off."""
+    now, texts = actions.now, list(actions.advice[:1])
+    cost = _trade_off(now) if now else ""
+    if now:
+        texts.append(f"{words.change(now)}   {now.text}" if now.fix.command else now.text)
+    label = "Next time" if actions.is_over else "Do now"
+    return {"do now": _part(label, texts, 5), "cost": [labelled("", [cost], LABEL), []] if cost else [[]]}
+
+
+def _fix_parts(proposal: Proposal) -> dict[str, Forms]:
+    """Build the parts about the fix: the change, its purpose, its trade-off and rollback."""
+    fix = proposal.fix
+    head = words.change(proposal) or proposal.text.rstrip(".")
+    if fix.name or "start" not in head:
+        head += "; restart needed" if fix.restart else "; no restart"
+    rollback = f"Rollback: {fix.rollback.removesuffix(' and restart')}." if fix.rollback else ""
+    rest = " ".join(filter(None, (_trade_off(proposal), rollback, words.needs(proposal))))
+    purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
+    return {
+        "fix": _part("Fix", [head], 3),
+        "purpose": [labelled("", [purpose], LABEL), []] if purpose else [[]],
+        "trade-off": _part("", [rest], 4),
+    }
+
+
+def _trade_off(proposal: Proposal) -> str:
+    return f"Trade-off: {_before_colon(proposal.fix.risk)}." if proposal.fix.risk else ""
+
+
+def _before_colon(text: str) -> str:
+    """Return a sentence up to its colon, without the details behind it."""
+    return text.partition(": ")[0].rstrip(".")
+
+
+def _relaunch_part(command: str | None) -> Forms:
+    """Print the command over several lines, to be pasted; the shorter form says where to find it."""
+    if not command:
+        return [[]]
+    lines = continued(pasted(command), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
+    elsewhere = labelled("Relaunch", ["the launch command with this change in it: --verbose"], LABEL)
+    return [lines, elsewhere] if lines else [elsewhere]
+
+
+def _also_part(report: Report, finding: Finding | None) -> Forms:
+    """List each further incident in a line, the worst first; a fleet has its own table."""
+    if words.is_fleet(report):
+        return [[]]
+    rows = []
+    others = [other.diagnosis for other in report.present if other is not finding]
+    for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
+        where = words.where(diagnosis)
+        if len(words.instances(report)) == 1:  # line 1 has the name of the only server
+            where = where.removeprefix(printable(words.instance(diagnosis.subject))).strip() or where
+        period = format_period([diagnosis], words.time_format(report), duration=False)
+        rows.append((diagnosis.severity, diagnosis.incident.id, where, period))
+    return _fewer_rows(one_line_each(rows, 2, label="Also", width=LABEL), " " * (LABEL + 2))
+
+
+def _reasons_not_judged(report: Report) -> list[str]:
+    """Return the reasons why servers cannot be judged, servers with the same reason together."""
+    whose = ((each.why, scope(each.subject) if each.subject else "") for each in report.not_judged)
+    reasons = words.grouped((escaped(why), shortened(escaped(name), NAME)) for why, name in whose)
+    return [f"{listed(names)}: {why}" if any(names) else why for why, names in reasons.items()]
+
+
+def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
+    """Return the texts with long server names shortened."""
+    shown = list(texts)
+    for name in words.instances(report):
+        if len(name) > NAME:
+            shown = [text.replace(name, shortened(name, NAME)) for text in shown]
+    return shown
+
+
+# -- the full report --------------------------------------------------------------------------------------------------
+
+
+def full_report(report: Report) -> str:
+    """Render the full report, one line break at its end."""
+    lines = verdicts(report)
+    lines += [line for text in words.shared(report) for line in paragraph(text)]
+    if report.verdict == "unknown":
+        lines += labelled("why", [each.sentence for each in report.not_judged])
+    lines += labelled("progress", words.not_busy(report))
+    lines += _fleet_table(report)
+
+    for finding, *others in words.alike(report):
+        lines += ["", *_finding_lines(finding, others, report)]
+    for label, texts in (("also present", words.also(report)), ("timeline", words.timeline(report))):
+        lines += ["", *labelled(label, texts)] if texts else []
+
+    observed = report.observed
+    footer = {
+        "source": [words.source(report, words.time_format(report))],
+        "server": words.folded(list(observed.servers), DESCRIBED),
+        "normal": words.normality(report)[:NORMAL],
+        "ceiling": words.ceilings(report),
+        "checked": words.checked(report, verbose=True),
+        "unknown": words.not_judged(report),
+        "not judged": words.undecided(report),
+        "not collected": words.not_collected(report),
+        "thresholds": ["; ".join(report.contract)],
+        "note": list(observed.notes),
+    }
+    lines += ["", *(line for label, texts in footer.items() for line in labelled(label, texts))]
+    return "\n".join(lines) + "\n"
+
+
+def _fleet_table(report: Report) -> list[str]:
+    """Lay out a line for each unhealthy server of a fleet, the worst first."""
+    if not words.is_fleet(report):
+        return []
+    servers = fleet_rows(report, words.time_format(report))
+    ill = [server for server in servers if server.verdict != "healthy"]
+    rows = [(server.verdict, server.instance, server.summary) for server in ill[:SERVERS]]
+    rest = [f"  and {len(ill) - SERVERS:,} more that are not healthy"] if len(ill) > SERVERS else []
+    return ["", count_verdicts([server.verdict for server in servers]), *table(rows), *rest]
+
+
+def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> list[str]:
+    """Describe an incident: evidence, look-alikes, consequences, then mitigation, fix, relaunch line, alternatives."""
+    diagnosis, incident = finding.diagnosis, finding.diagnosis.incident
+    alike = f", as on {len(others):,} more" if others else ""
+    follows = [f"{other.incident.id}: {other.incident.title}" for other in words.consequences(finding, report)]
+    lines = [
+        *paragraph(f"{incident.title} ({words.where(diagnosis)}{alike}): {incident.impact}"),
+        *table(evidence_rows(diagnosis), label="evidence", right=(1,)),
+        *labelled("log", words.quoted(finding)),
+        *labelled("first sign", words.first_sign(diagnosis, words.time_format(report))),
+        *labelled("ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
+        *labelled("not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
+        *labelled("consequences", follows),
+    ]
+
+    actions = choose_actions(finding)
+    lines += labelled("next time" if actions.is_over else "do now", actions.advice)
+    for label, proposal in (("mitigation", actions.now), ("fix", actions.fix)):
+        lines += _proposal_lines(label, proposal) if proposal else []
+    lines += verbatim("relaunch", finding.relaunch or "")
+    alternatives = []
+    for proposal in actions.alternatives:
+        risk = proposal.fix.risk and f"Trade-off: {proposal.fix.risk}."
+        parts = (words.change(proposal), proposal.text, risk, words.versions(proposal), words.needs(proposal))
+        alternatives.append("  ".join(part for part in parts if part))
+    lines += labelled("alternatives", alternatives)
+    lines += labelled("not computed", words.uncomputed(finding))
+    return [*lines, *labelled("do not", incident.do_not), *labelled("runbook", [f"diag explain {incident.id}"])]
+
+
+def _proposal_lines(label: str, proposal: Proposal) -> list[str]:
+    fix = proposal.fix
+    facts = {
+        "expected effect": fix.effect,
+        "trade-off": fix.risk,
+        "rollback": fix.rollback,
+        "rationale": words.why(fix.why),
+        "restart": "needed" if fix.restart else "not needed",
+        "available in": words.versions(proposal),
+        "check first": ", ".join(proposal.needs),
+    }
+    lines = labelled(label, [text for text in (words.change(proposal), proposal.text) if text])
+    return [*lines, *(line for name, text in facts.items() if text for line in labelled(name, [text]))]

@@ -1,0 +1,183 @@
+"""`diag config` and `diag lint` in print: the running configuration, and the findings in a launch command.
+
+Each has plain text of at most 100 columns and JSON: schemas "diag.config/2" and "diag.lint/2" (diag.*.schema.json).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from diag import __version__
+from diag.core.formatting import gibibytes, plural
+from diag.lint.finding import SEVERITIES, LintFinding, LintReport
+from diag.report.layout import labelled, paragraph, table, verbatim
+from diag.vllm.server.config import EXPORTER, PAGE
+from diag.vllm.server.launch import FLAGS, SET, Value
+
+if TYPE_CHECKING:
+    from diag.diagnosis.configuration import ConfigEntry, Configuration
+
+CONFIG_SCHEMA = "diag.config/2"
+LINT_SCHEMA = "diag.lint/2"
+LABEL = 13
+"""The column of labels in a lint report."""
+PARTLY = 18
+_METRICS = {PAGE: f"{PAGE}: cache_config_info", EXPORTER: f"{EXPORTER}: diag_vllm_config"}
+"""Sources of settings that publish them in a metric worth naming."""
+
+
+# -- the running configuration ----------------------------------------------------------------------------------------
+
+
+def render_config(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
+    """Render the configurations as plain text, one line break at its end."""
+    parts = []
+    for server in servers:
+        kinds = [f"{gpu.name} ({gibibytes(gpu.memory, 0)})" for gpu in server.gpus]
+        gpus = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "no GPU found"
+        runs = f"vLLM {server.version or 'version unknown'}, {server.model or 'model unknown'}"
+        rows = [_setting_row(entry) for entry in server.entries if entry.value is not None]
+        not_set = ", ".join(entry.name for entry in server.entries if entry.value is None)
+        environment = "  ".join(f"{name}={value}" for name, value in server.environment.items())
+        lines = [
+            *paragraph(f"{server.instance}: {runs}, {gpus}"),
+            *(table(rows) if rows else []),
+            *labelled("not set", [not_set] if not_set else []),
+            *labelled("environment", [environment] if environment else []),
+            *labelled("incomplete", [f"more flags may be set: {server.incomplete}"] if server.incomplete else []),
+            *labelled("unknown", [f"{', '.join(names)}: {reason}" for reason, names in server.unknown.items()]),
+        ]
+        parts.append("\n".join(lines))
+    parts += ["\n".join(labelled("note", notes))] if notes else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _setting_row(entry: "ConfigEntry") -> tuple[str, str, str]:
+    """Return name, value, and the source with remarks on hidden values and other sources."""
+    remarks = [_METRICS.get(entry.source, entry.source)]
+    remarks += ["value hidden or unreadable"] if entry.value == SET else []
+    for other in entry.conflicts:
+        remarks.append(f"{_METRICS.get(other.source, other.source)} has {format_setting(entry.name, other.value)}")
+    return entry.name, format_setting(entry.name, entry.value), "; ".join(remarks)
+
+
+def format_setting(name: str, value: Value | None) -> str:
+    """Format a value as a person writes it: switches on and off, counts whole."""
+    plain = _json_value(name, value)
+    if isinstance(plain, bool):
+        return "on" if plain else "off"
+    return "not set" if plain is None else f"{plain:g}" if isinstance(plain, float) else str(plain)
+
+
+def _json_value(name: str, value: Value | None) -> Value | int | bool | None:
+    """Turn the number of a switch into a boolean and a whole number into an integer."""
+    if isinstance(value, float) and FLAGS.get(name.removeprefix("--").replace("-", "_")) == "switch":
+        return bool(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
+    """Render the configurations as indented JSON, one line break at its end."""
+    document = {
+        "schema": CONFIG_SCHEMA,
+        "diag": __version__,
+        "servers": [_configuration_document(server) for server in servers],
+        "notes": list(notes),
+    }
+    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _configuration_document(server: "Configuration") -> dict[str, Any]:
+    return {
+        "instance": server.instance,
+        "version": server.version or None,
+        "model": server.model or None,
+        "gpus": [{"gpu": gpu.number, "name": gpu.name, "memory_bytes": int(gpu.memory)} for gpu in server.gpus],
+        "settings": [
+            {
+                "name": entry.name,
+                "value": _json_value(entry.name, entry.value),
+                "source": entry.source or None,
+                "is_default": entry.is_default,
+                "other_sources": [
+                    {"value": _json_value(entry.name, other.value), "source": other.source} for other in entry.others
+                ],
+            }
+            for entry in server.entries
+        ],
+        "unknown": [{"name": name, "reason": reason} for reason, names in server.unknown.items() for name in names],
+        "incomplete": server.incomplete or None,
+        "environment": dict(server.environment),
+    }
+
+
+# -- the findings in a launch command ---------------------------------------------------------------------------------
+
+
+def render_lint(report: LintReport) -> str:
+    """Render the findings as plain text: a headline with their counts, each finding, the corrected command, notes."""
+    severities = [finding.severity for finding in report.findings]
+    counts = [plural(severities.count(name), name) for name in SEVERITIES if name in severities]
+    server = f"{report.model or 'a server'} with vLLM {report.version} ({report.version_source})"
+    lines = paragraph(f"{server}: {', '.join(counts) or 'nothing found'}")
+    for finding in report.findings:
+        lines += ["", *finding_lines(finding)]
+
+    if report.corrected and report.errors_left:
+        left = plural(report.errors_left, "error is", "errors are")
+        lines += ["", *labelled("partly corrected", [f"{left} left"], PARTLY), *verbatim("", report.corrected, LABEL)]
+    elif report.corrected:
+        lines += ["", *verbatim("corrected", report.corrected, LABEL)]
+
+    notes: dict[str, list[str]] = {}
+    if report.parser_error is not None:
+        answer = f"refuses it: {report.parser_error}" if report.parser_error else "accepts the command"
+        notes["parser"] = [f"that of the installed vLLM {report.version} {answer}"]
+    notes["not checked"] = list(report.not_checked)
+    if report.ignored:
+        notes["ignored"] = [f"{plural(len(report.ignored), 'finding')} ({', '.join(dict.fromkeys(report.ignored))})"]
+    if report.findings:
+        notes["more"] = ["diag explain RULE explains a finding, diag lint --ignore RULE drops it"]
+    below = [line for label, texts in notes.items() for line in labelled(label, texts, LABEL)]
+    return "\n".join([*lines, *[""] * bool(below), *below]) + "\n"
+
+
+def finding_lines(finding: LintFinding) -> Iterator[str]:
+    """Yield the lines of a finding: severity, message and rule id, then why and how to fix it."""
+    margin = LABEL + 2
+    yield from paragraph(f"{finding.message} [{finding.rule}]", f"{finding.severity.upper():<{margin}}", " " * margin)
+    yield from labelled("why", [finding.why], LABEL)
+    yield from labelled("fix", [finding.fix], LABEL)
+
+
+def render_lint_json(report: LintReport) -> str:
+    """Render the findings as indented JSON, one line break at its end."""
+    return json.dumps(lint_document(report), indent=1, ensure_ascii=False) + "\n"
+
+
+def lint_document(report: LintReport) -> dict[str, Any]:
+    """Build the JSON document; `corrected_command` is null if nothing can be corrected mechanically."""
+    return {
+        "schema": LINT_SCHEMA,
+        "diag": __version__,
+        "vllm_version": report.version,
+        "vllm_version_source": report.version_source,
+        "model": report.model,
+        "exit_status": report.status,
+        "findings": [
+            {
+                "rule": finding.rule,
+                "severity": finding.severity,
+                "message": finding.message,
+                "why": finding.why,
+                "fix": finding.fix,
+                "corrected": bool(finding.edits) and finding.severity != "info",
+            }
+            for finding in report.findings
+        ],
+        "ignored": {rule: report.ignored.count(rule) for rule in report.ignored},
+        "corrected_command": report.corrected or None,
+        "errors_left": report.errors_left,
+        "parser_error": report.parser_error,
+        "not_checked": list(report.not_checked),
+    }
