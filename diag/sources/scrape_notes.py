@@ -8,8 +8,7 @@ import numpy as np
 
 from diag.core.formatting import clock, listed, plural, printable
 from diag.core.metric_prefix import relabelling
-from diag.exposition.page import MOST_SERIES, FaultKind
-from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable
+from diag.exposition.scrapes import MOST_SERIES, FaultKind, Floats, Millis, Scrape, ScrapeTable
 from diag.promql import is_stale
 
 _FAULTS: dict[FaultKind, str] = {

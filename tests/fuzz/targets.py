@@ -34,7 +34,7 @@ from diag.exporter.log import memory
 from diag.exporter.log.tail import LogTail
 from diag.exporter.vllm_page import PageReader
 from diag.exposition.lines import NotMetrics
-from diag.exposition.page import Parser
+from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load

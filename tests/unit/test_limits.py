@@ -14,9 +14,9 @@ from diag.core import toml, yaml
 from diag.exporter.log import line as log_line
 from diag.exporter.log import tail
 from diag.exporter.log.memory import read as read_memory_log
-from diag.exposition import lines, page
+from diag.exposition import lines, scrapes
 from diag.exposition.lines import NotMetrics
-from diag.exposition.page import Parser
+from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.promql import parser
 from diag.sources.kubernetes import api, cluster, pod, servers
@@ -35,7 +35,7 @@ ROWS = {
 STATED = {
     "metrics page": f"{lines.MOST_BYTES // MIB} MiB, {lines.MOST_LINES:,} lines",
     "line of a page": f"{lines.LONGEST_LINE // 1024} KiB",
-    "series of one server": f"{page.MOST_SERIES:,}",
+    "series of one server": f"{scrapes.MOST_SERIES:,}",
     "line of a log": f"{log_line.MOST_CHARACTERS // 1024} KiB",
     "log that is followed (`--log`)": f"first {tail.FIRST // MIB} MiB and last {tail.LAST // MIB} MiB",
     "log of a recording, `diag budget --log`": f"first {log_line.FIRST // MIB} MiB and last {log_line.LAST // MIB} MiB",
@@ -90,7 +90,7 @@ def test_a_line_that_is_too_long_costs_itself_alone() -> None:
 
 def test_the_memory_of_a_page_is_that_of_the_documentation() -> None:
     """80 MiB for 50,000 series and 200,000 lines; a tenth of both takes no more than a tenth, and 1 MiB."""
-    text = series(page.MOST_SERIES // 10) + b"# HELP x y\n" * (3 * page.MOST_SERIES // 10)
+    text = series(scrapes.MOST_SERIES // 10) + b"# HELP x y\n" * (3 * scrapes.MOST_SERIES // 10)
     tracemalloc.start()
     Parser("h:1").parse(text)
     peak = tracemalloc.get_traced_memory()[1]
