@@ -10,8 +10,7 @@ from diag.commands import sizing
 from diag.commands.sizing import SizingOptions, named
 from diag.commands.traffic import is_server, traffic
 from diag.core.errors import BadUsage
-from diag.core.formatting import gibibytes, printable
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB, gibibytes, printable
 from diag.exporter.log.memory import SETTINGS, Memory
 from diag.exporter.log.memory import read as read_log
 from diag.report.budget import Budget, render, render_json

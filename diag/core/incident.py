@@ -11,13 +11,15 @@ $preemptions     a part or a signal by its name; `$preemptions[2m]` over another
 """
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", ">=", "<", "<="]
 RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
-"""What holds where a comparison does not."""
+"""The comparison that holds if one does not."""
 
 
 class Source(NamedTuple):
@@ -39,7 +41,7 @@ def measured(says: str, recording: str) -> Source:
 
 
 def reported(says: str, link: str) -> Source:
-    """Somebody published this measurement."""
+    """A published report contains this measurement."""
     return Source("reported", says, link)
 
 
@@ -63,6 +65,18 @@ class Part(NamedTuple):
     def id(self) -> str:
         """The name by which an expression refers to the part."""
         return self.name
+
+
+class RecordingRule(NamedTuple):
+    """A metric of diag that the metrics of another exporter have as well.
+
+    `promql` is its value in our unit; `labels` are added to it, and `kept` are the other exporter's labels to keep.
+    """
+
+    metric: str
+    promql: str
+    labels: Mapping[str, str] = MappingProxyType({})
+    kept: tuple[str, ...] = ()
 
 
 class Signal(NamedTuple):
@@ -264,17 +278,17 @@ class Incident(NamedTuple):
         return tuple(window for burn in self.burns for window in (burn.short, burn.long)) or (self.window,)
 
     def over(self, burn: BurnRateWindow) -> "Incident":
-        """The same incident with the factor of a burn-rate window as the threshold of its first symptom."""
+        """Return the incident with the factor of a burn-rate window as the threshold of its first symptom."""
         first, *rest = self.symptoms
         return self._replace(symptoms=(first._replace(limit=burn.factor), *rest))
 
 
 def regroup(promql: str, labels: tuple[str, ...]) -> str:
-    """The expression for a site that identifies its servers by these labels instead of by `instance`."""
+    """Return the expression for a site that identifies its servers by these labels instead of by `instance`."""
     clause = re.compile(r"\b(by|on) ?\(([^()]*)\)")
     return clause.sub(lambda found: re.sub(r"\binstance\b", ", ".join(labels), found[0]), promql)
 
 
 def seconds(duration: str) -> float:
-    """A PromQL duration of one unit, "30s" or "5m", in seconds."""
+    """Convert a PromQL duration of one unit, "30s" or "5m", to seconds."""
     return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]

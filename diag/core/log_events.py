@@ -1,7 +1,8 @@
-"""The events that the exporter counts in a vLLM server's log, each declared once.
+"""The events and the start-up phases that the exporter reads from a vLLM server's log, each declared once.
 
-They are the label `event` of diag_vllm_log_events_total. Which lines show one is said in diag/exporter/log/patterns.py,
-what an incident makes of it in diag/knowledge/. An event that no incident reads says why it is counted all the same.
+An event is a value of the label `event` of diag_vllm_log_events_total, a phase one of the label `phase` of
+diag_vllm_startup_phase. diag/exporter/log/patterns.py declares the lines that show them, diag/knowledge/ the incidents
+that read them. An event that no incident reads states why it is counted.
 """
 
 from typing import NamedTuple
@@ -10,9 +11,9 @@ from typing import NamedTuple
 class LogEvent(NamedTuple):
     """One event. `fields` are the numbers in its line, published as diag_vllm_log_value.
 
-    out_of_memory: memory ran out on a GPU. on_device: it happens in the engine and its workers, so the API server,
-    which logs what clients sent, is not believed about it. start_failure: it may be why a start failed, and the doctor
-    names it then. fatal: it may be why an engine at work died. unread: why it is counted, where no incident reads it.
+    out_of_memory: memory ran out on a GPU. on_device: the event happens in the engine and its workers, so a line of the
+    API server, which logs what clients sent, is no proof of it. start_failure: a reason for a failed start, which the
+    doctor names. fatal: a reason for the death of a serving engine. unread: why it is counted if no incident reads it.
     """
 
     name: str
@@ -161,4 +162,30 @@ ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)
 FATAL = tuple(event.name for event in LOG_EVENTS if event.fatal or event.out_of_memory)
 NO_START_FAILURE = tuple(event.name for event in LOG_EVENTS if not event.start_failure)
 QUOTED = (ON_DEVICE - {COMPILED_WHILE_SERVING}) | {*FATAL, ENGINE_DEAD, ENGINE_START_FAILED}
-"""The events after which a line of the log is quoted: something has ended, or is about to."""
+"""Events whose log line is quoted: the server or a part of it has ended, or is about to."""
+
+
+class StartupPhase(NamedTuple):
+    """One phase of a start; `usual_seconds` is the longest time reported for it, 0 if it takes none."""
+
+    name: str
+    meaning: str
+    usual_seconds: int
+
+
+CUDA_GRAPH_CAPTURE = "cuda_graph_capture"
+WARM_UP = "warm_up"
+READY = "ready"
+
+STARTUP_PHASES = (
+    StartupPhase("process_start", "The process is there and reads its configuration.", 120),
+    StartupPhase("load_weights", "The model's weights are downloaded and loaded onto the GPUs.", 900),
+    StartupPhase("compile", "torch.compile translates the model.", 300),
+    StartupPhase("profile_memory", "vLLM measures what a largest batch needs.", 120),
+    StartupPhase("allocate_kv_cache", "The KV cache takes what memory is left.", 60),
+    StartupPhase(CUDA_GRAPH_CAPTURE, "CUDA graphs are captured for each batch size.", 180),
+    StartupPhase(WARM_UP, "Kernels are compiled and warmed up, and the API server starts.", 300),
+    StartupPhase(READY, "The server answers requests.", 0),
+)
+STARTING = tuple(phase.name for phase in STARTUP_PHASES if phase.name != READY)
+"""The phases before a server answers."""

@@ -1,7 +1,7 @@
-"""The names that the exporter serves, and their text (the only importer of prometheus_client).
+"""The metrics that the exporter serves, and their text format (the only importer of prometheus_client).
 
 `FAMILIES` is a contract: incidents, alerts, dashboards, recordings and other people's rules are written against it. A
-collector gives `Sample`s; what it cannot know has no sample, never 0, -1 or NaN.
+collector yields `Sample`s; a value that it cannot know has no sample, never 0, -1 or NaN.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from diag.core.log_events import LOG_EVENTS
-from diag.core.startup_phases import STARTUP_PHASES
-from diag.core.throttle_reasons import THROTTLE_REASONS
+from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -25,7 +23,7 @@ Sample = tuple[str, tuple[str, ...], float]
 class MetricFamily:
     """One metric: `help` names the unit, `labels` are in the order in which a sample gives their values.
 
-    unread: what it is for, where no incident and no dashboard of ours reads it.
+    unread: the purpose of a metric that no incident and no dashboard of diag reads.
     """
 
     kind: Literal["gauge", "counter"]
@@ -36,7 +34,7 @@ class MetricFamily:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collector found at one scrape; a `problem` sets diag_scrape_success to 0, the samples are still served."""
+    """The samples of a collector at one scrape; a `problem` sets diag_scrape_success to 0, and samples are still served."""
 
     samples: Sequence[Sample]
     problem: str = ""
@@ -48,7 +46,7 @@ class Collector(Protocol):
     name: str
 
     def collect(self) -> Collected:
-        """Look now; may raise, which costs only this part."""
+        """Collect samples now; an exception costs only this part of the page."""
 
 
 def _gauge(help: str, *labels: str, unread: str = "") -> MetricFamily:
@@ -62,6 +60,20 @@ def _counter(help: str, *labels: str, unread: str = "") -> MetricFamily:
 FOR_READERS = "For people who look into a case, and for rules of their own."
 GPU = ("gpu", "uuid")
 PROCESS = ("pid", "role", "rank")
+THROTTLE_REASONS = {
+    "gpu_idle": 0x1,
+    "applications_clocks": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+    "display_clocks": 0x100,
+    "board_limit": 0x200,
+    "reliability": 0x400,
+}
+"""Reasons why a GPU lowers its clocks, each with its bit in nvmlClocksEventReasons (nvml.h 13.5) and in DCGM."""
 LABELS: Mapping[str, str] = {
     "cause": "the exception that the quoted one was raised from; empty where there is none",
     "clock": "sm or memory",
@@ -102,7 +114,7 @@ LABELS: Mapping[str, str] = {
     "which": "current or max",
     "xid": "number of the Xid error, as in NVIDIA's list",
 }
-"""What a label's value says."""
+"""The meaning of each label."""
 
 FAMILIES: Mapping[str, MetricFamily] = {
     "diag_build_info": _gauge("Always 1; the label names the release of diag.", "version", unread=FOR_READERS),
@@ -314,9 +326,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
 
 
 def render(samples: Iterable[Sample]) -> bytes:
-    """The samples in the text format 0.0.4, families in the order of the contract.
+    """Write samples in the text format 0.0.4, families in the order of the contract.
 
-    prometheus_client writes what stands before a value, once for each series: it does not change from scrape to scrape.
+    prometheus_client writes the text before a value once for each series: it does not change from scrape to scrape.
     """
     by_family: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -331,7 +343,7 @@ def render(samples: Iterable[Sample]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _number(value: float) -> str:
-    """As prometheus_client writes it; most numbers are those of the last scrape."""
+    """Write a number as prometheus_client does; most numbers are those of the last scrape."""
     from prometheus_client.utils import floatToGoString
 
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
@@ -343,7 +355,7 @@ MOST_HEADS = 20_000
 
 
 def _written(name: str, labels: tuple[str, ...]) -> tuple[str, str]:
-    """The family's comments and the series' name and labels, by prometheus_client."""
+    """Return the family's comments and the series' name and labels, as prometheus_client writes them."""
     from prometheus_client import generate_latest
 
     if len(_HEADS) >= MOST_HEADS:
@@ -355,21 +367,20 @@ def _written(name: str, labels: tuple[str, ...]) -> tuple[str, str]:
 
 
 def plain(samples: Iterable[Sample]) -> bytes:
-    """The samples as bare lines, for a page that only we read; prometheus_client takes a while to load."""
-    return "".join(f"{name}{_braces(name, labels)} {value!r}\n" for name, labels, value in samples).encode()
-
-
-def _braces(name: str, labels: tuple[str, ...]) -> str:
-    pairs = zip(FAMILIES[name].labels, labels, strict=True)
-    text = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs)
-    return f"{{{text}}}" if text else ""
+    """Write samples as bare lines, for a page that only diag reads; prometheus_client takes a while to load."""
+    lines = []
+    for name, labels, value in samples:
+        pairs = zip(FAMILIES[name].labels, labels, strict=True)
+        text = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in pairs)
+        lines.append(f"{name}{f'{{{text}}}' if text else ''} {value!r}\n")
+    return "".join(lines).encode()
 
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 class _Registry:
-    """What `generate_latest` asks of a registry, with one sample."""
+    """A registry of one sample, for `generate_latest`."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample

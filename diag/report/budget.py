@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diag import __version__
-from diag.core.formatting import gibibytes
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB, gibibytes
 from diag.report.layout import paragraph, table
 from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.ledger import Ledger, Row

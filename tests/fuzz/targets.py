@@ -23,11 +23,11 @@ from diag.commands import lint
 from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source, take_snapshot
 from diag.commands.site import site
 from diag.core.contract import Contract
+from diag.core.contract_file import apply_overrides
 from diag.core.contract_file import read as read_contract
 from diag.core.errors import DiagError
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.core.metric_families import plain
-from diag.core.site_overrides import apply_overrides
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
 from diag.exporter.log import memory

@@ -10,7 +10,7 @@ from support.paths import ROOT
 from diag.cli import options
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.schemas import COMMAND
-from diag.core import toml, yaml
+from diag.core import files, yaml
 from diag.exporter.log import line as log_line
 from diag.exporter.log import tail
 from diag.exporter.log.memory import read as read_memory_log
@@ -43,7 +43,7 @@ STATED = {
     "pages of a recording, unpacked": f"{reader.MOST_PAGES // MIB:,} MiB",
     "scrapes of a recording": f"{reader.MOST_SCRAPES:,} of {reader.MOST_TARGETS:,} servers",
     "values of a recording (scrapes times series)": f"{reader.MOST_VALUES:,}",
-    "`diag.toml`, `recording.toml`": f"{toml.MOST_BYTES // MIB} MiB, {toml.MOST_PARTS} levels",
+    "`diag.toml`, `recording.toml`": f"{files.MOST_TOML_BYTES // MIB} MiB, {files.MOST_TOML_PARTS} levels",
     "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
     f"{baseline.MOST_ROWS:,} windows of each",
     "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",

@@ -15,11 +15,11 @@ from diag.core.log_events import (
     KILLED_BY_SIGNAL,
     ON_DEVICE,
     QUOTED,
+    READY,
     SHUT_DOWN,
     WORKER_DIED,
 )
 from diag.core.metric_families import Sample
-from diag.core.startup_phases import READY
 from diag.exporter.log.crashes import CrashStreak
 from diag.exporter.log.error import SIGNALLED, LogError
 from diag.exporter.log.events import LogEvents

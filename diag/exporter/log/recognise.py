@@ -7,7 +7,7 @@ inside of other lines, and must not look like a failure.
 import re
 from functools import lru_cache
 
-from diag.core.sizes import GIB, LOG_UNITS
+from diag.core.formatting import GIB, LOG_UNITS
 from diag.exporter.log.pattern import FAILED, Pattern
 from diag.exporter.log.patterns import PATTERNS
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from diag.core.log_events import READY, WARM_UP
 from diag.core.metric_families import Sample
-from diag.core.startup_phases import READY, WARM_UP
 from diag.exporter.log.pattern import KERNEL_WARM_UP, PHASES, STAGES
 
 MOST_BARS = 1_000

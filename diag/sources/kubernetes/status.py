@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from diag.core.formatting import moment, plural, printable
+from diag.core.formatting import moment, plural, printable, resource_quantity
 from diag.core.metric_families import Sample
-from diag.core.sizes import resource_quantity
 from diag.exporter.log.crashes import STEADY_SECONDS
 from diag.sources.kubernetes.discovery import Pod, containers, name, part
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diag.core.errors import BadRecording
-from diag.core.files import exists
+from diag.core.files import exists, read_toml
 from diag.core.formatting import printable
-from diag.core.toml import load
 from diag.vllm.server.config import ServerFacts, settings
 from diag.vllm.server.launch import FLAGS
 
@@ -22,7 +21,7 @@ def read(file: Path) -> Mapping[str, Any]:
     if not exists(file):
         return {}
     try:
-        return load(file)[1]
+        return read_toml(file)[1]
     except OSError as error:
         raise BadRecording(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:

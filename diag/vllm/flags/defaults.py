@@ -6,7 +6,7 @@ EngineArgs.get_batch_defaults for what depends on the GPU. From 0.8.0 on those o
 
 from collections.abc import Mapping
 
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB
 from diag.vllm.flags.registry import known, release
 
 Since = tuple[tuple[str, float | None], ...]

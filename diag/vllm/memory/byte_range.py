@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB
 
 
 @dataclass(frozen=True)

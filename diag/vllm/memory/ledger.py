@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from diag.core.formatting import gibibytes, quantity
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB, gibibytes, quantity
 from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.cache import RESERVED, CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.model import Model

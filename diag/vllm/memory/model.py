@@ -14,7 +14,7 @@ from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.core.files import read_bytes, read_text
-from diag.core.sizes import MIB
+from diag.core.formatting import MIB
 from diag.vllm.command import secrets, values
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.families import FAMILIES, Architecture

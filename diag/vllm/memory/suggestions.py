@@ -7,7 +7,7 @@ from itertools import chain, islice
 from math import floor
 
 from diag.core.errors import BadUsage
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.byte_range import ByteRange
 from diag.vllm.memory.cache import NUMBER_BYTES
