@@ -12,7 +12,7 @@ import select
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -47,7 +47,10 @@ def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
     `piped`: the file may be a pipe that a shell has opened for this program, as in `--contract <(...)`.
     """
     descriptor = _PIPE.fullmatch(str(file)) if piped else None
-    if descriptor and _is_pipe(int(descriptor[1])):
+    is_pipe = False
+    with suppress(OSError, OverflowError):
+        is_pipe = descriptor is not None and stat.S_ISFIFO(os.fstat(int(descriptor[1])).st_mode)
+    if descriptor and is_pipe:
         content = _drained(int(descriptor[1]), most + 1, file)
     else:
         with opened(file) as stream:
@@ -60,13 +63,6 @@ def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
 def read_text(file: str | Path, most: int, piped: bool = False) -> str:
     """Read a file as `read_bytes` does and decode it; UnicodeDecodeError, a ValueError, if it is not UTF-8."""
     return read_bytes(file, most, piped).decode("utf-8")
-
-
-def _is_pipe(descriptor: int) -> bool:
-    try:
-        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-    except (OSError, OverflowError):
-        return False
 
 
 def _drained(pipe: int, most: int, file: str | Path) -> bytes:

@@ -90,18 +90,18 @@ LOG_EVENTS = (
     LogEvent(
         "rpc_timeout",
         "A call from the API server to the engine timed out.",
-        unread="It says which call a stalled engine did not answer; engine_stalled reads the stall off the counters.",
+        unread="It names the call that a stalled engine did not answer; engine_stalled reads the stall in counters.",
     ),
     LogEvent(ENGINE_DEAD, "The engine ended while the API server still runs."),
     LogEvent(ENGINE_START_FAILED, "A start ended with an error."),
     LogEvent(WORKER_DIED, "A worker process ended by itself.", ("exit_code",), fatal=True),
     LogEvent(
         KILLED_BY_SIGNAL,
-        "A process of the server was ended by a signal: it crashed, or somebody or the kernel killed it.",
+        "A process of the server was ended by a signal: it crashed, or a user or the kernel killed it.",
         start_failure=True,
         fatal=True,
     ),
-    LogEvent(SHUT_DOWN, "The server was told to stop, and stopped in order."),
+    LogEvent(SHUT_DOWN, "The server received a request to stop, and stopped in order."),
     LogEvent(
         NCCL_TIMEOUT,
         "A collective operation of the ranks timed out.",
@@ -138,9 +138,9 @@ LOG_EVENTS = (
     ),
     LogEvent(
         "eplb_balance",
-        "The load of the expert-parallel ranks, mean / highest, as EPLB logs it where log_balancedness is on.",
+        "The load of the expert-parallel ranks, mean / highest, as EPLB logs it if log_balancedness is on.",
         ("balancedness", "avg_tokens", "max_tokens"),
-        unread="It tells a reader how much of the expert-parallel ranks' time is waiting for the busiest one.",
+        unread="It shows how much of their time expert-parallel ranks wait for the busiest one.",
     ),
     LogEvent(
         "preemption_v0",
@@ -153,7 +153,7 @@ LOG_EVENTS = (
     LogEvent(MULTIMODAL_CACHE_MISS, "The engine lacks a multimodal item that the API server believes it has cached."),
     LogEvent(REQUEST_PREPROCESSING_FAILED, "The engine failed a request before its scheduler saw it."),
     LogEvent(INPUT_THREAD_DIED, "The engine's input thread ended: no request reaches the scheduler any more."),
-    LogEvent(SCHEDULER_PAUSED, "Somebody paused the scheduler (POST /pause): requests wait, and none is scheduled."),
+    LogEvent(SCHEDULER_PAUSED, "A client paused the scheduler (POST /pause): requests wait, and none is scheduled."),
     LogEvent(SCHEDULER_RESUMED, "The scheduler goes on after a pause (POST /resume)."),
     LogEvent(OUTPUT_CORRUPTED, "Logits were NaN (counted with VLLM_COMPUTE_NANS_IN_LOGITS=1)."),
 )

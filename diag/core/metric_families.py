@@ -57,7 +57,7 @@ def _counter(help: str, *labels: str, unread: str = "") -> MetricFamily:
     return MetricFamily("counter", help, labels, unread)
 
 
-FOR_READERS = "For people who look into a case, and for rules of their own."
+FOR_READERS = "For people who investigate, and for rules of their own."
 GPU = ("gpu", "uuid")
 PROCESS = ("pid", "role", "rank")
 THROTTLE_REASONS = {
@@ -122,7 +122,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_scrape_duration_seconds": _gauge(
         "Seconds that this part of the page took.",
         "collector",
-        unread="It shows which part is slow where a scrape times out.",
+        unread="It shows which part is slow if a scrape times out.",
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
     "diag_vllm_metrics_renamed": _gauge(
@@ -216,7 +216,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_host_oom_kills_total": _counter(
         "Processes that the kernel of this host has killed for lack of memory since it booted, of vLLM or not.",
-        unread="The time at which it grew last names what killed a server; the number itself is for readers.",
+        unread="The time of its last growth shows what killed a server; the number itself is for readers.",
     ),
     "diag_host_last_oom_kill_timestamp_seconds": _gauge(
         "Unix time at which the exporter last saw diag_host_oom_kills_total grow; before that, the time at which the "
@@ -232,7 +232,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_host_memory_events_total": _counter("Memory events of the server's cgroup (memory.events).", "event"),
     "diag_host_cpu_limit_cores": _gauge(
         "CPU quota of the server's cgroup in cores; no sample without one.",
-        unread="It shows what a CPU limit would have to be raised from.",
+        unread="It shows the CPU limit that would have to be raised.",
     ),
     "diag_host_cpu_throttled_seconds_total": _counter(
         "Seconds for which the CPU quota has kept the server's cgroup from running, summed over all CPUs."
@@ -260,7 +260,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_power_limit_watts": _gauge("Enforced power limit in watts.", *GPU),
     "diag_gpu_power_limit_min_watts": _gauge("Lowest power limit that can be set, in watts.", *GPU),
     "diag_gpu_power_limit_default_watts": _gauge(
-        "Power limit as the vendor set it, in watts.", *GPU, unread="It shows whether somebody changed the limit."
+        "Power limit as the vendor set it, in watts.", *GPU, unread="It shows whether the limit was changed."
     ),
     "diag_gpu_memory_bandwidth_max_bytes_per_second": _gauge(
         "Bandwidth of the GPU's memory in bytes per second, by its data sheet; no sample with MIG.",
@@ -327,13 +327,21 @@ def render(samples: Iterable[Sample]) -> bytes:
 
     prometheus_client writes the text before a value once for each series: it does not change from scrape to scrape.
     """
+    from prometheus_client import generate_latest
+
     by_family: dict[str, list[Sample]] = {}
     for sample in samples:
         by_family.setdefault(sample[0], []).append(sample)
     lines: list[str] = []
     for name in filter(by_family.__contains__, FAMILIES):
         for at, (_, labels, value) in enumerate(by_family[name]):
-            head = _HEADS.get((name, labels)) or _written(name, labels)
+            head = _HEADS.get((name, labels))
+            if head is None:
+                if len(_HEADS) >= MOST_HEADS:
+                    _HEADS.clear()
+                registry = cast("CollectorRegistry", _Registry((name, labels, 0.0)))
+                comments, _, line = generate_latest(registry).decode().rstrip("\n").rpartition("\n")
+                head = _HEADS[name, labels] = f"{comments}\n", line.rpartition(" ")[0]
             lines.append(f"{'' if at else head[0]}{head[1]} {_number(value)}\n")
     return "".join(lines).encode()
 
@@ -349,18 +357,6 @@ def _number(value: float) -> str:
 _HEADS: dict[tuple[str, tuple[str, ...]], tuple[str, str]] = {}
 MOST_HEADS = 20_000
 """Processes come and go, and every PID is a series of its own."""
-
-
-def _written(name: str, labels: tuple[str, ...]) -> tuple[str, str]:
-    """Return the family's comments and the series' name and labels, as prometheus_client writes them."""
-    from prometheus_client import generate_latest
-
-    if len(_HEADS) >= MOST_HEADS:
-        _HEADS.clear()
-    page = generate_latest(cast("CollectorRegistry", _Registry((name, labels, 0.0)))).decode()
-    comments, _, line = page.rstrip("\n").rpartition("\n")
-    _HEADS[name, labels] = f"{comments}\n", line.rpartition(" ")[0]
-    return _HEADS[name, labels]
 
 
 def plain(samples: Iterable[Sample]) -> bytes:

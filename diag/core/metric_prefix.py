@@ -38,7 +38,11 @@ def with_prefix(text: str, prefix: str) -> str:
     if prefix == OWN:
         return text
     text = _IN_PROMQL.sub(prefix, text)
-    return _ray_promql(text, prefix) if prefix.startswith(_RAY) else text
+    if prefix.startswith(_RAY):
+        for counter, beside in _RAY_BESIDE.items():  # a missing counter is 0
+            known = re.compile(rf"\w+\(\s*{prefix}{counter}(\{{[^{{}}]*\}})?(\[[^]]+\])\s*\)")
+            text = known.sub(rf"(\g<0> or 0 * last_over_time({prefix}{beside}\1\2))", text)
+    return text
 
 
 def named_as_ours(page: bytes) -> tuple[bytes, str]:
@@ -59,14 +63,6 @@ def relabelling(prefix: str) -> str:
         f"metric_relabel_configs: [{{source_labels: [__name__], regex: '{prefix}(.+)', target_label: __name__,"
         " replacement: 'vllm:$1'}]"
     )
-
-
-def _ray_promql(promql: str, prefix: str) -> str:
-    """Return PromQL for Ray's series in which a missing counter is 0."""
-    for counter, beside in _RAY_BESIDE.items():
-        known = re.compile(rf"\w+\(\s*{prefix}{counter}(\{{[^{{}}]*\}})?(\[[^]]+\])\s*\)")
-        promql = known.sub(rf"(\g<0> or 0 * last_over_time({prefix}{beside}\1\2))", promql)
-    return promql
 
 
 def _ray_page(page: bytes) -> bytes:
