@@ -46,7 +46,7 @@ def with_prefix(text: str, prefix: str) -> str:
 
 
 def named_as_ours(page: bytes) -> tuple[bytes, str]:
-    """Return the page with vLLM's metrics named `vllm:`, and the prefix that they had; "" if it was `vllm:`."""
+    """Return the page with vLLM's metrics named `vllm:`, and the prefix that they had; "" if nothing was renamed."""
     if b"\nvllm:" in page or page.startswith(b"vllm:"):
         return page, ""
     found = _ON_PAGE.search(page)
