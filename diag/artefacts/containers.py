@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diag.core.recording_rules import RecordingRule
+from diag.core.incident import RecordingRule
 from diag.knowledge.containers import RECORDING_RULES, joined, of_pods, servers
 from diag.knowledge.signals.expressions import RUNNING
 

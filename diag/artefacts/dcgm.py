@@ -8,8 +8,8 @@ value that means something else than ours is left out: a missing sample is unkno
 from collections.abc import Iterable
 from typing import Any
 
-from diag.core.recording_rules import RecordingRule
-from diag.core.throttle_reasons import THROTTLE_REASONS
+from diag.core.incident import RecordingRule
+from diag.core.metric_families import THROTTLE_REASONS
 
 RUNNING = "vllm:num_requests_running"
 """Every vLLM server that answers has it."""

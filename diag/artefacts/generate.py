@@ -10,10 +10,10 @@ from diag.artefacts.metric_reference import metric_reference
 from diag.artefacts.names import GENERATED_MARK
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.core.files import only_writer, written_whole
 from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.core.metric_prefix import with_prefix
-from diag.core.writing import only_writer, written_whole
 from diag.core.yaml import dump
 
 FOLDERS = ("alerts", "dashboards", "runbooks")

@@ -6,9 +6,8 @@ from diag.artefacts.names import GENERATED_MARK
 from diag.core.contract import Contract
 from diag.core.formatting import listed, quantity
 from diag.core.incident import Incident, Signal
-from diag.core.log_events import LOG_EVENTS
+from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 from diag.core.metric_families import FAMILIES, LABELS, MetricFamily
-from diag.core.startup_phases import STARTUP_PHASES
 from diag.knowledge.formulas import formula
 from diag.promql import metric_names, parse
 

@@ -47,8 +47,7 @@ from diag.cli.options import (
     sizing_option,
     vllm_option,
 )
-from diag.core.errors import BadUsage, DiagError
-from diag.core.internal_error import internal_error
+from diag.core.errors import BadUsage, DiagError, internal_error
 
 USAGE = 64
 INTERNAL = 70

@@ -10,8 +10,7 @@ from diag.commands import sizing
 from diag.commands.sizing import SizingOptions, named
 from diag.commands.traffic import is_server, traffic
 from diag.core.errors import BadUsage
-from diag.core.formatting import gibibytes, printable
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB, gibibytes, printable
 from diag.exporter.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
 from diag.report.gpu_sizing import Budget, render_budget, render_budget_json
 from diag.vllm import gpus

@@ -9,9 +9,9 @@ from diag.commands.observe import ObserveOptions, judge_observation, observe, pr
 from diag.commands.site import site
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.incident import Incident
-from diag.core.writing import refused_in_words, written_whole
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, Report
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from diag.commands.observe import ObserveOptions, observe, prometheus_source
 from diag.commands.site import site
 from diag.core.contract import Contract
-from diag.core.writing import refused_in_words, written_whole
+from diag.core.files import refused_in_words, written_whole
 from diag.diagnosis.query_cache import QueryCache, TelemetrySource
 from diag.sources.observation import SampleSource
 

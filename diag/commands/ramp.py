@@ -16,9 +16,8 @@ import numpy as np
 from diag.commands.observe import ObserveOptions, observe, running_of, scrape_plan, without_credentials
 from diag.commands.site import site
 from diag.core.errors import BadUsage, Unreachable
-from diag.core.files import exists
+from diag.core.files import exists, refused_in_words, written_whole
 from diag.core.formatting import number, printable
-from diag.core.writing import refused_in_words, written_whole
 from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
 from diag.ramp import results

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from diag.core.errors import BadUsage
+from diag.core.files import refused_in_words
 from diag.core.formatting import listed, printable
-from diag.core.writing import refused_in_words
 from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen, PageServer, parse
 from diag.exporter.log.parse_line import TimedLine, read_timed_lines
 from diag.sources.recording.reader import Recorded, read_pages

@@ -1,6 +1,6 @@
-"""What a site decides: its SLOs, thresholds of its own, and how it names its servers.
+"""The decisions of a site: its SLOs, its own thresholds, and how it names its servers.
 
-A threshold that is a site's to decide is a name in a declaration and a number here.
+A declaration names a threshold that a site may set; the number is here.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ TTFT_BUCKETS = (
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
 )
 LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-"""The buckets of vLLM's histograms (0.8 - 0.33); from 0.32 on a server may be given others: `buckets`."""
+"""The buckets of vLLM's histograms (0.8 - 0.33); since 0.32 a server may have others: `buckets`."""
 STALL_BUCKETS = tuple(sorted({*ITL_BUCKETS} & {*LATENCY_BUCKETS}))
 
 
@@ -25,11 +25,11 @@ def _entry(default: float, meaning: str, unit: str, buckets: tuple[float, ...] =
 
 
 class Site(NamedTuple):
-    """How this site names servers and where its pages are.
+    """The names of servers in this site's Prometheus, and the URLs of its pages.
 
-    labels: what tells one server from another in its Prometheus. gpu_join: the labels that dcgm-exporter's series share
-    with the server's. prefix: what the names of vLLM's metrics begin with in it. The URLs are bases without a slash at
-    the end; a Prometheus fills in its own where none is given.
+    labels: the labels that identify a server. gpu_join: the labels that dcgm-exporter's series share with the server's.
+    prefix: the prefix of vLLM's metrics. The URLs are bases without a slash at the end; a Prometheus fills in its own
+    URL if none is given.
     """
 
     labels: tuple[str, ...] = ("instance",)
@@ -45,8 +45,8 @@ class Contract:
     """One entry for each placeholder that an expression may use; `origin` is the file, "" for the defaults.
 
     `ignored_rules` are the ids of lint rules that [lint] ignores, with the place that names them. `baseline` is the
-    file of what is normal, "" for none.
-    The default SLOs are so wide that a server which violates them is of no use to anybody.
+    baseline file, "" for none. `stated` are the entries that the file sets. The default SLOs are so wide that a server
+    which violates them is of no use to any client.
     """
 
     freeze_seconds: float = _entry(1.0, "stream pause threshold", "seconds", STALL_BUCKETS)
@@ -64,21 +64,21 @@ class Contract:
     stated: frozenset[str] = frozenset()
 
     def values(self) -> dict[str, float]:
-        """Every entry by its placeholder's name."""
+        """Return every entry by its placeholder's name."""
         return {name: getattr(self, name) for name in names()}
 
     def limit(self, limit: float | str) -> float:
-        """A condition's threshold as a number: itself, or the entry of that name."""
+        """Return a condition's threshold as a number: the number itself, or the entry of that name."""
         return self.values()[limit] if isinstance(limit, str) else limit
 
     def lines(self) -> list[str]:
-        """A line for each SLO and threshold: its value, and the file that set it."""
-        return [self._line(entry) for entry in _entries()]
-
-    def _line(self, entry: Field[Any]) -> str:
-        value = quantity(getattr(self, entry.name), entry.metadata["unit"])
-        origin = self.origin if entry.name in self.stated else "default"
-        return f"{entry.metadata['meaning']}: {value} ({origin})"
+        """Return a line for each SLO and threshold: its value, and the file that set it."""
+        lines = []
+        for entry in _entries():
+            value = quantity(getattr(self, entry.name), entry.metadata["unit"])
+            origin = self.origin if entry.name in self.stated else "default"
+            lines.append(f"{entry.metadata['meaning']}: {value} ({origin})")
+        return lines
 
 
 def _entries() -> list[Field[Any]]:
@@ -86,5 +86,5 @@ def _entries() -> list[Field[Any]]:
 
 
 def names() -> list[str]:
-    """The keys that [contract] may have."""
+    """Return the keys that [contract] may have."""
     return [entry.name for entry in _entries()]

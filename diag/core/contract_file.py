@@ -1,30 +1,36 @@
-"""Reads diag.toml; an invalid one is refused in one sentence that names the line. A missing key keeps its default.
+"""Reads diag.toml, and gives incidents the thresholds in it. An invalid file is refused with the line of the mistake.
+
+A missing key keeps its default.
 
 [contract]    ttft_seconds = 2.5    ...      SLOs: the entries of `Contract`
 [limits.kv_eviction_cascade]                 thresholds, by the signal that `diag explain` names, or "escalates"
 "preemptions / finished request" = 0.3
 [site]        labels = ["cluster", "pod"]    the entries of `Site`
-[lint]        ignore = ["no_model"]          ids of the rules whose findings `diag lint` drops
-[baseline]    file = "normal.json"           what is normal here, by `diag baseline save`; beside diag.toml
+[lint]        ignore = ["no_model"]          ids of rules whose findings `diag lint` drops
+[baseline]    file = "normal.json"           the file that `diag baseline save` wrote, beside diag.toml
 """
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.contract import Contract, Site, names
 from diag.core.errors import BadContract
-from diag.core.files import exists
-from diag.core.formatting import printable
+from diag.core.files import exists, read_toml
+from diag.core.formatting import printable, quantity
+from diag.core.incident import Condition, Incident, LookAlike, judged
 from diag.core.metric_prefix import ANY
-from diag.core.toml import load
+
+ESCALATES = "escalates"
+"""The key of the threshold from which a warning is critical: its signal may support the incident at another one."""
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def find(explicit: Path | None) -> Contract:
-    """The file named on the command line, else ./diag.toml where there is one, else the defaults."""
+    """Read the file named on the command line, else ./diag.toml if it exists, else return the defaults."""
     here = Path("diag.toml")
     if explicit is None and not exists(here):
         return Contract()
@@ -32,9 +38,9 @@ def find(explicit: Path | None) -> Contract:
 
 
 def read(path: Path) -> Contract:
-    """The SLOs, thresholds and names in a diag.toml; BadContract, with the line, where it is invalid."""
+    """Read the SLOs, thresholds and names in a diag.toml; BadContract, with the line, if it is invalid."""
     try:
-        text, tables = load(path)
+        text, tables = read_toml(path)
     except OSError as error:
         raise BadContract(f"{printable(str(path))} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -43,34 +49,51 @@ def read(path: Path) -> Contract:
 
 
 class _File(NamedTuple):
-    """A diag.toml: its tables, and its text to find the line of a mistake."""
+    """A diag.toml: its tables, and its text, in which the line of a mistake is found."""
 
     path: Path
     text: str
     tables: Mapping[str, Any]
 
     def contract(self) -> Contract:
+        known = ("contract", "limits", "site", "lint", "baseline")
         for name in self.tables:
-            self._known(name, ("contract", "limits", "site", "lint", "baseline"), "")
-        stated = self._table("contract")
-        buckets = self._buckets(stated.pop("buckets", []))
+            if name not in known:
+                tables = ", ".join(f"[{table}]" for table in known)
+                place = f"{self.path}{self._line('', name)}"
+                raise BadContract(f"{place}: there is no table [{name}]; the tables are {tables}")
+
+        stated = self._table("contract", (*names(), "buckets"))
+        listed = stated.pop("buckets", [])
+        if not isinstance(listed, list):
+            raise self.bad("contract", "buckets", f"buckets must be a list of numbers, not {_shown(listed)}")
+        buckets = [self._number("contract", "buckets", bucket) for bucket in listed]
         entries = {name: self._entry(name, value, buckets) for name, value in stated.items()}
+
+        site = self._site()
+        limits = self._limits()
+        ignored = self._table("lint", ("ignore",)).get("ignore", [])
+        if not (isinstance(ignored, list) and all(isinstance(rule, str) for rule in ignored)):
+            raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {_shown(ignored)}")
+        baseline = self._table("baseline", ("file",)).get("file", "")
+        if not isinstance(baseline, str):
+            raise self.bad("baseline", "file", f"file must be the name of a file, not {_shown(baseline)}")
         return Contract(
             **entries,
-            site=self._site(),
-            limits=self._limits(),
-            ignored_rules=self._ignored_rules(),
-            baseline=self._baseline(),
+            site=site,
+            limits=limits,
+            ignored_rules=dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}"),
+            baseline=str(self.path.parent / baseline) if baseline else "",
             origin=str(self.path),
             stated=frozenset(entries),
         )
 
     def bad(self, table: str, key: str, reason: str) -> BadContract:
-        """The refusal, with the line of the key."""
+        """Return the error about a key, with its line."""
         return BadContract(f"{self.path}{self._line(table, key)}: [{table}] {reason}")
 
     def _line(self, table: str, key: str) -> str:
-        """The line of a key, ":3"; empty where the key is written in a way that only a parser finds."""
+        """Return the line of a key, ":3"; empty if the key is written in a way that only a parser finds."""
         current = ""
         assignment = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
         for number, line in enumerate(self.text.splitlines(), 1):
@@ -80,33 +103,23 @@ class _File(NamedTuple):
                 return f":{number}"
         return ""
 
-    def _table(self, name: str, inside: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _table(self, name: str, known: Sequence[str] = ()) -> dict[str, Any]:
+        """Return a table, empty if missing; BadContract for a key that is not `known` (any key, if that is empty)."""
         above, _, key = name.rpartition(".")
-        found = (self.tables if inside is None else inside).get(key, {})
+        found = (self._table(above) if above else self.tables).get(key, {})
         if not isinstance(found, dict):
             raise BadContract(f"{self.path}{self._line(above, key)}: [{name}] must be a table")
+        for entry in found if known else ():
+            if entry not in known:
+                raise self.bad(name, entry, f"has no key '{entry}'; its keys are {', '.join(known)}")
         return dict(found)
-
-    def _known(self, name: str, known: Sequence[str], table: str) -> None:
-        if name in known:
-            return
-        if table:
-            raise self.bad(table, name, f"has no key '{name}'; its keys are {', '.join(known)}")
-        tables = ", ".join(f"[{table}]" for table in known)
-        raise BadContract(f"{self.path}{self._line('', name)}: there is no table [{name}]; the tables are {tables}")
 
     def _number(self, table: str, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.bad(table, key, f"{key} must be a number above 0, not {_shown(value)}")
         return float(value)
 
-    def _buckets(self, value: object) -> list[float]:
-        if not isinstance(value, list):
-            raise self.bad("contract", "buckets", f"buckets must be a list of numbers, not {_shown(value)}")
-        return [self._number("contract", "buckets", bucket) for bucket in value]
-
     def _entry(self, name: str, value: object, buckets: list[float]) -> float:
-        self._known(name, [*names(), "buckets"], "contract")
         number = self._number("contract", name, value)
         entry = next(field.metadata for field in fields(Contract) if field.name == name)
         if entry["buckets"] and number not in (*entry["buckets"], *buckets):
@@ -118,71 +131,99 @@ class _File(NamedTuple):
         return number
 
     def _limits(self) -> dict[str, dict[str, float]]:
-        limits = self._table("limits")
-        tables = {incident: self._table(f"limits.{incident}", limits) for incident in limits}
+        tables = {incident: self._table(f"limits.{incident}") for incident in self._table("limits")}
+        for incident, table in tables.items():
+            for signal, value in table.items():
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if not number or not abs(value) <= sys.float_info.max:
+                    raise self.bad(f"limits.{incident}", signal, f"{signal} must be a number, not {_shown(value)}")
         return {
-            incident: {signal: self._limit(f"limits.{incident}", signal, value) for signal, value in table.items()}
-            for incident, table in tables.items()
+            incident: {signal: float(value) for signal, value in table.items()} for incident, table in tables.items()
         }
-
-    def _limit(self, table: str, signal: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-            raise self.bad(table, signal, f"{signal} must be a number, not {_shown(value)}")
-        return float(value)
-
-    def _ignored_rules(self) -> dict[str, str]:
-        table = self._table("lint")
-        for name in table:
-            self._known(name, ("ignore",), "lint")
-        ignored = table.get("ignore", [])
-        if not (isinstance(ignored, list) and all(isinstance(rule, str) for rule in ignored)):
-            raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {_shown(ignored)}")
-        return dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}")
-
-    def _baseline(self) -> str:
-        """The file, as it is found from the folder of this one."""
-        table = self._table("baseline")
-        for name in table:
-            self._known(name, ("file",), "baseline")
-        name = table.get("file", "")
-        if not isinstance(name, str):
-            raise self.bad("baseline", "file", f"file must be the name of a file, not {_shown(name)}")
-        return str(self.path.parent / name) if name else ""
 
     def _site(self) -> Site:
-        table = self._table("site")
-        for name in table:
-            self._known(name, Site._fields, "site")
-        checks: dict[str, Callable[[str, object], Any]] = {
-            "labels": self._labels,
-            "gpu_join": self._labels,
-            "prefix": self._prefix,
-        }
-        return Site(**{name: checks.get(name, self._url)(name, value) for name, value in table.items()})
-
-    def _labels(self, name: str, value: object) -> tuple[str, ...]:
-        if not (isinstance(value, list) and value and all(_is_label(label) for label in value)):
-            raise self.bad("site", name, f"{name} must be a list of label names, not {_shown(value)}")
-        if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
-            raise self.bad("site", name, f"{name} must list each label once, and none of engine, gpu and le")
-        return tuple(value)
-
-    def _prefix(self, name: str, value: object) -> str:
-        if not isinstance(value, str) or not re.fullmatch(ANY, value):
-            raise self.bad(
-                "site", name, f'{name} must end in vllm: or vllm_, such as "kserve_vllm:", not {_shown(value)}'
-            )
-        return value
-
-    def _url(self, name: str, value: object) -> str:
-        if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", value):
-            raise self.bad("site", name, f"{name} must be a URL with http:// or https://, not {_shown(value)}")
-        return value.rstrip("/")
-
-
-def _is_label(value: object) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value))
+        site: dict[str, Any] = {}
+        for name, value in self._table("site", Site._fields).items():
+            site[name] = value
+            if name in ("labels", "gpu_join"):
+                labels = value if isinstance(value, list) else []
+                if not labels or not all(isinstance(label, str) and _LABEL.fullmatch(label) for label in labels):
+                    raise self.bad("site", name, f"{name} must be a list of label names, not {_shown(value)}")
+                if len(set(labels)) < len(labels) or {"engine", "gpu", "le"} & set(labels):
+                    raise self.bad("site", name, f"{name} must list each label once, and none of engine, gpu and le")
+                site[name] = tuple(labels)
+            elif name == "prefix":
+                if not isinstance(value, str) or not re.fullmatch(ANY, value):
+                    reason = f'{name} must end in vllm: or vllm_, such as "kserve_vllm:", not {_shown(value)}'
+                    raise self.bad("site", name, reason)
+            elif not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", value):
+                raise self.bad("site", name, f"{name} must be a URL with http:// or https://, not {_shown(value)}")
+            else:
+                site[name] = value.rstrip("/")
+        return Site(**site)
 
 
 def _shown(value: object) -> str:
     return printable(repr(value), 60)
+
+
+def apply_overrides(incidents: Sequence[Incident], contract: Contract) -> tuple[Incident, ...]:
+    """Return the incidents with the site's thresholds; BadContract for a threshold of no incident."""
+    known = [incident.id for incident in incidents]
+    for name in contract.limits:
+        if name not in known:
+            raise BadContract(
+                f"{contract.origin}: [limits.{name}]: there is no incident '{name}'; diag incidents lists them"
+            )
+    return tuple(_overridden(incident, contract) for incident in incidents)
+
+
+def renamed_thresholds(incidents: Sequence[Incident], contract: Contract) -> Iterator[str]:
+    """Yield a sentence for each threshold to which the site gives a former name."""
+    for incident in incidents:
+        for old, new in _former_names(incident).items():
+            if old in contract.limits.get(incident.id, {}):
+                yield f"{contract.origin}: [limits.{incident.id}]: '{old}' is now called '{new}'; rename it"
+
+
+def _former_names(incident: Incident) -> dict[str, str]:
+    """Return the present name of each former name of a signal."""
+    today = threshold_names(incident)
+    signals = [condition.signal for condition in (*incident.conditions, *incident.supports)]
+    return {old: signal.name for signal in signals for old in signal.formerly if old not in today}
+
+
+def threshold_names(incident: Incident) -> list[str]:
+    """Return the signals of an incident whose threshold a site may set."""
+    escalates = [ESCALATES] if incident.escalates else []
+    return [condition.signal.name for condition in (*incident.conditions, *incident.supports)] + escalates
+
+
+def _overridden(incident: Incident, contract: Contract) -> Incident:
+    former, given = _former_names(incident), contract.limits.get(incident.id, {})
+    limits = {former.get(name, name): limit for name, limit in given.items() if former.get(name) not in given}
+    for name in limits:
+        if name not in threshold_names(incident):
+            known = ", ".join(f"'{signal}'" for signal in threshold_names(incident))
+            raise BadContract(f"{contract.origin}: [limits.{incident.id}] has no threshold '{name}'; it has {known}")
+
+    def own(condition: Condition, key: str = "") -> Condition:
+        key = key or condition.signal.name
+        if key not in limits:
+            return condition
+        default = quantity(contract.limit(condition.limit), condition.signal.unit)
+        why = judged(f"set in {contract.origin}; the default is {default}: {condition.why.says}")
+        return condition._replace(limit=limits[key], why=why)
+
+    def own_look_alike(look_alike: LookAlike) -> LookAlike:
+        return look_alike._replace(
+            requires=own(look_alike.requires) if look_alike.requires else None,
+            refuted_by=own(look_alike.refuted_by) if look_alike.refuted_by else None,
+        )
+
+    return incident._replace(
+        symptoms=tuple(map(own, incident.symptoms)),
+        supports=tuple(map(own, incident.supports)),
+        looks_like=tuple(map(own_look_alike, incident.looks_like)),
+        escalates=own(incident.escalates, ESCALATES) if incident.escalates else None,
+    )

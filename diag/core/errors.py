@@ -1,18 +1,24 @@
-"""Every error that a user can meet; its message is the sentence that they read, with what to do about it.
+"""Every error that a user can meet; its message is the sentence that the user reads, with what to do about it.
 
 DiagError
-├── BadUsage        options that contradict each other, or name nothing that exists
-│   └── NoHostName  no name that a host could have
+├── BadUsage        options that conflict, or name nothing that exists
+│   └── NoHostName  a text that cannot be the name of a host
 ├── Unreachable     no metrics page, no log and no process
-│   └── UnknownHost a host that nobody knows
+│   └── UnknownHost a host that no name server knows
 ├── Unsupported     not PromQL, or PromQL that the evaluator does not fully implement
 ├── QueryFailed     PromQL without a result on these samples (many-to-many matching, for example)
 ├── BadIncident     an incident file that is invalid
 ├── BadContract     a diag.toml that is invalid
 └── BadRecording    a recording that cannot be read or written
 
-They are caught once, in cli.py; any other exception is a defect of diag, and has an exit status of its own there.
+Errors are caught once, in cli.py; any other exception is a defect of diag, with an exit status of its own.
 """
+
+from pathlib import Path
+
+from diag import __version__
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 class DiagError(Exception):
@@ -22,11 +28,11 @@ class DiagError(Exception):
 
 
 class BadUsage(DiagError):
-    """Options contradict each other, or name nothing that exists."""
+    """Options conflict, or name nothing that exists."""
 
 
 class NoHostName(BadUsage):
-    """What stands in the place of a host cannot be the name of one."""
+    """The text in the place of a host cannot be the name of one."""
 
 
 class Unreachable(DiagError):
@@ -36,7 +42,7 @@ class Unreachable(DiagError):
 
 
 class UnknownHost(Unreachable):
-    """Nobody knows a host of that name."""
+    """No name server knows the host."""
 
 
 class Unsupported(DiagError):
@@ -61,3 +67,19 @@ class BadRecording(DiagError):
 
 class NotAnswered(Exception):
     """A source of telemetry refused one query: what it asks for is unknown. The query cache catches it."""
+
+
+def internal_error(error: Exception) -> str:
+    """Return the sentence about a defect of diag: its kind and its line, but no value, for that may be a secret."""
+    import traceback  # noqa: PLC0415  # hardly any run needs it
+
+    kind = type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        kind += f" ({error.strerror})"
+    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    file, line = [frame for frame in frames if frame[0].is_relative_to(_PACKAGE)][-1]
+    return (
+        f"internal error: {kind} at {file.relative_to(_PACKAGE.parent)}:{line} of diag {__version__}; this is a defect"
+        " of diag and no verdict on the server: please report this line to its maintainers, with the command but"
+        " without its secrets"
+    )

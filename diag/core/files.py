@@ -1,46 +1,56 @@
-"""Files that others wrote, read within bounds: only regular files, and none larger than its reader says.
+"""Files: read within bounds, written whole or not at all, and folders with one writer at a time.
 
-A pipe or a device can hold up its reader for ever, /dev/zero never ends, and a sparse file claims any size.
-docs/limits.md lists the bounds.
+Only regular files are read, and none that is larger than its reader allows: a pipe or a device can block its reader for
+ever, /dev/zero never ends, and a sparse file claims any size. docs/limits.md lists the bounds.
 """
 
 import errno
+import fcntl
 import os
 import re
 import select
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO
 
-from diag.core.sizes import MIB
+from diag.core.errors import BadUsage
+from diag.core.formatting import MIB, printable
 
 PIPE_SECONDS = 60.0
+MOST_TOML_BYTES = 2**20
+MOST_TOML_PARTS = 32
+"""Parts of one key, and levels of nested tables and lists."""
+_LARGEST_INTEGER = 2**63
+_LONG_KEY = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{MOST_TOML_PARTS}}}")
 _PIPE = re.compile(r"/dev/fd/(\d{1,6})", re.ASCII)
 _KINDS = {stat.S_IFDIR: "it is a folder", stat.S_IFIFO: "it is a pipe", stat.S_IFSOCK: "it is a socket"}
 
 
 @contextmanager
 def opened(file: str | Path) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; OSError with the reason in `strerror` where there is none of that name."""
+    """Open a regular file for reading; OSError, with the reason in `strerror`, if it is missing or no regular file."""
     try:
         _refuse_others(Path(file).stat(), file)
     except ValueError as error:
         raise OSError(errno.EINVAL, "no file can have a name with a NUL in it", str(file)) from error
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as stream:
-        _refuse_others(os.fstat(stream.fileno()), file)  # it may be another one by now
+        _refuse_others(os.fstat(stream.fileno()), file)  # another one may have replaced it
         yield stream
 
 
 def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
-    """The whole content; OSError where it cannot be read or is larger than `most` bytes.
+    """Read the whole content; OSError if it cannot be read or is larger than `most` bytes.
 
-    `piped`: it may be a pipe that a shell has opened for this program, as in `--contract <(...)`.
+    `piped`: the file may be a pipe that a shell has opened for this program, as in `--contract <(...)`.
     """
     descriptor = _PIPE.fullmatch(str(file)) if piped else None
-    if descriptor and _is_pipe(int(descriptor[1])):
+    is_pipe = False
+    with suppress(OSError, OverflowError):
+        is_pipe = descriptor is not None and stat.S_ISFIFO(os.fstat(int(descriptor[1])).st_mode)
+    if descriptor and is_pipe:
         content = _drained(int(descriptor[1]), most + 1, file)
     else:
         with opened(file) as stream:
@@ -51,19 +61,12 @@ def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
 
 
 def read_text(file: str | Path, most: int, piped: bool = False) -> str:
-    """The same as UTF-8; UnicodeDecodeError, a ValueError, where it is none."""
+    """Read a file as `read_bytes` does and decode it; UnicodeDecodeError, a ValueError, if it is not UTF-8."""
     return read_bytes(file, most, piped).decode("utf-8")
 
 
-def _is_pipe(descriptor: int) -> bool:
-    try:
-        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-    except (OSError, OverflowError):
-        return False
-
-
 def _drained(pipe: int, most: int, file: str | Path) -> bytes:
-    """What comes out of a pipe until its writer ends, at most so many bytes; OSError where that takes too long."""
+    """Read a pipe until its writer ends, at most so many bytes; OSError if that takes too long."""
     content, until = b"", time.monotonic() + PIPE_SECONDS
     while len(content) < most:
         if not select.select([pipe], [], [], max(0, until - time.monotonic()))[0]:
@@ -76,7 +79,7 @@ def _drained(pipe: int, most: int, file: str | Path) -> bytes:
 
 
 def read_ends(file: str | Path, first: int, last: int) -> tuple[bytes, bytes]:
-    """The first and the last bytes of a file; all of it, and nothing, where it is not larger than both together."""
+    """Read the first and the last bytes of a file; if it is not larger than both together, all of it and nothing."""
     with opened(file) as stream:
         if os.fstat(stream.fileno()).st_size <= first + last:
             return stream.read(first + last), b""
@@ -86,7 +89,7 @@ def read_ends(file: str | Path, first: int, last: int) -> tuple[bytes, bytes]:
 
 
 def exists(file: str | Path) -> bool:
-    """Whether there is anything of that name; what can be no name names nothing."""
+    """Return True if there is anything of that name; False for a name that no file can have."""
     try:
         return Path(file).exists()
     except (OSError, ValueError):  # too long, or with a NUL
@@ -97,3 +100,94 @@ def _refuse_others(status: os.stat_result, file: str | Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "it is a device")
         raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(file))
+
+
+def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
+    """Read the text of a TOML file and its tables; OSError if it cannot be read, ValueError if it is no bounded TOML.
+
+    tomllib itself takes any size, and quadratic time for a key of very many parts.
+    """
+    import tomllib  # noqa: PLC0415  # most runs read no such file
+
+    text = read_text(file, MOST_TOML_BYTES, piped=True)
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key has more than {MOST_TOML_PARTS} parts")
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {MOST_TOML_PARTS} deep") from error
+    except ValueError as error:
+        raise ValueError(printable(str(error))) from error
+    _check_toml(tables, MOST_TOML_PARTS)
+    return text, tables
+
+
+def _check_toml(value: object, deeper: int) -> None:
+    """Raise ValueError for whole numbers of more than 64 bits and too many levels, which tomllib accepts."""
+    if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
+        raise ValueError("it has a whole number of more than 64 bits")
+    if not deeper:
+        raise ValueError(f"it is nested more than {MOST_TOML_PARTS} deep")
+    for inside in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_toml(inside, deeper - 1)
+
+
+@contextmanager
+def written_whole(file: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a text file that replaces `file` once all of it is written; until then, and on an error, `file` stays.
+
+    A device, a pipe, or a file in a folder without write permission is written directly. OSError if it cannot be
+    written.
+    """
+    if file.exists() and not (file.is_file() and os.access(file.resolve().parent, os.W_OK)):
+        with file.open("w", encoding="utf-8", newline=newline) as out:
+            yield out
+        return
+    goal = file.resolve()  # a link stays a link
+    new = goal.with_name(f".{goal.name}.tmp")
+    try:
+        with new.open("w", encoding="utf-8", newline=newline) as out:
+            yield out
+        if goal.exists():
+            new.chmod(goal.stat().st_mode & 0o777)
+        try:
+            new.replace(goal)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            goal.write_bytes(new.read_bytes())  # a file that is mounted by itself, as containers have it
+            new.unlink()
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def refused_in_words(file: Path) -> Iterator[None]:
+    """Raise BadUsage with the reason if this file of the user cannot be written; BrokenPipeError passes unchanged."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BadUsage(f"{printable(str(file))} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Lock a folder against other writers of diag; BadUsage if one holds the lock already.
+
+    The lock ends with the process. On a file system without locks there is none.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(held)
+        raise BadUsage(f"another diag is writing to {folder}: wait for it, or name another folder") from error
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(held)

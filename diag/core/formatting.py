@@ -1,18 +1,46 @@
-"""How values are written for people: numbers with their units, moments, lists, and text from elsewhere."""
+"""Values as text: numbers with units, moments, lists and foreign text for people to read, and sizes to parse."""
 
+import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from diag.core.sizes import GIB, MIB
-
+MIB, GIB = 2**20, 2**30
+FLAG_SUFFIXES: Mapping[str, int] = {
+    **{"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
+    **{"K": 2**10, "M": MIB, "G": GIB, "T": 2**40},
+}
+"""Suffixes of vLLM's human-readable integers since 0.8.4: 8k is 8,000 and 8K is 8,192."""
+BYTE_UNITS: Mapping[str, int] = {
+    **{"b": 1, "bytes": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
+    **{"KiB": 2**10, "MiB": MIB, "GiB": GIB, "TiB": 2**40},
+}
+"""1 GB is 10^9 bytes and 1 GiB 2^30."""
+LOG_UNITS: Mapping[str, int] = {**BYTE_UNITS, "KB": 2**10, "MB": MIB, "GB": GIB}
+"""Units in vLLM's log: before 0.8.3 it wrote GB and meant GiB."""
+QUANTITY_SUFFIXES: Mapping[str, float] = {
+    **{"m": 1e-3, "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18},
+    **{"Ki": 2**10, "Mi": MIB, "Gi": GIB, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60},
+}
+"""Suffixes of Kubernetes' quantities: memory in bytes, CPUs in cores."""
+_UNITS: Mapping[str, int] = {**FLAG_SUFFIXES, **BYTE_UNITS}
+_WRITTEN = re.compile(r"(\d{1,19}(?:\.\d+)?)( ?)([A-Za-z]*)")
 MOST_SHOWN = 4_000
-"""Characters of one text from elsewhere: a label may be megabytes long."""
+"""Characters of one foreign text: a label may be megabytes long."""
+_SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
+    "seconds": ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (float("inf"), 3600, "h")),
+    "bytes": ((MIB, 1, "bytes"), (GIB, MIB, "MiB"), (float("inf"), GIB, "GiB")),
+    "celsius": ((float("inf"), 1, "°C"),),
+    "watts": ((float("inf"), 1, "W"),),
+}
+"""For absolute values below a bound: the divisor, and the unit to write."""
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}
-"""What Unicode calls printable, and nobody sees."""
+"""Characters that are printable in Unicode, but invisible."""
 
 
 def escaped(text: str, most: int = MOST_SHOWN) -> str:
-    """The text with control characters, terminal escapes, line breaks and what is invisible or turns the direction of
-    writing made visible, and with at most so many of its characters: a label may hold anything.
+    """Return at most so many characters of a text, with every invisible or control character escaped.
+
+    Terminal escapes, line breaks and changes of the direction of writing are among them: a label may hold anything.
     """
     text = text if len(text) <= most else text[: most - 1] + "…"
     if text.isascii() and text.isprintable():
@@ -23,45 +51,45 @@ def escaped(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def printable(text: str, most: int = 160) -> str:
-    """The same, shorter: for text from elsewhere within a sentence."""
+    """Escape foreign text within a sentence, and shorten it."""
     return escaped(text, most)
 
 
 def pasted(text: str) -> str:
-    """A command to be pasted, in one line and whole: half of one is another one."""
+    """Escape a command that is going to be pasted: in one line, and never shortened."""
     return escaped(text, len(text))
 
 
 def clock(unix: float) -> str:
-    """A time of day, "02:16:07 UTC", from unix seconds."""
+    """Format unix seconds as a time of day: "02:16:07 UTC"."""
     return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")
 
 
 def moment(unix: float) -> str:
-    """A date and a time of day, "2026-07-14 02:16:07 UTC", from unix seconds."""
+    """Format unix seconds as a date and a time of day: "2026-07-14 02:16:07 UTC"."""
     return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:
-    """A count in words: "1 scrape", "2 scrapes", "3 queries"."""
+    """Format a count with its noun: "1 scrape", "2 scrapes", "3 queries"."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def listed(names: list[str], separator: str = ", ", most: int = 3) -> str:
-    """The first few of many names: "a, b, c and 7 more"."""
+    """Join the first few of many names: "a, b, c and 7 more"."""
     rest = len(names) - most
     return separator.join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def number(value: float) -> str:
-    """A number with three significant digits and as few characters as possible, never with an exponent."""
+    """Format a number with three significant digits and as few characters as possible, never with an exponent."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{'-' if value < 0 else ''}<0.001" if 0 < abs(value) < 0.001 else f"{value:.3g}"
 
 
 def quantity(value: float, unit: str) -> str:
-    """A value of a signal with its unit: "7.4 %", "85 ms", "2.5 min", "17.9 GiB"; a plain number for any other unit.
+    """Format a value with its unit: "7.4 %", "85 ms", "2.5 min", "17.9 GiB"; a plain number for any other unit.
 
     Units: "share" (0..1, written as a percentage), "seconds", "bytes", "celsius", "watts", "bool" (yes or no). A
     sentence names what a plain number counts.
@@ -70,33 +98,40 @@ def quantity(value: float, unit: str) -> str:
         return f"{number(100 * value)} %"
     if unit == "bool":
         return "yes" if value else "no"
-    scale, name = _scaled(abs(value), unit)
+    if unit == "seconds" and value == 0:
+        return f"{number(value)} s"
+    scale, name = next(((scale, name) for below, scale, name in _SCALES.get(unit, ()) if abs(value) < below), (1, ""))
     return f"{number(value / scale)} {name}" if name else number(value)
 
 
 def gibibytes(size: float, digits: int = 2) -> str:
-    """Bytes in GiB with a fixed number of decimals, for sizes that are compared with each other: "79.10 GiB"."""
+    """Format bytes in GiB with a fixed number of decimals, for sizes that are compared: "79.10 GiB"."""
     return f"{size / GIB:.{digits}f} GiB"
 
 
 def threshold(comparison: str, limit: float, unit: str) -> str:
-    """A threshold as it is printed beside a value: "> 90 %", "<= 4", "= yes" for a signal that says yes or no."""
+    """Format a threshold: "> 90 %", "<= 4", "= yes" for a signal whose unit is bool."""
     if unit == "bool":
         return "= yes" if comparison in (">", ">=") else "= no"
     return f"{comparison} {quantity(limit, unit)}"
 
 
-_SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
-    "seconds": ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (float("inf"), 3600, "h")),
-    "bytes": ((MIB, 1, "bytes"), (GIB, MIB, "MiB"), (float("inf"), GIB, "GiB")),
-    "celsius": ((float("inf"), 1, "°C"),),
-    "watts": ((float("inf"), 1, "W"),),
-}
-"""For values below a bound: what to divide by, and the unit to write."""
+def flag_integer(text: str) -> float | None:
+    """Parse a human-readable integer as vLLM's flags do; None if invalid: a binary suffix takes whole numbers only."""
+    match = _WRITTEN.fullmatch(text)
+    if not match or match[2] or match[3] not in FLAG_SUFFIXES or (match[3].isupper() and "." in match[1]):
+        return None
+    return float(match[1]) * FLAG_SUFFIXES[match[3]]
 
 
-def _scaled(value: float, unit: str) -> tuple[float, str]:
-    """What to divide a value of this unit by, and what to write after it."""
-    if unit == "seconds" and value == 0:
-        return 1, "s"
-    return next(((scale, name) for below, scale, name in _SCALES.get(unit, ()) if value < below), (1, ""))
+def resource_quantity(text: str) -> float | None:
+    """Parse a quantity as Kubernetes writes it, 64Gi or 500m; None if invalid."""
+    match = _WRITTEN.fullmatch(text)
+    known = match and not match[2] and match[3] in QUANTITY_SUFFIXES
+    return float(match[1]) * QUANTITY_SUFFIXES[match[3]] if match and known else None
+
+
+def parse_size(text: str) -> float | None:
+    """Parse a size with a suffix as in flags or a unit of bytes: 32k, 79.1GiB; None if invalid."""
+    match = _WRITTEN.fullmatch(text.strip())
+    return float(match[1]) * _UNITS[match[3]] if match and match[3] in _UNITS else None

@@ -11,13 +11,15 @@ $preemptions     a part or a signal by its name; `$preemptions[2m]` over another
 """
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", ">=", "<", "<="]
 RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
-"""What holds where a comparison does not."""
+"""The comparison that holds if one does not."""
 
 
 class Source(NamedTuple):
@@ -39,7 +41,7 @@ def measured(says: str, recording: str) -> Source:
 
 
 def reported(says: str, link: str) -> Source:
-    """Somebody published this measurement."""
+    """A published report contains this measurement."""
     return Source("reported", says, link)
 
 
@@ -51,8 +53,8 @@ def judged(says: str) -> Source:
 class Part(NamedTuple):
     """A PromQL expression with a name, over raw series or over other parts; several signals may use it.
 
-    Where more than one expression of the generated rules uses a part, a recording rule evaluates it once. `unit` is a
-    unit as of a `Signal`.
+    If several expressions of the generated rules use a part, a recording rule evaluates it once. `unit` is as in
+    `Signal`.
     """
 
     name: str
@@ -65,21 +67,33 @@ class Part(NamedTuple):
         return self.name
 
 
+class RecordingRule(NamedTuple):
+    """A metric of diag that the metrics of another exporter have as well.
+
+    `promql` is its value in our unit; `labels` are added to it, and `kept` are the other exporter's labels to keep.
+    """
+
+    metric: str
+    promql: str
+    labels: Mapping[str, str] = MappingProxyType({})
+    kept: tuple[str, ...] = ()
+
+
 class Signal(NamedTuple):
     """One PromQL expression that yields one number per subject, and the sentence that states it.
 
     `sentence` has one `{value}`. `unit` decides how the value is printed (`diag.core.formatting.quantity`): "share" for
     0..1, "seconds", "bytes", "celsius", "watts", "bool" for 1 or 0, "ratio" for x per y; any other unit names what is
     counted. `window_scaling` says whether a threshold holds at any window ("rate": shares, ratios, means) or grows with
-    the window ("peak": maxima and counts of events). `throughout` is whether it holds only where it did so in the whole
-    window, so that it began a window earlier than it shows. `hindsight` is whether a condition on it that does not hold
-    did not hold two minutes before either, when it could not be known yet. `needs` says what has to happen before it
-    has a value ("10 finished requests"), where telemetry alone does not suffice: a few events prove nothing. `formerly`
-    are names by which a site's file may still call its threshold.
+    the window ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
+    the whole window, so it began a window before it shows. `hindsight`: a condition that does not hold now did not hold
+    two minutes ago either, when its value was not known yet. `needs` names what has to happen before the signal has a
+    value ("10 finished requests"): a few events prove nothing. `formerly` are former names, which a site's file may
+    still use for the threshold.
 
-    Where the number does not say which rank or which event it is about, `culprit_promql` is PromQL with one series for
-    each of them, and `culprit_label` is filled with its labels and its value (of `culprit_unit`): "rank {rank}",
-    "{phase} for {value}".
+    If the number does not identify the rank or the event that it is about, `culprit_promql` is PromQL with one series
+    for each of them, and `culprit_label` is filled with the labels and the value (of `culprit_unit`) of each series:
+    "rank {rank}", "{phase} for {value}".
     """
 
     name: str
@@ -130,8 +144,8 @@ class Condition(NamedTuple):
 class LookAlike(NamedTuple):
     """A situation with the same symptoms, and how to distinguish it from the incident.
 
-    `requires` must hold, or the incident is absent. `refuted_by` is one of the incident's symptoms or supports: where
-    it holds, the look-alike is ruled out; where it does not, the look-alike stays possible.
+    `requires` must hold, or the incident is absent. `refuted_by` is one of the incident's symptoms or supports: if it
+    holds, the look-alike is ruled out; otherwise the look-alike stays possible.
     """
 
     name: str
@@ -148,12 +162,13 @@ class Fix(NamedTuple):
     `value` is a constant, or a Signal that computes the number from this server's telemetry; it is then rounded and
     kept between `least` and `most`, each a number or a Signal. None with a flag removes the flag. `also` are flags that
     change together with it. `direction` says which way the value may go: a proposal that would not move the running
-    value that way is omitted. `only_if` says when the fix applies: where a condition is false the fix is omitted, where
-    one cannot be judged the fix is kept and reports the telemetry it needs. `expects` are the conditions that must hold
-    once the fix is applied; without any, the incident's first symptom must be gone. `risk` is the trade-off.
+    value that way is omitted. `only_if` are the conditions under which the fix applies: if one is false, the fix is
+    omitted; if one cannot be judged, the fix is kept and reports the telemetry it needs. `expects` are the conditions
+    that must hold once the fix is applied; without any, the incident's first symptom must be gone. `risk` is the
+    trade-off.
 
-    `while_it_lasts` is whether it only makes sense before the incident has ended. A command may also use the
-    labels of the culprits that the signals of `only_if` name, such as `{pid}`.
+    `while_it_lasts`: the fix only makes sense before the incident has ended. A command may also use the labels of the
+    culprits that the signals of `only_if` name, such as `{pid}`.
 
     A flag is proposed only to releases whose parser accepts it (diag/vllm/flags/flags.json). `versions` is the first
     and the last release in which the variable is read or the flag takes this value, "" for an open end. `instead_of`
@@ -215,14 +230,14 @@ class BurnRateWindow(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """One incident: present where every symptom and every look-alike's `requires` holds.
+    """One incident: present if every symptom and every look-alike's `requires` holds.
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`; with `burns`, there is one alert per burn-rate window instead. `explains` names incidents
-    that are consequences of this one. `telemetry` says that it is about the telemetry and not about the server: it is
-    reported after whatever else there is. The culprits of `quotes` are log lines that decide; `lints` says that a wrong
-    launch command may be the cause. `impact` says what users notice, `mitigate` what helps immediately without a
-    restart, `hand_over` what the vendor's engineers need, `do_not` what makes it worse.
+    that are consequences of this one. `telemetry`: the incident is about the telemetry and not about the server, and is
+    reported after all others. The culprits of `quotes` are log lines that decide; `lints`: a wrong launch command may
+    be the cause. `impact` is what users notice, `mitigate` what helps immediately without a restart, `hand_over` what
+    the vendor's engineers need, `do_not` what makes the incident worse.
     """
 
     id: str
@@ -264,17 +279,17 @@ class Incident(NamedTuple):
         return tuple(window for burn in self.burns for window in (burn.short, burn.long)) or (self.window,)
 
     def over(self, burn: BurnRateWindow) -> "Incident":
-        """The same incident with the factor of a burn-rate window as the threshold of its first symptom."""
+        """Return the incident with the factor of a burn-rate window as the threshold of its first symptom."""
         first, *rest = self.symptoms
         return self._replace(symptoms=(first._replace(limit=burn.factor), *rest))
 
 
 def regroup(promql: str, labels: tuple[str, ...]) -> str:
-    """The expression for a site that identifies its servers by these labels instead of by `instance`."""
+    """Return the expression for a site that identifies its servers by these labels instead of by `instance`."""
     clause = re.compile(r"\b(by|on) ?\(([^()]*)\)")
     return clause.sub(lambda found: re.sub(r"\binstance\b", ", ".join(labels), found[0]), promql)
 
 
 def seconds(duration: str) -> float:
-    """A PromQL duration of one unit, "30s" or "5m", in seconds."""
+    """Convert a PromQL duration of one unit, "30s" or "5m", to seconds."""
     return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]

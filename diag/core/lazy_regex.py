@@ -18,5 +18,5 @@ class _LazyPattern:
 
 
 def lazy(regex: str, flags: int = 0) -> re.Pattern[str]:
-    """As `re.compile`, later."""
+    """Return a pattern that is compiled at its first use."""
     return cast("re.Pattern[str]", _LazyPattern(regex, flags))

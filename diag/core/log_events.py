@@ -1,7 +1,8 @@
-"""The events that the exporter counts in a vLLM server's log, each declared once.
+"""The events and the start-up phases that the exporter reads from a vLLM server's log, each declared once.
 
-They are the label `event` of diag_vllm_log_events_total. Which lines show one is said in diag/exporter/log/patterns.py,
-what an incident makes of it in diag/knowledge/. An event that no incident reads says why it is counted all the same.
+An event is a value of the label `event` of diag_vllm_log_events_total, a phase one of the label `phase` of
+diag_vllm_startup_phase. diag/exporter/log/patterns.py declares the lines that show them, diag/knowledge/ the incidents
+that read them. An event that no incident reads states why it is counted.
 """
 
 from typing import NamedTuple
@@ -10,9 +11,9 @@ from typing import NamedTuple
 class LogEvent(NamedTuple):
     """One event. `fields` are the numbers in its line, published as diag_vllm_log_value.
 
-    out_of_memory: memory ran out on a GPU. on_device: it happens in the engine and its workers, so the API server,
-    which logs what clients sent, is not believed about it. start_failure: it may be why a start failed, and the doctor
-    names it then. fatal: it may be why an engine at work died. unread: why it is counted, where no incident reads it.
+    out_of_memory: memory ran out on a GPU. on_device: the event happens in the engine and its workers, so a line of the
+    API server, which logs what clients sent, is no proof of it. start_failure: a reason for a failed start, which the
+    doctor names. fatal: a reason for the death of a serving engine. unread: why it is counted if no incident reads it.
     """
 
     name: str
@@ -89,18 +90,18 @@ LOG_EVENTS = (
     LogEvent(
         "rpc_timeout",
         "A call from the API server to the engine timed out.",
-        unread="It says which call a stalled engine did not answer; engine_stalled reads the stall off the counters.",
+        unread="It names the call that a stalled engine did not answer; engine_stalled reads the stall in counters.",
     ),
     LogEvent(ENGINE_DEAD, "The engine ended while the API server still runs."),
     LogEvent(ENGINE_START_FAILED, "A start ended with an error."),
     LogEvent(WORKER_DIED, "A worker process ended by itself.", ("exit_code",), fatal=True),
     LogEvent(
         KILLED_BY_SIGNAL,
-        "A process of the server was ended by a signal: it crashed, or somebody or the kernel killed it.",
+        "A process of the server was ended by a signal: it crashed, or a user or the kernel killed it.",
         start_failure=True,
         fatal=True,
     ),
-    LogEvent(SHUT_DOWN, "The server was told to stop, and stopped in order."),
+    LogEvent(SHUT_DOWN, "The server received a request to stop, and stopped in order."),
     LogEvent(
         NCCL_TIMEOUT,
         "A collective operation of the ranks timed out.",
@@ -137,9 +138,9 @@ LOG_EVENTS = (
     ),
     LogEvent(
         "eplb_balance",
-        "The load of the expert-parallel ranks, mean / highest, as EPLB logs it where log_balancedness is on.",
+        "The load of the expert-parallel ranks, mean / highest, as EPLB logs it if log_balancedness is on.",
         ("balancedness", "avg_tokens", "max_tokens"),
-        unread="It tells a reader how much of the expert-parallel ranks' time is waiting for the busiest one.",
+        unread="It shows how much of their time expert-parallel ranks wait for the busiest one.",
     ),
     LogEvent(
         "preemption_v0",
@@ -152,7 +153,7 @@ LOG_EVENTS = (
     LogEvent(MULTIMODAL_CACHE_MISS, "The engine lacks a multimodal item that the API server believes it has cached."),
     LogEvent(REQUEST_PREPROCESSING_FAILED, "The engine failed a request before its scheduler saw it."),
     LogEvent(INPUT_THREAD_DIED, "The engine's input thread ended: no request reaches the scheduler any more."),
-    LogEvent(SCHEDULER_PAUSED, "Somebody paused the scheduler (POST /pause): requests wait, and none is scheduled."),
+    LogEvent(SCHEDULER_PAUSED, "A client paused the scheduler (POST /pause): requests wait, and none is scheduled."),
     LogEvent(SCHEDULER_RESUMED, "The scheduler goes on after a pause (POST /resume)."),
     LogEvent(OUTPUT_CORRUPTED, "Logits were NaN (counted with VLLM_COMPUTE_NANS_IN_LOGITS=1)."),
 )
@@ -161,4 +162,30 @@ ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)
 FATAL = tuple(event.name for event in LOG_EVENTS if event.fatal or event.out_of_memory)
 NO_START_FAILURE = tuple(event.name for event in LOG_EVENTS if not event.start_failure)
 QUOTED = (ON_DEVICE - {COMPILED_WHILE_SERVING}) | {*FATAL, ENGINE_DEAD, ENGINE_START_FAILED}
-"""The events after which a line of the log is quoted: something has ended, or is about to."""
+"""Events whose log line is quoted: the server or a part of it has ended, or is about to."""
+
+
+class StartupPhase(NamedTuple):
+    """One phase of a start; `usual_seconds` is the longest time reported for it, 0 if it takes none."""
+
+    name: str
+    meaning: str
+    usual_seconds: int
+
+
+CUDA_GRAPH_CAPTURE = "cuda_graph_capture"
+WARM_UP = "warm_up"
+READY = "ready"
+
+STARTUP_PHASES = (
+    StartupPhase("process_start", "The process is there and reads its configuration.", 120),
+    StartupPhase("load_weights", "The model's weights are downloaded and loaded onto the GPUs.", 900),
+    StartupPhase("compile", "torch.compile translates the model.", 300),
+    StartupPhase("profile_memory", "vLLM measures what a largest batch needs.", 120),
+    StartupPhase("allocate_kv_cache", "The KV cache takes what memory is left.", 60),
+    StartupPhase(CUDA_GRAPH_CAPTURE, "CUDA graphs are captured for each batch size.", 180),
+    StartupPhase(WARM_UP, "Kernels are compiled and warmed up, and the API server starts.", 300),
+    StartupPhase(READY, "The server answers requests.", 0),
+)
+STARTING = tuple(phase.name for phase in STARTUP_PHASES if phase.name != READY)
+"""The phases before a server answers."""

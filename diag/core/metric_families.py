@@ -1,7 +1,7 @@
-"""The names that the exporter serves, and their text (the only importer of prometheus_client).
+"""The metrics that the exporter serves, and their text format (the only importer of prometheus_client).
 
 `FAMILIES` is a contract: incidents, alerts, dashboards, recordings and other people's rules are written against it. A
-collector gives `Sample`s; what it cannot know has no sample, never 0, -1 or NaN.
+collector yields `Sample`s; a value that it cannot know has no sample, never 0, -1 or NaN.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from diag.core.log_events import LOG_EVENTS
-from diag.core.startup_phases import STARTUP_PHASES
-from diag.core.throttle_reasons import THROTTLE_REASONS
+from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -25,7 +23,7 @@ Sample = tuple[str, tuple[str, ...], float]
 class MetricFamily:
     """One metric: `help` names the unit, `labels` are in the order in which a sample gives their values.
 
-    unread: what it is for, where no incident and no dashboard of ours reads it.
+    unread: the purpose of a metric that no incident and no dashboard of diag reads.
     """
 
     kind: Literal["gauge", "counter"]
@@ -36,7 +34,7 @@ class MetricFamily:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collector found at one scrape; a `problem` sets diag_scrape_success to 0, the samples are still served."""
+    """The samples of a collector at one scrape; a `problem` sets diag_scrape_success to 0, samples are still served."""
 
     samples: Sequence[Sample]
     problem: str = ""
@@ -48,7 +46,7 @@ class Collector(Protocol):
     name: str
 
     def collect(self) -> Collected:
-        """Look now; may raise, which costs only this part."""
+        """Collect samples now; an exception costs only this part of the page."""
 
 
 def _gauge(help: str, *labels: str, unread: str = "") -> MetricFamily:
@@ -59,38 +57,52 @@ def _counter(help: str, *labels: str, unread: str = "") -> MetricFamily:
     return MetricFamily("counter", help, labels, unread)
 
 
-FOR_READERS = "For people who look into a case, and for rules of their own."
+FOR_READERS = "For people who investigate, and for rules of their own."
 GPU = ("gpu", "uuid")
 PROCESS = ("pid", "role", "rank")
+THROTTLE_REASONS = {
+    "gpu_idle": 0x1,
+    "applications_clocks": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+    "display_clocks": 0x100,
+    "board_limit": 0x200,
+    "reliability": 0x400,
+}
+"""Reasons why a GPU lowers its clocks, each with its bit in nvmlClocksEventReasons (nvml.h 13.5) and in DCGM."""
 LABELS: Mapping[str, str] = {
-    "cause": "the exception that the quoted one was raised from; empty where there is none",
+    "cause": "the exception that the quoted one was raised from; empty if there is none",
     "clock": "sm or memory",
     "collector": "the part of the page: vllm, nvml, log or process",
     "compute_capability": "of the GPU, 9.0 for example",
-    "device": "what the model runs on, cpu or cuda; empty where it is not known",
+    "device": "the device that runs the model, cpu or cuda; empty if it is not known",
     "direction": "tx (sent) or rx (received)",
     "driver_version": "release of the NVIDIA driver",
     "dtype": "the type of the weights: bf16 (also fp16), fp8, fp4, int8, int4 or mxfp4",
     "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS)
     + "; of a cgroup's memory high, max (its limits were met), oom (an allocation failed), oom_kill",
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
-    "file": "the log file, as the exporter was told its name; empty for standard input",
+    "file": "the log file, as named on the command line of the exporter; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
     "gpu": "index of the GPU, as nvidia-smi counts",
     "host": "name of the host or container in which the PID counts",
     "kind": "the kind of error: corrected or uncorrected for memory, the name in nvml.h for NVLink",
-    "line": "number of the line in the file; empty where it is not known",
+    "line": "number of the line in the file; empty if it is not known",
     "model": "the name under which the model is served",
     "name": "product name of the GPU",
-    "part": "every_step, or experts: those that are routed",
+    "part": "every_step, or experts (the routed ones)",
     "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`",
     "pci_bus_id": "PCI address of the GPU",
     "peer": "index of the other GPU",
-    "prefix": "what the names of vLLM's metrics begin with: kserve_vllm:, ray_vllm_, vllm_",
-    "process": "the process of vLLM that wrote the line, as vLLM calls it; empty where it does not say",
+    "prefix": "the prefix of the names of vLLM's metrics: kserve_vllm:, ray_vllm_, vllm_",
+    "process": "the process of vLLM that wrote the line, as vLLM calls it; empty if the line does not name it",
     "phase": "; ".join(f"{phase.name}: {phase.meaning}" for phase in STARTUP_PHASES),
     "pid": "process id, as this host or container counts",
-    "rank": "rank of a worker within its engine, index of an engine; empty where it is not known",
+    "rank": "rank of a worker within its engine, index of an engine; empty if it is not known",
     "reason": ", ".join(THROTTLE_REASONS),
     "resource": "cpu, memory or io",
     "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
@@ -102,7 +114,7 @@ LABELS: Mapping[str, str] = {
     "which": "current or max",
     "xid": "number of the Xid error, as in NVIDIA's list",
 }
-"""What a label's value says."""
+"""The meaning of each label."""
 
 FAMILIES: Mapping[str, MetricFamily] = {
     "diag_build_info": _gauge("Always 1; the label names the release of diag.", "version", unread=FOR_READERS),
@@ -110,11 +122,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_scrape_duration_seconds": _gauge(
         "Seconds that this part of the page took.",
         "collector",
-        unread="It shows which part is slow where a scrape times out.",
+        unread="It shows which part is slow if a scrape times out.",
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
     "diag_vllm_metrics_renamed": _gauge(
-        "1 when vLLM's /metrics named its metrics with this prefix instead of vllm:; no sample where it never did.",
+        "1 when vLLM's /metrics named its metrics with this prefix instead of vllm:; no sample if it never did.",
         "prefix",
     ),
     "diag_vllm_last_up_timestamp_seconds": _gauge(
@@ -125,7 +137,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Always 1; the labels name the release of vLLM, the model and the device.", "version", "model", "device"
     ),
     "diag_vllm_weight_bytes": _gauge(
-        "Bytes of weights on one GPU: those that every decode step reads, and those of all routed experts (0 without).",
+        "Bytes of weights on one GPU: read by every decode step, or of all routed experts (0 for a model without).",
         "part",
     ),
     "diag_vllm_experts_per_token_ratio": _gauge(
@@ -148,8 +160,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_vllm_startup_last_progress_timestamp_seconds": _gauge("Unix time of the last progress of the start."),
     "diag_vllm_log_consecutive_crashes": _gauge(
-        "Ends of the server that nobody asked for, by its log or the kubelet, since it last served for ten minutes or"
-        " was stopped."
+        "Crashes of the server that its log or the kubelet shows, since it last served for ten minutes or was stopped."
     ),
     "diag_vllm_log_events_total": _counter(
         "Log lines that show this event, since the exporter started.",
@@ -159,8 +170,8 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Unix time of the last log line that shows this event, 0 when there was none.", "event"
     ),
     "diag_vllm_log_hearsay_timestamp_seconds": _gauge(
-        "Unix time of the last log line that reads like this event, without proof that vLLM wrote it: it may explain"
-        " what else is seen, and is no event by itself.",
+        "Unix time of the last log line that looks like this event, without proof that vLLM wrote it: it may explain"
+        " other symptoms, but does not count as an event.",
         "event",
     ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
@@ -180,18 +191,18 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_vllm_process_start_time_seconds": _gauge("Unix time at which the server's topmost process was started."),
     "diag_vllm_processes": _gauge(
-        "Processes of this vLLM that run in this role; 0 once those that were seen of this server have ended.", "role"
+        "Running processes of this vLLM in this role; 0 once all processes seen of this server have ended.", "role"
     ),
     "diag_vllm_process_cpu_seconds_total": _counter("CPU time of a vLLM process in seconds.", *PROCESS),
     "diag_vllm_process_cpu_wait_seconds_total": _counter(
         "Seconds for which the main thread of a vLLM process was ready to run and got no CPU.", *PROCESS
     ),
     "diag_vllm_process_children_cpu_seconds_total": _counter(
-        "CPU time in seconds of what a vLLM process has run beside vLLM's own processes: compilers, for example.",
+        "CPU time in seconds of processes that a vLLM process started, other than vLLM's own: compilers, for example.",
         *PROCESS,
     ),
     "diag_vllm_process_page_faults_total": _counter(
-        "Page faults of the main thread of a vLLM process: none where it hangs, many where it loads or compiles.",
+        "Page faults of the main thread of a vLLM process: none if it hangs, many while it loads or compiles.",
         *PROCESS,
     ),
     "diag_vllm_process_read_bytes_total": _counter("Bytes read from storage for a vLLM process.", *PROCESS),
@@ -205,33 +216,31 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_host_oom_kills_total": _counter(
         "Processes that the kernel of this host has killed for lack of memory since it booted, of vLLM or not.",
-        unread="The time at which it grew last names what killed a server; the number itself is for readers.",
+        unread="The time of its last growth shows what killed a server; the number itself is for readers.",
     ),
     "diag_host_last_oom_kill_timestamp_seconds": _gauge(
-        "Unix time at which the exporter saw diag_host_oom_kills_total grow last; until it has, the time at which the "
-        "kernel's log says that a process of vLLM was killed for lack of memory, 0 when it does not."
+        "Unix time at which the exporter last saw diag_host_oom_kills_total grow; before that, the time at which the "
+        "kernel's log reports that a process of vLLM was killed for lack of memory, 0 if it reports none."
     ),
     "diag_host_memory_limit_bytes": _gauge(
-        "Host memory in bytes that the server may use: the limit of its cgroup, or the host's memory where that leaves "
+        "Host memory in bytes that the server may use: the limit of its cgroup, or the host's memory if that leaves "
         "less room."
     ),
     "diag_host_memory_used_bytes": _gauge(
-        "Of that memory, the bytes in use by any process, without page cache and caches of the kernel."
+        "Host memory in bytes in use under diag_host_memory_limit_bytes, without page cache and caches of the kernel."
     ),
-    "diag_host_memory_events_total": _counter("Events of the memory of the server's cgroup (memory.events).", "event"),
+    "diag_host_memory_events_total": _counter("Memory events of the server's cgroup (memory.events).", "event"),
     "diag_host_cpu_limit_cores": _gauge(
         "CPU quota of the server's cgroup in cores; no sample without one.",
-        unread="It shows what a CPU limit would have to be raised from.",
+        unread="It shows the CPU limit that would have to be raised.",
     ),
     "diag_host_cpu_throttled_seconds_total": _counter(
-        "Seconds for which the CPU quota has kept the server's cgroup from running, all CPUs together."
+        "Seconds for which the CPU quota has kept the server's cgroup from running, summed over all CPUs."
     ),
-    "diag_host_cpu_periods_total": _counter(
-        "Periods (of 100 ms, if nobody has set another length) in which the server's cgroup ran under its CPU quota."
-    ),
-    "diag_host_cpu_throttled_periods_total": _counter("Those of these periods in which the quota was used up."),
+    "diag_host_cpu_periods_total": _counter("CPU quota periods (100 ms by default) in which the server's cgroup ran."),
+    "diag_host_cpu_throttled_periods_total": _counter("CPU quota periods in which the server's cgroup was throttled."),
     "diag_host_pressure_ratio": _gauge(
-        "Share of the last 10 s in which something in the server's cgroup waited for this resource (PSI; 0 to 1).",
+        "Share of the last 10 s in which a task of the server's cgroup waited for this resource (PSI; 0 to 1).",
         "resource",
     ),
     "diag_gpu_up": _gauge("1 when this GPU answers, 0 when it is lost.", *GPU),
@@ -251,7 +260,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_power_limit_watts": _gauge("Enforced power limit in watts.", *GPU),
     "diag_gpu_power_limit_min_watts": _gauge("Lowest power limit that can be set, in watts.", *GPU),
     "diag_gpu_power_limit_default_watts": _gauge(
-        "Power limit as the vendor set it, in watts.", *GPU, unread="It shows whether somebody changed the limit."
+        "Power limit as the vendor set it, in watts.", *GPU, unread="It shows whether the limit was changed."
     ),
     "diag_gpu_memory_bandwidth_max_bytes_per_second": _gauge(
         "Bandwidth of the GPU's memory in bytes per second, by its data sheet; no sample with MIG.",
@@ -314,24 +323,32 @@ FAMILIES: Mapping[str, MetricFamily] = {
 
 
 def render(samples: Iterable[Sample]) -> bytes:
-    """The samples in the text format 0.0.4, families in the order of the contract.
+    """Write samples in the text format 0.0.4, families in the order of the contract.
 
-    prometheus_client writes what stands before a value, once for each series: it does not change from scrape to scrape.
+    prometheus_client writes the text before a value once for each series: it does not change from scrape to scrape.
     """
+    from prometheus_client import generate_latest
+
     by_family: dict[str, list[Sample]] = {}
     for sample in samples:
         by_family.setdefault(sample[0], []).append(sample)
     lines: list[str] = []
     for name in filter(by_family.__contains__, FAMILIES):
         for at, (_, labels, value) in enumerate(by_family[name]):
-            head = _HEADS.get((name, labels)) or _written(name, labels)
+            head = _HEADS.get((name, labels))
+            if head is None:
+                if len(_HEADS) >= MOST_HEADS:
+                    _HEADS.clear()
+                registry = cast("CollectorRegistry", _Registry((name, labels, 0.0)))
+                comments, _, line = generate_latest(registry).decode().rstrip("\n").rpartition("\n")
+                head = _HEADS[name, labels] = f"{comments}\n", line.rpartition(" ")[0]
             lines.append(f"{'' if at else head[0]}{head[1]} {_number(value)}\n")
     return "".join(lines).encode()
 
 
 @lru_cache(maxsize=4096)
 def _number(value: float) -> str:
-    """As prometheus_client writes it; most numbers are those of the last scrape."""
+    """Write a number as prometheus_client does; most numbers are those of the last scrape."""
     from prometheus_client.utils import floatToGoString
 
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
@@ -342,34 +359,21 @@ MOST_HEADS = 20_000
 """Processes come and go, and every PID is a series of its own."""
 
 
-def _written(name: str, labels: tuple[str, ...]) -> tuple[str, str]:
-    """The family's comments and the series' name and labels, by prometheus_client."""
-    from prometheus_client import generate_latest
-
-    if len(_HEADS) >= MOST_HEADS:
-        _HEADS.clear()
-    page = generate_latest(cast("CollectorRegistry", _Registry((name, labels, 0.0)))).decode()
-    comments, _, line = page.rstrip("\n").rpartition("\n")
-    _HEADS[name, labels] = f"{comments}\n", line.rpartition(" ")[0]
-    return _HEADS[name, labels]
-
-
 def plain(samples: Iterable[Sample]) -> bytes:
-    """The samples as bare lines, for a page that only we read; prometheus_client takes a while to load."""
-    return "".join(f"{name}{_braces(name, labels)} {value!r}\n" for name, labels, value in samples).encode()
-
-
-def _braces(name: str, labels: tuple[str, ...]) -> str:
-    pairs = zip(FAMILIES[name].labels, labels, strict=True)
-    text = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs)
-    return f"{{{text}}}" if text else ""
+    """Write samples as bare lines, for a page that only diag reads; prometheus_client takes a while to load."""
+    lines = []
+    for name, labels, value in samples:
+        pairs = zip(FAMILIES[name].labels, labels, strict=True)
+        text = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in pairs)
+        lines.append(f"{name}{f'{{{text}}}' if text else ''} {value!r}\n")
+    return "".join(lines).encode()
 
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 class _Registry:
-    """What `generate_latest` asks of a registry, with one sample."""
+    """A registry of one sample, for `generate_latest`."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample

@@ -1,12 +1,15 @@
-"""The prefix of vLLM's metrics: `vllm:` from vLLM itself, another one from what stands between it and the reader.
+"""The prefix of vLLM's metrics: `vllm:` from vLLM itself, others from software between vLLM and the reader.
 
 A Prometheus 2 that negotiates OpenMetrics stores `vllm_`, KServe and RHOAI relabel to `kserve_vllm:`, Ray's agents
 serve `ray_vllm:` or `ray_vllm_`. Expressions are written with `vllm:`; samples get that name before they are judged.
+
+Ray changes more than the prefix (vllm/v1/metrics/ray_wrappers.py, Ray 2.49). Its page is that of a node: it may have
+several replicas, each with an engine 0. A counter or a histogram has no series before it counts something, so a counter
+of events that never happened is missing where vLLM's own page has 0.
 """
 
 import re
-
-from diag.core import ray_metrics
+from collections import defaultdict
 
 OWN = "vllm:"
 ANY = "(?:[a-zA-Z0-9_]+_)?vllm[_:]"
@@ -14,20 +17,36 @@ ANY = "(?:[a-zA-Z0-9_]+_)?vllm[_:]"
 PROBE = "num_requests_running"
 """The metric that every release has from its first scrape on."""
 _RAY = "ray_"
+_RAY_BESIDE = {
+    "num_preemptions_total": "num_requests_running",
+    "generation_tokens_total": "num_requests_running",
+    "prompt_tokens_total": "num_requests_running",
+    "request_success_total": "num_requests_running",
+    "iteration_tokens_total_count": "num_requests_running",
+    "prefix_cache_hits_total": "prefix_cache_queries_total",
+}
+"""Counters that every server has; a missing counter is 0 where its companion metric exists."""
 _ON_PAGE = re.compile(rf"^({ANY}){PROBE}[ {{]".encode(), re.MULTILINE)
+_SERIES = re.compile(rb"^vllm:(\w+)(\{.*\}) ", re.MULTILINE)
+_REPLICAS = [re.compile(rb"^vllm:.*[{,]" + label + rb'="([^"]+)"') for label in (b"ReplicaId", b"WorkerId")]
+_ENGINE = re.compile(rb'([{,]engine="[^"]*)(")')
 _IN_PROMQL = re.compile(r'(?<![\w:])vllm:(?=[a-z("])')
 
 
 def with_prefix(text: str, prefix: str) -> str:
-    """PromQL, or a text that contains some, for metrics that are stored with this prefix."""
+    """Return PromQL, or a text that contains some, for metrics that are stored with this prefix."""
     if prefix == OWN:
         return text
     text = _IN_PROMQL.sub(prefix, text)
-    return ray_metrics.completed_promql(text, prefix) if prefix.startswith(_RAY) else text
+    if prefix.startswith(_RAY):
+        for counter, beside in _RAY_BESIDE.items():  # a missing counter is 0
+            known = re.compile(rf"\w+\(\s*{prefix}{counter}(\{{[^{{}}]*\}})?(\[[^]]+\])\s*\)")
+            text = known.sub(rf"(\g<0> or 0 * last_over_time({prefix}{beside}\1\2))", text)
+    return text
 
 
 def named_as_ours(page: bytes) -> tuple[bytes, str]:
-    """The page with vLLM's metrics named `vllm:`, and the prefix that they had; "" where there was nothing to do."""
+    """Return the page with vLLM's metrics named `vllm:`, and the prefix that they had; "" if nothing was renamed."""
     if b"\nvllm:" in page or page.startswith(b"vllm:"):
         return page, ""
     found = _ON_PAGE.search(page)
@@ -35,12 +54,36 @@ def named_as_ours(page: bytes) -> tuple[bytes, str]:
         return page, ""
     lines = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + found[1], re.MULTILINE)
     page, prefix = lines.sub(rb"\1vllm:", page), found[1].decode()
-    return ray_metrics.completed_page(page) if prefix.startswith(_RAY) else page, prefix
+    return _ray_page(page) if prefix.startswith(_RAY) else page, prefix
 
 
 def relabelling(prefix: str) -> str:
-    """The line of a scrape job that gives metrics of this prefix their names back."""
+    """Return the line of a scrape job that renames metrics of this prefix to `vllm:`."""
     return (
         f"metric_relabel_configs: [{{source_labels: [__name__], regex: '{prefix}(.+)', target_label: __name__,"
         " replacement: 'vllm:$1'}]"
     )
+
+
+def _ray_page(page: bytes) -> bytes:
+    """Complete a page of Ray's agent as vLLM would write it: with zeros, and with one engine for each replica."""
+    labels: dict[str, set[bytes]] = defaultdict(set)
+    for name, inside in _SERIES.findall(page):
+        labels[name.decode()].add(inside)
+    zeros = [
+        f"vllm:{counter}".encode() + inside + b" 0\n"
+        for counter, beside in _RAY_BESIDE.items()
+        for inside in sorted(labels[beside] - labels[counter])
+    ]
+    whole, newline, rest = page.rpartition(b"\n")
+    lines = (whole + newline + b"".join(zeros) + rest).split(b"\n")
+
+    replicas = {}
+    for at, line in enumerate(lines):
+        found = next((found for label in _REPLICAS if (found := label.match(line))), None)
+        if found:
+            replicas[at] = found[1]
+    if len(set(replicas.values())) > 1:
+        for at, replica in replicas.items():
+            lines[at] = _ENGINE.sub(rb"\1@" + replica + rb"\2", lines[at])  # engine "0" is "0@<replica>"
+    return b"\n".join(lines)

@@ -1,4 +1,4 @@
-"""Subjects of a report, and what is known of each: rows of values, indexed by instance."""
+"""Subjects of a report, and rows of values of each, indexed by instance."""
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -13,11 +13,11 @@ Floats = NDArray[np.float64]
 Instants = NDArray[np.int64]
 T = TypeVar("T")
 LARGEST = 1e30
-"""Of any reading: beyond is no measurement, and the product of two of them is infinite."""
+"""The largest reading: a larger one is no measurement, and the product of two would be infinite."""
 
 
 class SubjectIndex(Generic[T]):
-    """Values indexed by the instance of their subject, so that in a fleet the few that may agree are found at once."""
+    """Values indexed by the instance of their subject, so that the few that may agree are found at once in a fleet."""
 
     def __init__(self, pairs: Iterable[tuple[Subject, T]] = ()) -> None:
         self._by_instance: dict[str | None, list[tuple[Subject, T]]] = {}
@@ -25,11 +25,11 @@ class SubjectIndex(Generic[T]):
             self.add(subject, value)
 
     def add(self, subject: Subject, value: T) -> None:
-        """Add one more."""
+        """Add a value of a subject."""
         self._by_instance.setdefault(dict(subject).get("instance"), []).append((subject, value))
 
     def like(self, subject: Subject) -> Iterator[tuple[Subject, T]]:
-        """Those whose subject agrees with this one, in their order."""
+        """Yield the pairs whose subject agrees with this one, in the order in which they were added."""
         instance = dict(subject).get("instance")
         near = [instance, None] if instance is not None else self._by_instance
         return (pair for name in near for pair in self._by_instance.get(name, ()) if agree(pair[0], subject))
@@ -43,16 +43,16 @@ class Rows(dict[Subject, Floats]):
         return SubjectIndex(self.items())
 
     def like(self, subject: Subject) -> Iterator[tuple[Subject, Floats]]:
-        """The rows whose subject is the same on the labels that both have."""
+        """Yield the rows whose subject is the same on the labels that both have."""
         return self._index.like(subject)
 
     def of(self, subject: Subject) -> Floats | None:
-        """The subject's own row, else the first that agrees with it."""
+        """Return the subject's own row, else the first that agrees with it."""
         row = self.get(subject)
         return row if row is not None else next((row for _, row in self.like(subject)), None)
 
 
 def agree(one: Subject, other: Subject) -> bool:
-    """Whether two subjects are the same on the labels that both have."""
+    """Return True if two subjects are the same on the labels that both have."""
     left, right = dict(one), dict(other)
     return all(left[name] == right[name] for name in left.keys() & right.keys())

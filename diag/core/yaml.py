@@ -1,12 +1,10 @@
-"""YAML as people write it: long texts as blocks, keys in their order. The only file that speaks PyYAML,
-which is loaded where a file is read or written.
+"""YAML as people write it: long texts as blocks, keys in their order.
 
-A few hundred bytes with nested aliases stand for billions of values, and deep nesting takes quadratic time: the events
-of a text are counted before anything is built of them.
+This is the only file that imports PyYAML, when a file is read or written. A few hundred bytes with nested aliases stand
+for billions of values, and deep nesting takes quadratic time: the events of a text are counted before it is loaded.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ LONGEST_NUMBER = 64
 
 
 def dump(head: str, content: Mapping[str, Any]) -> str:
-    """A document under a comment."""
+    """Write a document under a comment."""
     comment = "".join(f"# {line}".rstrip() + "\n" for line in head.splitlines())
     import yaml
 
@@ -39,7 +37,7 @@ def dump(head: str, content: Mapping[str, Any]) -> str:
 
 
 def load(file: Path) -> Any:
-    """What a file holds; BadUsage where it is no YAML or goes beyond a bound, OSError where it cannot be read."""
+    """Load the only document of a file; BadUsage if it is no bounded YAML, OSError if it cannot be read."""
     found = documents(file)
     if len(found) > 1:
         raise BadUsage(f"{_shown(file)}: expected one YAML document, found {len(found):,}")
@@ -47,7 +45,7 @@ def load(file: Path) -> Any:
 
 
 def documents(file: Path) -> list[Any]:
-    """The documents of a file, of which a Kubernetes manifest has several; raises as `load` does."""
+    """Load the documents of a file, of which a Kubernetes manifest has several; raises as `load` does."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the one in C is optional
@@ -60,18 +58,9 @@ def documents(file: Path) -> list[Any]:
 
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     content = read_bytes(file, MOST_BYTES)
-    with _refused(file):
+    try:
         _count(yaml.parse(content, Loader=Loader))
         return list(yaml.load_all(content, Loader=Loader))
-
-
-@contextmanager
-def _refused(file: Path) -> Iterator[None]:
-    """One sentence for whatever is wrong; PyYAML lets through what int() and datetime() raise."""
-    import yaml
-
-    try:
-        yield
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
@@ -86,7 +75,7 @@ def _shown(file: Path) -> str:
 
 
 def _count(events: Iterator[Any]) -> None:
-    """ValueError where the values are too many or too deep; each alias counts as all that it stands for."""
+    """Raise ValueError if the values are too many or too deep; an alias counts as all values that it stands for."""
     import yaml
 
     anchors: dict[str, int] = {}

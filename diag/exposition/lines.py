@@ -3,9 +3,9 @@
 import re
 
 MOST_BYTES, MOST_LINES, LONGEST_LINE = 16 * 2**20, 200_000, 64 * 2**10
-"""Of one page, decoded: vLLM's has some 50 kB and 700 lines, and any page within these bounds is read in 2 s."""
+"""Limits of one decoded page: vLLM's has some 50 kB and 700 lines; any page within the limits is read in 2 s."""
 CUT = b"# the page was cut off here"
-"""Stands for an incomplete last line in a recording."""
+"""The line that replaces an incomplete last line in a recording."""
 
 _SAMPLE = re.compile(
     r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*"
@@ -22,34 +22,32 @@ class NotMetrics(Exception):
 
 
 def sample(line: bytes) -> tuple[str, dict[str, str], str, str, str]:
-    """Name, labels, value, timestamp and exemplar of a line, the last two may be ""; ValueError where it is none."""
+    """Return name, labels, value, timestamp and exemplar of a line; ValueError if it is no sample.
+
+    Timestamp and exemplar may be "".
+    """
     match = _SAMPLE.fullmatch(line.decode("utf-8", "replace"))
     if match is None:
         raise ValueError
     name, inside, value, timestamp, exemplar = match.groups(default="")
-    return name, _labels(inside), value, timestamp, exemplar
-
-
-def _labels(inside: str) -> dict[str, str]:
-    """What stands between the braces; ValueError where it is not labels, each of them once."""
     labels: dict[str, str] = {}
     at = 0
     while at < len(inside.rstrip(" \t")):
-        match = _LABEL.match(inside, at)
-        if match is None or match[1] in labels or match[1] == "__name__":
+        label = _LABEL.match(inside, at)
+        if label is None or label[1] in labels or label[1] == "__name__":
             raise ValueError
-        labels[match[1]] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], match[2])
-        at = match.end()
-    return labels
+        labels[label[1]] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2])
+        at = label.end()
+    return name, labels, value, timestamp, exemplar
 
 
 def is_cut(rest: bytes) -> bool:
-    """Whether what stands after the last newline is part of a line."""
+    """Return True if the rest after the last newline is part of a line."""
     return rest.strip() not in (b"", b"# EOF")
 
 
 def refuse_other_formats(page: bytes) -> None:
-    """NotMetrics where a page starts as HTML or JSON does."""
+    """Raise NotMetrics if a page starts as HTML or JSON does."""
     start = page[:1024].lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"<"):
         raise NotMetrics("answered an HTML page, not metrics")

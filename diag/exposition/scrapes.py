@@ -1,29 +1,191 @@
-"""The scrapes of one target, gathered page by page and laid out in columns."""
+"""The /metrics pages of one target: parsed one by one, and laid out in columns.
+
+The pages of one target share nearly all of their lines. The text before a value is parsed once for each distinct
+series; after that a line is one lookup and one `float`, and if a page has the series of the page before it, only the
+lines that changed are read.
+"""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from threading import Lock
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.exposition.lines import NotMetrics
-from diag.exposition.page import Page, Parser
+from diag.core.formatting import printable
+from diag.core.metric_prefix import named_as_ours
+from diag.exposition.lines import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import STALE, Labels, distinct
 
+MOST_SERIES = 50_000
+"""Series that are read of one target; vLLM has some 600."""
 FEW_SERIES = 5_000
-"""Of scrapes that were forgotten, so many series may be left behind."""
+"""Series of forgotten scrapes that a parser may still hold."""
 Floats = NDArray[np.float64]
 Millis = NDArray[np.int64]
+FaultKind = Literal["malformed", "duplicate", "timestamp", "truncated", "crowded", "renamed"]
+Faults = dict[FaultKind, str]
+"""The faults of a page that is still usable, each kind with its first example."""
+
+
+class Layout(NamedTuple):
+    """The series of a page, as numbers of `Parser.labels`; shared by pages that have the same series."""
+
+    rows: NDArray[np.intp]
+    models: tuple[str, ...]
+    engines: int
+    vllm: bool
+
+
+class Page(NamedTuple):
+    """One parsed page; `values` are in the order of `layout.rows`."""
+
+    layout: Layout
+    values: NDArray[np.float64]
+    faults: Faults
+
+
+class _Read(NamedTuple):
+    """A page without faults: its lines, and the index in `values` of the value of each line; -1 for a comment."""
+
+    lines: list[bytes]
+    places: list[int]
+    rows: list[int]
+    values: list[float]
+
+
+class Parser:
+    """Parses the pages of one target; `labels` are its series in the order in which they were first seen.
+
+    As in Prometheus, every series gets the label `instance`; the page's own becomes `exported_instance`.
+    """
+
+    def __init__(self, instance: str, known: Iterable[Labels] = ()) -> None:
+        self.instance = instance
+        self.labels: list[Labels] = list(known)
+        self._rows = {frozenset(labels.items()): row for row, labels in enumerate(self.labels)}
+        self._heads: dict[bytes, int] = {}
+        self._last: tuple[list[int], Layout] | None = None
+        self._before: _Read | None = None
+
+    def parse(self, page: bytes) -> Page:
+        """Keep the valid lines and note the others; `NotMetrics` if there is no valid line."""
+        refuse_other_formats(page)
+        page, prefix = named_as_ours(page)
+        if page.count(b"\n") > MOST_LINES:
+            raise NotMetrics(f"sent more than {MOST_LINES:,} lines")
+        lines = page.split(b"\n")
+        rest = lines.pop()
+        rows, values, faults = self._parse_changed(lines) or self._parse_all(lines)
+        if not rows:
+            if not page.strip():
+                raise NotMetrics("answered an empty page")
+            malformed = faults.get("malformed")
+            raise NotMetrics(f"answered no metrics: {malformed}" if malformed else "answered a page without any metric")
+
+        if is_cut(rest) or lines[-1] == CUT:
+            faults["truncated"] = ""
+        if prefix:
+            faults["renamed"] = prefix
+        if len(set(rows)) < len(rows):  # repeated series: the first stays, as in Prometheus
+            first: dict[int, float] = {}
+            for row, value in zip(rows, values, strict=True):
+                if row in first:
+                    faults.setdefault("duplicate", self.labels[row]["__name__"])
+                first.setdefault(row, value)
+            rows, values = list(first), list(first.values())
+
+        if self._last is None or self._last[0] != rows:
+            vllm = [self.labels[row] for row in rows if self.labels[row]["__name__"].startswith("vllm:")]
+            models = sorted({labels["model_name"] for labels in vllm if "model_name" in labels})
+            engines = len({labels["engine"] for labels in vllm if "engine" in labels})
+            self._last = rows, Layout(np.array(rows, np.intp), tuple(models), engines, bool(vllm))
+        return Page(self._last[1], np.array(values, np.float64), faults)
+
+    def _parse_changed(self, lines: list[bytes]) -> tuple[list[int], list[float], Faults] | None:
+        """Read the lines that differ from the page before; None if the page has other series."""
+        before = self._before
+        if before is None or len(before.lines) != len(lines):
+            return None
+        values = before.values.copy()
+        for at in [at for at, (new, old) in enumerate(zip(lines, before.lines, strict=True)) if new != old]:
+            head, _, text = lines[at].rpartition(b" ")
+            place = before.places[at]
+            if place < 0 or self._heads.get(head) != before.rows[place] or b"_" in text:
+                return None
+            try:
+                values[place] = float(text)
+            except ValueError:
+                return None
+        self._before = _Read(lines, before.places, before.rows, values)
+        return before.rows, values, {}
+
+    def _parse_all(self, lines: list[bytes]) -> tuple[list[int], list[float], Faults]:
+        rows: list[int] = []
+        values: list[float] = []
+        faults: Faults = {}
+        heads = self._heads
+        places = [-1] * len(lines)
+        for number, line in enumerate(lines, 1):
+            if line.startswith(b"#"):
+                continue
+            head, _, text = line.rpartition(b" ")
+            row = heads.get(head)
+            try:
+                if row is None or b"_" in text:  # Python reads 1_000 as a number, Prometheus does not
+                    row, value = self._new_sample(line, faults)
+                else:
+                    value = float(text)
+            except ValueError:
+                if line.strip():
+                    shown = printable(line.decode("utf-8", "replace"), 60)
+                    faults.setdefault("malformed", f"line {number} is not a metric: {shown}")
+                continue
+            if row >= 0:
+                places[number - 1] = len(rows)
+                rows.append(row)
+                values.append(value)
+        whole = not faults and len(set(rows)) == len(rows)
+        self._before = _Read(lines, places, rows, values) if whole else None
+        return rows, values, faults
+
+    def _new_sample(self, line: bytes, faults: Faults) -> tuple[int, float]:
+        """Return the row (-1: one too many) and the value of a line that is new; ValueError if it is no sample."""
+        if len(line) > LONGEST_LINE:
+            raise ValueError
+        name, labels, text, timestamp, exemplar = sample(line)
+        value = float(text)
+
+        series = {label: kept for label, kept in ({"__name__": name} | labels).items() if kept}  # "" is no label
+        if "instance" in series:
+            exported = "exported_instance"
+            while exported in series:
+                exported = f"exported_{exported}"
+            series[exported] = series.pop("instance")
+        series["instance"] = self.instance
+        key = frozenset(series.items())
+        row = self._rows.get(key, -1)
+        if row < 0 and len(self.labels) < MOST_SERIES:
+            row = self._rows[key] = len(self.labels)
+            self.labels.append(series)
+
+        if timestamp:
+            faults.setdefault("timestamp", name)
+        head, _, tail = line.rpartition(b" ")
+        if row < 0:
+            faults.setdefault("crowded", name)
+        elif not timestamp and not exemplar and tail == text.encode() and len(self._heads) < 2 * MOST_SERIES:
+            self._heads[head] = row
+        return row, value
 
 
 class Scrape(NamedTuple):
-    """One scrape at unix milliseconds; a failed one has a reason, and a page only of what stands beside the server."""
+    """One scrape at unix milliseconds; a failed one has a reason, and a page only of what is read beside the server."""
 
     at: int
     page: Page | None
@@ -40,7 +202,7 @@ class Target:
         self._lock = Lock()
 
     def add(self, at: int, page: bytes) -> str:
-        """Add a scrape that was answered; the reason where it returned no metrics page, else ""."""
+        """Add an answered scrape; return the reason if the answer is no metrics page, else ""."""
         with self._lock:
             try:
                 scrape = Scrape(at, self._parser.parse(page))
@@ -50,7 +212,7 @@ class Target:
         return scrape.reason
 
     def fail(self, at: int, reason: str, beside: bytes = b"") -> None:
-        """Add a failed scrape, with what stands beside the server (for example its log) where that can be read."""
+        """Add a failed scrape, with the metrics that are read beside the server, for example from its log."""
         page = None
         with self._lock:
             with suppress(NotMetrics):
@@ -58,15 +220,15 @@ class Target:
             self.scrapes.append(Scrape(at, page, reason))
 
     def forget(self, before: int) -> None:
-        """Drop the scrapes before a time, unix milliseconds; and once most series are of those, what they were."""
+        """Drop the scrapes before a time, unix milliseconds, and once most series have no scrape left, these series."""
         with self._lock:
             del self.scrapes[: bisect_left(self.scrapes, before, key=lambda scrape: scrape.at)]
             pages = [scrape.page for scrape in self.scrapes if scrape.page]
             if len(self._parser.labels) > FEW_SERIES + 2 * max((len(page.values) for page in pages), default=0):
-                self._start_again(pages)
+                self._keep_series_of(pages)
 
-    def _start_again(self, pages: Sequence[Page]) -> None:
-        """With the series of these pages alone: every engine that restarts, every adapter leaves some behind."""
+    def _keep_series_of(self, pages: Sequence[Page]) -> None:
+        """Drop series that are on none of these pages: every restarted engine and unloaded adapter leaves some."""
         used = sorted({row for page in pages for row in page.layout.rows.tolist()})
         places = {row: place for place, row in enumerate(used)}
         layouts = {id(page.layout): page.layout for page in pages}
@@ -86,7 +248,7 @@ class Target:
         return len(self.scrapes) * len(self._parser.labels)
 
     def table(self) -> "ScrapeTable":
-        """Lay out what was gathered; a scrape that is not newer than another of this target sorts by its time."""
+        """Lay out the scrapes in the order of their times; of several at one time the first is kept."""
         with self._lock:
             scrapes, labels = list(self.scrapes), tuple(self._parser.labels)
         ordered = sorted(scrapes, key=lambda scrape: scrape.at)
@@ -102,7 +264,10 @@ class Target:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScrapeTable:
-    """The scrapes of one target in the order of their times, which are distinct; `labels` are all of its series."""
+    """The scrapes of one target in the order of their times, which are distinct; `labels` are all of its series.
+
+    out_of_order: scrapes that were added after a later one. dropped: scrapes at the time of another one.
+    """
 
     instance: str
     labels: tuple[Labels, ...]
@@ -112,12 +277,12 @@ class ScrapeTable:
 
     @cached_property
     def times(self) -> Millis:
-        """Every scrape, failed ones included; shape (N,)."""
+        """The times of all scrapes, failed ones included, unix milliseconds; shape (N,)."""
         return np.array([scrape.at for scrape in self.scrapes], np.int64)
 
     @cached_property
     def values(self) -> Floats:
-        """Shape (S, N); the stale marker where a series was absent or the scrape failed."""
+        """Values of shape (S, N), with the stale marker for absent series and failed scrapes."""
         values = np.full((len(self.scrapes), len(self.labels)), STALE)
         for row, scrape in zip(values, self.scrapes, strict=True):
             if scrape.page is not None:
@@ -135,11 +300,11 @@ class ScrapeTable:
         return tuple(scrape for scrape in self.scrapes if scrape.reason)
 
     def rows(self, *names: str) -> list[int]:
-        """The series of these metrics, on whichever page."""
+        """Return the rows of all series of these metrics."""
         return [row for row, labels in enumerate(self.labels) if labels["__name__"] in names]
 
     def last(self, name: str) -> list[Labels]:
-        """The series of a metric on the last page that has it."""
+        """Return the series of a metric on the last page that has it."""
         rows = set(self.rows(name))
         pages = (scrape.page for scrape in reversed(self.scrapes) if scrape.page is not None)
         there = next((found for page in pages if (found := rows & set(page.layout.rows.tolist()))), set())
@@ -147,13 +312,13 @@ class ScrapeTable:
 
 
 def median_interval(tables: Sequence[ScrapeTable], otherwise: float) -> float:
-    """The usual seconds between two scrapes of one target."""
+    """Return the median seconds between two scrapes of one target, or `otherwise` if there are no two."""
     steps = [np.diff(table.times) for table in tables if len(table.times) > 1]
     return float(np.median(np.concatenate(steps))) / 1000 if steps else otherwise
 
 
 def rounds(tables: Sequence[ScrapeTable], interval: float) -> Millis:
-    """One instant for each round over all targets: back from the last scrape, in steps of at least 3/4 interval."""
+    """Return one instant per round over all targets: back from the last scrape, in steps of at least 3/4 interval."""
     times = distinct(np.concatenate([table.times for table in tables]))
     apart = max(1, round(750 * interval))
     chosen = [int(times[-1])]

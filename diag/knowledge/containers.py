@@ -7,7 +7,7 @@ ours is left out: a missing sample is unknown, a wrong one misleads.
 
 from collections.abc import Iterable
 
-from diag.core.recording_rules import RecordingRule
+from diag.core.incident import RecordingRule
 
 POD = ("cluster", "namespace", "pod")
 """Without a label `cluster` on either side there is one cluster; with it on one side nothing is joined."""

@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from diag.core.formatting import gibibytes, plural
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB, gibibytes, plural
 from diag.lint.finding import removal
 from diag.lint.host_gpus import HostGpu, HostGpus
 from diag.lint.rule import Example, LintRule, Match

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from diag.core.sizes import flag_integer
+from diag.core.formatting import flag_integer
 from diag.lint.host_gpus import HostGpus
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known, release

@@ -124,12 +124,12 @@ class _Evaluation:
                 if node.op != "or" and not left.scalar and not left.labels:
                     return left  # nothing matches it: the right side need not be computed
                 return binary(node.op, left, self.vector(node.right), node.matching, node.return_bool)
-            case Aggregate(op, expr, param, labels, without):
-                vector = self.vector(expr)
-                if isinstance(param, String):
-                    return count_values(vector, param.value, labels, without)
-                argument = np.empty(0) if param is None else self.vector(param).values[0]
-                return aggregate(op, vector, labels, without, argument)
+            case Aggregate():
+                vector = self.vector(node.expr)
+                if isinstance(node.param, String):
+                    return count_values(vector, node.param.value, node.labels, node.without)
+                argument = np.empty(0) if node.param is None else self.vector(node.param).values[0]
+                return aggregate(node.op, vector, node.labels, node.without, argument)
             case Call():
                 return self._over_range(node) if node.function in RANGE_FUNCTIONS else self._call(node)
         raise TypeError(f"{node} is not a vector")

@@ -247,12 +247,10 @@ def _binary(tree: ast.BinaryExpr, parts: _Parts) -> nodes.Binary:
         if modifier.fill_values.lhs is not None or modifier.fill_values.rhs is not None:
             raise _Refused("fill()")
         labels = modifier.matching
-        matching = nodes.Matching(
-            on=labels is not None and labels.type == ast.LabelModifierType.Include,
-            labels=() if labels is None else tuple(labels.labels),
-            many=_MANY.get(str(modifier.card), ""),
-            include=tuple(modifier.group_labels or ()),
-        )
+        on = labels is not None and labels.type == ast.LabelModifierType.Include
+        names = () if labels is None else tuple(labels.labels)
+        many, include = _MANY.get(str(modifier.card), ""), tuple(modifier.group_labels or ())
+        matching = nodes.Matching(on, names, many, include)
     return _only(
         nodes.Binary,
         op,

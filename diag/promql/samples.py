@@ -59,7 +59,16 @@ class Samples:
         self._blocks: dict[str, list[Block]] = {}
         self._dense: dict[str, list[Block]] = {}
         for block in blocks:
-            for name, part in _by_name(block):
+            labels = [{name: value for name, value in series.items() if value} for series in block.labels]
+            values = np.asarray(block.values, dtype=np.float64)
+            times = np.asarray(block.times, dtype=np.int64)
+            if values.shape != (len(labels), times.size) or not (np.diff(times) > 0).all():
+                raise ValueError("a block needs one row per series, one column per time, and times that ascend")
+            rows: dict[str, list[int]] = {}
+            for row, series in enumerate(labels):  # an empty label is no label
+                rows.setdefault(series.get(NAME, ""), []).append(row)
+            for name, chosen in rows.items():
+                part = Block(tuple(labels[row] for row in chosen), times, values[chosen])
                 self._blocks.setdefault(name, []).append(part)
         for name, parts in self._blocks.items():
             distinct_labels = {frozenset(series.items()) for part in parts for series in part.labels}
@@ -107,20 +116,6 @@ def without_holes(labels: Sequence[Labels], times: Millis, values: Floats, prese
         kept = np.flatnonzero(present[rows[0]])
         if kept.size:
             yield Block(tuple(labels[row] for row in rows), times[kept], values[rows][:, kept])
-
-
-def _by_name(block: Block) -> Iterator[tuple[str, Block]]:
-    """Split a block by metric name; an empty label is no label."""
-    labels = [{name: value for name, value in series.items() if value} for series in block.labels]
-    values = np.asarray(block.values, dtype=np.float64)
-    times = np.asarray(block.times, dtype=np.int64)
-    if values.shape != (len(labels), times.size) or not (np.diff(times) > 0).all():
-        raise ValueError("a block needs one row for each series, one column for each time, and times that ascend")
-    rows: dict[str, list[int]] = {}
-    for row, series in enumerate(labels):
-        rows.setdefault(series.get(NAME, ""), []).append(row)
-    for name, chosen in rows.items():
-        yield name, Block(tuple(labels[row] for row in chosen), times, values[chosen])
 
 
 def _matching(blocks: Iterable[Block], matchers: Sequence[Matcher]) -> Iterator[Block]:

@@ -10,8 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from diag import __version__
-from diag.core.formatting import gibibytes, plural, quantity
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB, gibibytes, plural, quantity
 from diag.report.layout import paragraph, table
 from diag.vllm.capacity.roofline import REACHED, Ceiling, SizedReplica, cost_per_million
 from diag.vllm.memory.ledger import Ledger

@@ -14,8 +14,17 @@ from diag import promql
 from diag.core.formatting import clock, listed, plural, printable
 from diag.core.metric_prefix import relabelling
 from diag.core.subjects import LARGEST, Instants, Subject
-from diag.exposition.page import MOST_SERIES, FaultKind
-from diag.exposition.scrapes import Floats, Millis, Scrape, ScrapeTable, Target, median_interval, rounds
+from diag.exposition.scrapes import (
+    MOST_SERIES,
+    FaultKind,
+    Floats,
+    Millis,
+    Scrape,
+    ScrapeTable,
+    Target,
+    median_interval,
+    rounds,
+)
 from diag.promql import Block, Labels, Samples, is_stale
 from diag.vllm.command.shown import shown
 from diag.vllm.server import config

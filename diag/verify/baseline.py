@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from diag import __version__
 from diag.core.errors import BadUsage
-from diag.core.files import exists, read_text
+from diag.core.files import exists, only_writer, read_text, refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import LARGEST
-from diag.core.writing import only_writer, refused_in_words, written_whole
 from diag.diagnosis.query_cache import QueryCache
 from diag.verify.measures import COLUMNS, Row, ServerKind, measure, starts
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB
 
 _ALIASES = {"a100": "a100-80", "v100": "v100-16", "3090": "rtx3090", "4090": "rtx4090", "5090": "rtx5090"}
 _WITHOUT_SHEET = {"h20": 9.0, "h800": 9.0}

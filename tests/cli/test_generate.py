@@ -13,7 +13,7 @@ from support.rule_files import groups_of
 
 from diag.artefacts.generate import write
 from diag.core.errors import BadUsage
-from diag.core.writing import only_writer
+from diag.core.files import only_writer
 
 DIAG = Path(sys.executable).with_name("diag")
 OWN = """

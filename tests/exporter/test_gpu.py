@@ -12,7 +12,7 @@ import pytest
 from support import scripted_nvml
 from support.scripted_nvml import GIB, H100, LOST, T4
 
-from diag.core.throttle_reasons import THROTTLE_REASONS
+from diag.core.metric_families import THROTTLE_REASONS
 from diag.exporter.gpu import collector, nvml, xid
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.process.ownership import Owner

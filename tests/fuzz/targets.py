@@ -23,18 +23,18 @@ from diag.commands import lint
 from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source, take_snapshot
 from diag.commands.site import site
 from diag.core.contract import Contract
+from diag.core.contract_file import apply_overrides
 from diag.core.contract_file import read as read_contract
 from diag.core.errors import DiagError
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.core.metric_families import plain
-from diag.core.site_overrides import apply_overrides
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
 from diag.exporter.vllm_page import PageReader
 from diag.exposition.lines import NotMetrics
-from diag.exposition.page import Parser
+from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load

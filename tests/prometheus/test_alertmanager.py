@@ -28,8 +28,7 @@ from diag.artefacts.generate import files
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract, Site
-from diag.core.contract_file import read
-from diag.core.site_overrides import apply_overrides
+from diag.core.contract_file import apply_overrides, read
 from diag.knowledge.catalog import load
 from diag.promql import Block
 

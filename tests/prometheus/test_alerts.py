@@ -35,8 +35,8 @@ from diag.artefacts import alerts
 from diag.artefacts.alerts import groups
 from diag.artefacts.generate import files
 from diag.core.contract import Contract, Site
+from diag.core.contract_file import apply_overrides
 from diag.core.incident import seconds
-from diag.core.site_overrides import apply_overrides
 from diag.core.yaml import dump
 from diag.knowledge.catalog import load
 

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from diag.artefacts import dcgm
-from diag.core.metric_families import FAMILIES
-from diag.core.throttle_reasons import THROTTLE_REASONS
+from diag.core.metric_families import FAMILIES, THROTTLE_REASONS
 
 PLACES = ("PATH", "DIAG_PROMETHEUS3")
 SERVER, BY_POD = ("instance",), ("namespace", "pod")

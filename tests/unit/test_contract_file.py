@@ -8,10 +8,9 @@ from support.paths import ROOT
 
 from diag.commands.site import site
 from diag.core.contract import Contract, Site
-from diag.core.contract_file import read
+from diag.core.contract_file import apply_overrides, read
 from diag.core.errors import BadContract
 from diag.core.incident import Incident
-from diag.core.site_overrides import apply_overrides
 from diag.knowledge.catalog import load
 
 CASCADE = "kv_eviction_cascade"

@@ -12,9 +12,8 @@ from support.paths import ROOT
 from diag import signals
 from diag.core.contract import Contract
 from diag.core.incident import Signal
-from diag.core.log_events import LOG_EVENTS
+from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 from diag.core.metric_families import FAMILIES, LABELS
-from diag.core.startup_phases import STARTUP_PHASES
 from diag.diagnosis import telemetry_checks
 from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
 from diag.exporter.process.cgroup import EVENTS

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.paths import RECORDINGS
 
 from diag.exposition.lines import CUT, NotMetrics
-from diag.exposition.page import Parser
+from diag.exposition.scrapes import Parser
 
 KV_CASCADE = RECORDINGS / "kv_cascade" / "metrics.prom.gz"
 
@@ -216,7 +216,7 @@ def test_a_page_without_metrics_is_a_failed_scrape(page: bytes, reason: str) -> 
 
 
 def test_too_many_series_are_left_out_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diag.exposition.page.MOST_SERIES", 2)
+    monkeypatch.setattr("diag.exposition.scrapes.MOST_SERIES", 2)
     page = Parser("h:1").parse(b"a 1\nb 2\nc 3\nd 4\n")
     assert (page.values.tolist(), page.faults) == ([1.0, 2.0], {"crowded": "c"})
 

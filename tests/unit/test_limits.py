@@ -10,12 +10,12 @@ from support.paths import ROOT
 from diag.cli import options
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.schemas import COMMAND
-from diag.core import toml, yaml
+from diag.core import files, yaml
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
-from diag.exposition import lines, page
+from diag.exposition import lines, scrapes
 from diag.exposition.lines import NotMetrics
-from diag.exposition.page import Parser
+from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.promql import parser
 from diag.sources.kubernetes import cluster, servers
@@ -34,7 +34,7 @@ ROWS = {
 STATED = {
     "metrics page": f"{lines.MOST_BYTES // MIB} MiB, {lines.MOST_LINES:,} lines",
     "line of a page": f"{lines.LONGEST_LINE // 1024} KiB",
-    "series of one server": f"{page.MOST_SERIES:,}",
+    "series of one server": f"{scrapes.MOST_SERIES:,}",
     "line of a log": f"{parse_line.MOST_CHARACTERS // 1024} KiB",
     "log that is followed (`--log`)": f"first {tail.FIRST // MIB} MiB and last {tail.LAST // MIB} MiB",
     "log of a recording, `diag budget --log`": f"first {parse_line.FIRST // MIB} MiB and "
@@ -43,7 +43,7 @@ STATED = {
     "pages of a recording, unpacked": f"{reader.MOST_PAGES // MIB:,} MiB",
     "scrapes of a recording": f"{reader.MOST_SCRAPES:,} of {reader.MOST_TARGETS:,} servers",
     "values of a recording (scrapes times series)": f"{reader.MOST_VALUES:,}",
-    "`diag.toml`, `recording.toml`": f"{toml.MOST_BYTES // MIB} MiB, {toml.MOST_PARTS} levels",
+    "`diag.toml`, `recording.toml`": f"{files.MOST_TOML_BYTES // MIB} MiB, {files.MOST_TOML_PARTS} levels",
     "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
     f"{baseline.MOST_ROWS:,} windows of each",
     "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",
@@ -90,7 +90,7 @@ def test_a_line_that_is_too_long_costs_itself_alone() -> None:
 
 def test_the_memory_of_a_page_is_that_of_the_documentation() -> None:
     """80 MiB for 50,000 series and 200,000 lines; a tenth of both takes no more than a tenth, and 1 MiB."""
-    text = series(page.MOST_SERIES // 10) + b"# HELP x y\n" * (3 * page.MOST_SERIES // 10)
+    text = series(scrapes.MOST_SERIES // 10) + b"# HELP x y\n" * (3 * scrapes.MOST_SERIES // 10)
     tracemalloc.start()
     Parser("h:1").parse(text)
     peak = tracemalloc.get_traced_memory()[1]

@@ -9,7 +9,7 @@ from support.models import tensors
 from support.paths import MODELS
 
 from diag.core.errors import BadUsage
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.memory.ledger import (

@@ -6,9 +6,8 @@ import pytest
 from support.paths import ROOT
 
 from diag.core.incident import Incident, Signal
-from diag.core.log_events import LOG_EVENTS
+from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 from diag.core.metric_families import FAMILIES, LABELS
-from diag.core.startup_phases import STARTUP_PHASES
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import expanded
 

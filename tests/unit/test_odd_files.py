@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from diag.core import files, toml, yaml
+from diag.core import files, yaml
 from diag.core.contract_file import read as read_contract
 from diag.core.errors import BadContract, BadIncident, BadRecording, BadUsage
 from diag.core.files import opened, read_bytes
@@ -153,7 +153,7 @@ def test_an_alias_that_is_used_as_people_do_is_read(tmp_path: Path) -> None:
 def test_toml_that_goes_too_far_is_refused(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(text)
     with pytest.raises((OSError, ValueError), match=reason):
-        toml.load(tmp_path / "diag.toml")
+        files.read_toml(tmp_path / "diag.toml")
 
 
 @pytest.mark.parametrize("code", ["def (", "import nothing_of_that_name", "raise SystemExit(0)", "raise BaseException"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diag.core.sizes import BYTE_UNITS, LOG_UNITS, flag_integer, resource_quantity, size
+from diag.core.formatting import BYTE_UNITS, LOG_UNITS, flag_integer, parse_size, resource_quantity
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_flags_take_human_readable_integers(text: str, expected: float | None) -
     [("32k", 32_000), ("32K", 32_768), ("80GB", 80 * 10**9), (" 80 GiB ", 80 * 2**30), ("80gb", None), ("GiB", None)],
 )
 def test_people_may_give_a_unit_of_bytes_too(text: str, expected: float | None) -> None:
-    assert size(text) == expected
+    assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from diag.core.errors import BadUsage
-from diag.core.writing import only_writer, written_whole
+from diag.core.files import only_writer, written_whole
 
 
 def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_device_is_written_and_not_replaced() -> None:
 
 MOUNTED = """
 mount --bind mounted alone
-"$0" -c 'import pathlib, diag.core.writing as w
+"$0" -c 'import pathlib, diag.core.files as w
 with w.written_whole(pathlib.Path("alone")) as out: print("new", file=out)'
 """
 
@@ -85,7 +85,7 @@ WRITER = """
 import sys
 from itertools import count
 from pathlib import Path
-from diag.core.writing import only_writer, written_whole
+from diag.core.files import only_writer, written_whole
 with only_writer(Path(sys.argv[1])):
     for turn in count():
         with written_whole(Path(sys.argv[1], f"{turn % 3}")) as out:

@@ -25,9 +25,8 @@ from diag import __version__
 from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, quoted, written
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed
 from diag.commands.mcp.tools import TOOLS, AgentTool
-from diag.core.errors import DiagError
+from diag.core.errors import DiagError, internal_error
 from diag.core.formatting import printable
-from diag.core.internal_error import internal_error
 from diag.http.deadline import run_in_thread
 
 MOST_AT_ONCE = 4

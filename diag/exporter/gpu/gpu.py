@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from diag.core.metric_families import Sample
-from diag.core.throttle_reasons import THROTTLE_REASONS
+from diag.core.metric_families import THROTTLE_REASONS, Sample
 from diag.exporter.gpu import nvml, readings
 from diag.exporter.gpu.nvml import Device, Field, GpuLost, NvmlReading
 from diag.vllm.capacity import series

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diag.core.errors import BadUsage
+from diag.core.formatting import GIB
 from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
-from diag.core.sizes import GIB
 from diag.exporter.log.parse_line import (
     FIRST,
     LAST,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from diag.core.log_events import LOG_EVENTS
-from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTUP_PHASES
+from diag.core.log_events import CUDA_GRAPH_CAPTURE, LOG_EVENTS, STARTUP_PHASES
 
 Kind = Literal["banner", "hint", "stage", "progress", "setting", "event", "serves", "ends", "fatal"]
 """The meaning of a line. A banner begins a new start; a hint does so only if no start is under way; a stage has been

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from diag.core.sizes import GIB, LOG_UNITS
+from diag.core.formatting import GIB, LOG_UNITS
 from diag.exporter.log.parse_line import ParsedLine
 from diag.exporter.log.patterns import FAILED, PATTERNS, RAW, Pattern
 

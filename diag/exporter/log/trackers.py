@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from diag.core.formatting import printable
+from diag.core.log_events import READY, WARM_UP
 from diag.core.metric_families import Sample
-from diag.core.startup_phases import READY, WARM_UP
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
 from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
 from diag.vllm.command.redaction import hidden, is_like_a_flag

@@ -6,12 +6,12 @@ from diag.core.log_events import (
     ENGINE_DEAD,
     FATAL,
     KILLED_BY_SIGNAL,
+    READY,
     SCHEDULER_PAUSED,
     SCHEDULER_RESUMED,
     SHUT_DOWN,
     WORKER_DIED,
 )
-from diag.core.startup_phases import READY
 from diag.knowledge.signals.host import EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100

@@ -1,8 +1,7 @@
 """Signals of a start: its phases, how long they take, and whether it is under way, has failed or fails again."""
 
 from diag.core.incident import Part, Signal
-from diag.core.log_events import ENGINE_START_FAILED, NO_START_FAILURE
-from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTING, STARTUP_PHASES
+from diag.core.log_events import CUDA_GRAPH_CAPTURE, ENGINE_START_FAILED, NO_START_FAILURE, STARTING, STARTUP_PHASES
 from diag.knowledge.signals.host import EVENT_TIME
 
 PHASE = "diag_vllm_startup_phase"

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from diag.core.formatting import moment, plural, printable
+from diag.core.formatting import moment, plural, printable, resource_quantity
 from diag.core.metric_families import Sample
-from diag.core.sizes import resource_quantity
 from diag.exporter.log.trackers import STEADY_SECONDS
 
 Pod = Mapping[str, Any]

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from diag.core.errors import BadRecording
-from diag.core.files import exists, opened
+from diag.core.files import exists, opened, read_toml
 from diag.core.formatting import moment, plural, printable
-from diag.core.toml import load
 from diag.exposition.lines import MOST_BYTES
 from diag.exposition.scrapes import Target
 from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
@@ -246,7 +245,7 @@ def _gather(path: Path, keep: bool = False) -> tuple[Path, Mapping[str, Any], _G
     about: Mapping[str, Any] = {}
     try:
         if exists(about_file):
-            about = load(about_file)[1]
+            about = read_toml(about_file)[1]
     except OSError as error:
         raise BadRecording(f"{about_file} cannot be read: {error.strerror}") from error
     except ValueError as error:

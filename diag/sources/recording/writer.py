@@ -14,9 +14,8 @@ from threading import current_thread, main_thread
 
 from diag import __version__
 from diag.core.errors import BadRecording, BadUsage
-from diag.core.files import exists
+from diag.core.files import exists, only_writer, written_whole
 from diag.core.formatting import printable
-from diag.core.writing import only_writer, written_whole
 from diag.exposition.lines import CUT, is_cut
 from diag.sources.live.scrape import ScrapePlan, Watch, WatchProgress
 from diag.sources.observation import Observation

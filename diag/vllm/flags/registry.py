@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB
 
 FILE = Path(__file__).parent / "flags.json"
 Takes = Literal["one", "optional", "many", "none"]

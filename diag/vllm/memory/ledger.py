@@ -8,8 +8,7 @@ from math import floor
 from typing import Literal
 
 from diag.core.errors import BadUsage
-from diag.core.formatting import gibibytes, quantity
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB, gibibytes, quantity
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import CPU_SPACE, Setup, check

@@ -16,7 +16,7 @@ from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.core.files import read_bytes, read_text
-from diag.core.sizes import MIB
+from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
 

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from diag.core import sizes
 from diag.core.errors import BadUsage
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB, parse_size
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import default, release, versions
@@ -108,7 +107,7 @@ def invalid(what: str, text: str, expected: str) -> str:
 
 def size(text: str, what: str, least: int = 1, most: int = MOST) -> int:
     """A number with a unit, 32k or 79.1GiB, as a whole number; BadUsage where it is none, or absurd."""
-    number = sizes.size(text) or 0
+    number = parse_size(text) or 0
     if not least <= number <= most:
         bounds = f"{least / GIB:g} to {most / GIB:g} GiB" if least >= GIB else f"{least} to {most}"
         raise BadUsage(invalid(what, text, f"a size such as 32768, 32k or 79.1GiB, from {bounds}"))

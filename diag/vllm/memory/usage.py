@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from diag.core.files import opened, read_bytes
-from diag.core.sizes import GIB
+from diag.core.formatting import GIB
 from diag.vllm.command import redaction
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup

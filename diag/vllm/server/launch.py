@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from diag.core.errors import BadUsage
+from diag.core.formatting import flag_integer
 from diag.core.lazy_regex import lazy
-from diag.core.sizes import flag_integer
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given
 from diag.vllm.command.parse import parse
