@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 from diag.artefacts.names import GENERATED_MARK
-from diag.lint.finding import LintFinding
-from diag.lint.rule import LintRule
+from diag.lint.rule import LintFinding, LintRule
 from diag.lint.rules import RULES
 from diag.lint.target import LintTarget
 from diag.report.lint import finding_lines

@@ -10,7 +10,7 @@ from diag.core.lazy_regex import lazy
 from diag.diagnosis.launch_values import command_in
 from diag.diagnosis.proposals import FlagChange, Proposal, Running
 from diag.diagnosis.quotes import Quote
-from diag.lint.finding import LintFinding
+from diag.lint.rule import LintFinding
 from diag.lint.rules import lint
 from diag.lint.target import LintTarget
 from diag.vllm.command.command import Command

@@ -9,7 +9,7 @@ from typing import Any
 
 from diag import __version__
 from diag.core.formatting import plural
-from diag.lint.finding import SEVERITIES, LintFinding, LintReport
+from diag.lint.rule import SEVERITIES, LintFinding, LintReport
 from diag.report.layout import labelled, paragraph, verbatim
 
 SCHEMA = "diag.lint/2"

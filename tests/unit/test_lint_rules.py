@@ -12,10 +12,9 @@ from diag.commands.explain import run as explain
 from diag.commands.lint import LintOptions, ignored_rules, judge, run
 from diag.core.contract_file import read as read_contract
 from diag.core.errors import BadContract, BadUsage
-from diag.lint.host_gpus import HostGpu, HostGpus
 from diag.lint.rule import LintRule
-from diag.lint.rules import MODULES, RULES, lint
-from diag.lint.target import LintTarget
+from diag.lint.rules import DECLARED, RULES, lint
+from diag.lint.target import HostGpu, HostGpus, LintTarget
 from diag.vllm.command.parse import read
 from diag.vllm.memory import model
 
@@ -77,7 +76,7 @@ def test_a_rule_has_a_page_with_every_part(rule: LintRule) -> None:
 
 
 def test_an_id_belongs_to_one_rule() -> None:
-    declared = Counter(rule.id for module in MODULES for rule in module.RULES)
+    declared = Counter(rule.id for rule in DECLARED)
     assert [rule for rule, count in declared.items() if count > 1] == []
 
 
