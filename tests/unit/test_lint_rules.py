@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diag.artefacts.lint_rules import page, reference
+from diag.artefacts.reference import lint_rule_page, lint_rule_reference
 from diag.commands.explain import run as explain
 from diag.commands.lint import LintOptions, ignored_rules, judge, run
 from diag.core.contract_file import read as read_contract
@@ -68,7 +68,7 @@ def test_an_example_that_says_nothing_of_the_host_needs_nothing_of_it(rule: Lint
 @EACH_RULE
 def test_a_rule_has_a_page_with_every_part(rule: LintRule) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]+", rule.id)
-    assert re.findall(r"^## (.+)$", page(rule), re.MULTILINE) == [
+    assert re.findall(r"^## (.+)$", lint_rule_page(rule), re.MULTILINE) == [
         *("What it finds", "Why it matters", "Example", "How to fix it", "How to ignore it")
     ]
     for part in (rule.title, rule.finds, rule.why, rule.fix, rule.example.command):
@@ -82,11 +82,11 @@ def test_an_id_belongs_to_one_rule() -> None:
 
 @EACH_RULE
 def test_explain_prints_the_page_of_a_rule(rule: LintRule) -> None:
-    assert explain(rule.id, None) == page(rule)
+    assert explain(rule.id, None) == lint_rule_page(rule)
 
 
 def test_the_reference_has_every_rule_with_its_page() -> None:
-    text = reference()
+    text = lint_rule_reference()
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [*RULES]
     assert re.findall(r"^\| \[(\w+)\]\(#\w+\) \|", text, re.MULTILINE) == [*RULES]
 
