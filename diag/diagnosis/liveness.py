@@ -12,7 +12,7 @@ from diag.diagnosis.progress import INSTANCE, Progress, judge, scope
 from diag.diagnosis.query_cache import QueryCache
 from diag.exposition.scrapes import Target
 from diag.knowledge.signals.halted import processes_stopped
-from diag.knowledge.signals.ranks import ranks_out_of_step
+from diag.knowledge.signals.peers import ranks_out_of_step
 from diag.sources.observation import Origin, observation
 from diag.sources.samples import SampleSource
 

@@ -33,7 +33,7 @@ from diag.knowledge.signals import (
     successful_scrapes,
     tokens_or_shutdown,
 )
-from diag.knowledge.signals.ranks import ranks_out_of_step
+from diag.knowledge.signals.peers import ranks_out_of_step
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
 
 State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]

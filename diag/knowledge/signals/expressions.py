@@ -37,6 +37,11 @@ def configured(setting: str) -> str:
     return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{setting}"}}[$window]))'
 
 
+def setting_value(setting: str) -> str:
+    """Return the running value of any setting: its part if it has one, otherwise the expression."""
+    return f"$config_{setting}" if setting in CONFIG else configured(setting)
+
+
 def edge(limit: str) -> str:
     """Return the matcher of a histogram bucket, whose edge is written 1 or 1.0 by different exporters."""
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'

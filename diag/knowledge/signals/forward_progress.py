@@ -12,7 +12,7 @@ from diag.core.log_events import (
     WORKER_DIED,
 )
 from diag.core.startup_phases import READY
-from diag.knowledge.signals.host import EVENT_TIME, HEARSAY_TIME, event_time
+from diag.knowledge.signals.log import EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
 """Steps after which an engine has met the common shapes of batches; each of the first ones may compile a kernel."""
@@ -25,13 +25,13 @@ DEATHS = (ENGINE_DEAD, WORKER_DIED, KILLED_BY_SIGNAL)
 
 
 def any_of(**signs: str) -> str:
-    """The largest of several signs: of yes or no, 1 where one shows, 0 where those that can be seen do not."""
+    """Return the largest of several signs: 1 if one shows, 0 if none of those that can be observed does."""
     named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
     return f"max by ($by) ({' or '.join(named)})"
 
 
 def _called(path: str) -> str:
-    """How often this path of the API server was called with success since its start."""
+    """Return the number of successful calls of a path of the API server since its start."""
     return f'sum by (instance) (last_over_time(http_requests_total{{handler="{path}",status="2xx"}}[$window]))'
 
 

@@ -3,7 +3,7 @@
 from diag.core.incident import Part, Signal
 from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
 from diag.knowledge.signals.forward_progress import SOON, any_of
-from diag.knowledge.signals.host import EVENT_TIME, event_time
+from diag.knowledge.signals.log import EVENT_TIME, event_time
 
 LATE = 0.25
 """Seconds between two tokens: slower than people read."""

@@ -3,7 +3,7 @@
 from diag.core.incident import Part, Signal
 from diag.core.log_events import ENGINE_START_FAILED, NO_START_FAILURE
 from diag.core.startup_phases import CUDA_GRAPH_CAPTURE, STARTING, STARTUP_PHASES
-from diag.knowledge.signals.host import EVENT_TIME
+from diag.knowledge.signals.log import EVENT_TIME
 
 PHASE = "diag_vllm_startup_phase"
 SPENT = "diag_vllm_startup_phase_seconds"
