@@ -1,6 +1,6 @@
 """Load the incidents, the built-in ones and a user's own, and reject an invalid declaration in one sentence.
 
-A user's incident file is Python and runs with the rights of `diag`, like a conftest.py: use only a folder that you trust.
+A user's incident file is Python and runs with the rights of `diag`, like a conftest.py: only use a trusted folder.
 """
 
 import importlib

@@ -57,7 +57,7 @@ INTO: Mapping[str, tuple[str, str, str]] = {
     "--eplb-log-balancedness": ("--eplb-config", "log_balancedness", _EPLB),
     "--num-redundant-experts": ("--eplb-config", "num_redundant_experts", _EPLB),
 }
-"""By removed flag: the flag that takes its value in a JSON object, the key in that object, and why."""
+"""Removed flags whose value is now a key of a JSON object: the flag that takes it, the key, and why."""
 KEYS_UNTIL: Mapping[str, str] = {"disable_by_batch_size": "0.16.0", "disable_fallback": "0.16.0"}
 """The last release that is known to take a key; 0.24.0 refuses these."""
 BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
@@ -114,7 +114,7 @@ TASKS: Mapping[str, ReplacedFlag] = {
     "score": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "classify")),
     "reward": ReplacedFlag(_POOLING, ("--runner", "pooling")),
 }
-"""By the value of --task."""
+"""Replacements by the value of --task."""
 LARGEST_SIZE = ReplacedFlag("A single number was the largest size", ("--max-cudagraph-capture-size", ""))
 """Replaces --cuda-graph-sizes with a single value."""
 POOLER = ReplacedFlag(

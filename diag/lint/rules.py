@@ -21,7 +21,7 @@ DECLARED: tuple[LintRule, ...] = (
 )
 """In the order in which findings of one severity are reported."""
 RULES: Mapping[str, LintRule] = {rule.id: rule for rule in DECLARED}
-"""By id."""
+"""All rules by id."""
 
 
 def lint(target: LintTarget) -> tuple[LintFinding, ...]:

@@ -21,7 +21,7 @@ WORTHWHILE = 0.3
 ENOUGH_DRAFTED = 200
 """Draft tokens below which their acceptance rate may be chance."""
 RECENT = "300"
-"""Seconds. A series of vllm:lora_requests_info is a set of adapters that ran together, its value when they last did."""
+"""Seconds. A series of vllm:lora_requests_info is a set of adapters that ran together; its value is the last time."""
 ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
 MOST_LISTED = 8
 """Adapters of a set that are read."""
@@ -44,8 +44,9 @@ PARTS: tuple[Part, ...] = (
     Part("accepted_tokens", "sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_total[$window]))", "tokens"),
     Part("drafts", "sum by ($by) (increase(vllm:spec_decode_num_drafts_total[$window]))", "drafts"),
     # -- LoRA adapters
-    # The label of running adapters is read. That of waiting ones differs between releases: vLLM 0.11 and earlier list
-    # the waiting ones, 0.32 the running ones: its front end learns of a request only when it is first scheduled.
+    # The formulas read the label of running adapters. The label of waiting adapters differs between releases: vLLM 0.11
+    # and earlier list waiting adapters in it, 0.32 running ones, because its front end sees a request only when it is
+    # first scheduled.
     Part("adapters_ran_together", f"time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}", "seconds"),
     Part("adapter_sets_with_their_first", _adapter_at_place(1, "$adapters_ran_together")),
     # one series for each adapter and each set that lists it among its first eight adapters
@@ -76,13 +77,13 @@ PARTS: tuple[Part, ...] = (
         "$queue_seconds_total + sum by ($by) (increase(vllm:request_inference_time_seconds_sum[$window]))",
         "seconds",
     ),
-    # with fewer finished requests, a single slow one may decide
+    # with fewer finished requests, one slow request may decide
     Part(
         "front_end_share",
         f"1 - $seconds_in_engine / ($end_to_end_seconds_total > 0 and $finished_requests >= {ENOUGH})",
         "share",
     ),
-    # By Little's law the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
+    # Little's law: the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
     # engine. Beyond a factor of four, the engine would be the limit.
     Part(
         "api_servers_for_the_load",
@@ -113,7 +114,7 @@ PARTS: tuple[Part, ...] = (
         f'max by ($by) (last_over_time({HEARSAY_TIME}{{event="{MULTIMODAL_CACHE_MISS}"}}[$window]))',
         "unix time",
     ),
-    # a thread that has died stays dead until the next start
+    # a dead thread stays dead until the next start
     Part(
         "input_thread_died",
         f"($time_of_{INPUT_THREAD_DIED} > bool 0) * ($time_of_{INPUT_THREAD_DIED} >= bool $last_startup_progress)"
@@ -157,7 +158,7 @@ PARTS: tuple[Part, ...] = (
 
 speculates = Signal(
     "speculative decoding",
-    # every release exports the counters from its start on where it speculates, and only there
+    # every release exports the counters from its start on if it speculates, and only then
     "count by ($by) (last_over_time(vllm:spec_decode_num_draft_tokens_total[$window])) > bool 0"
     " or 0 * $requests_running_peak",
     "the server decodes speculatively: {value}",
@@ -224,7 +225,7 @@ deferred_share_by_reason = Signal(
 )
 deferred_share = Signal(
     "deferred share of waiting requests",
-    # without reasons (before vLLM 0.20) none is deferred unless adapters compete for slots; then nobody knows
+    # without reasons (before vLLM 0.20) no request is deferred unless adapters compete for slots; then it is unknown
     f"${deferred_share_by_reason.id} or (0 * $requests_waiting_mean unless on (instance) $more_adapters_than_slots)",
     "{value} of the waiting requests are deferred for a reason other than capacity",
     "share",

@@ -1,7 +1,7 @@
 """Signals of processes that the kernel has halted: stopped, held by a debugger, in uninterruptible sleep.
 
-A process counts where it is halted in the last sample and in nine of ten in the window: one that reads a file is in
-uninterruptible sleep for a moment too, and a debugger that takes a stack trace stops it for one.
+A process counts if it is halted in the last sample and in nine of ten samples in the window: reading a file puts a
+process into uninterruptible sleep for a moment, and a debugger that takes a stack trace stops it for a moment.
 """
 
 from diag.core.incident import Part, Signal
@@ -63,7 +63,7 @@ PARTS: tuple[Part, ...] = (
 
 
 def _halted_in(state: str, sentence: str, processes: str) -> Signal:
-    """Return the number of halted processes of an engine or a server; 0 where the process table is not observed."""
+    """Return the number of halted processes of an engine or a server; 0 if the process table is not observed."""
     return Signal(
         f"processes {state}",
         f"sum by ($by) ({processes}) or 0 * max by ($by) (count_over_time(up[$window]))",

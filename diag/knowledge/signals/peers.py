@@ -44,7 +44,7 @@ PARTS: tuple[Part, ...] = (
     Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests"),
     # -- workers and GPUs as the ranks of one engine
     Part("worker_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="worker"}[$window])', "cores"),
-    # the ranks of all engines of a server: none is missing only where as many of them are seen
+    # the ranks of all engines of a server: a rank is missing if fewer are seen
     Part(
         "world_size",
         "$config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)"
@@ -60,9 +60,9 @@ PARTS: tuple[Part, ...] = (
     Part("gpu_power_mean", "max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window]))", "watts"),
     Part("generated_within_an_hour", "sum by (instance) (increase(vllm:generation_tokens_total[1h]))", "tokens"),
     Part("highest_power_within_an_hour", "max by (instance, gpu) (max_over_time(diag_gpu_power_watts[1h]))", "watts"),
-    # Power as a share of the most that this GPU drew within an hour in which tokens were generated, and of its limit. A
-    # small card draws half of its limit while it spins, and some parts (GB10, Jetson) have none: the limit decides
-    # nothing where it is known what the card draws at work, and proves no more than that a rank spins where it is not.
+    # Power as a share of the highest that this GPU drew within an hour with tokens, and of its limit. A small card
+    # draws half of its limit while it busy-waits, and some parts (GB10, Jetson) have no limit: the limit counts only if
+    # the power at work is unknown, and then it can prove only that a rank busy-waits, not that it does not.
     Part(
         "power_share_of_work",
         "$gpu_power_mean / on (instance, gpu)"
@@ -82,7 +82,7 @@ PARTS: tuple[Part, ...] = (
         f" or on (instance, gpu) (($power_share_of_limit < {SPIN_OF_LIMIT}) unless $power_share_of_work))",
         "share",
     ),
-    # the GPUs of which it is known whether they busy-wait
+    # GPUs with enough telemetry to decide if they busy-wait
     Part(
         "gpus_known_to_wait_or_not",
         "$serving_gpu_utilisation <= 0.9 or ($serving_gpu_utilisation and on (instance, gpu) $power_share_of_work)",
@@ -93,7 +93,7 @@ PARTS: tuple[Part, ...] = (
         "max by (instance, gpu, rank)"
         ' (last_over_time(diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)',
     ),
-    # the GPUs that do not busy-wait while another one does
+    # GPUs that do not busy-wait while another one does
     Part(
         "still_gpus",
         "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
@@ -154,7 +154,7 @@ peers_waiting = Signal(
 )
 peers = Signal(
     "engines serving the same model",
-    # the other one of two counts where it generates tokens: a standby is idle on purpose
+    # the other of two engines counts if it generates tokens: a standby is idle on purpose
     _beside_peers(
         "0 * $load_of_model",
         "+",
@@ -208,7 +208,7 @@ ranks_out_of_step = Signal(
 )
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
-    # the log decides where neither processes nor GPUs are observed
+    # the log decides if neither processes nor GPUs are observed
     "$ranks_out_of_step or $log_waits_for_a_rank",
     "ranks missing from a collective (by processes, GPUs or the log): {value}",
     "ranks",

@@ -33,8 +33,8 @@ def _since(ago: str) -> Iterator[Part]:
     """Yield the parts that compare the last quarter of an hour with the one that ended at the offset `ago`."""
     yield Part(
         f"upgraded_within_{ago}",
-        # one series, of the new release, where each time saw one release and these differ; caches are cold and kernels
-        # are compiled in the first minutes of a release
+        # one series, of the new release, if both times have one release each and these differ; caches are cold and
+        # kernels are compiled in the first minutes of a release
         f"($release[{SPAN}] and on (instance, version) $release[5m] offset 20m and on (instance)"
         f" ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)"
         f" (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))"
