@@ -40,7 +40,7 @@ def kubernetes_group(labels: tuple[str, ...]) -> dict[str, Any]:
 #
 # A band is the median of the same hour on the last seven days, and the median absolute deviation (MAD) from it: one bad
 # day moves neither. `mad_over_time` is missing in Prometheus 2 and experimental in Prometheus 3, so the deviation is
-# taken by `quantile` over the days. No alert reads a band: dashboards draw it beside the measured value.
+# taken by `quantile` over the days. No alert reads a band: it is meant to be drawn beside the measured value.
 
 BY = "by (job, model_name)"
 DAYS = 7
