@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
-from diag.artefacts.alerts import Alert, alerts, annotations
+from diag.artefacts.alerts import alerts, annotations
 from diag.artefacts.names import alert_label, alert_name, claim, runbook_url
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, TELEMETRY_ALERTS
 from diag.core.contract import Contract, Site
@@ -38,12 +38,21 @@ def filled_alerts(diagnosis: Diagnosis, contract: Contract, now: float) -> Itera
         del own["instance"]
         own = {**dict(zip(contract.site.labels, site_values, strict=True)), **own}
     since = diagnosis.watched_since if diagnosis.since is None else diagnosis.since
+    symptoms = [reading.condition for reading in diagnosis.symptoms]
+    readings = [*diagnosis.symptoms, *diagnosis.escalation]
     for alert in alerts(diagnosis.incident):
-        if RANK[alert.severity] <= RANK[diagnosis.severity]:
-            named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
-            texts = {name: _filled(template, own, now) for name, template in annotations(alert, contract).items()}
-            texts["description"] = _filled(_description(diagnosis, alert, contract), own, now)
-            yield FilledAlert({**named, "severity": alert.severity, **own}, texts, since)
+        if RANK[alert.severity] > RANK[diagnosis.severity]:
+            continue
+        first = next((reading for reading in readings if reading.condition == alert.cases[0].first), readings[0])
+        signal = first.condition.signal
+        limit = "" if signal.unit == "bool" else f" (threshold {first.threshold})"
+        others = dict.fromkeys(claim(condition, contract) for condition in symptoms if condition != first.condition)
+        also = f"; also true: {'; '.join(others)}" if others else ""
+        description = f"{signal.sentence.format(value=first.shown)}{limit}{also}"
+        templates = {**annotations(alert, contract), "description": description}
+        texts = {name: _filled(template, own, now) for name, template in templates.items()}
+        named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
+        yield FilledAlert({**named, "severity": alert.severity, **own}, texts, since)
 
 
 def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAlert:
@@ -61,18 +70,6 @@ def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAl
 def shown(label: str) -> str:
     """Write a label's value as Prometheus writes the template of `alert_label`."""
     return _UNNAMED.sub("?", label)[:_LONGEST]
-
-
-def _description(diagnosis: Diagnosis, alert: Alert, contract: Contract) -> str:
-    """Return the measured value with its threshold, then the other conditions, which hold as well."""
-    readings = [*diagnosis.symptoms, *diagnosis.escalation]
-    first = next((reading for reading in readings if reading.condition == alert.cases[0].first), readings[0])
-    signal = first.condition.signal
-    limit = "" if signal.unit == "bool" else f" (threshold {first.threshold})"
-    symptoms = [reading.condition for reading in diagnosis.symptoms]
-    others = [claim(condition, contract) for condition in symptoms if condition != first.condition]
-    also = f"; also true: {'; '.join(dict.fromkeys(others))}" if others else ""
-    return f"{signal.sentence.format(value=first.shown)}{limit}{also}"
 
 
 def _filled(template: str, labels: Mapping[str, str], now: float) -> str:

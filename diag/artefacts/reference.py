@@ -1,7 +1,7 @@
 """Reference pages: docs/lint-rules.md, docs/metrics.md, and the page of a lint rule or a signal for `diag explain`."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from diag.artefacts.names import GENERATED_MARK, claim
 from diag.core.contract import Contract
@@ -261,23 +261,18 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def _readers(incidents: Sequence[Incident]) -> dict[str, list[tuple[Signal, Incident]]]:
-    """Return the signals and incidents that read a metric, by its name."""
+    """Return the signals and incidents that read a metric, by its name: for conditions, and to compute fixes."""
     found: dict[str, list[tuple[Signal, Incident]]] = {}
     for incident in incidents:
-        for signal in dict.fromkeys(_signals(incident)):
+        conditions = [*incident.every_condition, *(look.refuted_by for look in incident.looks_like if look.refuted_by)]
+        read = [condition.signal for condition in conditions]
+        for fix in incident.fixes:
+            read += [*fix.signals, *(condition.signal for condition in (*fix.only_if, *fix.expects))]
+        if incident.quotes:
+            read.append(incident.quotes)
+        for signal in dict.fromkeys(read):
             texts = (signal.promql, signal.culprit_promql)
             formulas = [formula(text, ("instance",), "5m", Contract()) for text in texts if text]
             for name in {name for read_formula in formulas for name in metric_names(parse(read_formula))}:
                 found.setdefault(name, []).append((signal, incident))
     return found
-
-
-def _signals(incident: Incident) -> Iterator[Signal]:
-    """Yield all signals of an incident: those of its conditions and those that its fixes are computed from."""
-    yield from (condition.signal for condition in incident.every_condition)
-    yield from (look.refuted_by.signal for look in incident.looks_like if look.refuted_by)
-    for fix in incident.fixes:
-        yield from fix.signals
-        yield from (condition.signal for condition in (*fix.only_if, *fix.expects))
-    if incident.quotes:
-        yield incident.quotes

@@ -163,7 +163,7 @@ def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
     Example("vllm serve m", requires="another process uses most of the GPU's memory"),
 )
 def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
-    """Compare with free memory, as vLLM does at startup: `Free memory on device ... is less than desired` since 0.9.1."""
+    """Check like vLLM at startup, which logs `Free memory on device ... is less than desired` since 0.9.1."""
     if target.command.get("--kv-cache-memory-bytes") is not None:
         return
     given = number(target.command.get("--gpu-memory-utilization"))
