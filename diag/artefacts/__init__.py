@@ -1,1 +1,1 @@
-"""What is generated from the declarations: alerts, dashboards, runbooks."""
+"""Files that are generated from the declarations: alerts, dashboards, runbooks, reference pages."""

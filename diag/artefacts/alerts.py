@@ -4,7 +4,7 @@ Every incident is an alert: a conjunction of recorded signals and thresholds. Th
 order, so that an alert reads what was recorded at the same instant; only long ranges are recorded in a slower group.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 from diag.artefacts.names import (
     alert_label,
     alert_name,
+    alert_value,
     claim,
     dashboard_uid,
     runbook_url,
     subject_labels,
     threshold,
 )
-from diag.artefacts.units import alert_value
 from diag.core.contract import Contract, Site
 from diag.core.incident import RANK, Condition, Incident, Severity, regroup, seconds
 from diag.knowledge.formulas import comparison, formula
@@ -35,9 +35,9 @@ from diag.knowledge.rule_set import (
 from diag.promql import pretty
 
 KEEP_FIRING = 300.0
-"""Seconds for which an alert outlasts its conditions: a missed scrape or a short recovery does not start another."""
+"""Seconds for which an alert outlasts its conditions: a missed scrape or a short recovery starts no second alert."""
 MARGIN = 60.0
-"""Seconds by which a cause outlasts its consequences at least: its group is evaluated at another moment."""
+"""Seconds by which a cause outlasts its effects at least: its group is evaluated at another moment."""
 SLOW_GROUP = "diag-slow"
 Rule = dict[str, Any]
 Group = dict[str, Any]
@@ -46,14 +46,14 @@ Known = Mapping[str, Incident]
 
 @dataclass(frozen=True)
 class AlertCase:
-    """What makes an alert fire: all conditions over each of these windows; the value of `first` is shown."""
+    """A case in which an alert fires: all conditions hold over each of the windows; the value of `first` is shown."""
 
     incident: Incident
     windows: tuple[str, ...]
     first: Condition
 
     def conditions(self) -> Iterator[tuple[str, Condition]]:
-        """All that must hold and over which window; the condition whose value is shown comes first."""
+        """Yield each window and a condition over it; the condition whose value is shown comes first."""
         for window in self.windows:
             for condition in dict.fromkeys((self.first, *self.incident.conditions)):
                 yield window, condition
@@ -61,10 +61,10 @@ class AlertCase:
 
 @dataclass(frozen=True)
 class Alert:
-    """One alerting rule: it fires where any of its cases holds.
+    """One alerting rule: it fires if any of its cases holds.
 
-    The burn-rate windows of an SLO are the cases of one alert, so that a budget that is spent pages once: were each an
-    alert, the slow one would page again when the fast one has done so already.
+    The burn-rate windows of an SLO are the cases of one alert, so that a spent budget pages once: as separate
+    alerts, the slow window would page again after the fast one.
     """
 
     incident: Incident
@@ -72,27 +72,22 @@ class Alert:
     cases: tuple[AlertCase, ...]
 
     def conditions(self) -> Iterator[tuple[str, Condition]]:
-        """The conditions of all cases."""
+        """Yield the conditions of all cases."""
         for case in self.cases:
             yield from case.conditions()
 
 
 def alerts(incident: Incident) -> list[Alert]:
-    """The alerts of an incident: one, and a critical one where the incident escalates."""
-    conditions = (incident.conditions[0], *((incident.escalates,) if incident.escalates else ()))
-    severities: tuple[Severity, ...] = (incident.severity, "critical")
+    """Return the alerts of an incident: one, and a critical one if the incident escalates."""
+    firsts: list[tuple[Severity, Condition]] = [(incident.severity, incident.conditions[0])]
+    if incident.escalates:
+        firsts.append(("critical", incident.escalates))
+    burning = [(burn, incident.over(burn)) for burn in incident.burns]
+    by_burn_rate = tuple(AlertCase(over, (burn.short, burn.long), over.conditions[0]) for burn, over in burning)
     return [
-        Alert(incident, severity, tuple(_cases(incident, condition)))
-        for severity, condition in zip(severities, conditions, strict=False)
+        Alert(incident, severity, by_burn_rate or (AlertCase(incident, (incident.window,), first),))
+        for severity, first in firsts
     ]
-
-
-def _cases(incident: Incident, first: Condition) -> Iterator[AlertCase]:
-    if not incident.burns:
-        yield AlertCase(incident, (incident.window,), first)
-    for burn in incident.burns:
-        burning = incident.over(burn)
-        yield AlertCase(burning, (burn.short, burn.long), burning.conditions[0])
 
 
 def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
@@ -145,15 +140,14 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
             near = [name, *(other for other in readers[name] if other not in slow)]
             joined: set[str | Alert] = set().union(*(component.get(other, {other}) for other in near))
             component |= dict.fromkeys(joined, joined)
+    placed: dict[str | Alert, str] = {}
     members: list[str | Alert] = [*rules, *reads]
-    return {
-        member: SLOW_GROUP if member in slow else _group_name(component.get(member, {member})) for member in members
-    }
-
-
-def _group_name(members: Set[str | Alert]) -> str:
-    kinds = {alert.incident.per[-1] for alert in members if isinstance(alert, Alert)}
-    return f"diag-{kinds.pop() if len(kinds) == 1 else 'engine'}"
+    for member in members:
+        connected = component.get(member, {member})
+        kinds = {alert.incident.per[-1] for alert in connected if isinstance(alert, Alert)}
+        kind = kinds.pop() if len(kinds) == 1 else "engine"
+        placed[member] = SLOW_GROUP if member in slow else f"diag-{kind}"
+    return placed
 
 
 def _generation_group(generation: str, labels: tuple[str, ...]) -> Group:
@@ -193,34 +187,33 @@ def alert_expressions(
 
 
 def keeps_firing(cause: Incident, known: Known) -> float:
-    """Seconds for which an alert stays when it is over: until the pages that it mutes have cleared their windows."""
+    """Return the seconds for which an ended alert keeps firing: until the windows of pages that it mutes are clear."""
     muted = (known[name] for name in cause.explains if name in known and _mutes(cause, known[name]))
     effects = [effect for effect in muted if effect.severity == "critical"]
-    return max([KEEP_FIRING, *(seconds(each.window) + keeps_firing(each, known) + MARGIN for each in effects)])
+    return max([KEEP_FIRING, *(seconds(effect.window) + keeps_firing(effect, known) + MARGIN for effect in effects)])
 
 
 def _mutes(cause: Incident, effect: Incident) -> bool:
-    """A warning never mutes a critical alert."""
+    """Return True if the alert of a cause mutes that of an effect; a warning never mutes a critical alert."""
     return RANK[cause.severity] >= RANK[effect.severity]
 
 
 def _case(alert: Alert, case: AlertCase, contract: Contract, series: Mapping[str, str], known: Known) -> str:
-    """Return the conditions of a case, one on each line."""
+    """Return the conditions of a case, one on each line.
+
+    If the window outlasts the alert of a cause, that alert in the past mutes the case: the effect does not page again.
+    """
     terms = [
         comparison(series[_signal(window, condition, alert, contract)], condition, contract)
         for window, condition in case.conditions()
     ]
-    return "\nand ".join(terms) + _unless_paged(case, contract.site, known)
-
-
-def _unless_paged(case: AlertCase, site: Site, known: Known) -> str:
-    """Return what keeps a window that outlasts the alert of a cause from paging again after that alert."""
+    text = "\nand ".join(terms)
     effect, window = case.incident, case.windows[0]
-    causes = [each.id for each in known.values() if effect.id in each.explains and _mutes(each, effect)]
-    if not causes or seconds(window) <= KEEP_FIRING:
-        return ""
-    paged = f'ALERTS{{alertstate="firing",severity="{effect.severity}",incident=~"{"|".join(causes)}"}}'
-    return f"\nunless on ({', '.join(site.labels)}) max_over_time({paged}[{window}])"
+    causes = [cause.id for cause in known.values() if effect.id in cause.explains and _mutes(cause, effect)]
+    if causes and seconds(window) > KEEP_FIRING:
+        paged = f'ALERTS{{alertstate="firing",severity="{effect.severity}",incident=~"{"|".join(causes)}"}}'
+        text += f"\nunless on ({', '.join(contract.site.labels)}) max_over_time({paged}[{window}])"
+    return text
 
 
 def _signal(window: str, condition: Condition, alert: Alert, contract: Contract) -> str:
@@ -229,11 +222,21 @@ def _signal(window: str, condition: Condition, alert: Alert, contract: Contract)
 
 
 def annotations(alert: Alert, contract: Contract) -> dict[str, str]:
-    """What an alert tells its reader, with templates of Prometheus for what only it knows."""
-    incident, site = alert.incident, contract.site
+    """Return the annotations of an alert, with templates of Prometheus for values and labels."""
+    incident, site, first = alert.incident, contract.site, alert.cases[0].first
+    server = "/".join(map(alert_label, site.labels))
+    parts = [f"{label} {alert_label(label)}" for label in subject_labels(incident, site)[len(site.labels) :]]
+    measured = first.signal.sentence.format(value=alert_value(first.signal.unit))
+    others = dict.fromkeys(condition for _, condition in alert.cases[0].conditions() if condition != first)
+    also = "; ".join(claim(condition, contract) for condition in others)
+    limits = []
+    for case in alert.cases:
+        limit = "" if case.first.signal.unit == "bool" else f"threshold {threshold(case.first, contract)} "
+        limits.append(f"{limit}over {' and '.join(case.windows)}")
+    text = f"{measured} ({', or '.join(limits)})"
     return {
-        "summary": f"{incident.title} on {subject(incident, site)}",
-        "description": _description(alert, contract),
+        "summary": f"{incident.title} on {' '.join((server, *parts))}",
+        "description": f"{text}; also true: {also}" if also else text,
         "impact": incident.impact,
         "runbook_url": runbook_url(site, incident.id),
         "dashboard_url": dashboard_url(incident, site),
@@ -241,30 +244,8 @@ def annotations(alert: Alert, contract: Contract) -> dict[str, str]:
     }
 
 
-def _description(alert: Alert, contract: Contract) -> str:
-    """The measured value with its threshold, then the other conditions, which hold as well."""
-    first = alert.cases[0].first
-    measured = first.signal.sentence.format(value=alert_value(first.signal.unit))
-    others = dict.fromkeys(condition for _, condition in alert.cases[0].conditions() if condition != first)
-    also = "; ".join(claim(condition, contract) for condition in others)
-    text = f"{measured} ({', or '.join(_limit(case, contract) for case in alert.cases)})"
-    return f"{text}; also true: {also}" if also else text
-
-
-def _limit(case: AlertCase, contract: Contract) -> str:
-    limit = "" if case.first.signal.unit == "bool" else f"threshold {threshold(case.first, contract)} "
-    return f"{limit}over {' and '.join(case.windows)}"
-
-
-def subject(incident: Incident, site: Site) -> str:
-    """The subject in a template: its server, then "engine" or "gpu" and which."""
-    server = "/".join(map(alert_label, site.labels))
-    parts = [f"{label} {alert_label(label)}" for label in subject_labels(incident, site)[len(site.labels) :]]
-    return " ".join((server, *parts))
-
-
 def dashboard_url(incident: Incident, site: Site) -> str:
-    """The incident's dashboard at the subject, from an hour before to now, as times that still hold tomorrow."""
+    """Return the address of the incident's dashboard at the subject, from an hour ago to now, in absolute times."""
     chosen = "".join(f"&var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in subject_labels(incident, site))
     span = f"from={_time('(time() - 3600) * 1000')}&to={_time('time() * 1000')}"
     return f"{site.grafana_url}/d/{dashboard_uid(incident.id)}?{span}{chosen}"
@@ -275,17 +256,21 @@ def _time(promql: str) -> str:
 
 
 def doctor_command(site: Site) -> str:
-    """The command that judges the server of the alert by the alert's own samples, from an hour before it until now."""
+    """Return the command that judges the server by the samples of the alert, from an hour ago until now."""
     server = " ".join(f"--match '{label}=\"{alert_label(label)}\"'" for label in site.labels)
     return f"diag doctor --prometheus {site.prometheus_url} {server} --from {_time('time() - 3600')}"
 
 
 def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any]]:
-    """Alertmanager's inhibition rules: a cause mutes what follows from it, a critical alert its own warning."""
+    """Return Alertmanager's inhibition rules: a cause mutes its effects, a critical alert its own warning."""
     known = {incident.id: incident for incident in incidents}
     explained = [(cause, known[name]) for cause in incidents for name in cause.explains if name in known]
     rules = [
-        _inhibit(f'incident="{cause.id}"', f'incident="{effect.id}"', _common(cause, effect, site))
+        _inhibit(
+            f'incident="{cause.id}"',
+            f'incident="{effect.id}"',
+            [label for label in subject_labels(cause, site) if label in subject_labels(effect, site)],
+        )
         for cause, effect in explained
         if _mutes(cause, effect)
     ]
@@ -302,7 +287,3 @@ def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any
 
 def _inhibit(source: str, target: str, equal: Sequence[str]) -> dict[str, Any]:
     return {"source_matchers": source.split(","), "target_matchers": target.split(","), "equal": list(equal)}
-
-
-def _common(cause: Incident, effect: Incident, site: Site) -> list[str]:
-    return [label for label in subject_labels(cause, site) if label in subject_labels(effect, site)]

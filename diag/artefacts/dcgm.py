@@ -2,7 +2,7 @@
 
 Fields and units: dcgm_fields.h of DCGM 4.6; which of them are scraped: default-counters.csv of dcgm-exporter 4.8.3. Its
 4.9.0 (DCGM 4.7) gives the default fields new names, some of them in other units: the new one comes first below. A DCGM
-value that means something else than ours is left out: a missing sample is unknown, a wrong one misleads.
+field with another meaning than our metric is left out: a missing sample is unknown, a wrong one misleads.
 """
 
 from collections.abc import Iterable
@@ -12,17 +12,17 @@ from diag.core.incident import RecordingRule
 from diag.core.metric_families import THROTTLE_REASONS
 
 RUNNING = "vllm:num_requests_running"
-"""Every vLLM server that answers has it."""
+"""A metric of every vLLM server that is up."""
 MEBI = 1024**2
 
 
 def device(*fields: str) -> str:
-    """The first of these fields of a GPU that is scraped; a field may be scaled."""
+    """Return the first of these fields of a GPU that is scraped; a field may be scaled."""
     return " or ".join(f"DCGM_FI_DEV_{field}" for field in fields)
 
 
 def nanoseconds(*fields: str) -> str:
-    """Likewise of counters, in seconds: NVML counts nanoseconds, whatever older versions of the CSV say."""
+    """Return such counters in seconds: NVML counts nanoseconds, even if older versions of the CSV say otherwise."""
     return device(*(f"{field} / 1e9" for field in fields))
 
 
@@ -48,7 +48,7 @@ NVLINK_ERRORS = {
 }
 TRAFFIC = {
     "diag_gpu_pcie_bytes_total": "DCGM_FI_PROF_PCIE_WAY_BYTES_TOTAL",
-    "diag_gpu_pcie_throughput_bytes_per_second": "DCGM_FI_PROF_PCIE_WAY_BYTES",  # a rate, whatever its name says
+    "diag_gpu_pcie_throughput_bytes_per_second": "DCGM_FI_PROF_PCIE_WAY_BYTES",  # a rate, in spite of its name
     "diag_gpu_nvlink_bytes_total": device("NVLINK_WAY_BYTES_TOTAL", "NVLINK_COUNT_WAY_BYTES"),
 }
 TOTAL = device("FB_CAPACITY_BYTES", f"FB_TOTAL * {MEBI}")
@@ -123,7 +123,7 @@ RECORDING_RULES = (
     ),
 )
 SERVING = RecordingRule("diag_gpu_serving", f"0 * ({TEMPERATURE}) + 1")
-"""Only where GPUs are joined by pod: on a shared host nobody knows which server uses which GPU."""
+"""A rule for GPUs that are joined by pod: on a shared host the server that uses a GPU is unknown."""
 
 WHOLE = ("GPU_I_ID", "vgpu")
 """Labels of a MIG slice and of a shared GPU. A server has neither, so it joins only whole GPUs."""
@@ -160,7 +160,7 @@ DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, counter, NVLink data CRC errors.
 DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, counter, NVLink replays.
 DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, counter, NVLink recoveries.
 DCGM_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL, counter, NVLink ECC errors."""
-"""What the CSV of dcgm-exporter needs beside its defaults."""
+"""Lines that the CSV of dcgm-exporter needs beside its defaults."""
 HEADER = f"""\
 Load this file only where no `diag exporter` reads the GPUs: both record the same names.
 
@@ -188,51 +188,35 @@ DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL is not a counter of bytes: it is a rate of bo
 
 
 def group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
-    """The rule group, as Prometheus reads it.
+    """Return the rule group as Prometheus reads it.
 
-    `labels` tell one vLLM server from another at this site; `key` are those that DCGM's series share with the server's.
+    `labels` distinguish the vLLM servers of this site; `key` are the labels that DCGM's series share with the server's.
+    Only a server that no other shares its key with is joined; an empty label in the key would match every series.
     """
     rules = (*RECORDING_RULES, SERVING) if "pod" in key else RECORDING_RULES
-    servers = {"record": _servers(key), "expr": _server(labels, key)}
-    return {"name": "diag-dcgm", "rules": [servers, *(_rule(rule, labels, key) for rule in rules)]}
-
-
-def _servers(key: tuple[str, ...]) -> str:
-    """The recorded name of the servers that are the only one with their key: every other rule joins with it."""
-    return f"{'_'.join(key)}:vllm_servers:alone"
-
-
-def _rule(rule: RecordingRule, labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
-    copied = [label for label in labels if label not in key]  # Prometheus refuses one that is in `on` as well
-    expr = (
-        f"max by ({_list(labels, ('gpu', 'uuid'), rule.kept)}) (\n"
-        f"  {_workload(rule.promql, key)}\n"
-        f"  * on ({_list(key, WHOLE)}) group_left ({_list(copied)})\n"
-        f"  {_servers(key)}\n"
-        ")"
-    )
-    constant = {"labels": dict(rule.labels)} if rule.labels else {}
-    return {"record": rule.metric, "expr": expr, **constant}
-
-
-def _workload(promql: str, key: tuple[str, ...]) -> str:
-    """DCGM's series with our name for the UUID, and the workload's labels where a scrape has set them aside.
-
-    Prometheus keeps its own `pod`, that of dcgm-exporter, and calls the workload's `exported_pod`, unless the scrape
-    job sets honor_labels.
-    """
-    for ours, theirs in {"uuid": "UUID", **{label: f"exported_{label}" for label in key}}.items():
-        promql = f'label_replace({promql}, "{ours}", "$1", "{theirs}", "(.+)")'
-    return promql
-
-
-def _server(labels: tuple[str, ...], key: tuple[str, ...]) -> str:
-    """1 for each server that is the only one with its key; a key with an empty label would match everything."""
+    servers_alone = f"{'_'.join(key)}:vllm_servers:alone"
     named = ",".join(f'{label}!=""' for label in key)
     servers = f"group by ({_list(key, labels)}) ({RUNNING}{{{named}}})"
-    return f"({servers} and on ({_list(key)}) count by ({_list(key)}) ({servers}) == 1)"
+    alone = f"({servers} and on ({_list(key)}) count by ({_list(key)}) ({servers}) == 1)"
+    copied = [label for label in labels if label not in key]  # Prometheus refuses a label that is also in `on`
+    # Prometheus keeps the exporter's own `pod` and calls the workload's `exported_pod`, unless honor_labels is set
+    renamed = {"uuid": "UUID", **{label: f"exported_{label}" for label in key}}
+    found: list[dict[str, Any]] = [{"record": servers_alone, "expr": alone}]
+    for rule in rules:
+        promql = rule.promql
+        for ours, theirs in renamed.items():
+            promql = f'label_replace({promql}, "{ours}", "$1", "{theirs}", "(.+)")'
+        expr = (
+            f"max by ({_list(labels, ('gpu', 'uuid'), rule.kept)}) (\n"
+            f"  {promql}\n"
+            f"  * on ({_list(key, WHOLE)}) group_left ({_list(copied)})\n"
+            f"  {servers_alone}\n"
+            ")"
+        )
+        found.append({"record": rule.metric, "expr": expr, **({"labels": dict(rule.labels)} if rule.labels else {})})
+    return {"name": "diag-dcgm", "rules": found}
 
 
 def _list(*groups: Iterable[str]) -> str:
-    """Each label once."""
+    """List each label once."""
     return ", ".join(dict.fromkeys(label for labels in groups for label in labels))

@@ -1,4 +1,4 @@
-"""The alerts of a diagnosis as a Prometheus with the generated rules would send them, for a site that has none.
+"""Alerts of a diagnosis as a Prometheus with the generated rules would send them, for a site without Prometheus.
 
 Names and labels are those of the rules; the templates of their annotations are filled here as Prometheus fills them.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
-from diag.artefacts.alerts import Alert, alerts, annotations
+from diag.artefacts.alerts import alerts, annotations
 from diag.artefacts.names import alert_label, alert_name, claim, runbook_url
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, TELEMETRY_ALERTS
 from diag.core.contract import Contract, Site
@@ -31,19 +31,32 @@ class FilledAlert(NamedTuple):
 
 
 def filled_alerts(diagnosis: Diagnosis, contract: Contract, now: float) -> Iterator[FilledAlert]:
-    """The alerts that fire for a diagnosis: that of its incident, and the critical one where it is critical."""
-    own = _labels(diagnosis, contract.site)
+    """Yield the alerts that fire for a diagnosis: the one of its incident, and the critical one if it is critical."""
+    own = dict(diagnosis.subject)
+    site_values = own.get("instance", "").split("/")  # a site's own labels are parts of the name of its server
+    if contract.site.labels != ("instance",) and len(site_values) == len(contract.site.labels):
+        del own["instance"]
+        own = {**dict(zip(contract.site.labels, site_values, strict=True)), **own}
     since = diagnosis.watched_since if diagnosis.since is None else diagnosis.since
+    symptoms = [reading.condition for reading in diagnosis.symptoms]
+    readings = [*diagnosis.symptoms, *diagnosis.escalation]
     for alert in alerts(diagnosis.incident):
-        if RANK[alert.severity] <= RANK[diagnosis.severity]:
-            named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
-            templates = {**annotations(alert, contract), "description": _description(diagnosis, alert, contract)}
-            texts = {name: _filled(text, own, now) for name, text in templates.items()}
-            yield FilledAlert({**named, "severity": alert.severity, **own}, texts, since)
+        if RANK[alert.severity] > RANK[diagnosis.severity]:
+            continue
+        first = next((reading for reading in readings if reading.condition == alert.cases[0].first), readings[0])
+        signal = first.condition.signal
+        limit = "" if signal.unit == "bool" else f" (threshold {first.threshold})"
+        others = dict.fromkeys(claim(condition, contract) for condition in symptoms if condition != first.condition)
+        also = f"; also true: {'; '.join(others)}" if others else ""
+        description = f"{signal.sentence.format(value=first.shown)}{limit}{also}"
+        templates = {**annotations(alert, contract), "description": description}
+        texts = {name: _filled(template, own, now) for name, template in templates.items()}
+        named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
+        yield FilledAlert({**named, "severity": alert.severity, **own}, texts, since)
 
 
 def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAlert:
-    """The alert about a server of which nothing can be read."""
+    """Return the alert about a server that has no telemetry."""
     labels = {"alertname": ABSENT.name, "severity": ABSENT.severity, "instance": instance}
     texts = {
         "summary": f"diag has no metrics from {shown(instance)}",
@@ -55,29 +68,8 @@ def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAl
 
 
 def shown(label: str) -> str:
-    """A label as `alert_label` has Prometheus write it."""
+    """Write a label's value as Prometheus writes the template of `alert_label`."""
     return _UNNAMED.sub("?", label)[:_LONGEST]
-
-
-def _labels(diagnosis: Diagnosis, site: Site) -> dict[str, str]:
-    """The labels of the subject; a site's own ones are parts of the name that diag gives its server."""
-    labels = dict(diagnosis.subject)
-    parts = labels.get("instance", "").split("/")
-    if site.labels == ("instance",) or len(parts) != len(site.labels):
-        return labels
-    del labels["instance"]
-    return {**dict(zip(site.labels, parts, strict=True)), **labels}
-
-
-def _description(diagnosis: Diagnosis, alert: Alert, contract: Contract) -> str:
-    """The measured value with its threshold, then the other conditions, which hold as well."""
-    readings = [*diagnosis.symptoms, *diagnosis.escalation]
-    first = next((each for each in readings if each.condition == alert.cases[0].first), readings[0])
-    signal = first.condition.signal
-    limit = "" if signal.unit == "bool" else f" (threshold {first.threshold})"
-    others = [claim(each.condition, contract) for each in diagnosis.symptoms if each.condition != first.condition]
-    also = f"; also true: {'; '.join(dict.fromkeys(others))}" if others else ""
-    return f"{signal.sentence.format(value=first.shown)}{limit}{also}"
 
 
 def _filled(template: str, labels: Mapping[str, str], now: float) -> str:

@@ -1,13 +1,16 @@
-"""Every generated file: its text, and whether the file on disk has it."""
+"""All generated files: their texts, writing them, and comparing them with the files on disk."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diag.artefacts import alerts, containers, dcgm, lint_rules, normal_rules, runbooks, telemetry_alerts
+from diag.artefacts import alerts, dcgm
 from diag.artefacts.dashboards.pages import dashboards
-from diag.artefacts.metric_reference import metric_reference
 from diag.artefacts.names import GENERATED_MARK
+from diag.artefacts.recording_rules import KUBERNETES_HEADER, kubernetes_group, normal_group
+from diag.artefacts.reference import lint_rule_reference, metric_reference
+from diag.artefacts.runbook import runbooks
+from diag.artefacts.telemetry_alerts import telemetry_group
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.files import only_writer, written_whole
@@ -17,9 +20,9 @@ from diag.core.metric_prefix import with_prefix
 from diag.core.yaml import dump
 
 FOLDERS = ("alerts", "dashboards", "runbooks")
-"""Whose files go when they are no longer generated. Others write in docs/, and may quote the mark."""
+"""Folders whose files are deleted if they are no longer generated; files of docs/ may quote the mark."""
 ACTIONS = {"missing": "written", "differs": "changed", "no longer generated": "deleted"}
-"""How a file can differ, and what `write` does about it."""
+"""Differences of a file, and how `write` reports that it removed them."""
 RELABEL = {
     "metric_relabel_configs": [
         {
@@ -30,44 +33,39 @@ RELABEL = {
         }
     ]
 }
-
-
 RULE_FILES = ("diag.rules.yaml", "prometheusrule.yaml", "inhibit_rules.yaml")
-"""The files in alerts/ that hold rules of incidents."""
+"""Files in alerts/ with rules of incidents."""
 NORMAL = "a rule file for Prometheus, of what is normal at this time of day; nothing alerts on it."
 
 
 def files(incidents: Sequence[Incident], contract: Contract, only: Sequence[str] = ()) -> dict[str, str]:
     """Return the text of every file by its path under the root of the artefacts.
 
-    With `only`, the rules, dashboards and runbooks of these incidents alone; BadUsage where one does not exist.
+    With `only`, the rules, dashboards and runbooks of these incidents alone; BadUsage if one does not exist.
     """
     pages = dashboards(incidents, contract)
-    of_site = {**_alerts(incidents, contract), **pages, **runbooks.runbooks(incidents, contract)}
+    of_site = {**_alerts(incidents, contract), **pages, **runbooks(incidents, contract)}
+    reference: dict[str, str] = {}
     if only:
-        return {name: with_prefix(text, contract.site.prefix) for name, text in _of(only, incidents, contract, of_site)}
-    return {
-        **{name: with_prefix(text, contract.site.prefix) for name, text in of_site.items()},
-        "docs/lint-rules.md": lint_rules.reference(),
-        "docs/metrics.md": metric_reference(incidents, pages),
-    }
-
-
-def _of(
-    only: Sequence[str], incidents: Sequence[Incident], contract: Contract, texts: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Yield the files that these incidents need, of all `texts`."""
-    known = {incident.id: incident for incident in incidents}
-    for name in only:
-        if name not in known:
-            raise BadUsage(f"--only {printable(name, 40)}: there is no such incident; diag incidents lists them")
-        yield from ((file, texts[file]) for file in (f"dashboards/{name}.json", f"runbooks/{name}.md"))
-    rules = _alerts([incident for incident in incidents if incident.id in only], contract)
-    yield from ((f"alerts/{name}", rules[f"alerts/{name}"]) for name in RULE_FILES)
+        known = {incident.id for incident in incidents}
+        for name in only:
+            if name not in known:
+                raise BadUsage(f"--only {printable(name, 40)}: there is no such incident; diag incidents lists them")
+        wanted = [file for name in only for file in (f"dashboards/{name}.json", f"runbooks/{name}.md")]
+        rules = _alerts([incident for incident in incidents if incident.id in only], contract)
+        of_site = {file: of_site[file] for file in wanted} | {
+            f"alerts/{name}": rules[f"alerts/{name}"] for name in RULE_FILES
+        }
+    else:
+        reference = {
+            "docs/lint-rules.md": lint_rule_reference(),
+            "docs/metrics.md": metric_reference(incidents, pages),
+        }
+    return {name: with_prefix(text, contract.site.prefix) for name, text in of_site.items()} | reference
 
 
 def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
-    groups = [*alerts.groups(incidents, contract), telemetry_alerts.group(contract)]
+    groups = [*alerts.groups(incidents, contract), telemetry_group(contract)]
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -75,14 +73,14 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         "spec": {"groups": groups},
     }
     dcgm_rules = {"groups": [dcgm.group(contract.site.labels, contract.site.gpu_join)]}
-    kubernetes_rules = {"groups": [containers.group(contract.site.labels)]}
+    kubernetes_rules = {"groups": [kubernetes_group(contract.site.labels)]}
     inhibit = {"inhibit_rules": alerts.inhibitions(incidents, contract.site)}
     texts: dict[str, tuple[str, dict[str, Any]]] = {
         "diag.rules.yaml": ("a rule file for Prometheus.", {"groups": groups}),
         "prometheusrule.yaml": ("the rules of diag.rules.yaml for the Prometheus Operator.", resource),
-        "normal.rules.yaml": (NORMAL, {"groups": [normal_rules.group()]}),
+        "normal.rules.yaml": (NORMAL, {"groups": [normal_group()]}),
         "dcgm.yaml": (f"a rule file for Prometheus, for dcgm-exporter's metrics.\n{dcgm.HEADER}", dcgm_rules),
-        "kubernetes.yaml": (f"a rule file for Prometheus in Kubernetes.\n{containers.HEADER}", kubernetes_rules),
+        "kubernetes.yaml": (f"a rule file for Prometheus in Kubernetes.\n{KUBERNETES_HEADER}", kubernetes_rules),
         "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
         "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.", RELABEL),
     }
@@ -94,39 +92,32 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
 
 
 def write(root: Path, texts: dict[str, str]) -> list[str]:
-    """Write what differs, each file whole or not at all, and delete what is no longer generated; one line for each.
+    """Write files that differ, each whole or not at all, and delete those no longer generated; return a line for each.
 
     A file that diag did not write is never overwritten: BadUsage names it before anything is written.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
         with only_writer(root):
-            return _write(root, texts)
+            changed = list(differences(root, texts))
+            for name, _ in changed:
+                if (root / name).exists() and GENERATED_MARK not in (_read(root / name) or ""):
+                    raise BadUsage(f"{root / name}: was not written by diag generate: move it, or name another folder")
+            for name, _ in changed:
+                file, text = root / name, texts.get(name)
+                if text is None:
+                    file.unlink(missing_ok=True)
+                    continue
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with written_whole(file) as out:
+                    out.write(text)
     except OSError as error:
         raise BadUsage(f"{root}: cannot be written: {error}") from error
-
-
-def _write(root: Path, texts: dict[str, str]) -> list[str]:
-    changed = list(differences(root, texts))
-    for name, _ in changed:
-        if (root / name).exists() and GENERATED_MARK not in (_read(root / name) or ""):
-            raise BadUsage(f"{root / name}: was not written by diag generate: move it, or name another folder")
-    for name, _ in changed:
-        _change(root / name, texts.get(name))
     return [f"{name}: {ACTIONS[difference]}" for name, difference in changed]
 
 
-def _change(file: Path, text: str | None) -> None:
-    if text is None:
-        return file.unlink(missing_ok=True)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(file) as out:
-        out.write(text)
-    return None
-
-
 def differences(root: Path, texts: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The files that do not match the declarations, and how they differ."""
+    """Yield the files that do not match the declarations, and how they differ."""
     for name, text in texts.items():
         present = _read(root / name)
         if present != text:
@@ -139,7 +130,7 @@ def differences(root: Path, texts: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _read(file: Path) -> str | None:
-    """The text of a file; None where there is none, or where it is not text."""
+    """Return the text of a file; None if there is no file or it is not text."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

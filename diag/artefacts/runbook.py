@@ -1,4 +1,7 @@
-"""The runbook of one incident, written for 3 a.m.; `diag explain` prints the same text."""
+"""Runbooks: one per incident, written for 3 a.m., one about missing telemetry, and their index.
+
+`diag explain` prints the runbook of an incident.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,20 +11,47 @@ from diag.artefacts.alerts import alert_expressions, keeps_firing
 from diag.artefacts.names import (
     GENERATED_MARK,
     alert_name,
+    capitalized,
     claim,
     in_words,
     opposite,
     subject_labels,
     threshold,
 )
+from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, telemetry_expression
 from diag.core.contract import Contract
-from diag.core.incident import Condition, Fix, Incident, LookAlike, Signal, Source
+from diag.core.incident import Fix, Incident, Signal
 from diag.knowledge.formulas import comparison, formula
-from diag.knowledge.rule_set import RuleSet
+from diag.knowledge.rule_set import RuleSet, rule_set
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
 
 EXIT_STATUS = {"warning": 1, "critical": 2}
+
+
+def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
+    """Return the text of every runbook by its file, and their index."""
+    rules = rule_set(incidents, contract)
+    rows = "".join(
+        f"| {_linked([incident.id])} | {alert_name(incident.id)} | {incident.severity} | {', '.join(incident.per)}"
+        f" | {incident.title} |\n"
+        for incident in incidents
+    )
+    index = (
+        f"# Runbooks\n\n*{GENERATED_MARK}.* One runbook per alert. Alerts about missing telemetry:"
+        f" [{RUNBOOK_PAGE}]({RUNBOOK_PAGE}.md).\n\n"
+        f"| incident | alert | severity | evaluated per | title |\n|---|---|---|---|---|\n{rows}"
+    )
+    telemetry = f"# Missing telemetry\n\n*{GENERATED_MARK}.* Missing telemetry means unknown, not healthy.\n"
+    for alert in TELEMETRY_ALERTS:
+        summary = re.sub(r"\{\{ \$labels\.(\w+) .*?\}\}", r"`<\1>`", alert.summary.replace(SERVER, "`<server>`"))
+        telemetry += (
+            f"\n## {alert.name}\n\n{summary}. Impact: {alert.impact}.\n\n{alert.action}\n\n"
+            f"```promql\n{pretty(telemetry_expression(alert, contract))}\n```\n"
+        )
+    pages = {incident.id: runbook(incident, incidents, contract, rules) for incident in incidents}
+    pages |= {RUNBOOK_PAGE: telemetry, "README": index}
+    return {f"runbooks/{name}.md": text for name, text in pages.items()}
 
 
 def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: RuleSet) -> str:
@@ -30,17 +60,32 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
     `rules` are the recording rules for `incidents`.
     """
     known = {other.id: other for other in incidents}
+    supports = [f"- {claim(condition, contract)}" for condition in incident.supports]
+    if incident.escalates:
+        supports.append(f"- {claim(incident.escalates, contract)}: the alert becomes critical")
+    if supports:
+        supports = ["Not required; each one makes the diagnosis more likely or more severe:", "", *supports]
     sections = {
         "Meaning": _meaning(incident, incidents),
-        "Impact": [_sentence(incident.impact)],
+        "Impact": [f"{capitalized(incident.impact)}."],
         "Confirm": _confirm(incident, contract),
-        "Immediate mitigation": _mitigation(incident),
+        "Immediate mitigation": [f"- {step}" for step in incident.mitigate],
         "Symptoms (all must hold)": _symptoms(incident, contract, rules),
-        "Supporting evidence": _supporting(incident, contract),
+        "Supporting evidence": supports,
         "What looks like it, how to distinguish": _look_alikes(incident, known, contract),
-        "Fix (remediation), trade-off, rollback": _fixes(incident, contract),
+        "Fix (remediation), trade-off, rollback": [
+            "Try them in this order. `diag doctor` leaves out what does not apply to this server and computes the"
+            " values from its measurements; `diag` never changes a server.",
+            "",
+            *(line for number, fix in enumerate(incident.fixes, 1) for line in _fix(number, fix, contract)),
+        ],
         "Verify": _verify(incident, known, contract),
-        "Escalate and hand over": _escalate(incident),
+        "Escalate and hand over": [
+            "If no fix helps, hand over:",
+            "",
+            "- the recording that `diag record http://<instance> DIR --for 120 --log FILE` makes (it holds no secrets)",
+            *(f"- {item}" for item in incident.hand_over),
+        ],
         "Do NOT": [f"- {warning}" for warning in incident.do_not],
         "Threshold rationale": _rationale(incident, contract),
         "Alert expression": _alert_expression(incident, incidents, contract, rules),
@@ -57,150 +102,112 @@ def _meaning(incident: Incident, incidents: Sequence[Incident]) -> list[str]:
     causes = [other.id for other in incidents if incident.id in other.explains]
     lines = [" ".join(incident.cause.split())]
     if causes:
-        lines += ["", f"Possible causes: {linked(causes)}. If one of them is present too, start there."]
+        lines += ["", f"Possible causes: {_linked(causes)}. If one of them is present too, start there."]
     if incident.explains:
         muted = "While this alert fires, Alertmanager mutes those of no higher severity."
-        lines += ["", f"Explains: {linked(incident.explains)}. {muted}"]
+        lines += ["", f"Explains: {_linked(incident.explains)}. {muted}"]
     return lines
 
 
-def linked(names: Sequence[str]) -> str:
-    """Links to the runbooks of these incidents."""
+def _linked(names: Sequence[str]) -> str:
+    """Link to the runbooks of incidents."""
     return ", ".join(f"[{name}]({name}.md)" for name in names)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 # -- is it this incident ----------------------------------------------------------------------------------------------
 
 
 def _confirm(incident: Incident, contract: Contract) -> list[str]:
-    """The command, from where to run it, and what it prints while the incident lasts."""
-    conditions = [(condition.signal.name, threshold(condition, contract)) for condition in incident.symptoms]
-    width = max(len(name) for name, _ in conditions)
-    return [
-        *_command(incident, contract),
-        "```",
-        "",
-        _expected_report(incident),
-        "",
-        "```text",
-        *(f"{name:<{width}}  <value>  {limit}" for name, limit in conditions),
-        "```",
-        "",
-        _expected_exit_status(incident, contract),
-    ]
-
-
-def _expected_report(incident: Incident) -> str:
-    labels = [f"{label} <{label}>" for label in incident.per if label != "instance"]
-    subject = " ".join(("<instance>", *labels))
-    if incident.severity == "info":
-        return f"While it lasts, `Also` lists `info  {incident.id}`; `--verbose` says where. Its symptoms:"
-    verdict = incident.severity.upper()
-    return f"While it lasts, the report begins with `{verdict}  {incident.id}   {subject}`. Its evidence:"
-
-
-def _expected_exit_status(incident: Incident, contract: Contract) -> str:
-    missing = "`CANNOT TELL` (exit status 3): telemetry is missing, and the report says how to get it."
-    if incident.severity == "info":
-        return f"The verdict stays `HEALTHY` (exit status 0): an info incident does not hurt users by itself. {missing}"
-    critical = f" (`CRITICAL` and 2 when {claim(incident.escalates, contract)})" if incident.escalates else ""
-    return (
-        f"The exit status is {EXIT_STATUS[incident.severity]}{critical}. `HEALTHY` (exit status 0): the incident has"
-        f" ended, and the dashboard shows when. {missing}"
-    )
-
-
-def _command(incident: Incident, contract: Contract) -> list[str]:
-    """Some incidents show only on the server's own host: vLLM's page knows neither GPUs nor the log."""
+    """Return the command, the host to run it on, and the output while the incident lasts."""
     names = _metrics(incident, contract)
     log = any(name.startswith(("diag_vllm_startup_", "diag_vllm_log_")) for name in names)
     host_only = log or any(name.startswith("diag_gpu_") for name in names)
     anywhere = "from any host that reaches the server (on the server's own host it also reads GPUs and processes)"
     place = "on the server's own host" if host_only else anywhere
+    subject = " ".join(("<instance>", *(f"{label} <{label}>" for label in incident.per if label != "instance")))
+    missing = "`CANNOT TELL` (exit status 3): telemetry is missing, and the report says how to get it."
+    if incident.severity == "info":
+        report = f"While it lasts, `Also` lists `info  {incident.id}`; `--verbose` says where. Its symptoms:"
+        status = (
+            "The verdict stays `HEALTHY` (exit status 0): an info incident does not hurt users by itself. " + missing
+        )
+    else:
+        verdict = f"{incident.severity.upper()}  {incident.id}   {subject}"
+        report = f"While it lasts, the report begins with `{verdict}`. Its evidence:"
+        critical = f" (`CRITICAL` and 2 when {claim(incident.escalates, contract)})" if incident.escalates else ""
+        status = (
+            f"The exit status is {EXIT_STATUS[incident.severity]}{critical}. `HEALTHY` (exit status 0): the incident"
+            f" has ended, and the dashboard shows when. {missing}"
+        )
+    conditions = [(condition.signal.name, threshold(condition, contract)) for condition in incident.symptoms]
+    width = max(len(name) for name, _ in conditions)
     return [
         f"Run this {place}; it takes 30 s:",
         "",
         "```console",
         f"$ diag doctor http://<instance>{' --log FILE' if log else ''}",
+        "```",
+        "",
+        report,
+        "",
+        "```text",
+        *(f"{name:<{width}}  <value>  {limit}" for name, limit in conditions),
+        "```",
+        "",
+        status,
     ]
 
 
 def _metrics(incident: Incident, contract: Contract) -> list[str]:
-    """Every metric that its symptoms read."""
+    """Return the names of all metrics that the symptoms read."""
     formulas = (formula(symptom.signal, incident.per, incident.window, contract) for symptom in incident.symptoms)
     return sorted({name for found in formulas for name in metric_names(parse(found))} - {"up"})
 
 
 def _symptoms(incident: Incident, contract: Contract, rules: RuleSet) -> list[str]:
-    """Each symptom with its PromQL; then the raw metrics, on the page."""
-    parts = [line for condition in incident.symptoms for line in _symptom(condition, incident, contract, rules)]
-    return [*parts, *_raw_metrics(incident, contract)]
-
-
-def _symptom(condition: Condition, incident: Incident, contract: Contract, rules: RuleSet) -> list[str]:
-    series = rules.series[formula(condition.signal, incident.per, incident.windows[0], contract).name]
-    reading = condition.signal.sentence.format(value="`<value>`")
-    other_side = in_words(opposite(condition), contract)
-    return [
-        f"**{claim(condition, contract)}**: {reading}. {_capitalized(other_side)} rules the incident out.",
-        "",
-        "```promql",
-        comparison(series, condition, contract),
-        "```",
-        "",
-    ]
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _raw_metrics(incident: Incident, contract: Contract) -> list[str]:
-    """The commands that show the raw samples: vLLM's page, and the exporter's for what vLLM does not publish."""
+    """Return each symptom with its PromQL, then the commands that show the raw samples."""
+    lines = []
+    for condition in incident.symptoms:
+        series = rules.series[formula(condition.signal, incident.per, incident.windows[0], contract).name]
+        reading = condition.signal.sentence.format(value="`<value>`")
+        other_side = capitalized(in_words(opposite(condition), contract))
+        lines += [
+            f"**{claim(condition, contract)}**: {reading}. {other_side} rules the incident out.",
+            "",
+            "```promql",
+            comparison(series, condition, contract),
+            "```",
+            "",
+        ]
     names = _metrics(incident, contract)
     pages = {
         "http://<instance>/metrics": [name for name in names if name.startswith("vllm:")],
         "http://<exporter>/metrics": [name for name in names if name.startswith("diag_")],
     }
     commands = [f"$ curl -s {url} | grep -E '^({'|'.join(found)})'" for url, found in pages.items() if found]
-    if not commands:
-        return []
-    return [
-        "Raw metrics: scrape twice, 10 s apart; compare counters (`_total`, `_count`, `_sum`), read gauges. Older vLLM"
-        " releases lack some of these names.",
-        "",
-        "```console",
-        *commands,
-        "```",
-    ]
-
-
-def _supporting(incident: Incident, contract: Contract) -> list[str]:
-    lines = [f"- {claim(condition, contract)}" for condition in incident.supports]
-    if incident.escalates:
-        lines.append(f"- {claim(incident.escalates, contract)}: the alert becomes critical")
-    return ["Not required; each one makes the diagnosis more likely or more severe:", "", *lines] if lines else []
+    if commands:
+        lines += [
+            "Raw metrics: scrape twice, 10 s apart; compare counters (`_total`, `_count`, `_sum`), read gauges. Older"
+            " vLLM releases lack some of these names.",
+            "",
+            "```console",
+            *commands,
+            "```",
+        ]
+    return lines
 
 
 def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
-    rows = [
-        f"| {linked([look.name]) if look.name in known else look.name} | {_cell(look.distinguish)}"
-        f" | {_cell(_deciding_number(look, known, contract))} |"
-        for look in incident.looks_like
-    ]
+    """Return a row for each look-alike: the condition that rules it out, otherwise one that it requires."""
+    rows = []
+    for look in incident.looks_like:
+        against = look.requires or look.refuted_by
+        deciding = f"ruled out by {claim(against, contract)}" if against else ""
+        if not against and look.name in known:
+            deciding = f"requires {claim(known[look.name].symptoms[0], contract)}"
+        name = _linked([look.name]) if look.name in known else look.name
+        rows.append(f"| {name} | {_cell(look.distinguish)} | {_cell(deciding)} |")
     return ["| it could be | how to distinguish | deciding number |", "|---|---|---|", *rows] if rows else []
-
-
-def _deciding_number(look: LookAlike, known: Mapping[str, Incident], contract: Contract) -> str:
-    """What rules a look-alike out; else what it requires itself."""
-    against = look.requires or look.refuted_by
-    if against:
-        return f"ruled out by {claim(against, contract)}"
-    return f"requires {claim(known[look.name].symptoms[0], contract)}" if look.name in known else ""
 
 
 def _cell(text: str) -> str:
@@ -208,19 +215,6 @@ def _cell(text: str) -> str:
 
 
 # -- what to do -------------------------------------------------------------------------------------------------------
-
-
-def _mitigation(incident: Incident) -> list[str]:
-    return [f"- {step}" for step in incident.mitigate]
-
-
-def _fixes(incident: Incident, contract: Contract) -> list[str]:
-    lines = [
-        "Try them in this order. `diag doctor` leaves out what does not apply to this server and computes the values"
-        " from its measurements; `diag` never changes a server.",
-        "",
-    ]
-    return lines + [line for number, fix in enumerate(incident.fixes, 1) for line in _fix(number, fix, contract)]
 
 
 def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
@@ -236,18 +230,14 @@ def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
         "rationale": why(fix.why),
     }
     change = f" `{_typed(fix)}`:" if fix.name else ""
-    indent = " " * len(f"{number}. ")
-    lines = [f"{indent}- {name}: {text}" for name, text in details.items() if text]
-    return [f"{number}.{change} {_computed(fix.change)}", *lines]
-
-
-def _computed(text: str) -> str:
-    """The text with a name for what the doctor computes; in code, or Markdown takes it for a tag of HTML."""
-    return text.replace("{value}", "`<computed>`")
+    margin = " " * len(f"{number}. ")
+    text = fix.change.replace("{value}", "`<computed>`")  # code, or Markdown takes it for an HTML tag
+    lines = [f"{margin}- {name}: {text}" for name, text in details.items() if text]
+    return [f"{number}.{change} {text}", *lines]
 
 
 def _typed(fix: Fix) -> str:
-    """The change as it is typed."""
+    """Return the change as it is typed."""
     if fix.command:
         return re.sub(r"\{(\w+)\}", r"<\1>", fix.command)
     if fix.value is None:
@@ -257,7 +247,7 @@ def _typed(fix: Fix) -> str:
 
 
 def _verify(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
-    """Which signals must move, how far, and by when."""
+    """Return the signals that must move, how far, and by when."""
     minutes = keeps_firing(incident, known) / 60
     return [
         f"Under the same load, at least one of these holds within {incident.window} and two scrapes of the change:",
@@ -271,30 +261,18 @@ def _verify(incident: Incident, known: Mapping[str, Incident], contract: Contrac
     ]
 
 
-def _escalate(incident: Incident) -> list[str]:
-    return [
-        "If no fix helps, hand over:",
-        "",
-        "- the recording that `diag record http://<instance> DIR --for 120 --log FILE` makes (it holds no secrets)",
-        *(f"- {item}" for item in incident.hand_over),
-    ]
-
-
 # -- where it comes from ----------------------------------------------------------------------------------------------
 
 
 def _rationale(incident: Incident, contract: Contract) -> list[str]:
-    rows = (
-        f"| {_cell(claim(condition, contract))} | {_cell(condition.why.says)} | {_reference(condition.why)} |"
-        for condition in incident.every_condition
-    )
+    rows = []
+    for condition in incident.every_condition:
+        source = condition.why
+        reference = f"{source.kind}: <{source.reference}>" if source.reference else source.kind
+        if source.kind == "measured":
+            reference = f"measured: recording `{source.reference}`"
+        rows.append(f"| {_cell(claim(condition, contract))} | {_cell(source.says)} | {reference} |")
     return ["| threshold | rationale | source |", "|---|---|---|", *dict.fromkeys(rows)]
-
-
-def _reference(source: Source) -> str:
-    if source.kind == "measured":
-        return f"measured: recording `{source.reference}`"
-    return f"{source.kind}: <{source.reference}>" if source.reference else source.kind
 
 
 def _alert_expression(

@@ -1,4 +1,4 @@
-"""Alerts about the telemetry itself: without telemetry every other alert is silent, and silence is not health."""
+"""Alerts about missing telemetry, without which no other alert can fire."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,9 @@ from diag.knowledge.signals import edge
 from diag.promql import pretty
 
 RUNBOOK_PAGE = "telemetry"
-"""The runbook of all of them."""
+"""The runbook of all telemetry alerts."""
 SERVER = "{server}"
-"""Stands for the labels of the server in a summary."""
+"""A placeholder for the labels of the server in a summary."""
 SLO_BUCKETS = {
     "vllm:time_to_first_token_seconds": "$ttft_seconds",
     "vllm:e2e_request_latency_seconds": "$e2e_seconds",
@@ -25,7 +25,7 @@ SLO_BUCKETS = {
 
 @dataclass(frozen=True)
 class TelemetryAlert:
-    """One alert: `hold` is its `for`, `action` what to do about it; `promql` may name entries of the contract."""
+    """One alert: `hold` is its `for`, `action` the advice to the reader; `promql` may name entries of the contract."""
 
     name: str
     promql: str
@@ -74,29 +74,28 @@ TELEMETRY_ALERTS = (
 )
 
 
-def group(contract: Contract) -> dict[str, Any]:
-    """These alerts as one rule group."""
-    rules = [_rule(alert, contract) for alert in TELEMETRY_ALERTS]
+def telemetry_group(contract: Contract) -> dict[str, Any]:
+    """Return the telemetry alerts as one rule group."""
+    site = contract.site
+    server = "/".join(map(alert_label, site.labels))
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": pretty(telemetry_expression(alert, contract)),
+            "for": alert.hold,
+            "labels": {"severity": alert.severity},
+            "annotations": {
+                "summary": alert.summary.replace(SERVER, server),
+                "description": alert.action,
+                "impact": alert.impact,
+                "runbook_url": runbook_url(site, RUNBOOK_PAGE),
+            },
+        }
+        for alert in TELEMETRY_ALERTS
+    ]
     return {"name": "diag-telemetry", "interval": "1m", "rules": rules}
 
 
-def expression_of(alert: TelemetryAlert, contract: Contract) -> str:
-    """The alert's expression as this site's Prometheus evaluates it."""
+def telemetry_expression(alert: TelemetryAlert, contract: Contract) -> str:
+    """Return the alert's expression as this site's Prometheus evaluates it."""
     return regroup(formula(alert.promql, (), "", contract).text, contract.site.labels)
-
-
-def _rule(alert: TelemetryAlert, contract: Contract) -> dict[str, Any]:
-    site = contract.site
-    server = "/".join(map(alert_label, site.labels))
-    return {
-        "alert": alert.name,
-        "expr": pretty(expression_of(alert, contract)),
-        "for": alert.hold,
-        "labels": {"severity": alert.severity},
-        "annotations": {
-            "summary": alert.summary.replace(SERVER, server),
-            "description": alert.action,
-            "impact": alert.impact,
-            "runbook_url": runbook_url(site, RUNBOOK_PAGE),
-        },
-    }

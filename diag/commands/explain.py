@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from diag.artefacts.lint_rules import page
+from diag.artefacts.reference import declared, lint_rule_page, signal_page
 from diag.artefacts.runbook import runbook
-from diag.artefacts.signal_page import declared, signal_page
 from diag.commands.site import site
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
@@ -39,7 +38,7 @@ def run(name: str, folder: Path | None) -> str:
     if name in by_id:
         return runbook(by_id[name], incidents, contract, rule_set(incidents, contract))
     if name in RULES:
-        return page(RULES[name])
+        return lint_rule_page(RULES[name])
     signals = declared(incidents)
     found = next((id for id, signal in signals.items() if name in (id, signal.name) or f":{id}:" in f"{name}:"), "")
     if found:

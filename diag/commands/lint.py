@@ -12,11 +12,10 @@ from diag.core.contract import Contract
 from diag.core.contract_file import find
 from diag.core.errors import BadContract, BadUsage
 from diag.exporter.gpu.collector import GpuCollector
-from diag.lint.finding import LintFinding, LintReport
 from diag.lint.host import is_without_config
-from diag.lint.host_gpus import HostGpus, host
+from diag.lint.rule import LintFinding, LintReport
 from diag.lint.rules import RULES, corrected, is_known, lint
-from diag.lint.target import LintTarget, is_open, ranks
+from diag.lint.target import HostGpus, LintTarget, host_gpus, is_open, ranks
 from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -227,7 +226,7 @@ def _gpus(command: Command) -> tuple[HostGpus | None, list[str]]:
     """This host's GPUs, those that CUDA_VISIBLE_DEVICES leaves in the command or here."""
     visible = command.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
     looked = GpuCollector((), dict, lambda: visible if visible and not is_open(visible) else None).collect()
-    found = host(looked.samples)
+    found = host_gpus(looked.samples)
     if not found.gpus:
         return None, [f"the GPUs of this host: {looked.problem or 'there are none'}"]
     blind = ranks(command, "--tensor-parallel-size") > 1 and not found.paths and len(found.gpus) > 1

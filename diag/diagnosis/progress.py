@@ -39,7 +39,7 @@ from diag.knowledge.signals import (
     tokens_or_shutdown,
 )
 from diag.knowledge.signals.halted import processes_stopped
-from diag.knowledge.signals.ranks import ranks_out_of_step
+from diag.knowledge.signals.peers import ranks_out_of_step
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
 from diag.sources.observation import Origin, SampleSource, observation
 

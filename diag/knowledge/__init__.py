@@ -1,1 +1,1 @@
-"""What we know of vLLM in production: incidents, the signals that they are recognised by, the fixes that they share."""
+"""Knowledge about vLLM in production: incidents, the signals of their conditions, the fixes that they share."""

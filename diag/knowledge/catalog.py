@@ -1,13 +1,13 @@
-"""Loads the incidents, the built-in ones and a user's own, and rejects an invalid declaration in one sentence.
+"""Load the incidents, the built-in ones and a user's own, and reject an invalid declaration in one sentence.
 
-A user's incident file is Python and runs with the rights of `diag`, like a conftest.py: name only a folder you trust.
+A user's incident file is Python and runs with the rights of `diag`, like a conftest.py: only use a trusted folder.
 """
 
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -30,12 +30,23 @@ class CatalogEntry(NamedTuple):
 
 
 def load(folder: Path | None = None) -> tuple[Incident, ...]:
-    """Every incident, ordered by id; raises BadIncident naming file and reason.
+    """Return all incidents, ordered by id; BadIncident gives the file and the reason.
 
     The built-in incidents are checked by the tests (tests/unit/test_catalog.py), a user's own at every start.
     """
-    users = tuple(_users(folder)) if folder else ()
-    known = _by_id([*built_in(), *users])
+    users = []
+    if folder:
+        if not exists(folder) or not folder.is_dir():
+            raise BadIncident(f"{folder}: not a folder of incident files")
+        for file in sorted(folder.glob("*.py")):
+            if not file.name.startswith("_"):
+                users.append(CatalogEntry(_incident_of(_run(file), file), file))
+    known: dict[str, CatalogEntry] = {}
+    for entry in (*built_in(), *users):
+        name = entry.incident.id
+        if name in known:
+            raise BadIncident(f"{entry.file}: incident '{name}' already exists in {known[name].file}")
+        known[name] = entry
     check(users, known)
     return tuple(known[name].incident for name in sorted(known))
 
@@ -43,22 +54,28 @@ def load(folder: Path | None = None) -> tuple[Incident, ...]:
 def check(entries: Iterable[CatalogEntry], known: Mapping[str, CatalogEntry]) -> None:
     """Raise BadIncident for the first invalid declaration; `known` are all incidents, by id."""
     for entry in entries:
-        _check(entry, known)
+        incident = entry.incident
+        try:
+            _check_head(entry)
+            _check_conditions(incident.every_condition, incident)
+            for look in incident.looks_like:
+                if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
+                    raise ValueError(
+                        f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports"
+                    )
+            for fix in incident.fixes:
+                _check_fix(fix, incident)
+            _check_explains(incident, known)
+        except (ValueError, TypeError, AttributeError, RecursionError, Unsupported) as error:
+            raise BadIncident(f"{entry.file}: {error}") from error
 
 
 def built_in() -> Iterator[CatalogEntry]:
-    """The incidents of diag/knowledge/incidents."""
+    """Yield the incidents of diag/knowledge/incidents."""
     for found in pkgutil.iter_modules(ours.__path__):
         module = importlib.import_module(f"{ours.__name__}.{found.name}")
-        yield CatalogEntry(_incident_of(module, Path(str(module.__file__))), Path(str(module.__file__)))
-
-
-def _users(folder: Path) -> Iterator[CatalogEntry]:
-    if not exists(folder) or not folder.is_dir():
-        raise BadIncident(f"{folder}: not a folder of incident files")
-    for file in sorted(folder.glob("*.py")):
-        if not file.name.startswith("_"):
-            yield CatalogEntry(_incident_of(_run(file), file), file)
+        file = Path(str(module.__file__))
+        yield CatalogEntry(_incident_of(module, file), file)
 
 
 def _run(file: Path) -> ModuleType:
@@ -85,29 +102,6 @@ def _incident_of(module: ModuleType, file: Path) -> Incident:
     return incident
 
 
-def _by_id(entries: Sequence[CatalogEntry]) -> dict[str, CatalogEntry]:
-    known: dict[str, CatalogEntry] = {}
-    for entry in entries:
-        if entry.incident.id in known:
-            raise BadIncident(
-                f"{entry.file}: incident '{entry.incident.id}' already exists in {known[entry.incident.id].file}"
-            )
-        known[entry.incident.id] = entry
-    return known
-
-
-def _check(entry: CatalogEntry, known: Mapping[str, CatalogEntry]) -> None:
-    try:
-        _check_head(entry)
-        _check_conditions(entry.incident.every_condition, entry.incident)
-        _check_looks(entry.incident)
-        for fix in entry.incident.fixes:
-            _check_fix(fix, entry.incident)
-        _check_explains(entry.incident, known)
-    except (ValueError, TypeError, AttributeError, RecursionError, Unsupported) as error:
-        raise BadIncident(f"{entry.file}: {error}") from error
-
-
 def _check_head(entry: CatalogEntry) -> None:
     incident = entry.incident
     if incident.id != entry.file.stem:
@@ -119,26 +113,14 @@ def _check_head(entry: CatalogEntry) -> None:
     if "instance" not in incident.per:
         raise ValueError("`per` must include the label instance")
     for duration in (incident.window, incident.live_window, incident.hold):
-        _check_duration(duration)
-
-
-def _check_duration(duration: str) -> None:
-    try:
-        seconds(duration)
-    except (KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"'{duration}' is not a duration such as 30s or 5m") from error
-
-
-def _check_condition(condition: Condition) -> None:
-    why = condition.why
-    if not why.says.strip() or (why.kind != "judged" and not why.reference.strip()):
-        raise ValueError(f"the threshold of '{condition.signal.name}' has no rationale or no reference")
-    if isinstance(condition.limit, str) and condition.limit not in Contract().values():
-        raise ValueError(f"the threshold '{condition.limit}' is not an entry of the measurement contract")
+        try:
+            seconds(duration)
+        except (KeyError, ValueError, IndexError) as error:
+            raise ValueError(f"'{duration}' is not a duration such as 30s or 5m") from error
 
 
 def _check_signal(signal: Signal, incident: Incident) -> None:
-    """The signal is complete and yields one number per subject."""
+    """Raise ValueError unless the signal is complete and yields one number per subject."""
     name = f"signal '{signal.name}'"
     expression = _parsed(signal.promql, name, incident)
     labels = promql.output_labels(expression)
@@ -153,7 +135,7 @@ def _check_signal(signal: Signal, incident: Incident) -> None:
 
 
 def _parsed(text: str, name: str, incident: Incident) -> promql.Expression:
-    """The expression; it must be supported and must not depend on a single scrape."""
+    """Return the expression, which must be supported and must not depend on a single scrape."""
     try:
         expression = promql.parse(formula(text, incident.per, incident.window, Contract()))
     except KeyError as error:
@@ -180,35 +162,28 @@ def _check_fix(fix: Fix, incident: Incident) -> None:
 
 def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> None:
     for condition in conditions:
-        _check_condition(condition)
+        why = condition.why
+        if not why.says.strip() or (why.kind != "judged" and not why.reference.strip()):
+            raise ValueError(f"the threshold of '{condition.signal.name}' has no rationale or no reference")
+        if isinstance(condition.limit, str) and condition.limit not in Contract().values():
+            raise ValueError(f"the threshold '{condition.limit}' is not an entry of the measurement contract")
         _check_signal(condition.signal, incident)
 
 
-def _check_looks(incident: Incident) -> None:
-    for look in incident.looks_like:
-        if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
-            raise ValueError(f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports")
-
-
 def _check_explains(incident: Incident, known: Mapping[str, CatalogEntry], path: tuple[str, ...] = ()) -> None:
-    """Every explained incident exists, is detected no sooner than its cause, and does not explain its cause."""
+    """Raise ValueError unless each explained incident exists, is not detected sooner and does not explain its cause."""
     for name in incident.explains:
         if name not in known:
             raise ValueError(f"it explains '{name}', which is not an incident")
         if name in (*path, incident.id):
             raise ValueError(f"it explains itself: {' -> '.join((*path, incident.id, name))}")
-        _check_speed(incident, known[name].incident)
-        _check_explains(known[name].incident, known, (*path, incident.id))
-
-
-def _check_speed(cause: Incident, effect: Incident) -> None:
-    """A cause whose alert mutes that of its effect has to come first; a warning mutes no critical alert."""
-    if RANK[cause.severity] >= RANK[effect.severity] and delay(cause) > delay(effect):
-        raise ValueError(
-            f"it explains '{effect.id}' but is detected {delay(cause) - delay(effect):g} s later (window + hold)"
-        )
+        effect = known[name].incident
+        late = delay(incident) - delay(effect)
+        if RANK[incident.severity] >= RANK[effect.severity] and late > 0:  # its alert has to mute that of the effect
+            raise ValueError(f"it explains '{name}' but is detected {late:g} s later (window + hold)")
+        _check_explains(effect, known, (*path, incident.id))
 
 
 def delay(incident: Incident) -> float:
-    """The longest time from an incident's onset to its alert, in seconds."""
+    """Return the longest time from an incident's onset to its alert, in seconds."""
     return seconds(incident.window) + seconds(incident.hold)

@@ -1,7 +1,7 @@
-"""What cAdvisor and kube-state-metrics measure of a server's container, under the names and units of `diag exporter`.
+"""Metrics of a server's container from cAdvisor and kube-state-metrics, under the names and units of `diag exporter`.
 
 cAdvisor is part of each kubelet; its metrics and those of kube-state-metrics have a container's namespace, pod and name
-as labels, as have a server's series where Prometheus has found it through Kubernetes. What means something else than
+as labels, and so have a server's series if Prometheus found it through Kubernetes. A metric with another meaning than
 ours is left out: a missing sample is unknown, a wrong one misleads.
 """
 
@@ -10,30 +10,30 @@ from collections.abc import Iterable
 from diag.core.incident import RecordingRule
 
 POD = ("cluster", "namespace", "pod")
-"""Without a label `cluster` on either side there is one cluster; with it on one side nothing is joined."""
+"""Labels of a pod; without `cluster` on both sides there is one cluster, with it on one side nothing is joined."""
 KEY = (*POD, "container")
 ASIDE = "exported_"
-"""Before a label of kube-state-metrics that its target has too, unless the scrape job sets honor_labels."""
+"""The prefix of a label of kube-state-metrics that its target has too, unless the scrape job sets honor_labels."""
 BESIDE = "POD|diag|istio-proxy|linkerd-proxy|queue-proxy"
 SERVERS_OWN = f'container!~"|{BESIDE}"'
-"""No series of a whole pod, of the container that holds its network, of an exporter or a proxy beside the server."""
+"""Matchers that exclude series of a whole pod, of its network container, of exporters and proxies beside the server."""
 OF_INFO = f'{SERVERS_OWN},{ASIDE}container!~"{BESIDE}"'
 OF_CADVISOR, OF_KUBE = "$cadvisor ", "$kube "
-"""Stand at the beginning of each exporter's matchers, for those of some pods."""
+"""Placeholders at the beginning of each exporter's matchers, for further ones (see `of_pods`)."""
 
 
 def cadvisor(metric: str) -> str:
-    """A metric of cAdvisor, of containers alone."""
+    """Return a metric of cAdvisor, of containers alone."""
     return f"container_{metric}{{{OF_CADVISOR}{SERVERS_OWN}}}"
 
 
 def kube(metric: str, matchers: str = "") -> str:
-    """A metric of kube-state-metrics."""
+    """Return a metric of kube-state-metrics."""
     return f"kube_pod_container_{metric}{{{OF_KUBE}{matchers}}}"
 
 
 def killed_by(state: str) -> str:
-    """1 for each start of the container so far, 1 more once it runs again, where it ended for lack of memory."""
+    """Return the starts of a container that ended for lack of memory, 1 more once it runs again."""
     oom = 'reason="OOMKilled"'
     return f"({RESTARTS} + 1) * ignoring (reason) ({kube(f'status_{state}', oom)} == 1)"
 
@@ -42,8 +42,8 @@ RESTARTS = kube("status_restarts_total")
 WORKING_SET = cadvisor("memory_working_set_bytes")
 ACTIVE_FILE = cadvisor("memory_total_active_file_bytes")
 RECORDING_RULES = (
-    # The working set has page cache that was read twice, which is given up before anything is killed. An older cAdvisor
-    # does not tell how much that is; nor does one that is scraped in part.
+    # The working set includes page cache that was read twice, which the kernel drops before it kills. An old or
+    # partly scraped cAdvisor does not export the size of that cache.
     RecordingRule(
         "diag_host_memory_used_bytes", f"{WORKING_SET} - {ACTIVE_FILE} or {cadvisor('memory_rss')} or {WORKING_SET}"
     ),
@@ -64,10 +64,10 @@ RECORDING_RULES = (
 
 
 def servers(found: str, labels: Iterable[str], all_named: bool = False) -> str:
-    """The containers of vLLM servers, by their own labels and KEY.
+    """Return the containers of vLLM servers, by the labels of a server and KEY.
 
     `found` is a selector of servers with `$named` for further matchers. A server whose series do not name its container
-    is in the only one of its pod, proxies not counted; `all_named` says that there is none.
+    is in the only one of its pod, proxies not counted; `all_named` is True if there is no such server.
     """
     whole = _list(labels, KEY)
     named, unnamed = (
@@ -82,7 +82,7 @@ def servers(found: str, labels: Iterable[str], all_named: bool = False) -> str:
 
 
 def joined(rule: RecordingRule, labels: Iterable[str], of_servers: str) -> str:
-    """The metric of each of these servers (see `servers`), with the labels that tell them apart."""
+    """Return the metric of each of the servers (see `servers`), with the labels that distinguish them."""
     return (
         f"max by ({_list(labels)}) ({of_servers} * on ({_list(KEY)}) group_left ()"
         f" max by ({_list(KEY)}) ({_workload(rule.promql)}))"
@@ -90,20 +90,19 @@ def joined(rule: RecordingRule, labels: Iterable[str], of_servers: str) -> str:
 
 
 def of_pods(promql: str, cadvisor: str = "", kube: str = "") -> str:
-    """An expression with these matchers for the metrics of each exporter; without, it is about all pods."""
-    ready = ((OF_CADVISOR, cadvisor), (OF_KUBE, kube))
-    for stands, matchers in ready:
-        promql = promql.replace(stands, f"{matchers}," if matchers else "")
+    """Restrict an expression by further matchers for the metrics of each exporter; without them it is of all pods."""
+    for placeholder, matchers in ((OF_CADVISOR, cadvisor), (OF_KUBE, kube)):
+        promql = promql.replace(placeholder, f"{matchers}," if matchers else "")
     return promql
 
 
 def _workload(promql: str) -> str:
-    """With the container's labels in place of those of the exporter, where a scrape has set them aside."""
+    """Give the series the container's own labels if the scrape has renamed them."""
     for label in KEY[1:]:
         promql = f'label_replace({promql}, "{label}", "$1", "{ASIDE}{label}", "(.+)")'
     return promql
 
 
 def _list(*groups: Iterable[str]) -> str:
-    """Each label once."""
+    """List each label once."""
     return ", ".join(dict.fromkeys(label for labels in groups for label in labels))

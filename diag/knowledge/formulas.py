@@ -13,7 +13,7 @@ from diag.knowledge.signals import DECLARED
 from diag.promql import Formula
 
 PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
-"""A dollar sign, or a name with the window, the offset and the labels that replace those of the text around it."""
+"""A dollar sign, or a name with the window, the offset and the labels that replace those of the surrounding text."""
 _GROUPING = re.compile(r"\bby \(([^()]*)\)|\$(?!by\b|window\b)(\w+)(?:\[\w+\])?(?: offset \w+)?(?: by \(([^()]*)\))?")
 _RANGE_FUNCTION = re.compile(r"(\w+?)(?:_over_time)?\([^()]*\[")
 _Values = tuple[tuple[str, float], ...]

@@ -1,4 +1,4 @@
-"""Recording rules as data: which parts and signals are recorded, and each as PromQL over raw and recorded series.
+"""Recording rules as data: the parts and signals that are recorded, each as PromQL over raw and recorded series.
 
 Every signal that an alert compares with a threshold is recorded, every part that more than one of the resulting
 expressions uses, and every part over a long range, which changes slowly. Any other part stands in the expression that
@@ -17,9 +17,9 @@ from diag.knowledge.formulas import formula
 from diag.promql import Formula, pretty
 
 GENERATION = "diag_rules:generation"
-"""Ends the name of the series that exist for each server, engine and GPU while the rules are evaluated.
+"""The end of the name of series that exist for each server, engine and GPU while the rules are evaluated.
 
-The label `generation` tells which rules these are.
+Their label `generation` identifies the rules.
 """
 _SERVERS = 'group by (instance) (last_over_time({__name__=~"vllm:num_requests_running|diag_vllm_up"}[1d]))'
 _ENGINES = (
@@ -32,11 +32,11 @@ SUBJECTS = {
     ("instance", "engine"): f"{_ENGINES} or on (instance) instance:{GENERATION}",
     ("instance", "gpu"): f"{_GPUS} or on (instance) instance:{GENERATION}",
 }
-"""What the rules judge: servers; engines and GPUs, and each server of which none is seen."""
+"""Subjects of the rules: servers; engines and GPUs, and each server without a visible one."""
 INTERVAL, SLOW_INTERVAL = "15s", "1m"
-"""How often rules are evaluated; the second one holds for alerts over long windows and for records of long ranges."""
+"""Evaluation intervals; the second is for alerts over long windows and records of long ranges."""
 MOST_LINES = 8
-"""Lines of a recording rule; parts are recorded on their own where they make one longer."""
+"""Lines of a recording rule; the parts of a longer one are recorded on their own."""
 LONG = 900.0
 """Seconds from which on a range is long."""
 _WORD = re.compile(r"[\w:]+")
@@ -46,7 +46,7 @@ _RANGE = re.compile(r"\[(\w+)\]")
 class RecordedSeries(NamedTuple):
     """One recording rule: the series, its PromQL, the rules that it reads, and the longest range that it selects.
 
-    `longest_range` is in seconds, 0 where the rule selects no range itself.
+    `longest_range` is in seconds, 0 if the rule selects no range itself.
     """
 
     series: str
@@ -81,7 +81,16 @@ class RuleSet(NamedTuple):
 def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
     signals = {name: found for incident in incidents for name, found in alert_signals(incident, contract).items()}
-    formulas = _in_order(signals.values())
+    formulas: dict[str, Formula] = {}
+
+    def add_parts_first(found: Formula) -> None:
+        if found.name not in formulas:
+            for part in found.parts.values():
+                add_parts_first(part)
+            formulas[found.name] = found
+
+    for signal in signals.values():
+        add_parts_first(signal)
     chosen = _recorded(formulas, signals)
     labels = contract.site.labels
     recorded: dict[str, str] = {}
@@ -138,20 +147,5 @@ def generation_series(per: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def at_site(series: str, labels: Sequence[str]) -> str:
-    """Return the name of a recorded series where other labels than `instance` identify a server."""
+    """Return the name of a recorded series at a site whose servers are identified by other labels than `instance`."""
     return re.sub(r"(?<![a-z])instance(?=[_:])", "_".join(labels), series, count=1)
-
-
-def _in_order(roots: Iterable[Formula]) -> dict[str, Formula]:
-    """Return the formulas and all of their parts, parts first."""
-    found: dict[str, Formula] = {}
-
-    def visit(each: Formula) -> None:
-        if each.name not in found:
-            for part in each.parts.values():
-                visit(part)
-            found[each.name] = each
-
-    for root in roots:
-        visit(root)
-    return found

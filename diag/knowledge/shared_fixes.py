@@ -1,4 +1,4 @@
-"""The fixes that several incidents share."""
+"""Fixes that several incidents share."""
 
 from diag.core.incident import Fix, documented, judged, measured
 from diag.knowledge.signals import (
@@ -61,7 +61,7 @@ LET_GO_ON = (
         why=documented("signals are delivered when the sleep ends", PROC_STATE),
     ),
 )
-"""For processes that the kernel has halted, before anything that suits one that runs and hangs."""
+"""Fixes for processes that the kernel has halted; they come before those for a process that hangs while it runs."""
 NOT_HALTED = tuple(
     signal.below(1, judged("a process that is halted in the kernel has no stack worth a look"))
     for signal in (processes_stopped, processes_traced, processes_uninterruptible)
@@ -73,7 +73,7 @@ STACK_TRACES = Fix(
     versions=("0.33.0", ""),
     why=documented("it watches EngineCore and the workers", "https://github.com/vllm-project/vllm/issues/56816"),
 )
-"""A stall is restarted in haste: the evidence has to be there by itself."""
+"""A stalled server is restarted in haste: the evidence must be recorded without a person."""
 
 FP8_HARDWARE = gpu_compute_capability_has_fp8.at_least(
     1, documented("FP8 needs hardware support and an attention backend that reads it", QUANTIZED_KV)
@@ -97,7 +97,7 @@ READ_LOG = (
         why=documented("the root cause is logged above EngineDeadError", TROUBLESHOOTING),
     ),
 )
-"""`diag` quotes the line where it knows it; the log shows what came before."""
+"""`diag` quotes the line if it has it; the log shows the lines before it."""
 MORE_KV_CAPACITY = (
     Fix(
         flag="--num-gpu-blocks-override",

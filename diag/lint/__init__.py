@@ -1,1 +1,1 @@
-"""What is wrong with a command that starts vLLM, found before it is rolled out."""
+"""Rules that find errors in the command that launches vLLM, before it is rolled out."""

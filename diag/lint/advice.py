@@ -1,11 +1,10 @@
-"""Rules about settings with which vLLM starts, and that cost performance, memory or visibility."""
+"""Rules about settings that vLLM accepts and that cost performance, memory or visibility."""
 
 import re
 from collections.abc import Iterator
 
-from diag.lint.finding import removal
-from diag.lint.replaced import V1
-from diag.lint.rule import Example, LintRule, Match
+from diag.lint.removed import V1
+from diag.lint.rule import Example, Match, removal, rule
 from diag.lint.target import LintTarget, is_open, number
 from diag.vllm.flags.registry import default
 
@@ -13,12 +12,28 @@ LARGEST_GRAPH = 512
 """vLLM captures decode batches of up to min(2 x max_num_seqs, 512) sequences by default (1,024 on some Blackwell)."""
 
 
-def _no_metrics(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "warning",
+    "--disable-log-stats removes every vllm:... metric",
+    "A command with --disable-log-stats.",
+    "Neither Prometheus nor diag can tell how the server performs",
+    "Remove it",
+    Example("vllm serve m --disable-log-stats"),
+)
+def no_metrics(target: LintTarget) -> Iterator[Match]:
     if target.is_on("--disable-log-stats"):
         yield Match(edits=removal(target.command.all("--disable-log-stats")))
 
 
-def _cache_size_pinned(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "warning",
+    "--num-gpu-blocks-override pins the size of the KV cache",
+    "A command with --num-gpu-blocks-override.",
+    "The flag is for tests: without it vLLM sizes the KV cache from the free memory",
+    "Remove it",
+    Example("vllm serve m --num-gpu-blocks-override 128"),
+)
+def kv_cache_size_pinned(target: LintTarget) -> Iterator[Match]:
     blocks = target.command.get("--num-gpu-blocks-override")
     if blocks is not None and not is_open(blocks):
         yield Match(
@@ -27,7 +42,15 @@ def _cache_size_pinned(target: LintTarget) -> Iterator[Match]:
         )
 
 
-def _little_memory_left(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "warning",
+    "--gpu-memory-utilization leaves hardly any GPU memory",
+    "A share above 0.95, where --kv-cache-memory-bytes does not override it.",
+    "NCCL, fragmentation and other processes need memory too; before 0.20.0 CUDA graphs come on top of the share",
+    "Set --gpu-memory-utilization to 0.95 or less",
+    Example("vllm serve m --gpu-memory-utilization 0.98"),
+)
+def little_memory_left(target: LintTarget) -> Iterator[Match]:
     share = number(target.command.get("--gpu-memory-utilization"))
     if share is not None and 0.95 < share <= 1 and target.command.get("--kv-cache-memory-bytes") is None:
         usual = default("--gpu-memory-utilization", target.version)
@@ -39,7 +62,16 @@ def _little_memory_left(target: LintTarget) -> Iterator[Match]:
         )
 
 
-def _sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "info",
+    "--max-num-seqs is above the largest CUDA graph",
+    f"--max-num-seqs above the largest batch that CUDA graphs are captured for: {LARGEST_GRAPH} by default."
+    " A warning where the command itself sets the capture sizes.",
+    "A step that decodes more sequences than the largest graph runs without a CUDA graph",
+    "Lower --max-num-seqs, or raise --max-cudagraph-capture-size",
+    Example("vllm serve m --max-num-seqs 1024"),
+)
+def sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
     if sequences is not None and sequences > largest:
         yield Match(
@@ -51,7 +83,15 @@ def _sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
         )
 
 
-def _graphs_above_sequences(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "info",
+    "CUDA graphs are captured for batches that never occur",
+    "Capture sizes that the command sets, the largest of them above twice --max-num-seqs.",
+    "Graphs for sizes that no decode batch reaches cost memory and startup time",
+    "Lower the largest capture size to --max-num-seqs",
+    Example("vllm serve m --max-num-seqs 8 --max-cudagraph-capture-size 512"),
+)
+def graphs_above_sequences(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
     if sequences is not None and flag and largest > max(sequences, 2 * sequences):
         yield Match(
@@ -61,7 +101,7 @@ def _graphs_above_sequences(target: LintTarget) -> Iterator[Match]:
 
 
 def _batch_and_graphs(target: LintTarget) -> tuple[float | None, float, str]:
-    """--max-num-seqs (None: unknown, or no graphs), the largest captured batch, and the flag for it ("": default)."""
+    """Return --max-num-seqs (None: unknown, or no graphs), the largest captured batch and its flag ("": default)."""
     compilation = target.keys("--compilation-config")
     sequences = number(target.command.get("--max-num-seqs"))
     has_graphs = not target.is_on("--enforce-eager") and compilation.get("cudagraph_mode") != "NONE"
@@ -76,8 +116,16 @@ def _batch_and_graphs(target: LintTarget) -> tuple[float | None, float, str]:
     return counted, LARGEST_GRAPH, ""
 
 
-def _context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
-    """Not where vLLM takes a shorter context than the model's maximum by itself (LongRoPE)."""
+@rule(
+    "info",
+    "The context length is left at the model's maximum",
+    "A command without --max-model-len.",
+    "The KV cache must hold one request of that length or the server does not start, and one such request may fill it",
+    "Set --max-model-len to the longest request that you serve",
+    Example("vllm serve m"),
+)
+def context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
+    """Report nothing if vLLM itself takes a shorter context than the model's maximum (LongRoPE)."""
     command, shape = target.command, target.shape
     if command.model and command.get("--max-model-len") is None and (not shape or shape.usual == shape.longest):
         length = f", {shape.longest:,} tokens" if shape else ""
@@ -88,136 +136,76 @@ def _context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
         )
 
 
-def _prefix_caching_off(target: LintTarget) -> Iterator[Match]:
-    """On by default since V1."""
+@rule(
+    "info",
+    "Prefix caching is off",
+    "--no-enable-prefix-caching, or a release before 0.8.0 without --enable-prefix-caching.",
+    "The common beginning of prompts is computed again for every request",
+    "Remove --no-enable-prefix-caching",
+    Example("vllm serve m --no-enable-prefix-caching"),
+)
+def prefix_caching_off(target: LintTarget) -> Iterator[Match]:
+    """Prefix caching is on by default since V1."""
     on = target.command.switched("--enable-prefix-caching")
     if on is False or (on is None and not target.since(V1) and target.command.model):
         yield Match(fix="Remove --no-enable-prefix-caching" if on is False else "Add --enable-prefix-caching")
 
 
-def _eager(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "info",
+    "--enforce-eager disables CUDA graphs and compilation",
+    "A command with --enforce-eager.",
+    "Every decode step launches its kernels one by one: short steps get much slower on a GPU",
+    "Remove it unless the server fails to start without it",
+    Example("vllm serve m --enforce-eager"),
+)
+def eager(target: LintTarget) -> Iterator[Match]:
     if target.is_on("--enforce-eager"):
         less = "; --max-cudagraph-capture-size saves memory at less cost" if target.since("0.11.1") else ""
         yield Match(fix=f"Remove it unless the server fails to start without it{less}")
 
 
-def _several_api_servers(target: LintTarget) -> Iterator[Match]:
-    """api_server_count is data_parallel_size since 0.10.2 or so."""
+@rule(
+    "info",
+    "Data parallelism starts several API servers",
+    "--data-parallel-size above 1 without --api-server-count and without an external load balancer, since 0.10.2.",
+    "With several API servers the metrics page has no process_... metrics, and the log no statistics line",
+    "Set --api-server-count to 1 where one API server is enough",
+    Example("vllm serve m --data-parallel-size 4"),
+)
+def several_api_servers(target: LintTarget) -> Iterator[Match]:
+    """api_server_count defaults to data_parallel_size since about 0.10.2."""
     size, command = target.ranks("--data-parallel-size"), target.command
     external = target.is_on("--data-parallel-external-lb") or command.get("--data-parallel-rank") is not None
     if size > 1 and not external and command.get("--api-server-count") is None and target.since("0.10.2"):
         yield Match(f"--data-parallel-size {size} starts {size} API servers")
 
 
-def _no_watchdog(target: LintTarget) -> Iterator[Match]:
-    """Where ranks wait for each other, one that hangs stops all of them."""
+@rule(
+    "info",
+    "A stall would leave no stack trace",
+    "A command with tensor or pipeline parallelism and without --watchdog-config, since 0.33.0.",
+    "A rank that hangs stops all others, silently, and a restart takes the evidence away: the watchdog writes the"
+    " stack traces of a process that makes no progress to a file",
+    "Add --watchdog-config (vllm serve --help=watchdog-config shows its keys), above all where a stall was seen",
+    Example("vllm serve m --tensor-parallel-size 4", "0.33.0"),
+)
+def no_watchdog(target: LintTarget) -> Iterator[Match]:
+    """A rank that hangs stops all others."""
     ranks = target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size")
     if ranks > 1 and target.command.get("--watchdog-config") is None and target.since("0.33.0"):
         yield Match(f"A stall of one of {ranks:g} ranks would leave no stack trace")
 
 
 RULES = (
-    LintRule(
-        "no_metrics",
-        "warning",
-        "--disable-log-stats removes every vllm:... metric",
-        "A command with --disable-log-stats.",
-        "Neither Prometheus nor diag can tell how the server performs",
-        "Remove it",
-        Example("vllm serve m --disable-log-stats"),
-        _no_metrics,
-    ),
-    LintRule(
-        "kv_cache_size_pinned",
-        "warning",
-        "--num-gpu-blocks-override pins the size of the KV cache",
-        "A command with --num-gpu-blocks-override.",
-        "The flag is for tests: without it vLLM sizes the KV cache from the free memory",
-        "Remove it",
-        Example("vllm serve m --num-gpu-blocks-override 128"),
-        _cache_size_pinned,
-    ),
-    LintRule(
-        "little_memory_left",
-        "warning",
-        "--gpu-memory-utilization leaves hardly any GPU memory",
-        "A share above 0.95, where --kv-cache-memory-bytes does not override it.",
-        "NCCL, fragmentation and other processes need memory too; before 0.20.0 CUDA graphs come on top of the share",
-        "Set --gpu-memory-utilization to 0.95 or less",
-        Example("vllm serve m --gpu-memory-utilization 0.98"),
-        _little_memory_left,
-    ),
-    LintRule(
-        "sequences_above_graphs",
-        "info",
-        "--max-num-seqs is above the largest CUDA graph",
-        f"--max-num-seqs above the largest batch that CUDA graphs are captured for: {LARGEST_GRAPH} by default."
-        " A warning where the command itself sets the capture sizes.",
-        "A step that decodes more sequences than the largest graph runs without a CUDA graph",
-        "Lower --max-num-seqs, or raise --max-cudagraph-capture-size",
-        Example("vllm serve m --max-num-seqs 1024"),
-        _sequences_above_graphs,
-    ),
-    LintRule(
-        "graphs_above_sequences",
-        "info",
-        "CUDA graphs are captured for batches that never occur",
-        "Capture sizes that the command sets, the largest of them above twice --max-num-seqs.",
-        "Graphs for sizes that no decode batch reaches cost memory and startup time",
-        "Lower the largest capture size to --max-num-seqs",
-        Example("vllm serve m --max-num-seqs 8 --max-cudagraph-capture-size 512"),
-        _graphs_above_sequences,
-    ),
-    LintRule(
-        "context_at_the_maximum",
-        "info",
-        "The context length is left at the model's maximum",
-        "A command without --max-model-len.",
-        "The KV cache must hold one request of that length or the server does not start, and one such"
-        " request may fill it",
-        "Set --max-model-len to the longest request that you serve",
-        Example("vllm serve m"),
-        _context_at_the_maximum,
-    ),
-    LintRule(
-        "prefix_caching_off",
-        "info",
-        "Prefix caching is off",
-        "--no-enable-prefix-caching, or a release before 0.8.0 without --enable-prefix-caching.",
-        "The common beginning of prompts is computed again for every request",
-        "Remove --no-enable-prefix-caching",
-        Example("vllm serve m --no-enable-prefix-caching"),
-        _prefix_caching_off,
-    ),
-    LintRule(
-        "eager",
-        "info",
-        "--enforce-eager disables CUDA graphs and compilation",
-        "A command with --enforce-eager.",
-        "Every decode step launches its kernels one by one: short steps get much slower on a GPU",
-        "Remove it unless the server fails to start without it",
-        Example("vllm serve m --enforce-eager"),
-        _eager,
-    ),
-    LintRule(
-        "several_api_servers",
-        "info",
-        "Data parallelism starts several API servers",
-        "--data-parallel-size above 1 without --api-server-count and without an external load balancer, since 0.10.2.",
-        "With several API servers the metrics page has no process_... metrics, and the log no statistics line",
-        "Set --api-server-count to 1 where one API server is enough",
-        Example("vllm serve m --data-parallel-size 4"),
-        _several_api_servers,
-    ),
-    LintRule(
-        "no_watchdog",
-        "info",
-        "A stall would leave no stack trace",
-        "A command with tensor or pipeline parallelism and without --watchdog-config, since 0.33.0.",
-        "A rank that hangs stops all others, silently, and a restart takes the evidence away: the watchdog writes the"
-        " stack traces of a process that makes no progress to a file",
-        "Add --watchdog-config (vllm serve --help=watchdog-config shows its keys), above all where a stall was seen",
-        Example("vllm serve m --tensor-parallel-size 4", "0.33.0"),
-        _no_watchdog,
-    ),
+    no_metrics,
+    kv_cache_size_pinned,
+    little_memory_left,
+    sequences_above_graphs,
+    graphs_above_sequences,
+    context_at_the_maximum,
+    prefix_caching_off,
+    eager,
+    several_api_servers,
+    no_watchdog,
 )

@@ -1,46 +1,68 @@
-"""Rules about the name of a flag: whether a release has it, and whether it is written out."""
+"""Rules about the names of flags and environment variables: abbreviated, misspelt, or not in this release."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
-from diag.lint.finding import Edit, removal, shown
-from diag.lint.replaced import INEFFECTIVE, V1_ONLY
-from diag.lint.rule import Example, LintRule, Match
+from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
+from diag.lint.rule import Edit, Example, Match, removal, rule, shown
 from diag.lint.target import HELP, LintTarget, at_least, is_open
-from diag.vllm.command.command import Given
-from diag.vllm.flags.registry import Flag, known, parsers
+from diag.vllm.command.command import Command, Given
+from diag.vllm.flags.registry import Flag, described, environment, known, parsers
 
 _CLOSE = 0.8
+_VERY_CLOSE = 0.93
 _NO_DOTTED_KEYS = "0.8.5"
 """The last release that is known to refuse `--compilation-config.level 3`."""
 
 
-def _unknown(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "No vLLM release has this flag",
+    "A flag that none of the known vLLM releases accepts, even as an abbreviation. A similar flag of this"
+    " release is proposed where there is one.",
+    "vLLM exits with `unrecognized arguments`, unless a plugin adds the flag",
+    "Correct the spelling, or remove the flag",
+    Example("vllm serve m --gpu-memory-utilisation 0.8"),
+)
+def unknown_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
-        able = _able(target.version)
-        near = get_close_matches(given.spelled.replace("_", "-").lower(), able, 1, _CLOSE)
-        if len(_beginning_so(given, target)) < 2:
-            yield Match(
-                f"{shown(given)}: no vLLM release has this flag",
-                f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag",
-                f"Use {near[0]}, if that was meant" if near else "Remove it",
-                (Edit(range(given.words.start, given.words.start + 1), (_renamed(given, near[0]),)),)
-                if near and given.words
-                else (),
-            )
+        if len(_abbreviates(given, target)) > 1:
+            continue
+        near = get_close_matches(given.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE)
+        edits: tuple[Edit, ...] = ()
+        if near and given.words:
+            has_value = len(given.words) == 1 and given.values  # --name=value
+            renamed = f"{near[0]}={given.values[0]}" if has_value else near[0]
+            edits = (Edit(range(given.words.start, given.words.start + 1), (renamed,)),)
+        yield Match(
+            f"{shown(given)}: no vLLM release has this flag",
+            f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag",
+            f"Use {near[0]}, if that was meant" if near else "Remove it",
+            edits,
+        )
 
 
-def _ambiguous(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "An abbreviated flag matches more than one flag",
+    "The beginning of a flag that two or more flags of this release share.",
+    "vLLM accepts the beginning of a flag only where no other flag begins with it",
+    "Write the flag out",
+    Example("vllm serve m --max-num 8"),
+)
+def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
-        matching = _beginning_so(given, target)
+        matching = _abbreviates(given, target)
         if len(matching) > 1:
             names = f"{', '.join(matching[:4])}{' ...' if len(matching) > 4 else ''}"
             yield Match(f"{shown(given)} is ambiguous: matches {names}")
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
-    """Options that stand for no flag of any release."""
+    """Return the options that are no flag of any release."""
     return [
         given
         for given in target.command.given
@@ -49,20 +71,26 @@ def _unrecognized(target: LintTarget) -> list[Given]:
 
 
 @lru_cache(maxsize=4)
-def _able(version: str) -> dict[str, Flag]:
+def _flags_in_release(version: str) -> dict[str, Flag]:
     return {name: flag for name, flag in known().items() if flag.in_release(version)}
 
 
-def _beginning_so(given: Given, target: LintTarget) -> list[str]:
-    return sorted(name for name in _able(target.version) if name.startswith(given.spelled.replace("_", "-")))
+def _abbreviates(given: Given, target: LintTarget) -> list[str]:
+    """Return the flags of this release that begin with an option."""
+    return sorted(
+        name for name in _flags_in_release(target.version) if name.startswith(given.spelled.replace("_", "-"))
+    )
 
 
-def _renamed(given: Given, name: str) -> str:
-    """The name in the place of the other; --name=value keeps its value."""
-    return f"{name}={given.values[0]}" if len(given.words) == 1 and given.values else name
-
-
-def _later(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "The flag was added in a later release",
+    "A flag, one of its short names, or a key behind a dot, that vLLM has only since a later release.",
+    "vLLM exits with `unrecognized arguments`",
+    "Remove the flag, or run the release that the finding names",
+    Example("vllm serve m --watermark 0.1", "0.20.0"),
+)
+def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
     for given in target.command.given:
         flag = given.option.flag if given.option else None
         if flag and not flag.in_release(target.version) and not at_least(target.version, flag.first):
@@ -72,32 +100,29 @@ def _later(target: LintTarget) -> Iterator[Match]:
                 f"Remove it, or run vLLM {flag.first} or later",
             )
         elif flag and given.words and given.option:
-            yield from _later_form(given, flag, given.option.key, target)
-
-
-def _later_form(given: Given, flag: Flag, key: str, target: LintTarget) -> Iterator[Match]:
-    """A short name, or a key behind a dot, that the flag does not have yet."""
-    first = target.command.words[given.words.start]
-    if not given.spelled.startswith(("--", "-O")) and given.spelled.partition(".")[0] not in flag.short:
-        new = (first.replace(given.spelled, flag.name, 1),)
-        why = f"vLLM {target.version} exits with `unrecognized arguments`"
-        at = range(given.words.start, given.words.start + 1)
-        yield Match(
-            f"vLLM {target.version} has no short name {given.spelled.partition('.')[0]}",
-            why,
-            f"Write {flag.name}",
-            (Edit(at, new),),
-        )
-    elif key and at_least(_NO_DOTTED_KEYS, target.version):
-        yield Match(
-            f"{shown(given)}: vLLM {target.version} has no keys behind a dot",
-            f"vLLM {target.version} exits with `unrecognized arguments`",
-            f"Give {flag.name} all of its keys in one JSON object",
-        )
+            first, name = target.command.words[given.words.start], given.spelled.partition(".")[0]
+            if not given.spelled.startswith(("--", "-O")) and name not in flag.short:
+                yield Match(
+                    f"vLLM {target.version} has no short name {name}",
+                    f"vLLM {target.version} exits with `unrecognized arguments`",
+                    f"Write {flag.name}",
+                    (
+                        Edit(
+                            range(given.words.start, given.words.start + 1),
+                            (first.replace(given.spelled, flag.name, 1),),
+                        ),
+                    ),
+                )
+            elif given.option.key and at_least(_NO_DOTTED_KEYS, target.version):
+                yield Match(
+                    f"{shown(given)}: vLLM {target.version} has no keys behind a dot",
+                    f"vLLM {target.version} exits with `unrecognized arguments`",
+                    f"Give {flag.name} all of its keys in one JSON object",
+                )
 
 
 def _shortened(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
-    """Options that are the beginning of a flag, with the name as it is written and the flag."""
+    """Yield the options that abbreviate a flag: the option, its name with dashes, and the flag."""
     for given in target.command.given:
         flag = given.option.flag if given.option else None
         name = given.spelled.partition(".")[0].replace("_", "-")
@@ -105,7 +130,15 @@ def _shortened(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
             yield given, name, flag
 
 
-def _taken_for_another(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "A removed flag is read as another flag",
+    "A flag that was removed, and whose name is the beginning of exactly one flag of this release.",
+    "argparse accepts the beginning of a flag for the flag: the server starts with a setting that nobody meant",
+    "Remove the flag, or write out the one that was meant",
+    Example("vllm serve m --device cuda", "0.24.0"),
+)
+def taken_for_another(target: LintTarget) -> Iterator[Match]:
     for given, name, flag in _shortened(target):
         if name in known():
             yield Match(
@@ -116,13 +149,29 @@ def _taken_for_another(target: LintTarget) -> Iterator[Match]:
             )
 
 
-def _abbreviated(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "info",
+    "A flag is abbreviated",
+    "The beginning of a flag in the place of its name.",
+    "vLLM refuses it as soon as a release has a second flag that begins with it",
+    "Write the flag out",
+    Example("vllm serve m --kv-cache-memory 8G"),
+)
+def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
     for _, name, flag in _shortened(target):
         if name not in known():
             yield Match(f"{name} is short for {flag.name}", fix=f"Write {flag.name}")
 
 
-def _ineffective(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "warning",
+    "The flag has no effect",
+    "A flag that this release still accepts and no longer uses.",
+    "The command says something that the server does not do",
+    "Remove it",
+    Example("vllm serve m --swap-space 4", "0.17.1"),
+)
+def no_effect(target: LintTarget) -> Iterator[Match]:
     if target.command.environment.get("VLLM_USE_V1") == "0" and not target.since(V1_ONLY):
         return
     for given in target.accepted():
@@ -131,7 +180,15 @@ def _ineffective(target: LintTarget) -> Iterator[Match]:
             yield Match(f"{shown(given)} has no effect in {target.version}", ineffective.why, edits=removal([given]))
 
 
-def _no_negation(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "The flag has no --no- form",
+    "`--no-x` where this release has `--x` but not its negation.",
+    "vLLM exits with `unrecognized arguments`",
+    "Remove it: such a switch is off unless it is given",
+    Example("vllm serve m --no-headless"),
+)
+def no_such_negation(target: LintTarget) -> Iterator[Match]:
     for given in target.accepted():
         option = given.option
         if option and given.words and not option.key and not option.on and not option.flag.no:
@@ -147,75 +204,130 @@ def _no_negation(target: LintTarget) -> Iterator[Match]:
 
 
 RULES = (
-    LintRule(
-        "unknown_flag",
-        "error",
-        "No vLLM release has this flag",
-        "A flag that none of the known vLLM releases accepts, even as an abbreviation. A similar flag of this"
-        " release is proposed where there is one.",
-        "vLLM exits with `unrecognized arguments`, unless a plugin adds the flag",
-        "Correct the spelling, or remove the flag",
-        Example("vllm serve m --gpu-memory-utilisation 0.8"),
-        _unknown,
+    unknown_flag,
+    ambiguous_flag,
+    flag_of_a_later_release,
+    taken_for_another,
+    abbreviated_flag,
+    no_effect,
+    no_such_negation,
+)
+
+
+# -- environment variables
+
+
+@dataclass(frozen=True)
+class EnvironmentVariable:
+    """The releases that read an environment variable ("": from the first, to the last), and what to know in others.
+
+    `flag` takes its value, `variable` is another name of it.
+    """
+
+    first: str
+    last: str
+    instead: str
+    flag: str = ""
+    variable: str = ""
+
+
+NEVER = "never"
+ATTENTION_BACKENDS = {
+    *("CPU_ATTN", "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA"),
+    *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
+}
+"""Names that --attention-backend accepts from 0.16.0 to 0.32.0 at least; FLASH_ATTN_VLLM_V1 became FLASH_ATTN."""
+VARIABLES: Mapping[str, EnvironmentVariable] = {
+    "VLLM_USE_V1": EnvironmentVariable("", "0.11.0", "V1 is the only engine"),
+    "VLLM_ATTENTION_BACKEND": EnvironmentVariable("", "0.14.1", "--attention-backend sets it", "--attention-backend"),
+    "VLLM_EXECUTE_MODEL_TIMEOUT": EnvironmentVariable(
+        NEVER, "", "Its name is VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", variable="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
     ),
-    LintRule(
-        "ambiguous_flag",
-        "error",
-        "An abbreviated flag matches more than one flag",
-        "The beginning of a flag that two or more flags of this release share.",
-        "vLLM accepts the beginning of a flag only where no other flag begins with it",
-        "Write the flag out",
-        Example("vllm serve m --max-num 8"),
-        _ambiguous,
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": EnvironmentVariable("0.9.2", "", "This release has a fixed timeout"),
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": EnvironmentVariable("", "0.31.0", "V1 reads VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
+    "VLLM_RPC_TIMEOUT": EnvironmentVariable("", "0.22.1", "Nothing replaces it"),
+    "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable("0.14.0", "", "This release has a fixed timeout"),
+    "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable("0.10.1", "", "This release logs statistics every 10 s"),
+    "VLLM_DISABLE_PYNCCL": EnvironmentVariable("0.11.1", "", "This release cannot disable NCCL with it"),
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": EnvironmentVariable("0.10.2", "", "This release does not have this all-reduce yet"),
+    "VLLM_ALLREDUCE_USE_FLASHINFER": EnvironmentVariable(
+        "0.17.0", "", "This release does not have this all-reduce yet"
     ),
-    LintRule(
-        "flag_of_a_later_release",
-        "error",
-        "The flag was added in a later release",
-        "A flag, one of its short names, or a key behind a dot, that vLLM has only since a later release.",
-        "vLLM exits with `unrecognized arguments`",
-        "Remove the flag, or run the release that the finding names",
-        Example("vllm serve m --watermark 0.1", "0.20.0"),
-        _later,
-    ),
-    LintRule(
-        "taken_for_another",
-        "error",
-        "A removed flag is read as another flag",
-        "A flag that was removed, and whose name is the beginning of exactly one flag of this release.",
-        "argparse accepts the beginning of a flag for the flag: the server starts with a setting that nobody meant",
-        "Remove the flag, or write out the one that was meant",
-        Example("vllm serve m --device cuda", "0.24.0"),
-        _taken_for_another,
-    ),
-    LintRule(
-        "abbreviated_flag",
-        "info",
-        "A flag is abbreviated",
-        "The beginning of a flag in the place of its name.",
-        "vLLM refuses it as soon as a release has a second flag that begins with it",
-        "Write the flag out",
-        Example("vllm serve m --kv-cache-memory 8G"),
-        _abbreviated,
-    ),
-    LintRule(
-        "no_effect",
-        "warning",
-        "The flag has no effect",
-        "A flag that this release still accepts and no longer uses.",
-        "The command says something that the server does not do",
-        "Remove it",
-        Example("vllm serve m --swap-space 4", "0.17.1"),
-        _ineffective,
-    ),
-    LintRule(
-        "no_such_negation",
-        "error",
-        "The flag has no --no- form",
-        "`--no-x` where this release has `--x` but not its negation.",
-        "vLLM exits with `unrecognized arguments`",
-        "Remove it: such a switch is off unless it is given",
-        Example("vllm serve m --no-headless"),
-        _no_negation,
-    ),
+}
+
+
+@rule(
+    "warning",
+    "The environment variable has no effect",
+    "A variable that this release does not read: removed, not there yet, or misspelt.",
+    "vLLM ignores a variable that it does not know",
+    "Remove it, or use what replaces it",
+    Example("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m"),
+)
+def variable_not_read(target: LintTarget) -> Iterator[Match]:
+    for name in target.command.environment:
+        variable = VARIABLES.get(name)
+        if variable:
+            begun = variable.first != NEVER and (not variable.first or target.since(variable.first))
+            if not begun or (variable.last and not at_least(variable.last, target.version)):
+                yield _ineffective_variable(name, variable, target)
+        elif name.startswith("VLLM_") and name not in environment() and target.since(described()):
+            near = get_close_matches(name, environment(), 1, _VERY_CLOSE)
+            if near:
+                yield Match(
+                    f"{name} has no effect: vLLM {target.version} does not read it",
+                    fix=f"Use {near[0]}, if that was meant",
+                )
+
+
+def _ineffective_variable(name: str, variable: EnvironmentVariable, target: LintTarget) -> Match:
+    command, flag = target.command, variable.flag
+    backend = command.environment[name].removesuffix("_VLLM_V1")
+    new = (flag, backend) if flag and backend in ATTENTION_BACKENDS and not command.all(flag) else ()
+    reader = "no release reads it" if variable.first == NEVER else f"vLLM {target.version} does not read it"
+    by_flag = f"Use {flag} with a name that {target.version} has, or remove it"
+    edits: list[Edit] = []
+    at = _assignment(command, name)
+    if at:
+        renamed = f"{variable.variable}={command.environment[name]}"
+        edits.append(Edit(at, (*command.words[at.start : at.stop - 1], renamed) if variable.variable else ()))
+        if new:
+            edits.append(Edit(range(len(command.words), len(command.words)), new))
+    return Match(
+        f"{name} has no effect: {reader}",
+        variable.instead,
+        f"Use {' '.join(new)}" if new else by_flag if flag else "Remove it",
+        tuple(edits),
+    )
+
+
+def _assignment(command: Command, name: str) -> range:
+    """Return the words that set a variable, with the -e of `docker run`; an empty range if it is set elsewhere."""
+    for at, word in enumerate(command.words[: command.arguments]):
+        if re.fullmatch(rf"(?:--env=|-e)?{name}=.*", word, re.DOTALL):
+            return range(at - (at > 0 and command.words[at - 1] in ("-e", "--env")), at + 1)
+    return range(0)
+
+
+@rule(
+    "warning",
+    "VLLM_USE_V1=0 selects the V0 engine",
+    "VLLM_USE_V1=0 with a release from 0.8.0 to 0.11.0. In 0.11.0, which has no V0 engine, it is an error.",
+    "V0 is slower, and 0.11.0 removed it",
+    "Remove VLLM_USE_V1",
+    Example("VLLM_USE_V1=0 vllm serve m", "0.10.2"),
+)
+def old_engine(target: LintTarget) -> Iterator[Match]:
+    """VLLM_USE_V1=0 chooses V0 from 0.8.0 to 0.10.2; 0.11.0 reads it and has no V0."""
+    if target.command.environment.get("VLLM_USE_V1") == "0" and target.since(V1) and not target.since("0.11.1"):
+        removed = target.since(V1_ONLY)
+        yield Match(
+            why=f"vLLM {target.version} has no V0 engine" if removed else "V0 is slower, and 0.11.0 removed it",
+            severity="error" if removed else None,
+        )
+
+
+VARIABLE_RULES = (
+    old_engine,
+    variable_not_read,
 )

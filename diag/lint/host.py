@@ -1,33 +1,47 @@
-"""Rules about the model's folder, this host's GPUs and the installed vLLM, where they are there to be looked at."""
+"""Rules about the model's folder, this host's GPUs and the installed vLLM, if diag can see them."""
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from diag.core.formatting import GIB, gibibytes, plural
-from diag.lint.finding import removal
-from diag.lint.host_gpus import HostGpu, HostGpus
-from diag.lint.rule import Example, LintRule, Match
-from diag.lint.target import LintTarget, number
+from diag.lint.rule import Example, Match, removal, rule
+from diag.lint.target import HostGpu, LintTarget, number
 from diag.vllm.flags.registry import default
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _OTHER_FILES = ("params.json", "*.gguf")
-"""A model in Mistral's or llama.cpp's own format needs no config.json."""
+"""Files of a model in Mistral's or llama.cpp's own format, which needs no config.json."""
 
 
 def is_without_config(folder: Path) -> bool:
-    """Whether it is a folder that vLLM cannot serve a model from."""
+    """Return True for a folder that vLLM cannot serve a model from."""
     files = ("config.json", *_OTHER_FILES)
     return folder.is_dir() and not any(True for pattern in files for _ in folder.glob(pattern))
 
 
-def _no_config(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "The model's folder has no config.json",
+    "A model that is a folder on this host, without config.json, params.json and *.gguf.",
+    "vLLM reads the model's architecture from config.json and does not start without it",
+    "Name the folder that holds config.json, or a model's id",
+    Example("vllm serve ./models", requires="./models is a folder without config.json"),
+)
+def no_config(target: LintTarget) -> Iterator[Match]:
     if target.folder_without_config:
         yield Match(f"The folder {target.folder_without_config} has no config.json")
 
 
-def _heads(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "--tensor-parallel-size does not divide the attention heads",
+    "A tensor-parallel size that does not divide the number of attention heads in the model's config.json.",
+    "vLLM refuses it: every GPU holds the same number of heads",
+    "Set --tensor-parallel-size to a divisor of the number of heads",
+    Example("vllm serve ./model -tp 3", requires="./model/config.json has 32 attention heads"),
+)
+def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
     shape, tensor = target.shape, target.ranks("--tensor-parallel-size")
     if shape and shape.heads % tensor:
         divisors = [size for size in range(1, min(tensor, shape.heads + 1)) if shape.heads % size == 0]
@@ -37,13 +51,30 @@ def _heads(target: LintTarget) -> Iterator[Match]:
         )
 
 
-def _dense_model(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "--enable-expert-parallel, and the model has no experts",
+    "--enable-expert-parallel with a model whose config.json has no experts.",
+    "vLLM refuses it: there are no experts to distribute",
+    "Remove it",
+    Example("vllm serve ./model --enable-expert-parallel", requires="./model is a dense model"),
+)
+def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
     family = target.shape.family if target.shape else None
     if target.is_on("--enable-expert-parallel") and family and not family.experts:
         yield Match(edits=removal(target.command.all("--enable-expert-parallel")))
 
 
-def _context_above(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "--max-model-len is above the model's maximum",
+    f"A context length above that of the model's config.json, without {_LONG}=1 and without --hf-overrides."
+    " A warning for an architecture that diag does not know.",
+    f"vLLM refuses it unless {_LONG}=1; beyond the maximum the answers become nonsense",
+    "Lower --max-model-len to the model's maximum",
+    Example("vllm serve ./model --max-model-len 200k", requires="./model supports 131,072 tokens"),
+)
+def context_above_the_model(target: LintTarget) -> Iterator[Match]:
     command, shape = target.command, target.shape
     length = number(command.get("--max-model-len")) or 0
     extended = command.get("--hf-overrides") or command.get("--rope-scaling") or command.environment.get(_LONG) == "1"
@@ -55,8 +86,16 @@ def _context_above(target: LintTarget) -> Iterator[Match]:
         )
 
 
-def _fewer_gpus(target: LintTarget) -> Iterator[Match]:
-    command, needed = target.command, _needed(target)
+@rule(
+    "warning",
+    "This host has fewer GPUs than the server needs",
+    "More ranks than GPUs on this host, without --nnodes and without Ray. CUDA_VISIBLE_DEVICES counts.",
+    "vLLM refuses more ranks on one node than it has GPUs",
+    "Use smaller parallel sizes, or --nnodes",
+    Example("vllm serve m -tp 2", requires="this host has one GPU"),
+)
+def fewer_gpus_than_ranks(target: LintTarget) -> Iterator[Match]:
+    command, needed = target.command, _gpus_needed(target)
     elsewhere = (number(command.get("--nnodes")) or 1) > 1 or "ray" in (
         command.get("--distributed-executor-backend"),
         command.get("--data-parallel-backend"),
@@ -65,26 +104,45 @@ def _fewer_gpus(target: LintTarget) -> Iterator[Match]:
         yield Match(f"The server needs {plural(needed, 'GPU')}, and this host has {len(target.gpus.gpus)}")
 
 
-def _needed(target: LintTarget) -> int:
-    """How many GPUs the ranks on this host need."""
+def _gpus_needed(target: LintTarget) -> int:
+    """Return the number of GPUs that the ranks on this host need."""
     tensor, pipeline, data = (target.ranks(f"--{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
     local = number(target.command.get("--data-parallel-size-local"))
     return tensor * pipeline * (data if local is None else int(local))
 
 
-def _used(target: LintTarget) -> tuple[HostGpu, ...]:
-    return target.gpus.gpus[: max(1, _needed(target))] if target.gpus else ()
+def _gpus_used(target: LintTarget) -> tuple[HostGpu, ...]:
+    return target.gpus.gpus[: max(1, _gpus_needed(target))] if target.gpus else ()
 
 
-def _unequal(target: LintTarget) -> Iterator[Match]:
-    kinds = sorted({(gpu.name, round(gpu.total / GIB)) for gpu in _used(target)})
+@rule(
+    "warning",
+    "The GPUs differ",
+    "GPUs of this host that the server would use, with different names or memory sizes.",
+    "Every rank waits for the slowest one, and the smallest one limits the KV cache",
+    "Set CUDA_VISIBLE_DEVICES to GPUs of one kind",
+    Example("vllm serve m -tp 2", requires="this host has an H100 and a T4"),
+)
+def unequal_gpus(target: LintTarget) -> Iterator[Match]:
+    kinds = sorted({(gpu.name, round(gpu.total / GIB)) for gpu in _gpus_used(target)})
     if len(kinds) > 1:
         yield Match("The GPUs differ: " + ", ".join(f"{name} with {total} GiB" for name, total in kinds))
 
 
-def _over_pcie(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "warning",
+    "Tensor parallelism runs over PCIe",
+    "Two GPUs of one tensor-parallel group that no NVLink connects.",
+    "Every layer ends in an all-reduce between all ranks; above two GPUs vLLM's own all-reduce needs NVLink",
+    "Use pipeline parallelism in its place, or GPUs that NVLink connects",
+    Example("vllm serve m -tp 2", requires="this host has two GPUs without NVLink"),
+)
+def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
     tensor = target.ranks("--tensor-parallel-size")
-    slow = _slow_pairs(_used(target)[:tensor], target.gpus) if target.gpus else []
+    paths = target.gpus.paths if target.gpus else {}
+    used = _gpus_used(target)[:tensor]
+    pairs = [(gpu.index, peer.index) for gpu in used for peer in used if gpu.index < peer.index]
+    slow = [(pair, paths[pair]) for pair in pairs if paths.get(pair, "nvlink") != "nvlink"]
     if slow:
         (first, second), path = slow[0]
         more = f", and {plural(len(slow) - 1, 'more pair')}" if len(slow) > 1 else ""
@@ -95,18 +153,21 @@ def _over_pcie(target: LintTarget) -> Iterator[Match]:
         )
 
 
-def _slow_pairs(used: tuple[HostGpu, ...], found: HostGpus) -> list[tuple[tuple[str, str], str]]:
-    pairs = [(gpu.index, peer.index) for gpu in used for peer in used if gpu.index < peer.index]
-    return [(pair, found.paths[pair]) for pair in pairs if found.paths.get(pair, "nvlink") != "nvlink"]
-
-
-def _shared(target: LintTarget) -> Iterator[Match]:
-    """VLLM measures what is free at the start: `Free memory on device ... is less than desired` since 0.9.1."""
+@rule(
+    "warning",
+    "The GPU has less free memory than --gpu-memory-utilization takes",
+    "A GPU of this host with less free memory than the share of it that the server takes.",
+    "vLLM refuses to start; before 0.9.1 it runs out of memory or has no KV cache left",
+    "Lower --gpu-memory-utilization, or free the GPU first",
+    Example("vllm serve m", requires="another process uses most of the GPU's memory"),
+)
+def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
+    """Check like vLLM at startup, which logs `Free memory on device ... is less than desired` since 0.9.1."""
     if target.command.get("--kv-cache-memory-bytes") is not None:
         return
     given = number(target.command.get("--gpu-memory-utilization"))
     share = given if given is not None else default("--gpu-memory-utilization", target.version)
-    tight = min(_used(target), key=lambda gpu: gpu.free / gpu.total, default=None)
+    tight = min(_gpus_used(target), key=lambda gpu: gpu.free / gpu.total, default=None)
     if not share or not tight or share * tight.total <= tight.free:
         return
     fitting = math.floor(tight.free / tight.total * 100) / 100
@@ -120,13 +181,7 @@ def _shared(target: LintTarget) -> Iterator[Match]:
     )
 
 
-def _refused(target: LintTarget) -> Iterator[Match]:
-    if target.parser_error:
-        yield Match(target.parser_error, f"The parser of the installed vLLM {target.version} refuses the command")
-
-
-REFUSED = LintRule(
-    "refused_by_the_parser",
+@rule(
     "error",
     "vLLM's own parser refuses the command",
     "The parser of the vLLM that is installed beside diag, or that --vllm-python names, refuses the command and no"
@@ -136,91 +191,20 @@ REFUSED = LintRule(
     Example(
         "vllm serve m --enable-lora --lora-modules adapter", requires="vLLM of this release is installed beside diag"
     ),
-    _refused,
 )
-_MODEL = (
-    LintRule(
-        "no_config",
-        "error",
-        "The model's folder has no config.json",
-        "A model that is a folder on this host, without config.json, params.json and *.gguf.",
-        "vLLM reads the model's architecture from config.json and does not start without it",
-        "Name the folder that holds config.json, or a model's id",
-        Example("vllm serve ./models", requires="./models is a folder without config.json"),
-        _no_config,
-    ),
-    LintRule(
-        "heads_do_not_divide",
-        "error",
-        "--tensor-parallel-size does not divide the attention heads",
-        "A tensor-parallel size that does not divide the number of attention heads in the model's config.json.",
-        "vLLM refuses it: every GPU holds the same number of heads",
-        "Set --tensor-parallel-size to a divisor of the number of heads",
-        Example("vllm serve ./model -tp 3", requires="./model/config.json has 32 attention heads"),
-        _heads,
-    ),
-    LintRule(
-        "experts_of_a_dense_model",
-        "error",
-        "--enable-expert-parallel, and the model has no experts",
-        "--enable-expert-parallel with a model whose config.json has no experts.",
-        "vLLM refuses it: there are no experts to distribute",
-        "Remove it",
-        Example("vllm serve ./model --enable-expert-parallel", requires="./model is a dense model"),
-        _dense_model,
-    ),
-    LintRule(
-        "context_above_the_model",
-        "error",
-        "--max-model-len is above the model's maximum",
-        f"A context length above that of the model's config.json, without {_LONG}=1 and without --hf-overrides."
-        " A warning for an architecture that diag does not know.",
-        f"vLLM refuses it unless {_LONG}=1; beyond the maximum the answers become nonsense",
-        "Lower --max-model-len to the model's maximum",
-        Example("vllm serve ./model --max-model-len 200k", requires="./model supports 131,072 tokens"),
-        _context_above,
-    ),
+def refused_by_the_parser(target: LintTarget) -> Iterator[Match]:
+    if target.parser_error:
+        yield Match(target.parser_error, f"The parser of the installed vLLM {target.version} refuses the command")
+
+
+RULES = (
+    no_config,
+    heads_do_not_divide,
+    experts_of_a_dense_model,
+    context_above_the_model,
+    fewer_gpus_than_ranks,
+    unequal_gpus,
+    tensor_parallel_over_pcie,
+    gpu_is_shared,
+    refused_by_the_parser,
 )
-_GPUS = (
-    LintRule(
-        "fewer_gpus_than_ranks",
-        "warning",
-        "This host has fewer GPUs than the server needs",
-        "More ranks than GPUs on this host, without --nnodes and without Ray. CUDA_VISIBLE_DEVICES counts.",
-        "vLLM refuses more ranks on one node than it has GPUs",
-        "Use smaller parallel sizes, or --nnodes",
-        Example("vllm serve m -tp 2", requires="this host has one GPU"),
-        _fewer_gpus,
-    ),
-    LintRule(
-        "unequal_gpus",
-        "warning",
-        "The GPUs differ",
-        "GPUs of this host that the server would use, with different names or memory sizes.",
-        "Every rank waits for the slowest one, and the smallest one limits the KV cache",
-        "Set CUDA_VISIBLE_DEVICES to GPUs of one kind",
-        Example("vllm serve m -tp 2", requires="this host has an H100 and a T4"),
-        _unequal,
-    ),
-    LintRule(
-        "tensor_parallel_over_pcie",
-        "warning",
-        "Tensor parallelism runs over PCIe",
-        "Two GPUs of one tensor-parallel group that no NVLink connects.",
-        "Every layer ends in an all-reduce between all ranks; above two GPUs vLLM's own all-reduce needs NVLink",
-        "Use pipeline parallelism in its place, or GPUs that NVLink connects",
-        Example("vllm serve m -tp 2", requires="this host has two GPUs without NVLink"),
-        _over_pcie,
-    ),
-    LintRule(
-        "gpu_is_shared",
-        "warning",
-        "The GPU has less free memory than --gpu-memory-utilization takes",
-        "A GPU of this host with less free memory than the share of it that the server takes.",
-        "vLLM refuses to start; before 0.9.1 it runs out of memory or has no KV cache left",
-        "Lower --gpu-memory-utilization, or free the GPU first",
-        Example("vllm serve m", requires="another process uses most of the GPU's memory"),
-        _shared,
-    ),
-)
-RULES = (*_MODEL, *_GPUS, REFUSED)

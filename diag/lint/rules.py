@@ -1,65 +1,55 @@
-"""Every lint rule, and what they find in a launch command for a release of vLLM."""
+"""All lint rules, their findings in a launch command, and the corrected command."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from diag.lint import (
-    advice,
-    flags,
-    host,
-    model_name,
-    removed,
-    scheduling_conflicts,
-    setting_conflicts,
-    values,
-    variables,
-    words,
-)
-from diag.lint.finding import SEVERITIES, Edit, LintFinding
-from diag.lint.rule import LintRule
+from diag.lint import advice, conflicts, flags, host, removed, values, words
+from diag.lint.rule import SEVERITIES, LintFinding, LintRule
 from diag.lint.target import LintTarget
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 
-MODULES = (
-    flags,
-    removed,
-    words,
-    values,
-    model_name,
-    scheduling_conflicts,
-    setting_conflicts,
-    variables,
-    advice,
-    host,
+DECLARED: tuple[LintRule, ...] = (
+    *flags.RULES,
+    *removed.RULES,
+    *words.RULES,
+    *values.RULES,
+    *words.MODEL_RULES,
+    *conflicts.RULES,
+    *flags.VARIABLE_RULES,
+    *advice.RULES,
+    *host.RULES,
 )
-RULES: Mapping[str, LintRule] = {rule.id: rule for module in MODULES for rule in module.RULES}
-"""By id."""
+"""In the order in which findings of one severity are reported."""
+RULES: Mapping[str, LintRule] = {rule.id: rule for rule in DECLARED}
+"""All rules by id."""
 
 
 def lint(target: LintTarget) -> tuple[LintFinding, ...]:
-    """Every finding in a command for a release, errors first.
+    """Return every finding in a command, errors first.
 
-    What vLLM's own parser refuses is a finding of its own only where no rule explains it.
+    The error of vLLM's own parser is a finding only if no rule found an error.
     """
     findings = ordered(finding for rule in RULES.values() for finding in rule.findings(target))
-    explained = any(finding.severity == "error" and finding.rule != host.REFUSED.id for finding in findings)
-    return tuple(finding for finding in findings if not (explained and finding.rule == host.REFUSED.id))
+    refused = host.refused_by_the_parser.id
+    explained = any(finding.severity == "error" and finding.rule != refused for finding in findings)
+    return tuple(finding for finding in findings if not (explained and finding.rule == refused))
 
 
 def ordered(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
-    """Errors first, then warnings, then infos; otherwise as they were found."""
+    """Sort findings by severity, errors first; findings of one severity keep their order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def corrected(command: Command, findings: Sequence[LintFinding]) -> tuple[str, ...]:
-    """The command's words with every mechanical correction in them, those of errors and warnings.
+    """Return the words of the command with the mechanical corrections of all errors and warnings.
 
-    Of two edits of the same words the one that removes them counts, otherwise the first.
+    If two edits concern the same words, one that removes them wins, otherwise the first.
     """
+    edits = [edit for finding in findings if finding.severity != "info" for edit in finding.edits]
     words: list[tuple[str, ...]] = [(word,) for word in command.words]
     taken: set[int] = set()
     added: dict[int, tuple[str, ...]] = {}
-    for edit in _edits(findings):
+    for edit in sorted(edits, key=lambda edit: bool(edit.new)):
         if not edit.words:
             added.setdefault(edit.words.start, edit.new)
         elif taken.isdisjoint(edit.words):
@@ -69,11 +59,6 @@ def corrected(command: Command, findings: Sequence[LintFinding]) -> tuple[str, .
     return tuple(word for at, kept in enumerate([*words, ()]) for word in (*added.get(at, ()), *kept))
 
 
-def _edits(findings: Sequence[LintFinding]) -> list[Edit]:
-    edits = [edit for finding in findings if finding.severity != "info" for edit in finding.edits]
-    return sorted(edits, key=lambda edit: bool(edit.new))
-
-
 def is_known(version: str) -> bool:
-    """Whether it is a release at all, and no older than the oldest that is known."""
+    """Return True for a release that is not older than the oldest known one."""
     return bool(release(version)) and release(version) >= release(versions()[0])

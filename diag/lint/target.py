@@ -1,26 +1,61 @@
-"""What a lint rule looks at: a command, the vLLM release, and what is known of the model and of this host."""
+"""The input of a lint rule: the command, the vLLM release, the model's configuration and the GPUs of this host."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from diag.core.formatting import flag_integer
-from diag.lint.host_gpus import HostGpus
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known, release
 from diag.vllm.memory.model import Model
 
 HELP = ("--help", "-h")
-"""What argparse itself adds."""
+"""Options that argparse itself adds."""
+GpuSample = tuple[str, tuple[str, ...], float]
+"""A sample of the exporter: family, values of its labels, value."""
+
+
+@dataclass(frozen=True)
+class HostGpu:
+    """One GPU: its memory in bytes, and the number of processes on it."""
+
+    index: str
+    name: str
+    total: float
+    free: float
+    users: int = 0
+
+
+@dataclass(frozen=True)
+class HostGpus:
+    """The GPUs that the server would see, in their order; `paths` has "nvlink", "sys" ... by pairs of indices."""
+
+    gpus: tuple[HostGpu, ...]
+    paths: Mapping[tuple[str, str], str]
+
+
+def host_gpus(samples: Iterable[GpuSample]) -> HostGpus:
+    """Return the GPUs that the exporter's collector found."""
+    gpu_samples = [(family.removeprefix("diag_gpu_"), labels, value) for family, labels, value in samples]
+    names = {labels[0]: labels[2] for family, labels, _ in gpu_samples if family == "info"}
+    bytes_ = {(family, labels[0]): value for family, labels, value in gpu_samples if family.startswith("memory_")}
+    users = [labels[0] for family, labels, _ in gpu_samples if family == "process_memory_bytes"]
+    gpus = tuple(
+        HostGpu(at, name, bytes_["memory_total_bytes", at], bytes_["memory_free_bytes", at], users.count(at))
+        for at, name in names.items()
+        if {("memory_total_bytes", at), ("memory_free_bytes", at)} <= bytes_.keys()
+    )
+    peers = (labels for family, labels, _ in gpu_samples if family == "peer_info")
+    return HostGpus(gpus, {(first, second): path for first, second, path, *_ in peers})
 
 
 @dataclass(frozen=True)
 class LintTarget:
     """A command and the release that it is checked for.
 
-    `shape` is what the model's config.json says, `gpus` are those of this host: None where they cannot be seen here.
-    `folder_without_config` is the model's folder where it holds no config.json; `parser_error` is what vLLM's own
-    parser says.
+    `shape` is read from the model's config.json; `gpus` are the GPUs of this host, None if they cannot be seen here.
+    `folder_without_config` is the model's folder if it holds no config.json; `parser_error` is the message of vLLM's
+    own parser.
     """
 
     command: Command
@@ -31,59 +66,59 @@ class LintTarget:
     parser_error: str = ""
 
     def since(self, version: str) -> bool:
-        """Whether the command is checked for that release or a later one."""
+        """Return True if the command is checked for that release or a later one."""
         return at_least(self.version, version)
 
     def accepted(self) -> Iterator[Given]:
-        """The options whose flag this release has."""
+        """Yield the options whose flag this release has."""
         return (given for given in self.command.given if given.option and given.option.flag.in_release(self.version))
 
     def number(self, flag: str) -> float | None:
-        """A number above zero; None where the flag is not given, or is no such number."""
+        """Return the value of a flag; None if the flag is not given or its value is not a number above zero."""
         value = number(self.command.get(flag))
         return value if value is not None and value > 0 else None
 
     def ranks(self, flag: str) -> int:
-        """A number of parallel ranks, 1 where it is not given."""
+        """Return a number of parallel ranks, 1 if it is not given."""
         return ranks(self.command, flag)
 
     def is_on(self, flag: str) -> bool:
-        """Whether a switch is on."""
+        """Return True if a switch is on."""
         return bool(self.command.switched(flag))
 
     def is_off(self, flag: str) -> bool:
-        """Whether a switch is given, and off."""
+        """Return True if a switch is given, and off."""
         return self.command.switched(flag) is False
 
     def has(self, flag: str) -> bool:
-        """Whether the flag is given, in any way, and this release has it."""
+        """Return True if the flag is given, in any way, and this release has it."""
         return self.command.get(flag) is not None and flag in known() and known()[flag].in_release(self.version)
 
     def keys(self, flag: str) -> Mapping[str, object]:
-        """The keys of a flag that takes JSON, those of its dotted form too."""
+        """Return the keys of a flag that takes JSON, also of its dotted form; {} for what is no JSON object."""
         found: dict[str, object] = {}
         for given in self.command.given:
             if given.name == flag and given.option:
                 text = " ".join(given.values)
-                found |= {given.option.key: text} if given.option.key else _object(text)
+                if given.option.key:
+                    found[given.option.key] = text
+                    continue
+                try:
+                    content = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(content, dict):
+                    found |= content
         return found
 
 
-def _object(text: str) -> dict[str, object]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def is_open(text: str) -> bool:
-    """Whether a shell, a template or Kubernetes fills something in later: it cannot be checked."""
+    """Return True if a shell, a template or Kubernetes fills in a part of the text later: it cannot be checked."""
     return "$" in text or "`" in text or "{{" in text
 
 
 def number(text: str | None) -> float | None:
-    """A value as vLLM reads it, 8k as 8000 and 8K as 8192; None where it is none, or not a number."""
+    """Read a value as vLLM does, 8k as 8000 and 8K as 8192; None if there is none or it is not a number."""
     if text is None:
         return None
     whole = flag_integer(text.strip())
@@ -97,10 +132,10 @@ def number(text: str | None) -> float | None:
 
 
 def ranks(command: Command, flag: str) -> int:
-    """How many ranks a parallel size asks for, 1 where it is not given or is no number."""
+    """Return the number of ranks of a parallel size, 1 if it is not given or not a number."""
     return max(1, int(number(command.get(flag)) or 1))
 
 
 def at_least(version: str, since: str) -> bool:
-    """Whether a release is that one or a later one."""
+    """Return True if a release is `since` or a later one."""
     return release(version) >= release(since)

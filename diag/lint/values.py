@@ -1,17 +1,68 @@
-"""Rules about the value of one flag at a time."""
+"""Rules about the value of one flag at a time, and the range of values that vLLM accepts for a flag."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from diag.lint.finding import Edit, removal, shown
-from diag.lint.rule import Example, LintRule, Match
+from diag.lint.rule import Edit, Example, Match, removal, rule, shown
 from diag.lint.target import LintTarget, at_least, is_open, number
-from diag.lint.value_limits import VALUE_RANGES
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import said
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
 
+_NO_END = float("inf")
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """Values from `least` to `most`; `above` and `below` exclude the end itself, `never` single values."""
+
+    least: float
+    most: float = _NO_END
+    above: bool = False
+    below: bool = False
+    never: tuple[float, ...] = ()
+
+    def __contains__(self, value: float) -> bool:
+        low = self.least < value if self.above else self.least <= value
+        high = value < self.most if self.below else value <= self.most
+        return low and high and value not in self.never
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.above else 'at least'} {self.least:g}"
+        return low if self.most == _NO_END else f"{low} and {'below' if self.below else 'at most'} {self.most:g}"
+
+
+VALUE_RANGES: Mapping[str, ValueRange] = {
+    **dict.fromkeys(
+        (
+            *("--max-num-seqs", "--max-num-batched-tokens", "--max-num-scheduled-tokens", "--max-num-active-seqs"),
+            *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--block-size"),
+            *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--nnodes", "--max-loras"),
+            *("--stream-interval", "--prefill-schedule-interval", "--dp-sync-interval"),
+        ),
+        ValueRange(1),
+    ),
+    **dict.fromkeys(
+        (
+            *("--long-prefill-token-threshold", "--max-num-queued-reqs", "--max-num-queued-tokens", "--node-rank"),
+            *("--data-parallel-size-local", "--data-parallel-rank", "--cpu-offload-gb", "--sse-keep-alive-interval"),
+            *("--swap-space", "--ubatch-size", "--max-cudagraph-capture-size"),
+        ),
+        ValueRange(0),
+    ),
+    **dict.fromkeys(("--data-parallel-rpc-port", "--master-port"), ValueRange(1, 65535)),
+    "--max-model-len": ValueRange(-1, never=(0,)),
+    "--max-logprobs": ValueRange(-1),
+    "--port": ValueRange(0, 65535),
+    "--optimization-level": ValueRange(0, 3),
+    "--gpu-memory-utilization": ValueRange(0, 1, above=True),
+    "--kv-cache-metrics-sample": ValueRange(0, 1, above=True),
+    "--watermark": ValueRange(0, 1, below=True),
+    "--video-pruning-rate": ValueRange(0, 1, below=True),
+}
+"""Ranges of `Field(ge=..., le=...)` in vllm/config; those of ports are the kernel's."""
 _PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _TYPES = {
@@ -25,14 +76,22 @@ _TYPES = {
 
 
 def _valued(target: LintTarget) -> Iterator[Given]:
-    """The options whose value can be checked."""
+    """Yield the options whose value can be checked."""
     for given in target.accepted():
         is_whole = bool(given.option) and not (given.option and given.option.key)
         if is_whole and given.values and not any(map(is_open, given.values)):
             yield given
 
 
-def _wrong_type(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "A value is of the wrong type",
+    "A value that vLLM's parser cannot read as the number, the size or the JSON that the flag takes.",
+    "vLLM exits with `invalid value`",
+    "Give a value of the type that the finding names",
+    Example("vllm serve m --max-num-seqs many"),
+)
+def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
     for given in _valued(target):
         if not _is_readable(given, target.version):
             expected = _TYPES[_flag(given).value]
@@ -44,23 +103,26 @@ def _wrong_type(target: LintTarget) -> Iterator[Match]:
 
 
 def _is_readable(given: Given, version: str) -> bool:
-    return all(_is_type(_flag(given), text, version) for text in given.values)
+    return all(_is_of_type(_flag(given), text, version) for text in given.values)
 
 
 def _flag(given: Given) -> Flag:
-    """The flag as the release has it that the command was read for."""
+    """Return the flag of an option as it is in the release that the command was read for."""
     return given.option.flag if given.option else known()[given.name]
 
 
-def _is_type(flag: Flag, text: str, version: str) -> bool:
-    """Whether the parser can read it."""
+def _is_of_type(flag: Flag, text: str, version: str) -> bool:
+    """Return True if vLLM's parser can read a value of the flag."""
     kind, value = flag.value, number(text)
     if flag.name == "--limit-mm-per-prompt" and not at_least(version, "0.10.0") and _PAIRS.fullmatch(text):
         return True
     if kind == "text" or (flag.null and text in ("", "None")):
         return True
     if kind in ("json", "object"):  # releases before the described one took a bare number for some objects
-        return _is_json(text, dict if kind == "object" and at_least(version, described()) else object)
+        try:
+            return isinstance(json.loads(text), dict if kind == "object" and at_least(version, described()) else object)
+        except (ValueError, RecursionError):
+            return False
     if kind == "number":
         return value is not None and not text.strip()[-1:].isalpha()
     if kind == "size":
@@ -68,14 +130,15 @@ def _is_type(flag: Flag, text: str, version: str) -> bool:
     return text.strip().lstrip("+-").replace("_", "").isdigit()
 
 
-def _is_json(text: str, kind: type) -> bool:
-    try:
-        return isinstance(json.loads(text), kind)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _out_of_range(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "A value is out of range",
+    "A number that is smaller or larger than vLLM accepts for the flag.",
+    "vLLM checks the value at startup and does not start with it",
+    "Give a value in the range that the finding names",
+    Example("vllm serve m --gpu-memory-utilization 1.5"),
+)
+def value_out_of_range(target: LintTarget) -> Iterator[Match]:
     for given in _valued(target):
         if _is_readable(given, target.version) and not _is_in_range(given):
             accepted = VALUE_RANGES[given.name]
@@ -92,8 +155,17 @@ def _is_in_range(given: Given) -> bool:
     return accepted is None or all(value in accepted for value in values if value is not None)
 
 
-def _not_a_choice(target: LintTarget) -> Iterator[Match]:
-    """The choices are known of some releases: for another one it is only a question."""
+@rule(
+    "error",
+    "A value is not one of the flag's choices",
+    "A value that is not in the flag's list of choices. The lists are those of 26 releases; for any other release"
+    " the finding is an info.",
+    "vLLM exits with `invalid choice`",
+    "Use one of the choices that the finding lists",
+    Example("vllm serve m --kv-cache-dtype fp9"),
+)
+def not_a_choice(target: LintTarget) -> Iterator[Match]:
+    """The choices are known for some releases: for another one the finding is an info."""
     for given in _valued(target):
         choices = _flag(given).choices
         is_other = choices and not all(text in choices for text in given.values if text != "None")
@@ -108,8 +180,16 @@ def _not_a_choice(target: LintTarget) -> Iterator[Match]:
             )
 
 
-def _level_with_settings(target: LintTarget) -> Iterator[Match]:
-    """`-O '{...}'` and `-O.key=value`, which were --compilation-config until -O became a level."""
+@rule(
+    "error",
+    "-O is given compilation settings",
+    "`-O '{...}'` or `-O.key=value` with a release in which -O is a level.",
+    "-O is a level from 0 to 3 and nothing else",
+    "Use -cc, short for --compilation-config, in its place",
+    Example("vllm serve m -O.mode=3"),
+)
+def optimization_level_with_settings(target: LintTarget) -> Iterator[Match]:
+    """`-O '{...}'` and `-O.key=value` were short for --compilation-config until -O became a level."""
     if not known()["--optimization-level"].in_release(target.version):
         return
     for given in target.command.given:
@@ -123,7 +203,15 @@ def _level_with_settings(target: LintTarget) -> Iterator[Match]:
             )
 
 
-def _no_such_executor(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "--distributed-executor-backend names no executor",
+    "A name other than ray, mp, uni and external_launcher that is no Python class either.",
+    "The parser accepts it and the server fails later, when it starts the ranks",
+    f"Use one of {', '.join(_EXECUTORS)}, or remove it",
+    Example("vllm serve m -tp 2 --distributed-executor-backend nccl"),
+)
+def no_such_executor(target: LintTarget) -> Iterator[Match]:
     """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""
     for given in target.command.all("--distributed-executor-backend"):
         value = "".join(given.values)
@@ -132,55 +220,9 @@ def _no_such_executor(target: LintTarget) -> Iterator[Match]:
 
 
 RULES = (
-    LintRule(
-        "value_of_wrong_type",
-        "error",
-        "A value is of the wrong type",
-        "A value that vLLM's parser cannot read as the number, the size or the JSON that the flag takes.",
-        "vLLM exits with `invalid value`",
-        "Give a value of the type that the finding names",
-        Example("vllm serve m --max-num-seqs many"),
-        _wrong_type,
-    ),
-    LintRule(
-        "value_out_of_range",
-        "error",
-        "A value is out of range",
-        "A number that is smaller or larger than vLLM accepts for the flag.",
-        "vLLM checks the value at startup and does not start with it",
-        "Give a value in the range that the finding names",
-        Example("vllm serve m --gpu-memory-utilization 1.5"),
-        _out_of_range,
-    ),
-    LintRule(
-        "not_a_choice",
-        "error",
-        "A value is not one of the flag's choices",
-        "A value that is not in the flag's list of choices. The lists are those of 26 releases; for any other release"
-        " the finding is an info.",
-        "vLLM exits with `invalid choice`",
-        "Use one of the choices that the finding lists",
-        Example("vllm serve m --kv-cache-dtype fp9"),
-        _not_a_choice,
-    ),
-    LintRule(
-        "optimization_level_with_settings",
-        "error",
-        "-O is given compilation settings",
-        "`-O '{...}'` or `-O.key=value` with a release in which -O is a level.",
-        "-O is a level from 0 to 3 and nothing else",
-        "Use -cc, short for --compilation-config, in its place",
-        Example("vllm serve m -O.mode=3"),
-        _level_with_settings,
-    ),
-    LintRule(
-        "no_such_executor",
-        "error",
-        "--distributed-executor-backend names no executor",
-        "A name other than ray, mp, uni and external_launcher that is no Python class either.",
-        "The parser accepts it and the server fails later, when it starts the ranks",
-        f"Use one of {', '.join(_EXECUTORS)}, or remove it",
-        Example("vllm serve m -tp 2 --distributed-executor-backend nccl"),
-        _no_such_executor,
-    ),
+    value_of_wrong_type,
+    value_out_of_range,
+    not_a_choice,
+    optimization_level_with_settings,
+    no_such_executor,
 )

@@ -1,24 +1,31 @@
-"""Rules about single words of a command: values that are missing or too many, and options given twice."""
+"""Rules about the words of a command: missing and stray values, repeated options, where the model is named."""
 
 import re
 from collections.abc import Iterator
 
-from diag.lint.finding import Edit, removal, shown
-from diag.lint.model_name import by_flag, has_model
-from diag.lint.rule import Example, LintRule, Match
-from diag.lint.target import LintTarget, at_least, is_open
+from diag.lint.rule import Edit, Example, Match, removal, rule, shown
+from diag.lint.target import HELP, LintTarget, at_least, is_open
+from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known
 
 _SWITCHES_TOOK_WORDS = "0.8.5"
-"""Before, some switches took true or false as a word of its own."""
-_ON = {
+"""The first release in which no switch takes true or false as a separate word."""
+_NOT_OFF_BY_DEFAULT = {
     *("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling", "--use-tqdm-on-load"),
     *("--enable-log-deltas", "--enable-flash-late-interaction", "--scheduler-reserve-full-isl"),
 }
-"""Switches that are not off by default: their false matters."""
+"""Switches whose false in a --config file matters."""
 
 
-def _value_missing(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "A flag has no value",
+    "A flag that takes a value and stands at the end of the command or before another flag.",
+    "vLLM exits with `expected one argument`",
+    "Give the flag a value, or remove it",
+    Example("vllm serve m --max-num-seqs --port 8000"),
+)
+def value_missing(target: LintTarget) -> Iterator[Match]:
     for given in target.accepted():
         takes = given.option.flag.takes if given.option else "optional"
         if takes in ("one", "many") and not given.values:
@@ -30,7 +37,16 @@ def _value_missing(target: LintTarget) -> Iterator[Match]:
             )
 
 
-def _switch_with_a_value(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "A switch has a value",
+    "A flag that is either given or not, followed by a value such as true. Up to 0.8.4"
+    " vLLM took one as a word of its own.",
+    "vLLM refuses the word after it",
+    "Write `--x` or `--no-x`",
+    Example("vllm serve m --enable-prefix-caching false"),
+)
+def switch_with_a_value(target: LintTarget) -> Iterator[Match]:
     for given in target.accepted():
         option = given.option
         if not option or not given.words or option.key or option.flag.takes != "none" or not given.values:
@@ -47,7 +63,7 @@ def _switch_with_a_value(target: LintTarget) -> Iterator[Match]:
 
 
 def _strays(target: LintTarget) -> list[int]:
-    """The places of words that belong to no flag; none where a shell fills one of them in."""
+    """Return the positions of words that belong to no flag; none if a shell fills one of them in."""
     command = target.command
     places = [at for at in command.strays if at != command.arguments]  # there it is a second model
     return [] if any(is_open(command.words[at]) for at in places) else places
@@ -57,24 +73,36 @@ def _joined(target: LintTarget) -> list[int]:
     return [at for at in _strays(target) if re.match(r"-\S+\s", target.command.words[at])]
 
 
-def _in_one_word(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "A flag and its value are one word",
+    "A word such as `'--dtype auto'`, with a space in it, that belongs to no flag.",
+    "Quotation marks, or one item of a YAML list, hold them together: vLLM sees one word that it does not know",
+    "Write two words, or --flag=value",
+    Example("vllm serve m '--dtype auto'"),
+)
+def flag_and_value_in_one_word(target: LintTarget) -> Iterator[Match]:
     words, places = target.command.words, _joined(target)
     if places:
+        flag = words[places[0]].split(maxsplit=1)[0].partition("=")[0]
+        named = flag if flag in known() else f"Word {places[0] + 1}: a flag"
         yield Match(
-            f"{_first(words[places[0]], places[0])} and its value are one word",
+            f"{named} and its value are one word",
             edits=tuple(Edit(range(at, at + 1), tuple(words[at].split())) for at in places),
         )
 
 
-def _first(word: str, at: int) -> str:
-    """The flag that a word begins with, or the place of the word."""
-    flag = word.split(maxsplit=1)[0].partition("=")[0]
-    return flag if flag in known() else f"Word {at + 1}: a flag"
-
-
-def _too_many(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "error",
+    "A word belongs to no flag",
+    "A word behind all the values that the flag before it takes.",
+    "vLLM exits with `unrecognized arguments`",
+    "Remove it, or put the flag before it whose value it is",
+    Example("vllm serve m --port 8000 8001"),
+)
+def word_too_many(target: LintTarget) -> Iterator[Match]:
     command, places = target.command, _strays(target)
-    if command.by_module and command.arguments in command.strays and has_model(command) and by_flag(command):
+    if command.by_module and command.arguments in command.strays and _has_model(command) and _by_flag(command):
         first = range(command.arguments, command.arguments + 1)
         yield Match(
             "A word before the flags belongs to none of them",
@@ -87,12 +115,21 @@ def _too_many(target: LintTarget) -> Iterator[Match]:
         yield Match(f"{count} too many, after {before[-1] if before else 'the model'}")
 
 
-def _given_twice(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "warning",
+    "A flag is given more than once, with different values",
+    "A flag with two values, or given both as --x and as --no-x. A value of the --config file that the command line"
+    " overrides once is an info.",
+    "argparse keeps the last value",
+    "Keep only the one that is meant",
+    Example("vllm serve m --max-num-seqs 8 --max-num-seqs 16"),
+)
+def given_twice(target: LintTarget) -> Iterator[Match]:
     command = target.command
     for name in dict.fromkeys(given.name for given in command.given if given.option):
         mentions = command.all(name)
         values = {(given.values, given.option.on if given.option else True) for given in mentions}
-        if len(values) < 2 or name == "--middleware":  # the only one that collects
+        if len(values) < 2 or name == "--middleware":  # the only flag that collects its values
             continue
         *lost, last = mentions
         from_file = not lost[-1].words
@@ -107,10 +144,18 @@ def _given_twice(target: LintTarget) -> Iterator[Match]:
         )
 
 
-def _config_false_ignored(target: LintTarget) -> Iterator[Match]:
+@rule(
+    "warning",
+    "A false in the --config file has no effect",
+    "A switch that is on by default, or may be, and is false in the --config file.",
+    "vLLM ignores a false in the file from 0.9.0 to 0.27, and one whose key has underscores since 0.31.0",
+    "Give --no-x on the command line; since 0.31.0 write the key with dashes",
+    Example("vllm serve m --config c.yaml", "0.27.1", "c.yaml says `enable-prefix-caching: false`"),
+)
+def config_false_ignored(target: LintTarget) -> Iterator[Match]:
     for key in target.command.dropped:
         flag, new = known().get("--" + key.replace("_", "-")), key.replace("_", "-")
-        if flag and flag.name in _ON:
+        if flag and flag.name in _NOT_OFF_BY_DEFAULT:
             by_name = at_least(target.version, "0.31.0")
             yield Match(
                 f"{key}: false (in the --config file) has no effect",
@@ -120,66 +165,134 @@ def _config_false_ignored(target: LintTarget) -> Iterator[Match]:
 
 
 RULES = (
-    LintRule(
-        "value_missing",
-        "error",
-        "A flag has no value",
-        "A flag that takes a value and stands at the end of the command or before another flag.",
-        "vLLM exits with `expected one argument`",
-        "Give the flag a value, or remove it",
-        Example("vllm serve m --max-num-seqs --port 8000"),
-        _value_missing,
-    ),
-    LintRule(
-        "switch_with_a_value",
-        "error",
-        "A switch has a value",
-        "A flag that is either given or not, followed by a value such as true. Up to 0.8.4"
-        " vLLM took one as a word of its own.",
-        "vLLM refuses the word after it",
-        "Write `--x` or `--no-x`",
-        Example("vllm serve m --enable-prefix-caching false"),
-        _switch_with_a_value,
-    ),
-    LintRule(
-        "flag_and_value_in_one_word",
-        "error",
-        "A flag and its value are one word",
-        "A word such as `'--dtype auto'`, with a space in it, that belongs to no flag.",
-        "Quotation marks, or one item of a YAML list, hold them together: vLLM sees one word that it does not know",
-        "Write two words, or --flag=value",
-        Example("vllm serve m '--dtype auto'"),
-        _in_one_word,
-    ),
-    LintRule(
-        "word_too_many",
-        "error",
-        "A word belongs to no flag",
-        "A word behind all the values that the flag before it takes.",
-        "vLLM exits with `unrecognized arguments`",
-        "Remove it, or put the flag before it whose value it is",
-        Example("vllm serve m --port 8000 8001"),
-        _too_many,
-    ),
-    LintRule(
-        "given_twice",
-        "warning",
-        "A flag is given more than once, with different values",
-        "A flag with two values, or given both as --x and as --no-x. A value of the --config file that the command line"
-        " overrides once is an info.",
-        "argparse keeps the last value",
-        "Keep only the one that is meant",
-        Example("vllm serve m --max-num-seqs 8 --max-num-seqs 16"),
-        _given_twice,
-    ),
-    LintRule(
-        "config_false_ignored",
-        "warning",
-        "A false in the --config file has no effect",
-        "A switch that is on by default, or may be, and is false in the --config file.",
-        "vLLM ignores a false in the file from 0.9.0 to 0.27, and one whose key has underscores since 0.31.0",
-        "Give --no-x on the command line; since 0.31.0 write the key with dashes",
-        Example("vllm serve m --config c.yaml", "0.27.1", "c.yaml says `enable-prefix-caching: false`"),
-        _config_false_ignored,
-    ),
+    value_missing,
+    switch_with_a_value,
+    flag_and_value_in_one_word,
+    word_too_many,
+    given_twice,
+    config_false_ignored,
+)
+
+
+# -- the model and the entry point
+
+
+def _is_help(command: Command) -> bool:
+    return any(given.spelled in HELP for given in command.given)
+
+
+def _is_without_model(command: Command) -> bool:
+    """Return True unless a model is named, a shell may fill one in, or there are flags alone."""
+    return not command.model and command.arguments > 0 and not any(map(is_open, command.words))
+
+
+def _has_model(command: Command) -> bool:
+    """Return True if the command starts a server, and names its model or may do so."""
+    return not _is_help(command) and not _is_without_model(command)
+
+
+def _by_flag(command: Command) -> list[Given]:
+    """Return each --model on the command line itself."""
+    return [given for given in command.all("--model") if given.words]
+
+
+@rule(
+    "warning",
+    "No model is named",
+    "A command that names no model, neither as its first word nor by --model.",
+    "vLLM serves a default model",
+    "Name the model: vllm serve MODEL ...",
+    Example("vllm serve --port 8000"),
+)
+def no_model(target: LintTarget) -> Iterator[Match]:
+    if _is_without_model(target.command) and not _is_help(target.command):
+        default = "Qwen/Qwen3-0.6B" if target.since("0.9.0") else "a default model"
+        yield Match(why=f"vLLM {target.version} serves {default}")
+
+
+@rule(
+    "error",
+    "The model is named twice, as the first word and by --model",
+    "`vllm serve MODEL` with --model.",
+    "vLLM exits with `unrecognized arguments`",
+    "Keep only the first word",
+    Example("vllm serve m --model n"),
+)
+def model_named_twice(target: LintTarget) -> Iterator[Match]:
+    command, named = target.command, _by_flag(target.command)
+    if named and _has_model(command) and command.arguments in command.strays and not command.by_module:
+        yield Match(why=f"vLLM {target.version} exits with `unrecognized arguments`", edits=removal(named))
+
+
+@rule(
+    "warning",
+    "vllm serve takes the model as its first word, not by --model",
+    "`vllm serve --model MODEL`. Up to 0.11.0 it is an error.",
+    "Releases up to 0.11.0 refuse --model; later ones accept it and log that it is deprecated",
+    "Write vllm serve MODEL ...",
+    Example("vllm serve --model m"),
+)
+def model_by_flag(target: LintTarget) -> Iterator[Match]:
+    command, named = target.command, _by_flag(target.command)
+    is_serve = "serve" in command.words[: command.arguments] and not command.entry
+    if named and is_serve and _has_model(command) and command.arguments not in command.strays:
+        refused = not target.since("0.11.1") and any(len(given.words) > 1 for given in named)
+        first = range(command.arguments, command.arguments)
+        yield Match(
+            edits=(*removal(named), Edit(first, named[-1].values)),
+            severity="error" if refused else None,
+        )
+
+
+@rule(
+    "error",
+    "The API server module takes its model only from --model",
+    "`python -m vllm.entrypoints.openai.api_server MODEL`, or the image of a release up to 0.9.1, which starts that"
+    " module.",
+    "vLLM refuses the word, or ignores it and serves a default model",
+    "Use --model MODEL",
+    Example("python -m vllm.entrypoints.openai.api_server m"),
+)
+def model_not_read(target: LintTarget) -> Iterator[Match]:
+    command = target.command
+    first = command.words[command.arguments : command.arguments + 1]
+    is_word = bool(first) and not first[0].startswith("-")
+    is_entry = _is_own_image(command) and command.entry is not None  # the module up to 0.9.1, `vllm serve` in 0.17.1
+    is_module = command.by_module or (is_entry and not target.since("0.9.2"))
+    if _has_model(command) and is_module and not _by_flag(command) and is_word:
+        yield Match(
+            "python -m vllm.entrypoints... takes its model only from --model"
+            + ("" if command.by_module else ", and it is the entry point of this image"),
+            fix="Use vllm serve MODEL ..., or --model MODEL" if command.by_module else "Use --model MODEL",
+            edits=(Edit(range(command.arguments, command.arguments), ("--model",)),),
+        )
+
+
+def _is_own_image(command: Command) -> bool:
+    """Return True for an image of vLLM's own, by the last part of its name."""
+    return command.image.rpartition("/")[2].startswith("vllm-openai")
+
+
+@rule(
+    "error",
+    "The image's own entry point is repeated",
+    "`vllm serve` after one of vLLM's own images, whose entry point starts the server already.",
+    "The entry point takes the words for its arguments: `unrecognized arguments`",
+    "Remove it: only flags follow the image",
+    Example("docker run vllm/vllm-openai:v0.32.0 vllm serve m"),
+)
+def entry_point_repeated(target: LintTarget) -> Iterator[Match]:
+    command = target.command
+    if _is_own_image(command) and command.entry is not None and command.entry < command.arguments:
+        again = range(command.entry, command.arguments)
+        words = " ".join(command.words[at] for at in again)
+        yield Match(f"`{words}` after the image, whose entry point starts the server", edits=(Edit(again),))
+
+
+MODEL_RULES = (
+    no_model,
+    model_named_twice,
+    model_by_flag,
+    model_not_read,
+    entry_point_repeated,
 )

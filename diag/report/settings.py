@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from diag import __version__
 from diag.core.formatting import gibibytes, plural
-from diag.lint.finding import SEVERITIES, LintFinding, LintReport
+from diag.lint.rule import SEVERITIES, LintFinding, LintReport
 from diag.report.layout import labelled, paragraph, table, verbatim
 from diag.vllm.server.config import EXPORTER, PAGE
 from diag.vllm.server.launch import FLAGS, SET, Value

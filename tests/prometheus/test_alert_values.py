@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from diag.artefacts.alerts import doctor_command
-from diag.artefacts.names import alert_label
-from diag.artefacts.units import alert_value
+from diag.artefacts.names import alert_label, alert_value
 from diag.core.contract import Site
 
 

@@ -280,7 +280,7 @@ def test_an_expression_is_narrowed_everywhere_but_in_its_strings() -> None:
     """Where a metric is selected by its own name and by a pattern that contains it."""
     scope = DashboardScope(Contract(), ("engine",))
     by_pattern = '{__name__=~"vllm:num_requests_running|diag_vllm_up"}'
-    narrowed = scope.narrow(f"count({by_pattern}) + vllm:num_requests_running")
+    narrowed = scope.add_matchers(f"count({by_pattern}) + vllm:num_requests_running")
     assert by_pattern[1:] in narrowed
     assert narrowed.count('job=~"$job"') == narrowed.count("{") == 2
 

@@ -12,7 +12,7 @@ from support.paths import ROOT, TESTS
 PACKAGE = ROOT / "diag"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ONE_FILE = {
-    "grafanalib": "artefacts/grafana/",
+    "grafanalib": "artefacts/grafana.py",
     "bcrypt": "exporter/basic_auth.py",
     "kubernetes": "sources/kubernetes/cluster.py",
     "mcp": "commands/mcp/server.py",

@@ -17,8 +17,9 @@ from support.scripted_nvml import GIB, H100, T4
 
 from diag.cli.app import main
 from diag.commands import lint as linting
-from diag.lint.finding import Edit, LintFinding
-from diag.lint.replaced import INEFFECTIVE, INTO, REPLACED, TASKS, VARIABLES
+from diag.lint.flags import VARIABLES
+from diag.lint.removed import INEFFECTIVE, INTO, REPLACED, TASKS
+from diag.lint.rule import Edit, LintFinding
 from diag.lint.rules import corrected, lint
 from diag.lint.target import LintTarget
 from diag.report.settings import render_lint, render_lint_json

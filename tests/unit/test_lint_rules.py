@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from diag.artefacts.lint_rules import page, reference
+from diag.artefacts.reference import lint_rule_page, lint_rule_reference
 from diag.commands.explain import run as explain
 from diag.commands.lint import LintOptions, ignored_rules, judge, run
 from diag.core.contract_file import read as read_contract
 from diag.core.errors import BadContract, BadUsage
-from diag.lint.host_gpus import HostGpu, HostGpus
 from diag.lint.rule import LintRule
-from diag.lint.rules import MODULES, RULES, lint
-from diag.lint.target import LintTarget
+from diag.lint.rules import DECLARED, RULES, lint
+from diag.lint.target import HostGpu, HostGpus, LintTarget
 from diag.vllm.command.parse import read
 from diag.vllm.memory import model
 
@@ -69,7 +68,7 @@ def test_an_example_that_says_nothing_of_the_host_needs_nothing_of_it(rule: Lint
 @EACH_RULE
 def test_a_rule_has_a_page_with_every_part(rule: LintRule) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]+", rule.id)
-    assert re.findall(r"^## (.+)$", page(rule), re.MULTILINE) == [
+    assert re.findall(r"^## (.+)$", lint_rule_page(rule), re.MULTILINE) == [
         *("What it finds", "Why it matters", "Example", "How to fix it", "How to ignore it")
     ]
     for part in (rule.title, rule.finds, rule.why, rule.fix, rule.example.command):
@@ -77,17 +76,17 @@ def test_a_rule_has_a_page_with_every_part(rule: LintRule) -> None:
 
 
 def test_an_id_belongs_to_one_rule() -> None:
-    declared = Counter(rule.id for module in MODULES for rule in module.RULES)
+    declared = Counter(rule.id for rule in DECLARED)
     assert [rule for rule, count in declared.items() if count > 1] == []
 
 
 @EACH_RULE
 def test_explain_prints_the_page_of_a_rule(rule: LintRule) -> None:
-    assert explain(rule.id, None) == page(rule)
+    assert explain(rule.id, None) == lint_rule_page(rule)
 
 
 def test_the_reference_has_every_rule_with_its_page() -> None:
-    text = reference()
+    text = lint_rule_reference()
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [*RULES]
     assert re.findall(r"^\| \[(\w+)\]\(#\w+\) \|", text, re.MULTILINE) == [*RULES]
 

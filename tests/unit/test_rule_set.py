@@ -12,7 +12,7 @@ from support.rule_files import groups_of
 
 from diag import promql
 from diag.artefacts.generate import files
-from diag.artefacts.signal_page import declared, signal_page
+from diag.artefacts.reference import declared, signal_page
 from diag.core.contract import Contract, Site
 from diag.core.errors import BadUsage
 from diag.core.incident import Part, Signal, judged

@@ -1,1 +1,1 @@
-"""What the dashboards show: an overview, a page per incident, a page of GPUs and ranks."""
+"""Contents of the dashboards: an overview, a page per incident, a page of GPUs and ranks."""

@@ -1,7 +1,7 @@
-"""Which servers a dashboard is about: its variables, and every expression narrowed to what they choose."""
+"""The servers that a dashboard shows: its variables, and matchers for them in every expression."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diag.core.contract import Contract, Site
@@ -12,14 +12,14 @@ from diag.promql import metric_names, parse
 
 SHORT, RATE_INTERVAL = "1m", "$__rate_interval"
 GPU_COST = "gpu_cost"
-"""A variable that is a number; an expression writes it as `$gpu_cost`."""
+"""A dashboard variable with a number; an expression writes it as `$gpu_cost`."""
 _WORD = re.compile(r'"[^"]*"|([\w:]+)(\{)?')
-"""A string, in which nothing is a metric, or a name and whether a selector's matchers follow it."""
+"""A string, or a name and the brace of its matchers."""
 
 
 @dataclass(frozen=True)
 class DashboardScope:
-    """Which servers a page is about: chosen by its variables, grouped by the site's labels.
+    """The servers that a page shows: chosen by its variables, grouped by the site's labels.
 
     `series` are the recorded series by the names that formulas use.
     """
@@ -30,33 +30,41 @@ class DashboardScope:
 
     @property
     def site(self) -> Site:
-        """How its servers are told apart."""
+        """The site, whose labels distinguish servers."""
         return self.contract.site
 
     def by(self, *labels: str) -> tuple[str, ...]:
-        """The labels of a server, and more."""
+        """Return the labels of a server, and more."""
         return (*self.site.labels, *labels)
 
     def fill(self, promql: str, by: tuple[str, ...]) -> str:
-        """An expression of ours over Grafana's rate interval; `$by` is what tells its series apart."""
+        """Write an expression over Grafana's rate interval; `$by` are the labels of its series."""
         filled = formula(promql, by, SHORT, self.contract).written_out()
-        return self.narrow(regroup(filled, self.site.labels)).replace(f"[{SHORT}]", f"[{RATE_INTERVAL}]")
+        return self.add_matchers(regroup(filled, self.site.labels)).replace(f"[{SHORT}]", f"[{RATE_INTERVAL}]")
 
-    def narrow(self, promql: str) -> str:
-        """The expression over what the page's variables choose; a comparison with peers needs all of them."""
+    def add_matchers(self, promql: str) -> str:
+        """Restrict an expression to the page's variables; a comparison with peers keeps all servers."""
         of_one = {*self.site.labels, "engine"} if PEERS in promql else set()
         names = metric_names(parse(promql.replace(f"${GPU_COST}", "1")))
-        matchers = {name: self._matchers(name, of_one) for name in names}
-        for name in sorted(each for each in names if each.startswith("{")):  # a selector that matches the metric's name
+        matchers = {
+            name: ", ".join(
+                f'{label}=~"${variable}"' for label, variable in self._labels(name).items() if label not in of_one
+            )
+            for name in names
+        }
+        for name in sorted(name for name in names if name.startswith("{")):  # a selector that matches the metric's name
             promql = promql.replace(name, f"{{{matchers[name]}, {name[1:]}")
-        return _WORD.sub(lambda word: _narrowed(word, matchers), promql)
 
-    def _matchers(self, metric: str, left_out: Collection[str]) -> str:
-        chosen = {label: variable for label, variable in self._labels(metric).items() if label not in left_out}
-        return ", ".join(f'{label}=~"${variable}"' for label, variable in chosen.items())
+        def with_matchers(word: re.Match[str]) -> str:
+            name, opens = word.groups()
+            if name not in matchers or (opens and word.string.startswith(matchers[name], word.end())):
+                return word[0]
+            return f"{name}{{{matchers[name]}, " if opens else f"{name}{{{matchers[name]}}}"
+
+        return _WORD.sub(with_matchers, promql)
 
     def _labels(self, metric: str) -> dict[str, str]:
-        """The labels of a metric that a variable of the page chooses by."""
+        """Return the variables of the page that apply to a metric, by its labels."""
         if metric == "ALERTS" or metric in self.series.values():
             level = metric.partition(":")[0].split("_")
             chosen = [label for label in ("engine", "gpu") if label in level and label in self.variables]
@@ -68,7 +76,7 @@ class DashboardScope:
         return labels | {name: name for name in own if name in self.variables and metric.startswith(own[name])}
 
     def variable_queries(self) -> dict[str, str]:
-        """The query of each variable; each is narrowed by those before it."""
+        """Return the query of each variable, restricted by the variables before it."""
         queries = {"job": "label_values(up, job)"}
         chosen = ['job=~"$job"']
         for label in (label for label in self.site.labels if label != "job"):
@@ -85,15 +93,7 @@ class DashboardScope:
         }
 
 
-def _narrowed(word: re.Match[str], matchers: Mapping[str, str]) -> str:
-    """A word of an expression, with the matchers of the metric that it is, unless it has them."""
-    name, opens = word.groups()
-    if name not in matchers or (opens and word.string.startswith(matchers[name], word.end())):
-        return word[0]
-    return f"{name}{{{matchers[name]}, " if opens else f"{name}{{{matchers[name]}}}"
-
-
 def legend(labels: tuple[str, ...]) -> str:
-    """The name of a series: its labels, "{{instance}} engine {{engine}}"."""
+    """Return the name of a series from its labels: "{{instance}} engine {{engine}}"."""
     prefixes = {"engine": "engine ", "gpu": "GPU ", "rank": "rank "}
     return " ".join(f"{prefixes.get(label, '')}{{{{{label}}}}}" for label in labels)

@@ -1,14 +1,23 @@
-"""What several pages show: the state of alerts, servers and GPUs over time, annotations and links."""
+"""Parts of several dashboards: the state of alerts, servers and GPUs over time, annotations and links."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diag.artefacts import grafana
 from diag.artefacts.dashboards.scope import DashboardScope, legend
-from diag.artefacts.grafana import panels
-from diag.artefacts.grafana.panels import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, Threshold
-from diag.artefacts.names import claim, expression, in_words, opposite, runbook_url, subject_labels
-from diag.artefacts.units import TOKENS_PER_SECOND, grafana_unit
+from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, Threshold
+from diag.artefacts.names import (
+    TOKENS_PER_SECOND,
+    capitalized,
+    claim,
+    expression,
+    grafana_unit,
+    in_words,
+    opposite,
+    runbook_url,
+    subject_labels,
+)
 from diag.core.contract import Site
 from diag.core.incident import Condition, Incident
 from diag.knowledge.formulas import comparison
@@ -30,7 +39,7 @@ SM_CLOCK = 'max by ($by) (diag_gpu_clock_hertz{clock="sm"})'
 
 @dataclass(frozen=True)
 class LinePanel:
-    """Lines over time: the labels of a series beside the server's, and the expressions by what they are called."""
+    """Lines over time: the labels of a series beside the server's, and the expressions by their names in the legend."""
 
     header: PanelHeader
     labels: tuple[str, ...]
@@ -38,19 +47,18 @@ class LinePanel:
 
 
 def line_panels(specs: Iterable[LinePanel], scope: DashboardScope) -> list[Any]:
-    """The panels as Grafana's."""
-    return [_line_panel(spec, scope) for spec in specs]
-
-
-def _line_panel(spec: LinePanel, scope: DashboardScope) -> Any:
-    by = scope.by(*spec.labels)
-    name = legend((*by, *("reason" for text in spec.promql.values() if "reason)" in text)))
-    queries = [PanelQuery(scope.fill(text, by), f"{name} {part}".strip()) for part, text in spec.promql.items()]
-    return panels.time_series(spec.header, queries)
+    """Return the panels as Grafana's."""
+    found = []
+    for spec in specs:
+        by = scope.by(*spec.labels)
+        name = legend((*by, *("reason" for text in spec.promql.values() if "reason)" in text)))
+        queries = [PanelQuery(scope.fill(text, by), f"{name} {part}".strip()) for part, text in spec.promql.items()]
+        found.append(grafana.time_series(spec.header, queries))
+    return found
 
 
 def server_and_gpus(scope: DashboardScope, width: int = 24) -> list[Any]:
-    """What vLLM does over what its GPUs do."""
+    """Return panels of the work of vLLM, then of its GPUs."""
     requests = {state: f"sum by ($by) (vllm:num_requests_{state})" for state in ("running", "waiting")}
     power = {"drawn": "max by ($by) (diag_gpu_power_watts)", "limit": "max by ($by) (diag_gpu_power_limit_watts)"}
 
@@ -95,7 +103,7 @@ def server_and_gpus(scope: DashboardScope, width: int = 24) -> list[Any]:
 
 
 def worst_severity(matchers: str, by: Sequence[str]) -> str:
-    """The worst state of the alerts: 1 pending, then by severity."""
+    """Return the expression of the worst state of the alerts: 1 pending, then by severity."""
     firing = [
         f'ALERTS{{alertstate="firing", severity="{name}", {matchers}}} * 0 + {value}'
         for name, value in SEVERITIES.items()
@@ -105,13 +113,13 @@ def worst_severity(matchers: str, by: Sequence[str]) -> str:
 
 
 def symptom_panel(condition: Condition, incident: Incident, scope: DashboardScope) -> Any:
-    """A symptom with its threshold: past the line, on the red side, it holds."""
+    """Return a symptom with its threshold, red on the side where it holds."""
     other_side = in_words(opposite(condition), scope.contract)
-    return alarm_panel(condition, incident, f"{_capitalized(other_side)} rules out {incident.id}.", scope)
+    return alarm_panel(condition, incident, f"{capitalized(other_side)} rules out {incident.id}.", scope)
 
 
 def alarm_panel(condition: Condition, incident: Incident, meaning: str, scope: DashboardScope) -> Any:
-    """A signal with its threshold, red on the side where the condition holds, and where the threshold comes from."""
+    """Return a signal with its threshold and rationale, red on the side where the condition holds."""
     description = f"{meaning} Threshold rationale: {condition.why.says}."
     limit = scope.contract.limit(condition.limit)
     line = Threshold(limit, GOOD, BAD) if condition.op in (">", ">=") else Threshold(limit, BAD, GOOD)
@@ -121,7 +129,7 @@ def alarm_panel(condition: Condition, incident: Incident, meaning: str, scope: D
 def signal_panel(
     condition: Condition, incident: Incident, texts: tuple[str, str], line: Threshold, scope: DashboardScope
 ) -> Any:
-    """A condition's signal as the alert evaluates it; `texts` are a prefix of the title, and the description."""
+    """Return a signal as the alert evaluates it; `texts` are a prefix of the title, and the description."""
     promql = expression(condition.signal, incident, incident.window, scope.contract, scope.series)
     prefix, description = texts
     if promql in scope.series.values():
@@ -129,22 +137,18 @@ def signal_panel(
     header = PanelHeader(
         f"{prefix}{claim(condition, scope.contract)}", description, grafana_unit(condition.signal.unit)
     )
-    return panels.time_series(
-        header, [PanelQuery(scope.narrow(promql), legend(subject_labels(incident, scope.site)))], line
+    return grafana.time_series(
+        header, [PanelQuery(scope.add_matchers(promql), legend(subject_labels(incident, scope.site)))], line
     )
 
 
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def annotations(scope: DashboardScope) -> dict[str, tuple[str, str, str]]:
-    """Alerts, restarts, thermal throttling and Xid errors: expression, title and colour."""
+    """Return expression, title and colour of alerts, restarts, thermal throttling and Xid errors."""
     server = legend(scope.by())
     throttled = f"sum by ($by) (increase(diag_gpu_throttle_seconds_total{{{THERMAL}}}[$window])) > 1"
     restarts = "max by ($by) (changes(process_start_time_seconds[$window])) > 0"
     xid = "sum by ($by, xid) (increase(diag_gpu_xid_errors_total[$window])) > 0"
-    firing = scope.narrow('ALERTS{alertstate="firing", incident=~".+"}')
+    firing = scope.add_matchers('ALERTS{alertstate="firing", incident=~".+"}')
     by_gpu = scope.by("gpu")
     return {
         "alerts": (firing, f"{{{{incident}}}} {server}", "red"),
@@ -155,6 +159,6 @@ def annotations(scope: DashboardScope) -> dict[str, tuple[str, str, str]]:
 
 
 def links(page: str, site: Site) -> dict[str, str]:
-    """All dashboards of ours, and the runbook where it is on the web."""
+    """Return links to all dashboards of diag, and to the runbook if it is on the web."""
     runbook = runbook_url(site, page)
     return {"vLLM dashboards": "", **({"runbook": runbook} if runbook.startswith("http") else {})}

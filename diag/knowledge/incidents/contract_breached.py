@@ -1,4 +1,4 @@
-"""The latency SLO is violated, whatever the cause: the alert that pages."""
+"""The latency SLO is violated, for any cause: the alert that pages."""
 
 from diag.incident import BurnRateWindow, Fix, Incident, LookAlike, documented, judged
 from diag.signals import NEAR_BANDWIDTH, NEAR_COMPUTE, error_budget_burn_rate, requests_running, waiting_share

@@ -1,4 +1,4 @@
-"""The server ends again and again although nobody stops it."""
+"""The server exits again and again without being stopped."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.knowledge.shared_fixes import READ_LOG

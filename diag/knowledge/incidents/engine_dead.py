@@ -1,4 +1,4 @@
-"""The server answered before and no longer does, or its engine has died behind a page that still answers."""
+"""The server no longer responds, or its engine has died while /metrics still responds."""
 
 from diag.incident import Fix, Incident, LookAlike, judged, measured
 from diag.knowledge.shared_fixes import LET_GO_ON, READ_LOG

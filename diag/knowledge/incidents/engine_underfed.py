@@ -1,4 +1,4 @@
-"""The engine idles most of the time although requests arrive: latency that users notice arises elsewhere."""
+"""The engine idles most of the time although requests arrive: the latency that users notice has another source."""
 
 from diag.incident import Fix, Incident, LookAlike, judged, measured
 from diag.signals import (

@@ -1,4 +1,4 @@
-"""GPU memory did not suffice at start-up, in capture, in warm-up or under load; the log has the numbers."""
+"""GPU memory ran out at start-up, in CUDA-graph capture, in warm-up or under load; the log has the numbers."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 from diag.knowledge.shared_fixes import CONSERVING_MEMORY, FP8_HARDWARE

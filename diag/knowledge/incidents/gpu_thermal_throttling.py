@@ -1,4 +1,4 @@
-"""The GPU lowers its clocks because it is too hot, and often keeps them low long after the load has gone."""
+"""The GPU lowers its clocks because it is too hot, and often keeps them low long after the load has ended."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.signals import clock_loss, margin, sustained_power, thermal_seconds, thermal_share

@@ -22,7 +22,7 @@ incident = Incident(
     severity="info",
     per=("instance",),
     live_window="5m",
-    hold="12h",  # it has to hold through the busiest hour of a day, a quiet night proves nothing
+    hold="12h",  # through the busiest hour of a day: a quiet night proves nothing
     cause="""
         vLLM allocates its share of the GPU at start-up and leaves the rest to other processes, but there are none. The
         requests fill less than half of the KV cache, so none of them waits for memory. The prefix cache would benefit:

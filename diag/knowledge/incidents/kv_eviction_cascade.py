@@ -1,4 +1,4 @@
-"""Too many requests for the KV cache: every preemption costs a recompute, which makes the next preemption likelier."""
+"""KV-cache preemption cascade: every preemption costs a recompute, which makes the next preemption likelier."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import MORE_KV_CAPACITY

@@ -1,4 +1,4 @@
-"""KV blocks are offloaded and none is ever read back: the copies cost memory and bandwidth and save no prefill."""
+"""KV blocks are offloaded and never read back: the copies cost memory and bandwidth and save no prefill."""
 
 from diag.incident import Fix, Incident, LookAlike, judged, reported
 from diag.signals import external_hit_rate, kv_blocks_stored, prefix_cache_hit_rate

@@ -1,4 +1,4 @@
-"""Logits are NaN: the answers are garbage, although the server looks healthy."""
+"""Logits are NaN: responses are garbage, although the server looks healthy."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import corrupted_share, requests_corrupted

@@ -31,7 +31,7 @@ incident = Incident(
     title="Requests queue while the KV cache has room",
     severity="warning",
     per=("instance", "engine"),
-    hold="2m",  # a KV cache that is too small looks like this until it was full for half of the window
+    hold="2m",  # a KV cache that is too small looks the same until it was full for half of the window
     cause="""
         More requests arrive than the scheduler admits at a time. Either the sequence cap (--max-num-seqs) is reached,
         and the number of running requests is a flat line; or prefill uses up the token budget of each step

@@ -1,4 +1,4 @@
-"""Clients hang up before their requests are finished: a time-out in front of the server is shorter than its latency."""
+"""Clients disconnect before their requests finish: a time-out in front of the server is shorter than its latency."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import queue_time_share, share_given_up, slowest_finished

@@ -1,6 +1,6 @@
-"""What stands between vLLM and Prometheus gives its metrics other names, so that no rule or dashboard sees the server.
+"""vLLM's metrics reach Prometheus under other names, so that no rule or dashboard sees the server.
 
-The report judges such a server all the same. A relabelled server is no warning where diag.toml states its prefix.
+The report judges such a server nevertheless. A relabelled server causes no warning if diag.toml has its prefix.
 """
 
 from diag.core.metric_prefix import ANY, PROBE

@@ -1,4 +1,4 @@
-"""Every part and signal that is declared; an incident file imports signals from diag.signals."""
+"""All declared parts and signals; an incident file imports signals from diag.signals."""
 
 import sys
 from collections.abc import Mapping
@@ -11,24 +11,21 @@ from diag.knowledge.signals.features import *  # noqa: F403
 from diag.knowledge.signals.forward_progress import *  # noqa: F403
 from diag.knowledge.signals.gpu import *  # noqa: F403
 from diag.knowledge.signals.halted import *  # noqa: F403
-from diag.knowledge.signals.host import *  # noqa: F403
 from diag.knowledge.signals.kv_cache import *  # noqa: F403
 from diag.knowledge.signals.kv_connector import *  # noqa: F403
 from diag.knowledge.signals.load import *  # noqa: F403
-from diag.knowledge.signals.multimodal import *  # noqa: F403
+from diag.knowledge.signals.log import *  # noqa: F403
 from diag.knowledge.signals.peers import *  # noqa: F403
 from diag.knowledge.signals.prefill import *  # noqa: F403
-from diag.knowledge.signals.ranks import *  # noqa: F403
 from diag.knowledge.signals.resources import *  # noqa: F403
 from diag.knowledge.signals.settings import *  # noqa: F403
-from diag.knowledge.signals.slo import *  # noqa: F403
 from diag.knowledge.signals.startup import *  # noqa: F403
 from diag.knowledge.signals.upgrades import *  # noqa: F403
 
 _FILES = [vars(sys.modules[f"{__name__}.{file.name}"]) for file in iter_modules(__path__)]  # noqa: F405
 DECLARED: Mapping[str, Part | Signal] = {
-    each.id: each
+    declared.id: declared
     for file in _FILES
-    for each in (*file.get("PARTS", ()), *(value for value in file.values() if isinstance(value, Signal)))
+    for declared in (*file.get("PARTS", ()), *(value for value in file.values() if isinstance(value, Signal)))
 }
-"""Every part and signal, by the name by which an expression refers to it."""
+"""Every part and signal, by its name in expressions."""

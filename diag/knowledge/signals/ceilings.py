@@ -1,8 +1,8 @@
 """Shares of the GPUs' ceilings (the roofline): memory bandwidth (MBU), FLOPs (MFU), and tensor parallelism's links.
 
-The ceilings are of data sheets, the work is vLLM's own estimate (--enable-mfu-metrics), else the least that the model's
-shape needs (diag/vllm/capacity/work.py). Where GPU or model are not known there is no sample. Iterations without
-output are not counted; KV blocks are, as a whole.
+The ceilings are from data sheets; the work is vLLM's own estimate (--enable-mfu-metrics), otherwise the minimum for the
+model's shape (diag/vllm/capacity/work.py). If GPU or model are unknown, there is no sample. Iterations without output
+are not counted; KV blocks count as a whole.
 """
 
 from diag.core.incident import Part, Signal, reported
@@ -12,7 +12,7 @@ _PUBLIC = (
 )
 REACHED = reported("servers in public figures reach 21 % to 80 % of their ceilings (bench/capacity.md)", _PUBLIC)
 FULL, EMPTY = 0.6, 0.2
-"""From this share on little more is to be had of a GPU; below the other one there is no public figure."""
+"""Shares of a ceiling: above FULL a GPU has little reserve; below EMPTY there is no public figure."""
 
 
 ENGINE = "by (instance, engine)"

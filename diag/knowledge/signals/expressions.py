@@ -1,8 +1,8 @@
 """Parts that signals of many files use: counters of requests and tokens, gauges of load, values of flags.
 
-Only range functions look at samples, so one missed scrape blinds nothing; a gauge needs three samples in the window. A
+Only range functions look at samples, so one missed scrape hides nothing; a gauge needs three samples in the window. A
 metric that vLLM renamed is `(new or old)`. Comparisons inside an expression are `bool`, so a signal is missing only
-where telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source.
+if telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source.
 """
 
 from diag.core.incident import Part
@@ -33,8 +33,13 @@ CONFIG = (
 
 
 def configured(setting: str) -> str:
-    """Return the running value of a setting, one per instance; missing where no source publishes it."""
+    """Return the running value of a setting, one per instance; missing if no source publishes it."""
     return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{setting}"}}[$window]))'
+
+
+def setting_value(setting: str) -> str:
+    """Return the running value of any setting: its part if it has one, otherwise the expression."""
+    return f"$config_{setting}" if setting in CONFIG else configured(setting)
 
 
 def edge(limit: str) -> str:
@@ -44,7 +49,7 @@ def edge(limit: str) -> str:
 
 PARTS: tuple[Part, ...] = (
     *(Part(f"config_{name}", configured(name)) for name in CONFIG),
-    # -- counters: how much each grew in the window
+    # -- counters: their increase in the window
     Part("finished_requests", "sum by ($by) (increase(vllm:request_success_total[$window]))", "requests"),
     Part("preemptions", "sum by ($by) (increase(vllm:num_preemptions_total[$window]))", "preemptions"),
     Part("prompt_tokens", "sum by ($by) (increase(vllm:prompt_tokens_total[$window]))", "tokens"),

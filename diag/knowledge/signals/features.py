@@ -1,22 +1,35 @@
-"""Signals of optional features: speculative decoding, LoRA adapters, several API servers.
+"""Signals of optional features: speculative decoding, LoRA, structured output, API servers, multimodal items.
 
 A server without the feature has the value 0; on a release that does not export the metrics, the signal is missing.
 """
 
 from diag.core.incident import Part, Signal
-from diag.core.log_events import GRAMMAR_FAILED, GRAMMAR_REJECTED, OUTPUT_CORRUPTED
+from diag.core.log_events import (
+    GRAMMAR_FAILED,
+    GRAMMAR_REJECTED,
+    INPUT_THREAD_DIED,
+    MULTIMODAL_CACHE_MISS,
+    OUTPUT_CORRUPTED,
+    REQUEST_PREPROCESSING_FAILED,
+)
+from diag.knowledge.signals.forward_progress import any_of
 from diag.knowledge.signals.load import ENOUGH
+from diag.knowledge.signals.log import HEARSAY_TIME
 
 WORTHWHILE = 0.3
 """The draft acceptance rate below which speculation does not pay off."""
 ENOUGH_DRAFTED = 200
 """Draft tokens below which their acceptance rate may be chance."""
 RECENT = "300"
-"""Seconds. A series of vllm:lora_requests_info is a set of adapters that ran together, its value when they last did."""
+"""Seconds. A series of vllm:lora_requests_info is a set of adapters that ran together; its value is the last time."""
 ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
 MOST_LISTED = 8
 """Adapters of a set that are read."""
 GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}"}}'
+RECENTLY = 300
+"""Seconds for which a lost item counts: the caches disagree about it until the engine starts again."""
+FULL_CORE = 0.9
+COMPLETIONS = 'http_requests_total{handler=~"/v1/(chat/)?completions",status!="4xx"}'
 
 
 def _adapter_at_place(place: int, sets: str = "$adapter_sets_with_their_first") -> str:
@@ -31,8 +44,9 @@ PARTS: tuple[Part, ...] = (
     Part("accepted_tokens", "sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_total[$window]))", "tokens"),
     Part("drafts", "sum by ($by) (increase(vllm:spec_decode_num_drafts_total[$window]))", "drafts"),
     # -- LoRA adapters
-    # The label of running adapters is read. That of waiting ones differs between releases: vLLM 0.11 and earlier list
-    # the waiting ones, 0.32 the running ones: its front end learns of a request only when it is first scheduled.
+    # The formulas read the label of running adapters. The label of waiting adapters differs between releases: vLLM 0.11
+    # and earlier list waiting adapters in it, 0.32 running ones, because its front end sees a request only when it is
+    # first scheduled.
     Part("adapters_ran_together", f"time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}", "seconds"),
     Part("adapter_sets_with_their_first", _adapter_at_place(1, "$adapters_ran_together")),
     # one series for each adapter and each set that lists it among its first eight adapters
@@ -63,13 +77,13 @@ PARTS: tuple[Part, ...] = (
         "$queue_seconds_total + sum by ($by) (increase(vllm:request_inference_time_seconds_sum[$window]))",
         "seconds",
     ),
-    # with fewer finished requests, a single slow one may decide
+    # with fewer finished requests, one slow request may decide
     Part(
         "front_end_share",
         f"1 - $seconds_in_engine / ($end_to_end_seconds_total > 0 and $finished_requests >= {ENOUGH})",
         "share",
     ),
-    # By Little's law the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
+    # Little's law: the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
     # engine. Beyond a factor of four, the engine would be the limit.
     Part(
         "api_servers_for_the_load",
@@ -92,11 +106,59 @@ PARTS: tuple[Part, ...] = (
     ),
     # -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set
     Part("corrupted_requests", "sum by ($by) (increase(vllm:corrupted_requests_total[$window]))", "requests"),
+    # -- requests that fail before the scheduler has seen them: a request passes the API server, a socket and the
+    # engine's input thread before a gauge counts it. One that is lost there is in flight for its client only: its HTTP
+    # request ends and the engine finishes none, or the probe fails.
+    Part(
+        "time_of_claimed_cache_miss",
+        f'max by ($by) (last_over_time({HEARSAY_TIME}{{event="{MULTIMODAL_CACHE_MISS}"}}[$window]))',
+        "unix time",
+    ),
+    # a dead thread stays dead until the next start
+    Part(
+        "input_thread_died",
+        f"($time_of_{INPUT_THREAD_DIED} > bool 0) * ($time_of_{INPUT_THREAD_DIED} >= bool $last_startup_progress)"
+        f" or ($time_of_{INPUT_THREAD_DIED} > bool 0)",
+        "bool",
+    ),
+    # more than once: the requests of one batch may be counted a moment after the engine has finished them
+    Part("completions_counted_again", f"max by ($by) (changes({COMPLETIONS}[$window])) > bool 1", "bool"),
+    Part("completions", f"sum by ($by) (increase({COMPLETIONS}[$window]))", "responses"),
+    Part(
+        "no_request_reaches_the_engine",
+        any_of(http="(($completions > bool 2.5) * $completions_counted_again)", probe="($probe_success == bool 0)")
+        + " * ($requests_in_flight_peak == bool 0) * ($tokens_and_requests_processed == bool 0)",
+        "bool",
+    ),
+    Part("multimodal_cache_queries", "sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))", "items"),
+    Part(
+        "engine_cores",
+        'max by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window]))',
+        "cores",
+    ),
+    Part("input_thread_spins", f"($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)", "bool"),
+    Part(
+        "cache_miss_claimed_recently",
+        f"($time_of_claimed_cache_miss > bool 0) * (time() - $time_of_claimed_cache_miss < bool {RECENTLY})",
+        "bool",
+    ),
+    Part(
+        "cache_miss_logged_recently",
+        f"($time_of_{MULTIMODAL_CACHE_MISS} > bool 0) * (time() - $time_of_{MULTIMODAL_CACHE_MISS} < bool {RECENTLY})",
+        "bool",
+    ),
+    Part("cache_miss_killed_the_thread", f"$input_thread_died * ($time_of_{MULTIMODAL_CACHE_MISS} > bool 0)", "bool"),
+    Part(
+        "unreached_after_a_cache_miss",
+        any_of(spin="$input_thread_spins", hearsay="$cache_miss_claimed_recently")
+        + " * $no_request_reaches_the_engine",
+        "bool",
+    ),
 )
 
 speculates = Signal(
     "speculative decoding",
-    # every release exports the counters from its start on where it speculates, and only there
+    # every release exports the counters from its start on if it speculates, and only then
     "count by ($by) (last_over_time(vllm:spec_decode_num_draft_tokens_total[$window])) > bool 0"
     " or 0 * $requests_running_peak",
     "the server decodes speculatively: {value}",
@@ -163,7 +225,7 @@ deferred_share_by_reason = Signal(
 )
 deferred_share = Signal(
     "deferred share of waiting requests",
-    # without reasons (before vLLM 0.20) none is deferred unless adapters compete for slots; then nobody knows
+    # without reasons (before vLLM 0.20) no request is deferred unless adapters compete for slots; then it is unknown
     f"${deferred_share_by_reason.id} or (0 * $requests_waiting_mean unless on (instance) $more_adapters_than_slots)",
     "{value} of the waiting requests are deferred for a reason other than capacity",
     "share",
@@ -226,4 +288,31 @@ corrupted_share = Signal(
     "$corrupted_requests / ($finished_requests > 0)",
     "{value} of the finished requests had NaN in their logits",
     "share",
+)
+
+# -- requests that fail before the scheduler ---------------------------------------------------------------------------
+
+requests_unreached = Signal(
+    "requests that do not reach the scheduler",
+    any_of(thread="$input_thread_died", unreached="$no_request_reaches_the_engine"),
+    "requests arrive over HTTP and none reaches the scheduler: {value}",
+    "bool",
+)
+multimodal_cache_lost = Signal(
+    "multimodal items lost between the caches",
+    any_of(
+        log="$cache_miss_logged_recently",
+        thread="$cache_miss_killed_the_thread",
+        unreached="$unreached_after_a_cache_miss",
+    )
+    + " or 0 * ($multimodal_cache_queries == 0)",
+    "the log names an item that the engine's multimodal cache lacks, or its input thread spins: {value}",
+    "bool",
+)
+failed_before_the_scheduler = Signal(
+    "requests that failed before the scheduler",
+    f'sum by ($by) (increase(diag_vllm_log_events_total{{event="{REQUEST_PREPROCESSING_FAILED}"}}[$window]))',
+    "requests that the engine failed before its scheduler saw them: {value}",
+    "requests",
+    window_scaling="peak",
 )

@@ -1,4 +1,4 @@
-"""Signals of forward progress: whether the engine processes tokens, and whether it answers."""
+"""Signals of forward progress: the engine processes tokens, and the server responds."""
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import (
@@ -12,26 +12,26 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
 )
-from diag.knowledge.signals.host import EVENT_TIME, HEARSAY_TIME, event_time
+from diag.knowledge.signals.log import EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
-"""Steps after which an engine has met the common shapes of batches; each of the first ones may compile a kernel."""
+"""Steps after which an engine has seen the common batch shapes; each earlier step may compile a kernel."""
 STOPPING_SECONDS = 60
-"""Seconds between the line that says that a server was told to stop and its last page."""
+"""Seconds between the log line of a requested stop and the last page of the server."""
 SOON = 120
-"""Seconds between the end of a server and a process that the kernel killed, of which one is seen at a scrape."""
+"""Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
 SLEEP_STATE = "vllm:engine_sleep_state"
 DEATHS = (ENGINE_DEAD, WORKER_DIED, KILLED_BY_SIGNAL)
 
 
 def any_of(**signs: str) -> str:
-    """The largest of several signs: of yes or no, 1 where one shows, 0 where those that can be seen do not."""
+    """Return the largest of several signs: 1 if one shows, 0 if none of those that can be observed does."""
     named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
     return f"max by ($by) ({' or '.join(named)})"
 
 
 def _called(path: str) -> str:
-    """How often this path of the API server was called with success since its start."""
+    """Return the number of successful calls of a path of the API server since its start."""
     return f'sum by (instance) (last_over_time(http_requests_total{{handler="{path}",status="2xx"}}[$window]))'
 
 
@@ -45,14 +45,14 @@ PARTS: tuple[Part, ...] = (
         " or sum by ($by) (changes(vllm:gpu_cache_usage_perc[$window]))",
         "changes",
     ),
-    # unknown where no token moves and the usage that a prefill moves is not exported
+    # unknown if no token is processed and the release exports no KV cache usage, which a prefill changes
     Part(
         "nothing_moves",
         "($tokens_and_requests_counted"
         " + ($kv_cache_usage_changes or 0 * ($tokens_and_requests_counted > 0))) == bool 0",
         "bool",
     ),
-    # there are samples older than this: a shorter standstill proves nothing
+    # samples must be older than this: a shorter standstill proves nothing
     Part("running_samples", "sum by ($by) (count_over_time(vllm:num_requests_running[$window]))", "samples"),
     Part("stuck_requests", "$requests_in_flight_minimum * $nothing_moves", "requests"),
     Part(
@@ -68,20 +68,20 @@ PARTS: tuple[Part, ...] = (
         "bool",
     ),
     # A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes. So does
-    # an engine whose steps have just been that long. One of an engine's first steps may compile a kernel that its
-    # warm-up did not cover, and so may a later one, as the log says: that cannot be told from a stall for as long.
+    # an engine whose last steps were that long. An early step may compile a kernel that warm-up did not cover, and so
+    # may a later one, as the log reports: during that time it cannot be distinguished from a stall.
     Part("steps_since_start", "sum by ($by) (last_over_time(vllm:iteration_tokens_total_count[$window]))", "steps"),
     Part("output_tokens_since_start", "sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))", "tokens"),
     Part("first_steps", f"($steps_since_start or $output_tokens_since_start) < {WARM_STEPS}", "steps"),
-    # The first request with an image or an adapter compiles too, often without a line in the log: its compiler is a
-    # child of the engine or of a worker, or their main thread works on memory that is new to it. A hang does neither: a
-    # thread that spinned or waited for 10 s had no page fault, one that compiled had thousands a second.
+    # The first request with an image or an adapter compiles too, often without a log line: the compiler is a child of
+    # the engine or of a worker, or their main thread touches new memory. A hang does neither: a thread that spun or
+    # waited for 10 s had no page fault, one that compiled had thousands a second.
     Part(
         "compiler_works",
         'max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{role=~"engine|worker"}[2m])) > 1'
         ' or max by (instance) (rate(diag_vllm_process_page_faults_total{role=~"engine|worker"}[30s])) > 100',
     ),
-    # vLLM lists every set of adapters that has run since its start: with none, the first one may be what is compiled.
+    # vLLM lists every set of adapters that has run since its start: without one, the first adapter may be compiling.
     Part(
         "no_adapter_ran_yet",
         "count by (instance) (last_over_time(vllm:lora_requests_info[$window])) unless"
@@ -94,8 +94,8 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("stuck_for_two_minutes", "($stuck_requests[2m] * ($running_samples offset 100s > bool 0)) > 0", "requests"),
     Part("seen_for_25_s", "$running_samples offset 25s > bool 0", "bool"),
-    # A request in a step, however long the step, was counted as running before: a prefill in one step is no refused
-    # admission. Nor is a request that is deferred, until its KV transfer or its grammar is there.
+    # A request in a step, even a long one, was counted as running before: a prefill in one step is no refused
+    # admission. Neither is a request that is deferred until its KV transfer or its grammar is ready.
     Part(
         "deferred_highest",
         "sum by ($by) (max_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
@@ -107,7 +107,7 @@ PARTS: tuple[Part, ...] = (
         " * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s",
         "requests",
     ),
-    # Its last line in the log, which vLLM 0.20 does not write yet; else more calls of /pause than of /resume.
+    # The last log line about pausing, which vLLM 0.20 does not write; otherwise more calls of /pause than of /resume.
     Part("pause_calls", _called("/pause"), "calls"),
     Part("resume_calls", _called("/resume"), "calls"),
     Part(
@@ -127,7 +127,7 @@ PARTS: tuple[Part, ...] = (
         "in_phase_ready", f'max by ($by) (last_over_time(diag_vllm_startup_phase{{phase="{READY}"}}[$window]))', "bool"
     ),
     Part("last_up_time", "max by ($by) (last_over_time(diag_vllm_last_up_timestamp_seconds[$window]))", "unix time"),
-    # the log says that a start ended well, and no engine process is seen that would still serve: it had answered before
+    # the log reports a successful start and no engine process is left: the server had responded before
     Part("ready_by_log", "$in_phase_ready == 1 unless on (instance) $engine_processes > 0", "bool"),
     Part("vllm_seen_today", "count by (instance) (count_over_time(diag_vllm_up[1d]))", "series"),
     Part("engines_seen_today", "count by (instance) (count_over_time(vllm:num_requests_running[1d]))", "series"),
@@ -138,7 +138,7 @@ PARTS: tuple[Part, ...] = (
         'max by ($by) (quantile_over_time(0.9, diag_vllm_processes{role="engine"}[1d]))',
         "processes",
     ),
-    # When the server ended: its last answer, or what its log says where nothing has seen it answer.
+    # Time of the server's end: its last response, or the time in its log if no scrape has seen a response.
     Part("time_of_death_line", event_time(*DEATHS), "unix time"),
     Part("server_end_time", "$last_up_time by (instance) > 0 or $time_of_death_line by (instance) > 0", "unix time"),
     Part(
@@ -152,7 +152,7 @@ PARTS: tuple[Part, ...] = (
         f'max by (instance) (last_over_time(diag_vllm_log_value{{event="{WORKER_DIED}",field="exit_code"}}[$window]))',
         "exit code",
     ),
-    # a long step can keep the page from answering for tens of seconds: while the engine runs, 30 s of silence decide
+    # a long step can block /metrics for tens of seconds: while the engine runs, 30 s of silence decide
     Part(
         "busy_not_dead",
         "$engine_processes > 0 and on (instance)"
@@ -161,15 +161,15 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("page_silent", "($successful_scrapes == bool 0) unless on (instance) $busy_not_dead", "bool"),
     Part("no_engine_process", "$engine_processes == bool 0", "bool"),
-    # an engine that is told to stop ends before the page does
+    # on a requested stop the engine ends before the page does
     Part(
         "stops",
         f"$no_engine_process * ${SHUT_DOWN}_since_start * (time() - $time_of_{SHUT_DOWN} < bool {STOPPING_SECONDS})",
         "bool",
     ),
     Part("generates", "($output_tokens + $prompt_tokens) * $vllm_up > bool 0", "bool"),
-    # a shared log, or processes that are seen wrongly, do not stand against tokens; both together do, against those of
-    # the data-parallel engines that are left
+    # a shared log, or a wrong list of processes, does not outweigh tokens; both together do, if the tokens are those of
+    # the remaining data-parallel engines
     Part(
         "generates_beyond_doubt",
         "$generates unless on (instance) ($death_of_the_engine_in_the_log * $engine_process_lost > 0)",
@@ -216,7 +216,7 @@ standstill_was_prefill = Signal(
 )
 asleep = Signal(
     "engine asleep",
-    # a release before 0.11.1 does not say, nor does one say that it was put to sleep
+    # a release before 0.11.1 does not export it, and no release exports that a request put it to sleep
     f'1 - min by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window])) or $engine_seen',
     "the engine is asleep: {value}",
     "bool",
@@ -274,8 +274,9 @@ engine_processes = Signal(
     "running engine processes of this server: {value}",
     "processes",
 )
-# The API server fails all requests once one data-parallel engine is gone. As many processes as engines were seen for
-# most of the time: where some run on other hosts, or a fork had an engine's name for a moment, none is missing.
+# The API server fails all requests once one data-parallel engine has ended. A process is
+# missing only if as many as engines were seen most of the time: some may run on other hosts, and a fork may have an
+# engine's name for a moment.
 engines_lost = Signal(
     "engine process lost",
     "($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)",
@@ -304,7 +305,7 @@ evidence_of_death = Signal(
     ' "event", "killed_by_signal", "", "")'
     f" or label_replace(abs($time_of_oom_kill by (instance) - $server_end_time) < {SOON},"
     ' "event", "kernel_oom_kill", "", "")'
-    # what a library or the shell prints has no head of vLLM's: a client may have sent it, so it explains a death only
+    # output of a library or the shell lacks vLLM's log prefix: a client may have sent it, so it only explains a death
     f' or label_replace((last_over_time({HEARSAY_TIME}{{event=~"{"|".join(FATAL)}"}}[$window])'
     f" > on (instance) group_left () ($last_up_time by (instance) - {SOON})),"
     ' "event", "$$1 (without proof that vLLM logged it)", "event", "(.*)")',

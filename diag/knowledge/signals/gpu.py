@@ -8,7 +8,7 @@ BRAKE = 'reason="hw_power_brake"'
 XIDS = 'xid!~"13|31|43|45"'
 """Xid 13, 31, 43 and 45 are caused by the application; all others by the hardware or the driver."""
 MUCH_MEMORY = 0.05
-"""The share of a GPU's memory that no desktop and no monitoring agent holds."""
+"""A share of a GPU's memory above that of a desktop or a monitoring agent."""
 
 
 def average(metric: str, matchers: str = "") -> str:
@@ -19,7 +19,7 @@ def average(metric: str, matchers: str = "") -> str:
 
 PARTS: tuple[Part, ...] = (
     Part("gpus_not_serving", "last_over_time(diag_gpu_serving[$window]) == 0", "bool"),
-    # by NVML's counters, else by the samples that show a reason active
+    # from NVML's counters, otherwise from the samples that show a reason active
     *(
         Part(
             f"{name}_counted_share",
@@ -149,7 +149,7 @@ sustained_power = Signal(
 
 gpu_faults = Signal(
     "GPU faults",
-    # what a board does not count it cannot show; but without a count of Xid errors most faults pass unseen
+    # a board does not count every kind of fault; but without a count of Xid errors most faults stay unseen
     "($faults_of_all_kinds > 0) or ($faults_of_all_kinds and $xid_errors)",
     "GPU faults (GPU lost, Xid errors, uncorrectable memory errors, failed row remaps): {value}",
     "faults",
@@ -165,7 +165,7 @@ gpu_faults = Signal(
 
 memory_of_other_processes = Signal(
     "GPU memory held by other processes",
-    # one whose owner cannot be seen from here, in another container, may be another one or this vLLM's own
+    # a process in another container may belong to this vLLM or not: its owner cannot be seen
     f"($others_share_of_gpu_memory >= {MUCH_MEMORY})"
     " or (($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)"
     f" unless $unknown_share_of_gpu_memory >= {MUCH_MEMORY})",
@@ -189,7 +189,7 @@ host_memory_of_others = Signal(
 )
 serving_gpu_memory_of_others = Signal(
     "memory of the serving GPUs held by other processes",
-    # an unknown process may belong to anybody
+    # an unknown process may belong to any program
     '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window])'
     " unless on (instance, gpu) $gpus_not_serving) or 0 * $gpu_memory_of_processes)"
     " / (sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window])) > 0)",

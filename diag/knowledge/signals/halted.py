@@ -1,21 +1,21 @@
 """Signals of processes that the kernel has halted: stopped, held by a debugger, in uninterruptible sleep.
 
-A process counts where it is halted in the last sample and in nine of ten in the window: one that reads a file is in
-uninterruptible sleep for a moment too, and a debugger that takes a stack trace stops it for one.
+A process counts if it is halted in the last sample and in nine of ten samples in the window: reading a file puts a
+process into uninterruptible sleep for a moment, and a debugger that takes a stack trace stops it for a moment.
 """
 
 from diag.core.incident import Part, Signal
 from diag.knowledge.signals.forward_progress import any_of
 
 OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
-"""Halted in any state: all that an exporter says that has no diag_vllm_process_state yet."""
+"""Processes halted in any state, from an exporter that has no diag_vllm_process_state yet."""
 WHICH = "{state} {role} {rank} PID {pid} on {host}"
 ENGINES = {"worker/[0-9]*": "0", "worker/([0-9]+)[.].*": "$$1", "engine/([0-9]+)": "$$1", ".*/.*": ""}
-"""The engine of a process by its role and rank; a worker without an engine in its rank is of the only one there is."""
+"""The engine of a process by its role and rank; without an engine in the rank there is only one."""
 
 
 def in_state(state: str, role: str = ".+") -> str:
-    """Return the selector of the processes in this role, whether they are in this state or not."""
+    """Return the selector of the processes in this role: 1 in this state, 0 otherwise."""
     return f'diag_vllm_process_state{{pid=~"[0-9]+",role=~"{role}",state=~"{state}"}}'
 
 
@@ -29,8 +29,8 @@ def halted(selector: str) -> str:
     return labelled
 
 
-def which(processes: str) -> str:
-    """Return the halted ones of these, with a host and a state where no source names them."""
+def culprits(processes: str) -> str:
+    """Return the halted processes, with a host and a state for those without such labels."""
     named = f'label_replace({processes} == 1, "host", "its host", "host", "")'
     return f'label_replace({named}, "state", "stopped", "state", "")'
 
@@ -52,7 +52,7 @@ PARTS: tuple[Part, ...] = (
         "stopped_processes_of_any_exporter", "$stopped_processes or on (instance, pid) $stopped_by_any_exporter", "bool"
     ),
     Part("stopped_processes_of_the_engine", "sum by ($by) ($stopped_or_traced_processes)", "processes"),
-    # Scraped more rarely than every 10 s, no 30 s show a standstill. The pauses that it leaves do, once it is over.
+    # With a scrape interval above 10 s, 30 s do not show a standstill; the pauses of its streams do, once it is over.
     Part(
         "pauses_of_a_standstill",
         "($stream_pauses_over_40_s_without_a_prefill >= 2)"
@@ -63,13 +63,13 @@ PARTS: tuple[Part, ...] = (
 
 
 def _halted_in(state: str, sentence: str, processes: str) -> Signal:
-    """Return the number of halted processes of an engine or a server; 0 where the process table is not observed."""
+    """Return the number of halted processes of an engine or a server; 0 if the process table is not observed."""
     return Signal(
         f"processes {state}",
         f"sum by ($by) ({processes}) or 0 * max by ($by) (count_over_time(up[$window]))",
         sentence,
         "processes",
-        culprit_promql=which(processes),
+        culprit_promql=culprits(processes),
         culprit_label=WHICH,
     )
 
@@ -89,7 +89,7 @@ requests_stuck_or_stopped = Signal(
     "requests in flight without any progress, or stopped processes of the engine: {value}",
     "requests",
     throughout=True,
-    culprit_promql=which("$halted_by_any_exporter"),
+    culprit_promql=culprits("$halted_by_any_exporter"),
     culprit_label=WHICH,
 )
 requests_not_admitted = Signal(
@@ -105,7 +105,7 @@ stalled = Signal(
     "requests in flight without any progress (or with a pause of over 40 s), or stopped processes: {value}",
     "requests",
     throughout=True,
-    culprit_promql=which("$halted_by_any_exporter"),
+    culprit_promql=culprits("$halted_by_any_exporter"),
     culprit_label=WHICH,
     formerly=("requests in flight without progress",),
 )

@@ -5,7 +5,7 @@ from diag.knowledge.signals.load import ENOUGH
 
 
 def cache_config_has(label: str, pattern: str) -> str:
-    """Return 1 or 0 for each instance: whether a label of vllm:cache_config_info matches the pattern."""
+    """Return 1 for each instance whose label of vllm:cache_config_info matches the pattern, else 0."""
     return (
         f'(max by (instance) (last_over_time(vllm:cache_config_info{{{label}=~"{pattern}"}}[$window]))'
         " or 0 * max by (instance) (last_over_time(vllm:cache_config_info[$window])))"
@@ -13,8 +13,8 @@ def cache_config_has(label: str, pattern: str) -> str:
 
 
 PARTS: tuple[Part, ...] = (
-    # The KV cache that a prompt takes for itself: all of the prompt, unless prompts share prefixes. Then it is what a
-    # running request holds, minus half of an output, which is what it has generated on average.
+    # The KV cache that a prompt takes for itself: the whole prompt, unless prompts share prefixes. Then it is the cache
+    # that a running request holds, minus half of an output, its mean progress.
     Part("prefix_cache_hits", "sum by ($by) (increase(vllm:prefix_cache_hits_total[$window]))", "tokens"),
     Part(
         "prefix_cache_hits_of_any_release",
@@ -42,18 +42,18 @@ PARTS: tuple[Part, ...] = (
         "tokens",
     ),
     Part("tokens_per_request", "$unshared_prompt_tokens + $mean_output_tokens", "tokens"),
-    # vLLM itself says how many requests of --max-model-len fit, hybrid models included; before 0.24, the size of the KV
-    # cache is not known of a hybrid model. That a request does not fit matters where nothing runs and requests wait.
+    # vLLM exports how many requests of --max-model-len fit, also for hybrid models; before 0.24 the KV cache size of a
+    # hybrid model is unknown. A request that does not fit matters if none runs and requests wait.
     Part(
         "contexts_that_fit_kv_cache",
         "$config_kv_cache_max_concurrency or $config_kv_cache_size_tokens / $config_max_model_len",
         "requests",
     ),
     Part("requests_wait_while_none_runs", "$requests_running_peak == 0 and $requests_waiting_minimum > 0"),
-    # At most --max-num-seqs requests ran at the peak, also where the flag is not known.
+    # At most --max-num-seqs requests ran at the peak, even if the flag is unknown.
     Part("whole_requests_that_fit_kv_cache", "round($requests_that_fit_the_kv_cache)", "requests"),
     # The usage with one more prompt of mean length, or, while too few requests finish, with one more like those that
-    # run; the usage alone where neither is known.
+    # run; the usage alone if neither is known.
     Part(
         "kv_cache_share_of_next_prompt",
         "$unshared_prompt_tokens / on (instance) group_left () $config_kv_cache_size_tokens"

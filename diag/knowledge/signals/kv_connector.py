@@ -10,7 +10,7 @@ from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_
 from diag.knowledge.signals.forward_progress import any_of
 
 FEW = 2.5
-"""Failures; fewer than three are no rate. `increase` extrapolates, so that a count is no whole number."""
+"""Failures; fewer than three are no rate. `increase` extrapolates, so a count is not a whole number."""
 
 
 def _counted(metric: str) -> str:
@@ -91,7 +91,7 @@ PARTS: tuple[Part, ...] = (
         "$nixl_lost_share or $mooncake_lost_share or $kv_transfer_errors_share or $no_kv_connector",
         "share",
     ),
-    # -- offloading: what grows while KV blocks are stored, bytes, blocks or tokens, by connector and release
+    # -- offloading: counters of stored KV blocks, in bytes, blocks or tokens, by connector and release
     Part(
         "kv_blocks_stored",
         'max by ($by) ((increase(vllm:kv_offload_total_bytes_total{transfer_type="GPU_to_CPU"}[$window])'
@@ -101,7 +101,7 @@ PARTS: tuple[Part, ...] = (
         " or increase(lmcache:num_stored_tokens_total[$window])) > bool 0)",
         "bool",
     ),
-    # tokens that fill the GPU's own cache twice; where its size is not known, what fills a large one
+    # tokens that fill the GPU's own cache twice; if its size is unknown, those that fill a large one
     Part(
         "kv_cache_turnover",
         "2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)",

@@ -1,27 +1,49 @@
-"""Signals of an engine's load: requests running, waiting and in flight, and queue time."""
+"""Signals of an engine's load and of the latency SLO: requests, queue time, and how fast the error budget burns."""
 
 from diag.core.incident import Part, Signal
+from diag.knowledge.signals.expressions import edge
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
+BUDGETS = {"TTFT": "ttft", "inter-token latency": "itl", "end-to-end latency": "e2e"}
+"""Latencies with an SLO, and the prefix of the names of their parts."""
+LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, name in BUDGETS.items()}
+"""All observations of each latency, and those within the SLO."""
+
+
+def _within(metric: str, limit: str) -> str:
+    """Return the observations of a histogram at or below a limit."""
+    return f"sum by ($by) (increase({metric}_bucket{{{edge(limit)}}}[$window]))"
+
+
+def _burn_rate(name: str) -> str:
+    """Return the burn rate of an error budget: 1 uses it up in exactly a month.
+
+    A late observation among fewer than ten may be chance: it counts as 1; if that is the highest rate, the result is
+    unknown.
+    """
+    late = f"(${name}_count - ${name}_within_slo)"
+    return f"{late} / (${name}_count >= 10) / (1 - $objective) or {late} > bool 0"
+
 
 PARTS: tuple[Part, ...] = (
+    # -- load
     Part(
         "sequence_cap",
         "($config_max_num_active_seqs < $config_max_num_seqs) or $config_max_num_seqs or $config_max_num_active_seqs",
         "requests",
     ),
-    # vLLM counts the running requests at the end of a step, when those that ended in it have left: with answers of 16
-    # tokens a sixteenth of them, so that 16 at the cap look like 15.
+    # vLLM reports running requests after the step, so requests that finish in it are missing: with answers of 16 tokens
+    # a sixteenth of them, so that 16 at the cap look like 15.
     Part("requests_ending_per_step", "$finished_requests / ($engine_steps > 0)", "requests"),
     Part(
         "requests_in_step_peak",
         "round($requests_running_peak + $requests_ending_per_step or $requests_running_peak)",
         "requests",
     ),
-    # vLLM books queue time when a request finishes. Until then Little's law says it by the gauges, where the engine
-    # moves: all the time that was waited in the window is shared by the requests that have got their first token and
-    # those that still wait, and of the time in the server it is the share that the waiting requests have of all.
+    # vLLM records queue time when a request finishes. Until then Little's law gives it from the gauges, if the engine
+    # makes progress: the total queue time in the window is divided by the requests with a first token and those still
+    # waiting; its share of the time in the server is the share of waiting requests.
     Part("output_tokens_rate", "sum by ($by) (rate(vllm:generation_tokens_total[$window]))", "tokens/s"),
     Part("window_seconds", "$output_tokens / ($output_tokens_rate > 0)", "seconds"),
     Part(
@@ -29,9 +51,9 @@ PARTS: tuple[Part, ...] = (
         "sum by ($by) (increase(vllm:request_queue_time_seconds_count[$window]))",
         "requests",
     ),
-    # HTTP counts an answer when it ends, also where the client has hung up, and vLLM counts what it finished. Several
-    # prompts in one HTTP request hide some. Without vLLM's own HTTP server: first tokens of answers that neither were
-    # finished nor run.
+    # HTTP counts a response when it ends, even if the client has disconnected; vLLM counts requests that it finished.
+    # Several prompts in one HTTP request hide some. Without vLLM's own HTTP server: requests with a first token that
+    # are neither finished nor running.
     Part(
         "responses_ok",
         "sum by ($by) (increase(http_requests_total{"
@@ -43,7 +65,7 @@ PARTS: tuple[Part, ...] = (
         'sum by ($by) (increase(vllm:request_success_total{finished_reason!="abort"}[$window]))',
         "requests",
     ),
-    # what a counter grew by between two scrapes of the window: increase() adds what lies outside of them
+    # the growth of a counter between two scrapes of the window: increase() extrapolates beyond them
     Part(
         "first_tokens_seen",
         "sum by ($by) (max_over_time(vllm:time_to_first_token_seconds_count[$window])"
@@ -57,6 +79,25 @@ PARTS: tuple[Part, ...] = (
         "requests",
     ),
     Part("requests_lost", "$first_tokens_seen - $requests_completed_seen - $running_highest", "requests"),
+    # -- the latency SLO
+    Part("ttft_count", "$first_tokens", "requests"),
+    Part("ttft_within_slo", _within("vllm:time_to_first_token_seconds", "$ttft_seconds"), "requests"),
+    Part(
+        "itl_within_slo",
+        f"{_within('vllm:inter_token_latency_seconds', '$itl_seconds')}"
+        f" or {_within('vllm:time_per_output_token_seconds', '$itl_seconds')}",
+        "tokens",
+    ),
+    Part("e2e_count", "sum by ($by) (increase(vllm:e2e_request_latency_seconds_count[$window]))", "requests"),
+    Part("e2e_within_slo", _within("vllm:e2e_request_latency_seconds", "$e2e_seconds"), "requests"),
+    *(Part(f"{name}_burn_rate", _burn_rate(name), "ratio") for name in BUDGETS.values()),
+    Part(
+        "burn_rates",
+        " or ".join(
+            f'label_replace(${name}_burn_rate, "latency", "{latency}", "", "")' for latency, name in BUDGETS.items()
+        ),
+        "ratio",
+    ),
 )
 
 requests_running = Signal(
@@ -156,4 +197,17 @@ replicas_that_run_all = Signal(
     "$requests_in_flight_peak / ($requests_running_mean > 0)",
     "{value} servers like this one run the peak number of requests in flight",
     "replicas",
+)
+
+# -- the latency SLO ---------------------------------------------------------------------------------------------------
+
+error_budget_burn_rate = Signal(
+    "error budget burn rate",
+    # the highest burn rate, if each can be judged: without a bucket at the SLO the result is unknown
+    "max by ($by) ($burn_rates) != 1 and $ttft_within_slo and $itl_within_slo and $e2e_within_slo",
+    "the error budget burns at {value} times the sustainable rate",
+    "ratio",
+    needs="10 responses, of which some are late",
+    culprit_promql="$burn_rates > 1",
+    culprit_label="{latency} burn rate {value}",
 )

@@ -1,30 +1,37 @@
-"""Signals that compare an engine with its peers: all engines, itself included, that serve the same model name.
+"""Signals that compare with peers: an engine with the others of its model, a rank with the others of its engine.
 
-Peers are replicas, or the data-parallel ranks of one replica. A peer counts if it has three samples in the window. Of
-three or more, the median shows what is usual; of two, the other one does.
+The peers of an engine are all engines, itself included, that serve the same model name: replicas, or the data-parallel
+ranks of one replica. A peer counts if it has three samples in the window. With three or more engines the median shows
+what is usual; with two, the other engine does.
 """
 
 from diag.core.incident import Part, Signal
+from diag.core.log_events import SHM_BROADCAST_WAIT
 
 PEERS = "by (model_name)"
-"""Every expression over peers contains this."""
+"""The grouping in every expression over peers."""
+STILL, SPINS = 0.05, 0.8
+"""CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
+SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
+"""Shares of power below which a busy GPU busy-waits."""
 
 
 def _beside_peers(own: str, operator: str, other: str, of_all: str) -> str:
-    """Return an engine's own value, an operator, and the value of the other one of two, or the aggregate of all.
+    """Return an engine's own value, an operator, and the value of the other of two engines, or the aggregate of all.
 
-    `own`, `other` and `of_all` keep the name of the model until they have met.
+    `own`, `other` and `of_all` keep the label of the model until they are joined.
     """
     return f"max by ($by) ({own} {operator} {other} or {own} {operator} on (model_name) group_left () {of_all})"
 
 
 def _of_the_other(each: str) -> Part:
-    """Return the value of the other engine where there are two."""
+    """Return the value of the other engine if there are two."""
     both = f"(sum {PEERS} (${each}) and count {PEERS} (${each}) == 2)"
     return Part(f"{each}_of_the_other", f"-1 * (${each} - on (model_name) group_left () {both})")
 
 
 PARTS: tuple[Part, ...] = (
+    # -- engines
     Part("load_of_model", "$requests_running_mean by ($by, model_name) + $requests_waiting_mean by ($by, model_name)"),
     Part("waiting_of_model", "$requests_waiting_median by ($by, model_name)", "requests"),
     Part("output_tokens_of_model", "$output_tokens by ($by, model_name)", "tokens"),
@@ -35,6 +42,91 @@ PARTS: tuple[Part, ...] = (
     ),
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
     Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests"),
+    # -- workers and GPUs as the ranks of one engine
+    Part("worker_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="worker"}[$window])', "cores"),
+    # the ranks of all engines of a server: a rank is missing if fewer are seen
+    Part(
+        "world_size",
+        "$config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)"
+        " * ($engines_running or 1 + 0 * $config_tensor_parallel_size)",
+        "ranks",
+    ),
+    Part(
+        "serving_gpu_utilisation",
+        "max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window]))"
+        " unless on (instance, gpu) $gpus_not_serving",
+        "share",
+    ),
+    Part("gpu_power_mean", "max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window]))", "watts"),
+    Part("generated_within_an_hour", "sum by (instance) (increase(vllm:generation_tokens_total[1h]))", "tokens"),
+    Part("highest_power_within_an_hour", "max by (instance, gpu) (max_over_time(diag_gpu_power_watts[1h]))", "watts"),
+    # Power as a share of the highest that this GPU drew within an hour with tokens, and of its limit. A small card
+    # draws half of its limit while it busy-waits, and some parts (GB10, Jetson) have no limit: the limit counts only if
+    # the power at work is unknown, and then it can prove only that a rank busy-waits, not that it does not.
+    Part(
+        "power_share_of_work",
+        "$gpu_power_mean / on (instance, gpu)"
+        " ($highest_power_within_an_hour > 0 and on (instance) $generated_within_an_hour > 0)",
+        "share",
+    ),
+    Part(
+        "power_share_of_limit",
+        "$gpu_power_mean / on (instance, gpu)"
+        " (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0)",
+        "share",
+    ),
+    Part(
+        "gpus_busy_waiting",
+        "$serving_gpu_utilisation > 0.9 and on (instance, gpu)"
+        f" ($power_share_of_work < {SPIN_OF_WORK}"
+        f" or on (instance, gpu) (($power_share_of_limit < {SPIN_OF_LIMIT}) unless $power_share_of_work))",
+        "share",
+    ),
+    # GPUs with enough telemetry to decide if they busy-wait
+    Part(
+        "gpus_known_to_wait_or_not",
+        "$serving_gpu_utilisation <= 0.9 or ($serving_gpu_utilisation and on (instance, gpu) $power_share_of_work)",
+        "share",
+    ),
+    Part(
+        "rank_of_gpu",
+        "max by (instance, gpu, rank)"
+        ' (last_over_time(diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)',
+    ),
+    # GPUs that do not busy-wait while another one does
+    Part(
+        "still_gpus",
+        "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
+        "share",
+    ),
+    Part(
+        "still_workers",
+        f"(count by ($by) ($worker_cores < {STILL}) and max by ($by) ($worker_cores) > {SPINS})"
+        " or 0 * (count by ($by) ($worker_cores) >= $world_size)",
+        "ranks",
+    ),
+    Part(
+        "ranks_busy_waiting",
+        "count by ($by) ($gpus_busy_waiting) or 0 * (count by ($by) ($gpus_known_to_wait_or_not) >= $world_size)",
+        "ranks",
+    ),
+    # vLLM repeats the line every 60 s
+    Part(
+        "log_waits_for_a_rank",
+        f"($time_of_{SHM_BROADCAST_WAIT} > bool 0) * (time() - $time_of_{SHM_BROADCAST_WAIT} < bool 120)",
+        "bool",
+    ),
+    Part(
+        "named_still_worker",
+        f"label_replace(($worker_cores < {STILL}) and on (instance) (max by (instance) ($worker_cores) > {SPINS}),"
+        ' "named", "rank $$1", "rank", "(.*)")',
+    ),
+    Part(
+        "named_still_gpu",
+        "label_join(label_replace(label_replace("
+        "$still_gpus * on (instance, gpu) group_left (rank) $rank_of_gpu or on (instance, gpu) $still_gpus"
+        ', "one", "GPU $$1", "gpu", "(.*)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")',
+    ),
 )
 
 load_of_peers = Signal(
@@ -62,7 +154,7 @@ peers_waiting = Signal(
 )
 peers = Signal(
     "engines serving the same model",
-    # the other one of two counts where it generates tokens: a standby is idle on purpose
+    # the other of two engines counts if it generates tokens: a standby is idle on purpose
     _beside_peers(
         "0 * $load_of_model",
         "+",
@@ -100,4 +192,59 @@ requests_stuck_on_all_engines = Signal(
     throughout=True,
     culprit_promql="sum by (instance, engine) ($running_minimum_by_series) > 0",
     culprit_label="engine {engine}",
+)
+
+# -- tensor-parallel ranks ---------------------------------------------------------------------------------------------
+
+WHICH_RANK = "$named_still_worker or $named_still_gpu"
+
+ranks_out_of_step = Signal(
+    "ranks out of step",
+    "($still_workers > 0) or $ranks_busy_waiting or $still_workers",
+    "ranks that stand still while a peer busy-waits, or that busy-wait at low power: {value}",
+    "ranks",
+    culprit_promql=WHICH_RANK,
+    culprit_label="{named}",
+)
+ranks_missing_from_collective = Signal(
+    "ranks missing from a collective",
+    # the log decides if neither processes nor GPUs are observed
+    "$ranks_out_of_step or $log_waits_for_a_rank",
+    "ranks missing from a collective (by processes, GPUs or the log): {value}",
+    "ranks",
+    culprit_promql=WHICH_RANK,
+    culprit_label="{named}",
+)
+ranks = Signal(
+    "tensor-parallel ranks",
+    "$config_tensor_parallel_size"
+    ' or count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="worker"}[$window]))'
+    # an engine without workers computes by itself
+    ' or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])) + 1',
+    "tensor-parallel ranks: {value}",
+    "ranks",
+)
+half_of_the_ranks = Signal(
+    "half of the tensor-parallel ranks",
+    "$config_tensor_parallel_size / 2",
+    "half of the tensor-parallel ranks: {value}",
+    "ranks",
+)
+odd_ranks = Signal(
+    "tensor-parallel ranks left over by halving",
+    "$config_tensor_parallel_size % 2",
+    "tensor-parallel ranks left over by halving: {value}",
+    "ranks",
+)
+twice_the_stages = Signal(
+    "twice the pipeline-parallel stages",
+    "2 * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)",
+    "twice the pipeline-parallel stages: {value}",
+    "stages",
+)
+log_waits = Signal(
+    "shm_broadcast_wait in the log",
+    "$log_waits_for_a_rank",
+    "the log reports a rank waiting for another one: {value}",
+    "bool",
 )

@@ -29,13 +29,13 @@ PARTS: tuple[Part, ...] = (
     Part("itl_median", f"{_median(ITL[0])} or {_median(ITL[1])}", "seconds"),
     Part("itl_within_freeze_seconds", _itl_within(FREEZE), "tokens"),
     *(Part(f"itl_within_{_name(above)}", _itl_within(edge(f"{above:g}")), "tokens") for above in PAUSE_EDGES),
-    # 0 where the server lacks the edge
+    # 0 if the server lacks the edge
     *(
         Part(f"pauses_over_{_name(above)}", f"$itl_count - ($itl_within_{_name(above)} or $itl_count)", "pauses")
         for above in PAUSE_EDGES
     ),
-    # As the histogram bounds it from below: each pause lasted at least freeze_seconds, and from each further edge below
-    # it to the next one. Weighted by time, and without finished requests: in the worst case none finishes.
+    # The lower bound of the histogram: each pause lasted at least freeze_seconds, and also from each further edge below
+    # it to the next one. Weighted by time, not by finished requests: in the worst case none finishes.
     *(
         Part(
             f"pause_time_up_to_{_name(above)}",
@@ -51,7 +51,7 @@ PARTS: tuple[Part, ...] = (
         ),
         "seconds",
     ),
-    # -- prefills: vLLM books the tokens of a prompt at its first token, its length and prefill time when it finishes
+    # -- prefills: vLLM counts a prompt's tokens at its first token, its length and prefill time when it finishes
     Part(
         "kv_cache_usage_growth",
         "sum by ($by) (delta(vllm:kv_cache_usage_perc[$window]))"
@@ -90,7 +90,7 @@ PARTS: tuple[Part, ...] = (
     Part("long_prefills_done", "$prefills_over_freeze_seconds * ($prompts_over_500_tokens > bool 0)", "requests"),
     Part("long_prefills_begun", "($prompt_tokens >= bool 500 * $first_tokens) * $late_first_tokens", "requests"),
     Part("long_prefill_in_progress", "$unbooked_prompt_tokens >= bool 500", "bool"),
-    # Long prompts that take long as a rule, or one that takes KV cache now: a stall hits a prefill now and then only.
+    # Long prompts usually take long, or one takes KV cache now: a stall rarely coincides with a prefill.
     Part(
         "long_prompts_take_long",
         "($long_prefills_done + $long_prefills_begun > bool 0)"
@@ -109,7 +109,7 @@ PARTS: tuple[Part, ...] = (
         "sum by ($by) (increase(vllm:request_prefill_kv_computed_tokens_sum[$window])) or $finished_prompt_tokens",
         "tokens",
     ),
-    # While no long prompt has finished, what the KV cache takes of one in the time that its streams wait for tokens.
+    # While no long prompt has finished: the growth of the KV cache by a prompt while streams wait for tokens.
     Part(
         "prefill_rate",
         "$prefilled_tokens / (sum by ($by) (increase(vllm:request_prefill_time_seconds_sum[$window])) > 0)"
@@ -133,7 +133,7 @@ stream_pauses_per_request = Signal(
 )
 typical_decode_share = Signal(
     "decode time at typical ITL",
-    # where each step prefills much, the typical latency is that of a prefill
+    # if each step prefills many tokens, the typical latency is that of a prefill
     "$itl_median * $itl_count / ($itl_sum > 0) * ($tokens_prefilled_per_step < bool 500)",
     "{value} of decode time is spent at a typical inter-token latency that is not that of prefills",
     "share",
@@ -184,14 +184,14 @@ tokens_prefilled_within_pause = Signal(
 )
 tokens_of_one_prompt_within_pause = Signal(
     "tokens of one prompt in 60 % of freeze_seconds",
-    # concurrent prefills share a step: each gets its part of the tokens
+    # concurrent prefills share the tokens of a step
     f"${tokens_prefilled_within_pause.id} / (1 + $prefills_at_a_time)",
     "{value} tokens of each concurrent prompt are prefilled in 60 % of freeze_seconds",
     "tokens",
 )
 threshold_share_of_step = Signal(
     "proposed threshold / --max-num-batched-tokens",
-    # 256 is the minimum that is proposed; where the token budget is not known, the fix is not ruled out
+    # 256 is the lowest proposed value; if the token budget is unknown, the fix is not ruled out
     f"clamp_min(${tokens_of_one_prompt_within_pause.id}, 256) / on (instance) group_left ()"
     f" $config_max_num_batched_tokens or 0 * ${tokens_of_one_prompt_within_pause.id}",
     "the proposed threshold is {value} of a step's token budget",

@@ -1,12 +1,12 @@
-"""Signals of the host's memory and CPU time, as a server's processes and its cgroup have them."""
+"""Signals of the host's memory and CPU time for a server's processes and its cgroup, and of device faults."""
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
 from diag.knowledge.signals.forward_progress import SOON, any_of
-from diag.knowledge.signals.host import EVENT_TIME, event_time
+from diag.knowledge.signals.log import EVENT_TIME, event_time
 
 LATE = 0.25
-"""Seconds between two tokens: slower than people read."""
+"""Seconds between two tokens: slower than reading speed."""
 PARTS: tuple[Part, ...] = (
     # -- memory
     Part("host_memory", "max by ($by) (last_over_time(diag_host_memory_used_bytes[$window]))", "bytes"),
@@ -17,9 +17,9 @@ PARTS: tuple[Part, ...] = (
         " and count_over_time(diag_host_memory_used_bytes[5m]) >= 5)",
         "bytes/s",
     ),
-    # Use that goes up and down is no growth, whatever the slope of a line through it, and neither is one large
-    # allocation. The limit is the same throughout: another one would look like growth. (VictoriaMetrics counts the
-    # first sample as a change, so changes() cannot say that there was none.)
+    # Usage that rises and falls is no growth, whatever its slope, and neither is one large allocation. The limit must
+    # be constant: a changed limit would look like growth. (VictoriaMetrics counts the first sample as a change, so
+    # changes() cannot prove that there was none.)
     Part("host_memory_changes", "max by ($by) (changes(diag_host_memory_used_bytes[5m]))", "changes"),
     Part(
         "host_memory_grows_steadily",
@@ -67,16 +67,16 @@ PARTS: tuple[Part, ...] = (
         "cpu_pressure_mean", 'max by ($by) (avg_over_time(diag_host_pressure_ratio{resource="cpu"}[$window]))', "share"
     ),
     Part("cpu_throttled_share", "max by ($by) (rate(diag_host_cpu_throttled_seconds_total[$window]))", "share"),
-    # how much of a period is lost is not counted: where the seconds are known, they say more
+    # the lost part of a period is not counted: throttled seconds are preferred if they are exported
     Part(
         "cpu_throttled_periods",
         "clamp_max(max by ($by) (rate(diag_host_cpu_throttled_periods_total[$window]))"
         " / (max by ($by) (rate(diag_host_cpu_periods_total[$window])) > 0), 1)",
         "share",
     ),
-    # What waits need not miss anything: two ranks that spin on two cores waited for 84 % of the time and served well,
-    # and pressure of 95 % was measured on a host whose server had all that it needed. So it counts where tokens are
-    # late as well, or where a quota stops the server for most of the time.
+    # CPU wait alone is harmless: two ranks that spin on two cores waited for 84 % of the time and served well, and a
+    # pressure of 95 % was measured on a host whose server lacked nothing. So it counts only if tokens are late as well,
+    # or if a quota stops the server for most of the time.
     Part("engine_steps_rate", "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))", "1/s"),
     Part(
         "tokens_late",
@@ -101,8 +101,7 @@ PARTS: tuple[Part, ...] = (
         f" * (1 - ${ENGINE_START_FAILED}_since_start)",
         "bool",
     ),
-    # errors of the program that the driver reports; another program on the GPU may have caused one where this server
-    # lives
+    # Xid errors caused by a program; if this server is alive, another program on the GPU may have caused them
     Part(
         "engine_gone",
         any_of(page="$page_silent", log="$death_of_the_engine_in_the_log", process="$no_engine_process"),
@@ -132,7 +131,7 @@ host_memory_time_left = Signal(
 )
 host_memory_ends = Signal(
     "host memory running out",
-    # nearly full, and too few samples to say whether it grows: nobody knows
+    # nearly full, with too few samples to judge the growth: unknown
     "($host_memory_ends > 0) or ($host_memory_ends unless (($host_memory_fill > 0.9) unless $host_memory_growth))",
     "memory is used up within a quarter of an hour at its present growth, or the kernel has killed for lack of it:"
     " {value}",
@@ -171,7 +170,7 @@ cpu_pressure = Signal(
 )
 cpu_throttled = Signal(
     "CPU throttling",
-    # the kernel adds up what each CPU of the group has lost
+    # the kernel sums the throttled time of all CPUs of the cgroup
     "clamp_max($cpu_throttled_share, 1) or $cpu_throttled_periods",
     "the CPU quota stops the server's cgroup for {value} of the time, or of the periods",
     "share",

@@ -1,7 +1,7 @@
 """Signals of the running configuration and of the memory that it leaves free, from which fixes are computed."""
 
 from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import CONFIG, RUNNING, configured
+from diag.knowledge.signals.expressions import RUNNING, setting_value
 from diag.knowledge.signals.kv_cache import cache_config_has
 
 PARTS: tuple[Part, ...] = (
@@ -23,20 +23,16 @@ most_sequences = Signal(
 )
 
 
-def _value(setting: str) -> str:
-    return f"$config_{setting}" if setting in CONFIG else configured(setting)
-
-
 def running_value(flag: str) -> Signal:
-    """The running value of a flag, for a fix that depends on it."""
+    """Return the running value of a flag, for a fix that depends on it."""
     name = f"--{flag.replace('_', '-')}"
-    return Signal(name, _value(flag), f"{name} is {{value}}")
+    return Signal(name, setting_value(flag), f"{name} is {{value}}")
 
 
 def unless_unset(setting: str) -> Signal:
-    """The value of a KV cache setting, and 0 where vLLM exports that it is not set."""
+    """Return the value of a KV cache setting, 0 if vLLM exports that it is not set."""
     unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
-    return running_value(setting)._replace(promql=f"{_value(setting)} or {unset}")
+    return running_value(setting)._replace(promql=f"{setting_value(setting)} or {unset}")
 
 
 kv_cache_is_fp8 = Signal(
@@ -100,7 +96,7 @@ twice_the_token_budget = Signal(
 )
 longest_that_is_admitted = Signal(
     "tokens that the KV cache holds at most",
-    # one block holds nothing: vLLM keeps it for what sliding windows have left behind
+    # vLLM keeps one block empty, for blocks that sliding windows no longer need
     "$config_kv_cache_size_tokens - ($config_block_size or 0 * $config_kv_cache_size_tokens)",
     "an empty KV cache holds {value} tokens of one request",
     "tokens",

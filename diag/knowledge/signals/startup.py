@@ -1,17 +1,17 @@
-"""Signals of a start: its phases, how long they take, and whether it is under way, has failed or fails again."""
+"""Signals of a start: its phases, their durations, and whether it is in progress, has failed or fails repeatedly."""
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import CUDA_GRAPH_CAPTURE, ENGINE_START_FAILED, NO_START_FAILURE, STARTING, STARTUP_PHASES
-from diag.knowledge.signals.host import EVENT_TIME
+from diag.knowledge.signals.log import EVENT_TIME
 
 PHASE = "diag_vllm_startup_phase"
 SPENT = "diag_vllm_startup_phase_seconds"
 IS_STARTING = f'phase=~"{"|".join(STARTING)}"'
 LOADING = 'phase="load_weights"'
 LONGEST_SILENCE = 3600
-"""Seconds without a line after which nothing starts any more; kernels were compiled for 2,219 s (vllm#34399)."""
+"""Seconds without a log line after which a start is over; kernels were compiled for 2,219 s (vllm#34399)."""
 NO_LINE_YET = 600
-"""Seconds for which a server process that has shown nothing yet is starting: VLLM_ENGINE_READY_TIMEOUT_S."""
+"""Seconds for which a server process without any output is starting: VLLM_ENGINE_READY_TIMEOUT_S."""
 
 PARTS: tuple[Part, ...] = (
     Part("in_starting_phase", f"max by ($by) (last_over_time({PHASE}{{{IS_STARTING}}}[$window]))", "bool"),
@@ -22,7 +22,7 @@ PARTS: tuple[Part, ...] = (
         f" * (($time_of_{ENGINE_START_FAILED} - $last_startup_progress) >= bool 0) * (1 - $vllm_up)",
         "bool",
     ),
-    # a zombie has ended: it keeps its CPU time until its parent asks for it
+    # a zombie has ended: it keeps its CPU time until its parent reads its exit status
     Part("zombies", 'last_over_time(diag_vllm_process_state{state="zombie"}[$window]) == 1', "processes"),
     Part("scraped", "0 * $up_last", "bool"),
     Part(
@@ -30,8 +30,8 @@ PARTS: tuple[Part, ...] = (
         "max by ($by) (last_over_time(diag_vllm_process_start_time_seconds[$window]))",
         "unix time",
     ),
-    # No process is left only where the collector has seen some: it goes on counting the roles that it saw, and may
-    # never see the processes of another container.
+    # No process is left only if the collector has seen some: it keeps counting the roles that it saw, and may never see
+    # the processes of another container.
     Part("no_process_left", "sum by ($by) (last_over_time(diag_vllm_processes[$window])) <= 0", "processes"),
     Part(
         "processes_seen_today", "count by ($by) (count_over_time(diag_vllm_process_start_time_seconds[1d]))", "series"

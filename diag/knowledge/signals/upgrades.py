@@ -1,9 +1,9 @@
-"""Signals of an upgrade of vLLM: whether there was one, and how fast the server is at the same load as before it.
+"""Signals of an upgrade of vLLM: its presence, and the speed at the same load before and after it.
 
 A quarter of an hour now is compared with one some time ago, when another release ran. ITL grows at most in proportion
-to the requests that share a step, so its ratio is divided by how many more run now, on average or at the peak: what is
-left is not the load. Where requests wait, the server generates as much as it can; where it once generated more, it
-could do more. Times whose requests were longer or less cached are not compared.
+to the requests that share a step, so its ratio is divided by how many more run now, on average or at the peak: the
+rest is not due to load. While requests wait, the server generates at its capacity; if it once generated more, its
+capacity was higher. Times whose requests were longer or less cached are not compared.
 """
 
 from collections.abc import Iterator
@@ -12,29 +12,29 @@ from diag.core.incident import Part, Signal
 
 SPAN = "15m"
 AGO = ("1h", "1d")
-"""When to look back to: an hour ago the load is like now's; a day ago it was the same time of day."""
+"""Offsets of the comparison: an hour ago the load is similar; a day ago it was the same time of day."""
 INFO = 'diag_vllm_info{version!=""}'
 MOST_LONGER = 1.33
 """Mean lengths of two times of one load differ by up to 1.07 (kv_cascade, kv_cascade_base)."""
 MOST_REQUESTS = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy)."""
 FEWEST_TOKENS, FEWEST_REQUESTS = 1000, 10
-"""In either quarter of an hour, below which single requests decide (judged)."""
+"""In either quarter of an hour; below them single requests decide (judged)."""
 SPEEDS = {"slower_decode": "ITL", "lower_throughput": "time per output token of the whole server"}
-"""How speed is measured: the names of the parts, and what a report calls them."""
+"""Measures of speed: the names of the parts, and their names in a report."""
 
 
 def _change(part: str, ago: str) -> str:
-    """Return a part as a multiple of what it was so long ago."""
+    """Return a part as a multiple of its value at the offset `ago`."""
     return f"${part}[{SPAN}] / (${part}[{SPAN}] offset {ago} > 0)"
 
 
 def _since(ago: str) -> Iterator[Part]:
-    """Yield the parts that compare the last quarter of an hour with the one that ended so long ago."""
+    """Yield the parts that compare the last quarter of an hour with the one that ended at the offset `ago`."""
     yield Part(
         f"upgraded_within_{ago}",
-        # one series, of the new release, where each time saw one release and these differ; caches are cold and kernels
-        # are compiled in the first minutes of a release
+        # one series, of the new release, if both times have one release each and these differ; caches are cold and
+        # kernels are compiled in the first minutes of a release
         f"($release[{SPAN}] and on (instance, version) $release[5m] offset 20m and on (instance)"
         f" ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)"
         f" (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))"
@@ -43,7 +43,7 @@ def _since(ago: str) -> Iterator[Part]:
     )
     yield Part(f"running_growth_since_{ago}", _change("running_average", ago), "ratio")
     yield Part(f"peak_growth_since_{ago}", _change("running_highest", ago), "ratio")
-    # by which factor ITL grew beyond what more requests in a step explain; of many more it cannot be told
+    # growth of ITL beyond what more requests in a step explain; unknown if there are many more
     yield Part(
         f"slower_decode_since_{ago}",
         f"{_change('seconds_per_token', ago)}"
@@ -51,7 +51,7 @@ def _since(ago: str) -> Iterator[Part]:
         f" <= {MOST_REQUESTS})",
         "ratio",
     )
-    # by which factor tokens/s fell at least: requests wait all the time, so that the server does what it can
+    # the least factor by which tokens/s fell: requests wait all the time, so that the server runs at capacity
     yield Part(
         f"lower_throughput_since_{ago}",
         f"$output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1",
@@ -89,7 +89,7 @@ PARTS: tuple[Part, ...] = (
     *(part for ago in AGO for part in _since(ago)),
     Part("upgraded_release", " or ".join(f"$upgraded_within_{ago}" for ago in AGO), "series"),
     Part("slower_speeds", " or ".join(f"$slower_since_{ago}" for ago in AGO), "ratio"),
-    # without a restart there was no upgrade, also where no exporter names the release
+    # without a restart there was no upgrade, even if no exporter names the release
     Part("not_restarted", "0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)", "bool"),
     Part("flag_values", "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"),
     Part(

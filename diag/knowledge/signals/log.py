@@ -1,6 +1,6 @@
 """Signals of a server's log: events, errors, settings, and the numbers of an out-of-memory error.
 
-The metrics are described in docs/metrics.md. Where a whole family is missing, its signals are missing too.
+The metrics are described in docs/metrics.md. If a whole family is missing, its signals are missing too.
 """
 
 from diag.core.incident import Condition, Part, Signal, judged
@@ -16,14 +16,14 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
 )
-from diag.knowledge.signals.expressions import CONFIG, configured
+from diag.knowledge.signals.expressions import setting_value
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 HEARSAY_TIME = "diag_vllm_log_hearsay_timestamp_seconds"
 LOG_ERROR = "diag_vllm_log_error_timestamp_seconds"
 RECENT = "5m"
 SINCE_START = ("engine_death", ENGINE_START_FAILED, SCHEDULER_PAUSED, SHUT_DOWN, WORKER_DIED)
-"""The events that mean something only until the next start, each as the part `NAME_since_start`."""
+"""Events that matter until the next start, each as the part `NAME_since_start`."""
 
 
 def event_time(*events: str) -> str:
@@ -37,12 +37,12 @@ def log_value(event: str, field: str) -> str:
 
 
 def since_start(name: str) -> str:
-    """Return 1 where the event of the part time_of_NAME was logged and nothing has started since, else 0."""
+    """Return 1 if the event of the part time_of_NAME was logged and nothing has started since, else 0."""
     return f"($time_of_{name} > bool 0) * ($time_of_{name} >= bool $last_startup_progress)"
 
 
 def recently(name: str) -> str:
-    """Return 1 where the event of the part time_of_NAME was logged recently, or ended a start that was the last one."""
+    """Return 1 if the event of the part time_of_NAME was logged recently, or ended the last start."""
     return (
         f"($time_of_{name} > bool 0) * clamp_max((time() - $time_of_{name} < bool 300)"
         f" + ($time_of_{name} >= bool $last_startup_progress) * (1 - $vllm_up), 1)"
@@ -80,8 +80,8 @@ not_quoted = Signal(
 
 
 def not_set(flag: str) -> Condition:
-    """The switch is off or the setting is not given; where no source knows, the default (off) is assumed."""
-    off = f"(1 - ({_value(flag)})) or 0 * $vllm_up by (instance) + 1"
+    """Return the condition that a switch is off or a setting not given; without a source, the default (off) holds."""
+    off = f"(1 - ({setting_value(flag)})) or 0 * $vllm_up by (instance) + 1"
     name = f"--{flag.replace('_', '-')} not set"
     return Signal(name, off, "the flag is not set: {value}", "bool").at_least(
         1, judged("a flag that is set already is not proposed")
@@ -89,14 +89,10 @@ def not_set(flag: str) -> Condition:
 
 
 def given(flag: str) -> Condition:
-    """The setting is given; where no source knows, the default (not given) is assumed."""
-    on = f"({_value(flag)} > bool 0) or 0 * $vllm_up by (instance)"
+    """Return the condition that a setting is given; without a source, the default (not given) holds."""
+    on = f"({setting_value(flag)} > bool 0) or 0 * $vllm_up by (instance)"
     name = f"--{flag.replace('_', '-')} set"
     return Signal(name, on, "the flag is set: {value}", "bool").at_least(1, judged("what is not set cannot be removed"))
-
-
-def _value(flag: str) -> str:
-    return f"$config_{flag}" if flag in CONFIG else configured(flag)
 
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
@@ -112,7 +108,7 @@ out_of_memory = Signal(
 
 
 def logged(event: str) -> Signal:
-    """Return whether an out-of-memory event was logged, for a fix that depends on it."""
+    """Return the signal that an out-of-memory event was logged, for a fix that depends on it."""
     return Signal(f"{event} in the log", recently(event), f"the log reports {event}: {{value}}", "bool")
 
 

@@ -1,1 +1,0 @@
-"""Grafana as it is written: panels and pages. The only folder that imports grafanalib."""

@@ -1,0 +1,277 @@
+"""Reference pages: docs/lint-rules.md, docs/metrics.md, and the page of a lint rule or a signal for `diag explain`."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from diag.artefacts.names import GENERATED_MARK, claim
+from diag.core.contract import Contract
+from diag.core.formatting import listed, quantity
+from diag.core.incident import Incident, Part, Signal, regroup
+from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
+from diag.core.metric_families import FAMILIES, LABELS
+from diag.knowledge.formulas import formula
+from diag.knowledge.rule_set import rule_set
+from diag.knowledge.signals import DECLARED
+from diag.lint.rule import LintRule
+from diag.lint.rules import RULES
+from diag.lint.target import LintTarget
+from diag.promql import Formula, metric_names, parse, pretty
+from diag.report.settings import finding_lines
+from diag.vllm.command.parse import read
+
+# -- lint rules
+
+_FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*(?:=\w+)?")
+_SEVERITIES = {
+    "error": "vLLM does not start with it",
+    "warning": "vLLM starts, and something has no effect or does harm",
+    "info": "worth considering",
+}
+
+
+def lint_rule_page(rule: LintRule) -> str:
+    """Return the page of a lint rule: what it finds, why it matters, an example, the fix, how to ignore it.
+
+    The example is followed by the output of `diag lint`, unless it needs more than the command.
+    """
+    version = rule.example.version
+    where, output = "", ""
+    if rule.example.requires:
+        where = f", where {rule.example.requires}"
+    else:
+        findings = rule.findings(LintTarget(read(rule.example.command, version=version), version))
+        lines = "\n".join(line.rstrip() for finding in findings for line in finding_lines(finding))
+        output = f"\n\n```text\n{lines}\n```" if lines else ""
+    return f"""# {rule.id}: {_marked(rule.title)}
+
+Severity: {rule.severity} ({_SEVERITIES[rule.severity]}).
+
+## What it finds
+
+{_sentence(rule.finds)}
+
+## Why it matters
+
+{_sentence(rule.why)}
+
+## Example
+
+With vLLM {version}{where}:
+
+```sh
+{rule.example.command}
+```{output}
+
+## How to fix it
+
+{_sentence(rule.fix)}
+
+## How to ignore it
+
+`diag lint --ignore {rule.id}`, or for every run in `diag.toml`:
+
+```toml
+[lint]
+ignore = ["{rule.id}"]
+```
+"""
+
+
+def lint_rule_reference() -> str:
+    """Return docs/lint-rules.md: a table of all rules, and the page of each."""
+    rows = "\n".join(
+        f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_marked(rule.title)} |" for rule in RULES.values()
+    )
+    pages = []
+    for rule in RULES.values():
+        text = lint_rule_page(rule).replace("\n## ", "\n**").splitlines()
+        body = [f"{line}**" if line.startswith("**") else line for line in text[1:]]
+        pages.append("\n".join([f"## {rule.id}", *body]) + "\n")  # the id alone: the links of the table name it
+    sections = "\n".join(pages)
+    return f"""<!-- {GENERATED_MARK} -->
+
+# Lint rules
+
+`diag lint` checks the command that launches vLLM against these {len(RULES)} rules. An error: {_SEVERITIES["error"]}. A
+warning: {_SEVERITIES["warning"]}. An info: {_SEVERITIES["info"]}.
+
+| rule | severity | finds |
+|---|---|---|
+{rows}
+
+{sections}"""
+
+
+def _sentence(text: str) -> str:
+    return _marked(text if text.endswith(".") else f"{text}.")
+
+
+def _marked(text: str) -> str:
+    """Mark each flag in Markdown as code: elsewhere two dashes become one."""
+    parts = text.split("`")
+    return "`".join(part if at % 2 else _FLAG.sub(r"`\g<0>`", part) for at, part in enumerate(parts))
+
+
+# -- signals
+
+_PLACEHOLDER = re.compile(r"\$(\w+)")
+
+
+def declared(incidents: Iterable[Incident]) -> dict[str, Part | Signal]:
+    """Return every signal and part by its id: the built-in ones, and those that only an incident declares."""
+    own = {condition.signal.id: condition.signal for incident in incidents for condition in incident.every_condition}
+    return {**own, **DECLARED}
+
+
+def signal_page(asked: Part | Signal, incidents: Sequence[Incident], contract: Contract) -> str:
+    """Return the definition of a signal or a part, in Markdown."""
+    users = [
+        incident for incident in incidents if any(found.signal.id == asked.id for found in incident.every_condition)
+    ]
+    per, window = (users[0].per, users[0].windows[0]) if users else (("instance", "engine"), "5m")
+    found = formula(asked, per, window, contract)
+    series = rule_set(incidents, contract).series
+    unit = asked.unit or "none"
+    parts = dict.fromkeys(name for name in _PLACEHOLDER.findall(asked.promql) if name in DECLARED)
+    uses = []
+    for incident in users:
+        claims = (claim(used, contract) for used in incident.every_condition if used.signal.id == asked.id)
+        uses.append(f"- incident `{incident.id}`: {'; '.join(dict.fromkeys(claims))}")
+    readers = (other for other in DECLARED.values() if asked.id in _PLACEHOLDER.findall(other.promql))
+    uses += [f"- `{other.id}`" for other in readers if other.id != asked.id]
+    sections = {
+        "Formula": ["```promql", asked.promql, "```"],
+        "Parts": [f"- `${name}`: `{DECLARED[name].promql}`" for name in parts],
+        "Used by": uses or ["nothing"],
+        f"Over {window} per {' and '.join(per)}": [
+            *([f"Recorded as `{series[found.name]}`.", ""] if found.name in series else []),
+            "```promql",
+            *_definitions(found, contract),
+            "```",
+        ],
+    }
+    sentence = f" {asked.sentence.format(value='`<value>`')}." if isinstance(asked, Signal) else ""
+    head = f"# {asked.name}\n\n*{GENERATED_MARK}.* Id `{asked.id}`, unit: {unit}.{sentence}\n"
+    return head + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
+
+
+def _definitions(found: Formula, contract: Contract) -> list[str]:
+    """Return the formula over named series, and before it the definition of each of them."""
+    definitions: dict[str, Formula] = {}
+
+    def collect(part: Formula) -> None:
+        for inner in part.parts.values():
+            collect(inner)
+        definitions[part.name] = part
+
+    collect(found)
+    texts: Mapping[str, str] = {name: regroup(part.text, contract.site.labels) for name, part in definitions.items()}
+    return [line for name, text in texts.items() for line in (f"# {name}", *pretty(text).splitlines())]
+
+
+# -- metrics of the exporter
+
+SECTIONS = {
+    "diag_vllm_startup_": "Start-up of vLLM, from its log",
+    "diag_vllm_log_": "Log of vLLM",
+    "diag_vllm_process_": "Processes of vLLM",
+    "diag_vllm_": "vLLM server",
+    "diag_probe_": "Probe request (with `--probe`)",
+    "diag_gpu_": "GPUs",
+    "diag_": "The exporter itself",
+}
+"""Sections by the prefix of a metric: the first one that matches."""
+UNITS = {
+    "_timestamp_seconds": "Unix time in seconds",
+    "_bytes_per_second": "bytes/s",
+    "_cpu_seconds": "CPU seconds",
+    "_seconds": "seconds",
+    "_bytes": "bytes",
+    "_celsius": "°C",
+    "_hertz": "Hz",
+    "_watts": "W",
+    "_joules": "J",
+    "_ratio": "share (0 to 1)",
+    "_info": "always 1",
+}
+"""Units by the end of a metric's name without `_total`."""
+INTRODUCTION = f"""\
+# Metrics of the exporter
+
+*{GENERATED_MARK}.* `diag exporter` serves these metrics beside vLLM's own, which it passes through unchanged.
+
+A value that the exporter cannot know has no sample; it is never written as 0, -1 or NaN. The last two columns name
+signals and incidents that read a metric; `diag explain INCIDENT` prints the runbook of an incident.
+"""
+BY_THE_DOCTOR = "`diag doctor` reads it to describe a server."
+DESCRIBED_BELOW = {"event": "a log event, see below", "field": "a field of a log event", "phase": "a phase, see below"}
+
+
+def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str]) -> str:
+    """Return docs/metrics.md: a table of metrics per section, then the values of labels.
+
+    `dashboards` are their texts by file.
+    """
+    readers = _readers(incidents)
+    sections: dict[str, list[tuple[str, ...]]] = {}
+    for name, family in FAMILIES.items():
+        section = next(title for prefix, title in SECTIONS.items() if name.startswith(prefix))
+        signals = sorted({signal.name for signal, _ in readers.get(name, [])})
+        users = sorted({incident.id for _, incident in readers.get(name, [])})
+        use = ", ".join(f"`{incident}`" for incident in users)
+        # in the text of a dashboard the name of a metric is followed by its matchers
+        shown = [file for file, text in dashboards.items() if f"{name}{{" in text]
+        if shown and not use:
+            pages = (file.removeprefix("dashboards/").removesuffix(".json") for file in shown)
+            use = f"dashboards: {', '.join(pages)}"
+        stem = name.removesuffix("_total")
+        unit = next((unit for suffix, unit in UNITS.items() if stem.endswith(suffix)), "")
+        if not unit and family.kind == "counter":
+            unit = "count"
+        cells = (
+            f"`{name}`",
+            family.kind,
+            ", ".join(f"`{label}`" for label in family.labels),
+            unit,
+            family.help,
+            listed(signals, "; "),
+            use or family.unread or BY_THE_DOCTOR,
+        )
+        sections.setdefault(section, []).append(cells)
+    columns = ("metric", "type", "labels", "unit", "meaning", "signals", "incidents, or what it is for")
+    tables = [_table(title, columns, rows) for title, rows in sections.items()]
+    labels = [(f"`{name}`", DESCRIBED_BELOW.get(name, meaning)) for name, meaning in LABELS.items()]
+    phases = [
+        (f"`{phase.name}`", phase.meaning, quantity(phase.usual_seconds, "seconds") if phase.usual_seconds else "")
+        for phase in STARTUP_PHASES
+    ]
+    events = [(f"`{event.name}`", event.meaning, ", ".join(event.fields)) for event in LOG_EVENTS]
+    tables += [
+        _table("Labels", ("label", "value"), labels),
+        _table("Start-up phases (label `phase`)", ("phase", "meaning", "takes at most, as reported"), phases),
+        _table("Log events (label `event`)", ("event", "meaning", "fields of `diag_vllm_log_value`"), events),
+    ]
+    return INTRODUCTION + "".join(tables)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return f"\n## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _readers(incidents: Sequence[Incident]) -> dict[str, list[tuple[Signal, Incident]]]:
+    """Return the signals and incidents that read a metric, by its name: for conditions, and to compute fixes."""
+    found: dict[str, list[tuple[Signal, Incident]]] = {}
+    for incident in incidents:
+        conditions = [*incident.every_condition, *(look.refuted_by for look in incident.looks_like if look.refuted_by)]
+        read = [condition.signal for condition in conditions]
+        for fix in incident.fixes:
+            read += [*fix.signals, *(condition.signal for condition in (*fix.only_if, *fix.expects))]
+        if incident.quotes:
+            read.append(incident.quotes)
+        for signal in dict.fromkeys(read):
+            texts = (signal.promql, signal.culprit_promql)
+            formulas = [formula(text, ("instance",), "5m", Contract()) for text in texts if text]
+            for name in {name for read_formula in formulas for name in metric_names(parse(read_formula))}:
+                found.setdefault(name, []).append((signal, incident))
+    return found
