@@ -7,8 +7,7 @@ from typing import Any
 from diag import __version__
 from diag.core.formatting import number, quantity
 from diag.diagnosis.proposals import Proposal, written
-from diag.ramp.analysis import Ramp
-from diag.ramp.candidates import BoundBy
+from diag.ramp.analysis import BoundBy, Ramp
 from diag.ramp.plan import holds
 from diag.ramp.step import SLOS, ClientResult, Latency, Step
 from diag.report.layout import labelled, paragraph, table

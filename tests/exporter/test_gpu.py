@@ -15,7 +15,7 @@ from support.scripted_nvml import GIB, H100, LOST, T4
 from diag.core.throttle_reasons import THROTTLE_REASONS
 from diag.exporter.gpu import collector, nvml, xid
 from diag.exporter.gpu.collector import GpuCollector
-from diag.exporter.process.ownership import Owner
+from diag.exporter.process.server import Owner
 
 Script = Callable[..., None]
 

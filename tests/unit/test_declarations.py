@@ -17,7 +17,7 @@ from diag.core.metric_families import FAMILIES, LABELS
 from diag.core.startup_phases import STARTUP_PHASES
 from diag.diagnosis import telemetry_checks
 from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
-from diag.exporter.process.cgroup import EVENTS
+from diag.exporter.process.kernel import EVENTS
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Expression, parse

@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
-from diag.exporter.process.cgroup import ControlGroup, control_group
-from diag.exporter.process.kernel_log import last_vllm_kill
-from diag.exporter.process.ownership import Owner, axis_sizes, owners_of
-from diag.exporter.process.server import ServerProcess, find_server
+from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
+from diag.exporter.process.server import Owner, ServerProcess, axis_sizes, find_server, owners_of
 from diag.exporter.process.table import (
     HALTED,
     ProcessEntry,

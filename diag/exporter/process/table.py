@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from diag.exporter.process.kernel_file import read
+from diag.exporter.process.kernel import read
 
 VMSTAT = "vmstat"
 YOUNG = 600.0
