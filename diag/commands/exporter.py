@@ -15,9 +15,8 @@ from diag.core.formatting import quantity
 from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
 from diag.exporter.collector_thread import CollectorThread
-from diag.exporter.host import host_collectors
 from diag.exporter.log.tail import STDIN, parse_timezone
-from diag.exporter.page import HostPage
+from diag.exporter.page import HostPage, host_collectors
 from diag.exporter.vllm_page import PageScraper, server
 from diag.http.address import parse
 from diag.http.vllm_server import Probe

@@ -186,8 +186,8 @@ def scrape_plan(
 
 def _local_pages(options: ObserveOptions, server: "VllmServer") -> "JoinedPages | None":
     """GPUs, processes and log of a server on this host, or of the one whose log was named."""
-    from diag.exporter.host import host_collectors
     from diag.exporter.log.tail import parse_timezone
+    from diag.exporter.page import host_collectors
     from diag.http.address import is_here
     from diag.sources.live.joined_pages import JoinedPages
 

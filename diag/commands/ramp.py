@@ -22,11 +22,9 @@ from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
 from diag.ramp import results
 from diag.ramp.analysis import Circumstances, Ramp, conclude
-from diag.ramp.generator import Generator, environment
-from diag.ramp.plan import Limits
-from diag.ramp.run import RampRun, between
+from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
+from diag.ramp.run import Generator, RampRun, between, environment
 from diag.ramp.step import Offer, Step, measure, of_client
-from diag.ramp.traffic import RequestLengths, own_traffic, request_lengths
 from diag.report import ramp as text
 from diag.report.terminal import StepsBar, steps_bar
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundWatch, Watch

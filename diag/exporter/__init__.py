@@ -1,5 +1,5 @@
-"""What stands beside a vLLM server on its host: GPUs, log and processes, as samples; and the page that joins them."""
+"""Samples of a vLLM server's host: GPUs, log and processes; and the page that joins them with vLLM's own."""
 
 import logging
 
-logging.getLogger("diag.exporter").addHandler(logging.NullHandler())  # the doctor says the same in its report
+logging.getLogger("diag.exporter").addHandler(logging.NullHandler())  # the doctor has these messages in its report

@@ -1,6 +1,6 @@
 """Users with a password for the exporter's page: bcrypt hashes, as Prometheus' own exporters take them.
 
-The only file that speaks bcrypt, which is loaded where a file names users.
+The only file that imports bcrypt, and only if a file names users.
 """
 
 import base64
@@ -15,19 +15,19 @@ from diag.core.errors import BadUsage
 
 _HASH = re.compile(r"\$2[aby]\$(?:0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 _LONGEST = 72
-"""Bytes of a password that bcrypt looks at."""
+"""Bytes of a password that bcrypt uses."""
 
 
 def is_hash(text: object) -> bool:
-    """Whether it is a bcrypt hash."""
+    """Return True for a bcrypt hash."""
     return isinstance(text, str) and bool(_HASH.fullmatch(text))
 
 
 class Users:
-    """Users and the hashes of their passwords; BadUsage where bcrypt is not installed.
+    """Users and the hashes of their passwords; BadUsage if bcrypt is not installed.
 
-    A password that was right is not hashed again. Others are hashed one at a time with a pause as long: who guesses
-    takes half a core at most. A user that is not there takes as long as one that is.
+    A password that was right is not hashed again. Others are hashed one at a time with a pause as long, so that
+    guessing takes half a core at most. An unknown user takes as long as a known one.
     """
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
@@ -41,7 +41,7 @@ class Users:
         self._one = threading.Lock()
 
     def accept(self, authorization: str) -> bool:
-        """Whether the value of an Authorization header names one of them with their password."""
+        """Return True if the value of an Authorization header names a user with the right password."""
         scheme, _, text = authorization.partition(" ")
         try:
             name, colon, password = base64.b64decode(text.strip(), validate=True).partition(b":")

@@ -16,9 +16,9 @@ log = logging.getLogger("diag.exporter")
 
 
 class CollectorFailed(Exception):
-    """A collector that has nothing to serve; the message is the sentence that says why.
+    """A collection without a result; the message is a sentence that gives the reason.
 
-    `answered` says that what it asked is there all the same.
+    `answered` is True if the collector's source responded all the same.
     """
 
     def __init__(self, sentence: str, answered: bool = False) -> None:
@@ -28,9 +28,7 @@ class CollectorFailed(Exception):
 
 @dataclass(frozen=True)
 class CollectionResult(Generic[T]):
-    """What a collection gave: its value, or None and the problem; the seconds that it took; whether what it asked
-    answered at all.
-    """
+    """Result of a collection: its value, or None and the problem; its duration; whether its source responded."""
 
     value: T | None
     problem: str
@@ -46,7 +44,7 @@ class Collection(Generic[T]):
         self.future: Future[CollectionResult[T]] = Future()
 
     def result(self, seconds: float) -> CollectionResult[T]:
-        """Wait until so many seconds after its start: a collection that hangs holds up the first scrape only."""
+        """Wait until so many seconds after the start, so that a collection that hangs delays the first scrape only."""
         left = self.start + seconds - time.monotonic()
         try:
             return self.future.result(max(left, 0.0))
@@ -55,7 +53,7 @@ class Collection(Generic[T]):
 
 
 class CollectorThread(Generic[T]):
-    """Collects when asked, in a thread that ends with this object or with the process, whatever hangs in it."""
+    """Collects on request, in a thread that ends with this object or with the process, even if it hangs."""
 
     def __init__(self, name: str, collect: Callable[[], T]) -> None:
         self.name = name
@@ -77,16 +75,13 @@ class CollectorThread(Generic[T]):
 
 def _work(name: str, collect: Callable[[], T], wanted: "SimpleQueue[Collection[T] | None]") -> None:
     while (collection := wanted.get()) is not None:
-        collection.future.set_result(_result(name, collect, collection.start))
-
-
-def _result(name: str, collect: Callable[[], T], start: float) -> CollectionResult[T]:
-    value, problem, answered = None, "", True
-    try:
-        value = collect()
-    except CollectorFailed as error:
-        problem, answered = str(error), error.answered
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        log.debug("%s failed", name, exc_info=True)
-    return CollectionResult(value, problem, time.monotonic() - start, answered)
+        value, problem, answered = None, "", True
+        try:
+            value = collect()
+        except CollectorFailed as error:
+            problem, answered = str(error), error.answered
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            log.debug("%s failed", name, exc_info=True)
+        seconds = time.monotonic() - collection.start
+        collection.future.set_result(CollectionResult(value, problem, seconds, answered))

@@ -1,8 +1,14 @@
-"""Pages over HTTP or HTTPS, for a Prometheus to scrape: of `diag exporter`, and of `diag replay`."""
+"""An HTTP or HTTPS server of pages for a Prometheus to scrape, for `diag exporter` and `diag replay`.
+
+It bounds the number of connections, the size of a request and the time that a client may take.
+"""
 
 import math
 import socket
 import ssl
+import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import LineTooLong  # noqa: TID251  what the handler catches; no request is made
@@ -10,22 +16,82 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from diag.core.errors import BadUsage
-from diag.exporter.connections import PATIENCE, Connections
 from diag.exporter.web_config import AccessFiles, TlsFiles
 
+MOST = 64
+"""Connections at a time, a thread for each. A Prometheus needs one."""
+PATIENCE = 30.0
+"""Seconds that a client has to send its next request, and then to take the response."""
+
+
+@dataclass
+class _Open:
+    until: float
+    is_asking: bool = True
+
+
+class Connections:
+    """Open connections, by socket. Dropping one shuts its socket down, which ends its thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, _Open] = {}
+
+    def admit(self, connection: socket.socket) -> bool:
+        """Add a connection; at the bound, drop the one that has waited longest for a request, or return False."""
+        with self._lock:
+            waiting = [old for old, state in self._open.items() if state.is_asking]
+            if len(self._open) >= MOST and not waiting:
+                return False
+            if len(self._open) >= MOST:
+                self._drop(min(waiting, key=lambda old: self._open[old].until))
+            self._open[connection] = _Open(time.monotonic() + PATIENCE)
+            return True
+
+    def asks(self, connection: socket.socket) -> None:
+        """Start to wait for a request."""
+        self._set(connection, PATIENCE, True)
+
+    def is_answered(self, connection: socket.socket, seconds: float) -> None:
+        """Start to answer a request, whose page takes so many seconds at most before the client has to read it."""
+        self._set(connection, seconds + PATIENCE, False)
+
+    def _set(self, connection: socket.socket, seconds: float, is_asking: bool) -> None:
+        with self._lock:
+            if connection in self._open:
+                self._open[connection] = _Open(time.monotonic() + seconds, is_asking)
+
+    def forget(self, connection: socket.socket) -> None:
+        """Remove a closed connection."""
+        with self._lock:
+            self._open.pop(connection, None)
+
+    def drop_late(self) -> None:
+        """Drop connections that took too long."""
+        now = time.monotonic()
+        with self._lock:
+            for late in [connection for connection, state in self._open.items() if state.until < now]:
+                self._drop(late)
+
+    def _drop(self, connection: socket.socket) -> None:
+        del self._open[connection]
+        with suppress(OSError):
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS: another thread is using that
+
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Whatever is asked for: under OpenMetrics, Prometheus 2 and 3 would get names with another escaping."""
+"""Sent whatever the client accepts: Prometheus 2 and 3 escape names differently under OpenMetrics."""
 SHARE = 0.8
-"""Of the time that Prometheus gives a scrape, what the parts may take."""
+"""Share of the scrape's time-out that the collectors may take."""
 LEAST_SCRAPE = 0.1
-"""Seconds; no Prometheus gives a scrape less."""
+"""Shortest time-out of a scrape in seconds; a header below it is ignored."""
 MOST_HEAD, MOST_BODY = 2**17, 2**16
-"""Bytes of a request's lines, and of a body that is read to no use; a longer one ends the connection."""
+"""Bytes of a request's lines, and of a body that is read and ignored; a longer one ends the connection."""
 _TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
 
 
 class Answer(NamedTuple):
-    """What a path is answered."""
+    """Response to a path."""
 
     status: int
     body: bytes
@@ -33,15 +99,15 @@ class Answer(NamedTuple):
 
 
 class Responder(Protocol):
-    """What the server asks."""
+    """Answers the paths of a `PageServer`."""
 
     def answer(self, path: str, seconds: float) -> Answer:
-        """What is at a path, within so many seconds; 404 and what there is where nothing is."""
+        """Return the page of a path within so many seconds; 404 with the known paths for any other."""
 
 
 @dataclass(frozen=True)
 class Listen:
-    """Where to listen; files in PEM format, and one that Prometheus calls its web configuration; "" for none."""
+    """Address to listen on, files in PEM format, and Prometheus' web configuration file; "" for none."""
 
     host: str
     port: int
@@ -52,7 +118,7 @@ class Listen:
 
 
 class Head:
-    """The lines of one request after another, none of them longer than MOST_HEAD in all."""
+    """Reads the lines of requests; those of one request have at most MOST_HEAD bytes together."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -60,7 +126,7 @@ class Head:
         self.read, self.close = file.read, file.close
 
     def readline(self, size: int) -> bytes:
-        """The next line; LineTooLong where it is one too many."""
+        """Read the next line; LineTooLong beyond the bound."""
         line = self._file.readline(size)
         self.left -= len(line)
         if self.left < 0:
@@ -69,7 +135,7 @@ class Head:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of what a `Responder` has."""
+    """Answers GET and HEAD with the pages of a `Responder`."""
 
     protocol_version = "HTTP/1.1"
     timeout = PATIENCE
@@ -101,30 +167,28 @@ class Handler(BaseHTTPRequestHandler):
         if users and not users.accept(self.headers.get("Authorization", "")):
             self._answer(Answer(401, b"a user and a password are required\n"), ("WWW-Authenticate", "Basic"))
             return
-        self._answer(self._responder.answer(self.path.partition("?")[0], self._seconds()))
+        seconds = self._limit
+        with suppress(ValueError):
+            scrape = float(self.headers.get(_TIMEOUT, ""))
+            if math.isfinite(scrape) and scrape >= LEAST_SCRAPE:
+                seconds = min(self._limit, SHARE * scrape)
+        self._answer(self._responder.answer(self.path.partition("?")[0], seconds))
 
     do_HEAD = do_GET  # noqa: N815
 
     def _read_body(self) -> None:
-        """Read to no use what may follow the head: it is no request. What is too long ends the connection."""
+        """Read and ignore a body, which is no request; one that is too long ends the connection."""
         length = self.headers.get("Content-Length", "0")
         if length == "0" and "Transfer-Encoding" not in self.headers:
             return
         self.close_connection = True
         if length.isascii() and length.isdigit() and len(length) < 9:
-            self.rfile.read(min(int(length), MOST_BODY))  # an answer may be lost where something was not read
-
-    def _seconds(self) -> float:
-        try:
-            scrape = float(self.headers.get(_TIMEOUT, ""))
-        except ValueError:
-            return self._limit
-        return min(self._limit, SHARE * scrape) if math.isfinite(scrape) and scrape >= LEAST_SCRAPE else self._limit
+            self.rfile.read(min(int(length), MOST_BODY))  # closing with unread bytes may lose the response
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a request that is none; nothing of it is echoed, and the connection ends."""
+        """Refuse an invalid request and end the connection; the response echoes nothing of it."""
         self.close_connection = True
-        self.request_version = self.protocol_version  # of a head that is none it is 0.9, which has no status
+        self.request_version = self.protocol_version  # an invalid head counts as HTTP/0.9, which has no status line
         if code == 501:
             self._read_body()
             self._answer(Answer(405, b"only GET and HEAD are answered\n"), ("Allow", "GET, HEAD"))
@@ -145,15 +209,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"" if self.command == "HEAD" else answer.body)
 
     def version_string(self) -> str:
-        """What `Server` says: no version of anything."""
+        """Return the header `Server`, without versions."""
         return "diag"
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: a scrape is no news."""
+        """Log no scrape."""
 
 
 class PageServer(ThreadingHTTPServer):
-    """A thread for each connection; a handshake is made there too, so that a silent client holds up nobody."""
+    """Serves each connection in a thread, TLS handshake included, so that an idle client cannot block others."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -161,14 +225,21 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, listen: Listen, responder: Responder, limit: float) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self.connections = Connections()
-        self.files = AccessFiles(listen.web_config, _tls(listen))
+        tls, given = None, (listen.cert, listen.key, listen.client_ca)
+        if listen.web_config and any(given):
+            raise BadUsage("--web.config.file sets TLS: leave out --tls-cert, --tls-key and --tls-client-ca")
+        if listen.cert:
+            tls = TlsFiles(*given, ssl.CERT_REQUIRED if listen.client_ca else ssl.CERT_NONE)
+        elif any(given):
+            raise BadUsage("--tls-key and --tls-client-ca need --tls-cert")
+        self.files = AccessFiles(listen.web_config, tls)
         try:
             super().__init__((listen.host, listen.port), partial(Handler, responder, limit))
         except (OSError, OverflowError) as error:
             raise BadUsage(f"cannot listen on {listen.host}:{listen.port}: {error}") from error
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection, with the certificate that is in the files now."""
+        """Accept a connection, with the current certificate files."""
         connection, address = super().get_request()
         context = self.files.access().context
         if context:
@@ -176,7 +247,7 @@ class PageServer(ThreadingHTTPServer):
         return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start its thread, where there is room for one more."""
+        """Start a thread for a connection, unless there are too many."""
         if self.connections.admit(request):
             super().process_request(request, client_address)
         else:
@@ -188,26 +259,15 @@ class PageServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Twice a second: drop who is too slow."""
+        """Drop slow clients, twice a second."""
         self.connections.drop_late()
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing: a client that goes away is no news, and a page never raises."""
-
-
-def _tls(listen: Listen) -> TlsFiles | None:
-    given = (listen.cert, listen.key, listen.client_ca)
-    if listen.web_config and any(given):
-        raise BadUsage("--web.config.file says all about TLS: leave out --tls-cert, --tls-key and --tls-client-ca")
-    if not listen.cert:
-        if any(given):
-            raise BadUsage("--tls-key and --tls-client-ca need --tls-cert")
-        return None
-    return TlsFiles(*given, ssl.CERT_REQUIRED if listen.client_ca else ssl.CERT_NONE)
+        """Log no client that disconnects; a page never raises."""
 
 
 def parse(listen: str) -> tuple[str, int]:
-    """Host and port of "host:port", ":port" or "[::1]:port"; BadUsage where it is none."""
+    """Parse "host:port", ":port" or "[::1]:port"; BadUsage for any other text."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or not 0 <= int(port) < 2**16:
         raise BadUsage(f"--listen takes host:port, not {listen!r}")

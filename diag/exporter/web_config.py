@@ -1,7 +1,7 @@
-"""Who may ask for the exporter's page, and how: TLS and users, from Prometheus' `--web.config.file` or from options.
+"""Access to the exporter's page: TLS and users, from Prometheus' `--web.config.file` or from options.
 
-The format is that of Prometheus' own exporters:
-https://prometheus.io/docs/prometheus/latest/configuration/https/. Like there, a file that has changed is read again.
+The format is that of Prometheus' own exporters: https://prometheus.io/docs/prometheus/latest/configuration/https/. As
+in these, a file that has changed is read again.
 """
 
 import logging
@@ -30,7 +30,7 @@ _TLS_KEYS = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Files in PEM format, "" for none; whether clients need a certificate; versions of TLS."""
+    """Files in PEM format ("" for none), the check of client certificates, and the versions of TLS."""
 
     cert: str
     key: str = ""
@@ -42,7 +42,7 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class WebConfig:
-    """What a file says; the hashes are secrets."""
+    """Settings of a web configuration file; the hashes are secrets."""
 
     tls: TlsFiles | None = None
     hashes: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -50,14 +50,14 @@ class WebConfig:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask: with which TLS, and as which user; None for any."""
+    """TLS context and users; None for no TLS and for any client."""
 
     context: ssl.SSLContext | None
     users: Users | None
 
 
 class AccessFiles:
-    """Access by a file, or by files of TLS alone; read again where one of them has changed."""
+    """Access by a web configuration file, or by TLS files alone; a file that has changed is read again."""
 
     def __init__(self, file: str, tls: TlsFiles | None) -> None:
         self._file, self._tls = file, tls
@@ -67,7 +67,7 @@ class AccessFiles:
         self._stamp = self._stamped()
 
     def access(self) -> Access:
-        """What holds now; what held before, where a file can no longer be used."""
+        """Return the current access; the previous one if a file can no longer be used."""
         with self._lock:
             stamp = self._stamped()
             if stamp != self._stamp:
@@ -77,9 +77,7 @@ class AccessFiles:
                     self._stamp = self._stamped()
                     log.info("the web configuration has changed and was read again")
                 except BadUsage as error:
-                    log.error(
-                        "the web configuration has changed and cannot be used, what it was before holds: %s", error
-                    )
+                    log.error("the web configuration has changed and cannot be used; the old one stays: %s", error)
             return self._access
 
     def _read(self) -> Access:
@@ -89,19 +87,18 @@ class AccessFiles:
         return Access(_context(tls) if tls else None, Users(config.hashes) if config.hashes else None)
 
     def _stamped(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(Path(file)) for file in self._watched]
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+        stamps: list[tuple[int, int, int] | None] = []
+        for file in self._watched:
+            try:
+                status = Path(file).stat()
+                stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
+            except OSError:
+                stamps.append(None)
+        return stamps
 
 
 def read(file: Path) -> WebConfig:
-    """Read a web configuration; BadUsage, without a hash in it, where it is not one."""
+    """Read a web configuration; BadUsage, whose message has no hash in it, if it is not one."""
     try:
         content = load(file)
     except OSError as error:
@@ -111,27 +108,32 @@ def read(file: Path) -> WebConfig:
         _mapping(top.get("http_server_config"), "http_server_config", ("http2",))
         tls = _mapping(top.get("tls_server_config"), "tls_server_config", _TLS_KEYS)
         users = _mapping(top.get("basic_auth_users"), "basic_auth_users")
-        return WebConfig(_tls(tls, file.parent) if tls else None, _hashes(users))
+        wrong = [printable(user, 40) for user, text in users.items() if not is_hash(text)]
+        if wrong:
+            raise BadUsage(f"the password of {listed(wrong)} is not a bcrypt hash: htpasswd -nBC 10 USER makes one")
+        return WebConfig(_tls(tls, file.parent) if tls else None, users)
     except BadUsage as error:
         raise BadUsage(f"--web.config.file {file}: {error}") from error
 
 
 def _mapping(node: Any, name: str, keys: Collection[str] | None = None) -> dict[str, Any]:
-    """A part of the file, {} where it is not there."""
+    """Check a part of the file; {} if the file lacks it."""
     if not isinstance(node, dict | None):
         raise BadUsage(f"{name} should have keys and values")
     found = {str(key): value for key, value in (node or {}).items()}
     unknown = [printable(key, 40) for key in found if keys is not None and key not in keys]
     if unknown and keys is not None:
-        raise BadUsage(f"{listed(unknown)} in {name} is not supported: diag exporter knows {', '.join(keys)}")
+        raise BadUsage(f"{listed(unknown)} in {name} is not supported: use {', '.join(keys)}")
     return found
 
 
 def _tls(node: Mapping[str, Any], folder: Path) -> TlsFiles:
+    """Check `tls_server_config`; file names are relative to the folder of the web configuration."""
     wrong = next((key for key, value in node.items() if not isinstance(value, str | None)), "")
     if wrong:
         raise BadUsage(f"{wrong} should be a text")
-    cert, key, client_ca = (_beside(folder, node.get(f"{name}_file") or "") for name in ("cert", "key", "client_ca"))
+    names = [node.get(key) or "" for key in ("cert_file", "key_file", "client_ca_file")]
+    cert, key, client_ca = (str(folder / name) if name else "" for name in names)
     if not cert or not key:
         raise BadUsage("tls_server_config needs cert_file and key_file")
     clients = _choice("client_auth_type", node, _CLIENTS, ssl.CERT_NONE)
@@ -144,23 +146,11 @@ def _tls(node: Mapping[str, Any], folder: Path) -> TlsFiles:
     return TlsFiles(cert, key, client_ca, clients, oldest, newest)
 
 
-def _beside(folder: Path, name: str) -> str:
-    """Names are relative to the folder of the file."""
-    return str(folder / name) if name else ""
-
-
 def _choice(key: str, node: Mapping[str, Any], choices: Mapping[str, Any], otherwise: Any) -> Any:
     given = node.get(key) or ""
     if given and given not in choices:
         raise BadUsage(f"{key} {printable(given, 40)} is not supported: choose {', '.join(choices)}")
     return choices.get(given, otherwise)
-
-
-def _hashes(users: Mapping[str, Any]) -> dict[str, str]:
-    wrong = [printable(user, 40) for user, text in users.items() if not is_hash(text)]
-    if wrong:
-        raise BadUsage(f"the password of {listed(wrong)} is not a bcrypt hash: htpasswd -nBC 10 USER makes one")
-    return dict(users)
 
 
 def _context(tls: TlsFiles) -> ssl.SSLContext:

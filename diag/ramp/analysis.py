@@ -1,20 +1,62 @@
-"""What a ramp shows: the ceiling, what binds there and why, what was ruled out, what binds next, what to change."""
+"""Judge a ramp: the ceiling, what binds there and why, what was ruled out, what binds next, what to change.
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+A binder is judged by its declared signals (`diag.ramp.binders`); the client and compute by the steps of the ramp.
+"""
 
-from diag.diagnosis.proposals import Running
-from diag.ramp.candidates import BoundBy, candidates, recomputes
-from diag.ramp.plan import Limits, ServingCeiling, ceiling, client_is_slow, closed, holds, why_enough
-from diag.ramp.step import Step
-from diag.ramp.traffic import OwnTraffic, RequestLengths
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
+from diag.core.formatting import number, quantity
+from diag.core.incident import Fix
+from diag.diagnosis.diagnose import Diagnosis, diagnose
+from diag.diagnosis.proposals import Proposal, Running, propose
+from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.report import ceiling_shares
+from diag.knowledge.signals import runs_on_cpu
+from diag.ramp.binders import BINDERS, CLIENT_FIX, COMPUTE_FIX, Binder
+from diag.ramp.plan import (
+    Limits,
+    OwnTraffic,
+    RequestLengths,
+    ServingCeiling,
+    ceiling,
+    client_is_slow,
+    closed,
+    holds,
+    why_enough,
+)
+from diag.ramp.step import Step, value
+
+FLAT = 0.15
+"""If twice the tokens in a step raise tokens/s by less than this share, the step is full."""
+LOSS = -0.25
+"""A full step serves as much as before; below this gain, something else takes the time: neighbours, recomputes."""
+APART = 1.5
+"""Ratio of tokens per step from which on two steps of a ramp can be compared."""
+ALIKE = 1.2
+"""Ratio of tokens per step up to which two steps are equally full."""
+RECOMPUTES = 0.2
+"""Preemptions per finished request from which on tokens are computed twice."""
 QUEUED = 0.5
-"""Requests that wait on average, for each that runs, from which on the engine takes no more of them."""
+"""Mean waiting requests per running request from which on the engine admits no more of them."""
+State = Literal["binds", "ruled out", "cannot tell"]
+
+
+class BoundBy(NamedTuple):
+    """A candidate, with its evidence in sentences; `pressure` is how near to its limit it is, 1 at the limit."""
+
+    id: str
+    name: str
+    state: State
+    cause: str
+    evidence: tuple[str, ...]
+    pressure: float | None = None
+    proposals: tuple[Proposal, ...] = ()
 
 
 class Ramp(NamedTuple):
-    """A whole ramp; `ended` is why it did not go on, `stopped` why it was cut short, "" where it was not.
+    """A whole ramp; `ended` is why it did not go on, `stopped` why it was cut short ("" if it was not).
 
     `lengths` are those of the requests that diag sent. `saturated` is the step that was judged.
     """
@@ -37,19 +79,19 @@ class Ramp(NamedTuple):
 
     @property
     def ruled_out(self) -> tuple[BoundBy, ...]:
-        """What does not bind, each with its number."""
-        return tuple(one for one in self.candidates if one.state == "ruled out")
+        """Candidates that do not bind, each with its number."""
+        return tuple(candidate for candidate in self.candidates if candidate.state == "ruled out")
 
     @property
     def headroom(self) -> float | None:
-        """How many times today's requests per second the ceiling is; None without traffic or ceiling."""
+        """Requests/s of the ceiling as a multiple of today's; None without traffic or ceiling."""
         if self.ceiling is None or self.traffic is None or self.traffic.requests_per_second <= 0:
             return None
         return self.ceiling.step.requests_per_second / self.traffic.requests_per_second
 
 
 class Circumstances(NamedTuple):
-    """What is known of a ramp beside its steps."""
+    """Facts about a ramp beside its steps."""
 
     target: str
     model: str = ""
@@ -62,13 +104,23 @@ class Circumstances(NamedTuple):
     attached: bool = False
 
 
+# -- the ramp as a whole -----------------------------------------------------------------------------------------------
+
+
 def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ramp:
     """Judge what was measured, however little that is."""
     at = saturated(steps)
     judged = tuple(candidates(steps, at, limits, known.running)) if at else ()
-    binds = _first(judged, at) if _has_reached(steps, at, limits, known.attached) else None
-    others = [one for one in judged if binds is None or one.id != binds.id]
-    pressed = [one for one in others if one.pressure is not None]
+    binds = None
+    if at and (known.attached or _has_saturated(steps, at, limits)):  # of other load, one step shows what binds
+        found = {candidate.id: candidate for candidate in judged if candidate.state == "binds"}
+        # a bottleneck in front of the engine hides all others; a full step explains a queue, unless preempted requests
+        # are recomputed
+        recomputed = ["kv_cache"] if recomputes(at) else []
+        order = ["api_server", "client", "power_or_heat", "kv_fetch", *recomputed, "compute", *found]
+        binds = next((found[id] for id in order if id in found), None)
+    others = [candidate for candidate in judged if binds is None or candidate.id != binds.id]
+    pressed = [candidate for candidate in others if candidate.pressure is not None]
     return Ramp(
         target=known.target,
         model=known.model,
@@ -78,7 +130,7 @@ def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ram
         ceiling=ceiling(steps, limits),
         saturated=at,
         binds=binds,
-        next=max(pressed, key=lambda one: one.pressure or 0.0, default=None),
+        next=max(pressed, key=lambda candidate: candidate.pressure or 0.0, default=None),
         candidates=judged,
         traffic=known.traffic,
         ended=why_enough(steps, limits),
@@ -89,27 +141,158 @@ def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ram
 
 
 def saturated(steps: Sequence[Step]) -> Step | None:
-    """The step with the most load of which there are samples."""
+    """Return the step with the most load that has samples."""
     measured = [step for step in steps if step.queries is not None]
     return max(closed(measured) or measured, key=lambda step: step.in_flight or 0.0, default=None)
 
 
-def _has_reached(steps: Sequence[Step], at: Step | None, limits: Limits, attached: bool) -> bool:
-    """Whether the load went as far as to a limit: one more step would have served no more, or served it too late."""
-    if at is None:
-        return False
-    if attached:  # what binds shows in one step as well
-        return True
-    if at.running and (at.waiting or 0.0) >= QUEUED * at.running:  # what is offered beyond that only waits longer
+def _has_saturated(steps: Sequence[Step], at: Step, limits: Limits) -> bool:
+    """Return True if the load reached a limit: one more step would have served no more, or served it too late."""
+    if at.running and (at.waiting or 0.0) >= QUEUED * at.running:  # more load would only wait longer
         return True
     rising = closed(steps)
     flat = len(rising) > 1 and rising[-1].requests_per_second < 1.1 * rising[-2].requests_per_second
     return flat or not holds(at, limits) or client_is_slow(at, limits)
 
 
-def _first(judged: Sequence[BoundBy], at: Step | None) -> BoundBy | None:
-    """What stands in front of the engine hides all else; a full step explains a queue, unless it computes twice."""
-    found = {one.id: one for one in judged if one.state == "binds"}
-    twice = ["kv_cache"] if at and recomputes(at) else []
-    before = ["api_server", "client", "power_or_heat", "kv_fetch", *twice, "compute"]
-    return next((found[name] for name in before if name in found), next(iter(found.values()), None))
+def recomputes(step: Step) -> bool:
+    """Return True if preemptions make the step compute tokens twice."""
+    return (step.preemptions or 0.0) > RECOMPUTES * max(step.requests, 1.0)
+
+
+# -- each candidate ----------------------------------------------------------------------------------------------------
+
+
+def candidates(steps: Sequence[Step], at: Step, limits: Limits, running: Mapping[str, Running]) -> Iterator[BoundBy]:
+    """Judge all candidates at a step that has samples; `running` is what runs on each instance."""
+    assert at.queries is not None
+    yield _judge_client(at, limits)
+    yield _judge_compute(steps, at, at.queries)
+    for binder in BINDERS:
+        yield from _judge_binder(binder, at.queries, running)
+    if breaches := at.breaches(limits.contract):  # if no resource is at its limit, the SLO itself is the limit
+        cause = "the latency rises with the load, and no single resource is at its limit yet"
+        yield BoundBy("slo", "latency SLO", "binds", cause, tuple(breach.sentence for breach in breaches))
+
+
+def _judge_binder(binder: Binder, queries: QueryCache, running: Mapping[str, Running]) -> Iterator[BoundBy]:
+    """Judge a binder by its signals; yield nothing if the server has no such part (a GPU, for one)."""
+    found = diagnose([binder.incident], queries)
+    if not found:
+        return
+    first = min(found, key=lambda diagnosis: ("binds", "cannot tell", "ruled out").index(_state(diagnosis)))
+    state = _state(first)
+    if state == "cannot tell" and all(reading.value is None for reading in first.symptoms):
+        return
+    if state == "binds":
+        evidence = [f"{reading.sentence} ({reading.threshold})" for reading in first.symptoms]
+        proposals = propose(first, queries, running.get(dict(first.subject).get("instance", ""), Running()))
+    else:
+        decisive = [reading for reading in first.symptoms if reading.holds is not True]
+        if state == "ruled out":  # the readings up to the first one that decides
+            decisive = decisive[: 1 + next(at for at, reading in enumerate(decisive) if reading.holds is False)]
+        evidence = [f"{each.sentence}; it requires {each.threshold.removeprefix('= ')}" for each in decisive]
+        proposals = ()
+    rows = queries.ask(binder.pressure, binder.per, queries.whole) if binder.pressure else {}
+    row = rows.get(first.subject)
+    yield BoundBy(
+        binder.id,
+        binder.name,
+        state,
+        binder.cause,
+        tuple(evidence),
+        float(row[-1]) if row is not None and math.isfinite(row[-1]) else None,
+        tuple(proposal for proposal in proposals if proposal.is_computed),
+    )
+
+
+def _state(diagnosis: Diagnosis) -> State:
+    """Judge by the readings alone: how long a symptom holds does not matter in a step."""
+    if any(reading.holds is False for reading in diagnosis.symptoms):
+        return "ruled out"
+    return "binds" if all(reading.holds for reading in diagnosis.symptoms) else "cannot tell"
+
+
+def _judge_client(at: Step, limits: Limits) -> BoundBy:
+    """Judge the load generator: it binds if fewer requests are in flight than it was to keep there and none waits."""
+    offered, cores = at.offer.concurrency, at.client.cores if at.client else None
+    used = f"; it used {number(cores)} CPU cores" if cores is not None else ""
+    if not offered or at.in_flight is None:
+        return BoundBy("client", "client", "cannot tell", "", ("the load was not offered by diag",))
+    sentence = f"{number(at.in_flight)} of {offered} offered requests are in flight on average{used}"
+    slow = client_is_slow(at, limits)
+    return BoundBy(
+        "client",
+        "client",
+        "binds" if slow else "ruled out",
+        "the load generator sends requests and reads answers more slowly than the server serves them",
+        (sentence, *(("no request waits in the server",) if slow else ())),
+        None,
+        (_advice(CLIENT_FIX),) if slow else (),
+    )
+
+
+def _judge_compute(steps: Sequence[Step], at: Step, queries: QueryCache) -> BoundBy:
+    """Judge whether a larger batch still serves more: tokens/s against tokens in a step, over the steps of the ramp."""
+    roof = max(ceiling_shares(queries), key=lambda shares: shares.nearest, default=None)
+    if value(queries, runs_on_cpu.promql):
+        name = "CPU compute"
+    elif roof is None:
+        name = "compute or memory bandwidth"
+    else:
+        name = "memory bandwidth" if roof.nearest == roof.bandwidth else "compute"
+    pair = compared(steps)
+    if pair is None:
+        return BoundBy("compute", name, "cannot tell", "", ("no two steps differ enough in tokens per step",))
+    base, top = pair
+    gain = gain_per_doubling(base, top)
+    less, more = (
+        f"{number(step.tokens_per_second)} tokens/s with {number(step.tokens_per_step or 0.0)} in a step"
+        for step in pair
+    )
+    change = f"{quantity(abs(gain), 'share')} {'more' if gain >= 0 else 'fewer'}"
+    sentences = [f"twice the tokens in a step bring {change} tokens/s: {less}, {more}"]
+    if base.itl.p50 and top.itl.p50:
+        before, after = quantity(base.itl.p50, "seconds"), quantity(top.itl.p50, "seconds")
+        sentences.append(f"median inter-token latency {before} -> {after}")
+    if roof:
+        sentences.append(f"by the data sheet, {roof.sentence}")
+    if gain < LOSS:
+        return BoundBy("compute", name, "cannot tell", "", (f"something else takes time: {sentences[0]}",))
+    flat = gain < FLAT
+    return BoundBy(
+        "compute",
+        name,
+        "binds" if flat else "ruled out",
+        "a step takes longer in proportion to what is in it: more requests share the same tokens/s",
+        tuple(sentences if flat else sentences[:1]),
+        min(max(1 - gain, 0.0), 1.0),
+        (_advice(COMPUTE_FIX),) if flat else (),
+    )
+
+
+def compared(steps: Sequence[Step]) -> tuple[Step, Step] | None:
+    """Return the fullest step with clearly less in it, and the best of the full steps; neither recomputes tokens.
+
+    A disturbance, such as a neighbour on the host, only takes tokens/s away, so the best step is the undisturbed one.
+    """
+    useful = [step for step in closed(steps) if not recomputes(step)]
+    known = [step for step in useful if step.tokens_per_step and step.tokens_per_second > 0]
+    most = max((step.tokens_per_step or 0.0 for step in known), default=0.0)
+    full = [step for step in known if ALIKE * (step.tokens_per_step or 0.0) >= most]
+    top = max(full, key=lambda step: step.tokens_per_second, default=None)
+    if top is None:
+        return None
+    less = [step for step in known if APART * (step.tokens_per_step or 0.0) <= (top.tokens_per_step or 0.0)]
+    base = max(less, key=lambda step: step.tokens_per_step or 0.0, default=None)
+    return (base, top) if base else None
+
+
+def gain_per_doubling(base: Step, top: Step) -> float:
+    """Return the share by which tokens/s rise when a step holds twice the tokens."""
+    doublings = math.log2((top.tokens_per_step or 1.0) / (base.tokens_per_step or 1.0))
+    return float((top.tokens_per_second / base.tokens_per_second) ** (1 / doublings)) - 1
+
+
+def _advice(fix: Fix) -> Proposal:
+    return Proposal(fix, None, None, (), False, fix.name, fix.change)

@@ -1,7 +1,7 @@
-"""What can bind a server at its ceiling, each declared like an incident: signals, thresholds, fixes with their values.
+"""Binders of a server at its ceiling, each declared like an incident: signals, thresholds, fixes with their values.
 
-The signals are those of the doctor, over the whole step at which the ceiling was reached. `pressure` says how near to
-its limit a resource is, 1 at the limit: it names the next binder.
+The signals are those of the doctor, over the whole step at which the ceiling was reached. `pressure` is how near to its
+limit a resource is, 1 at the limit: it names the next binder.
 """
 
 from typing import NamedTuple
@@ -63,7 +63,7 @@ BELOW_CAP = running_share_of_cap_median.below(0.95, documented("below the cap, t
 
 
 class Binder(NamedTuple):
-    """Something that may bind where all of its symptoms hold; `pressure` is how near to its limit it is."""
+    """A resource that binds if all of its symptoms hold; `pressure` is how near to its limit it is."""
 
     id: str
     name: str
@@ -75,13 +75,13 @@ class Binder(NamedTuple):
 
     @property
     def incident(self) -> Incident:
-        """As what it is judged, over the whole step."""
+        """The binder as an incident over the whole step."""
         texts = (self.id, self.name, "info", self.per, self.cause, "")
         return Incident(*texts, self.symptoms, (), self.fixes, live_window=WHOLE, window=WHOLE, hold="0s")  # type: ignore[arg-type]
 
 
-def _of(incident: Incident, *flags: str) -> tuple[Fix, ...]:
-    """The fixes of an incident that set one of these flags; what they require of it is known already."""
+def _fixes(incident: Incident, *flags: str) -> tuple[Fix, ...]:
+    """Return the fixes of an incident that set one of these flags."""
     return tuple(fix for fix in incident.fixes if fix.flag in flags)
 
 
@@ -132,7 +132,7 @@ API_SERVER = Binder(
         api_server_cores.at_least(0.9, documented("one Python process computes on one core", OPTIMIZATION)),
         front_end_share.above(0.3, measured("at most 6 % on servers that are not CPU-bound", "api_server_bound")),
     ),
-    _of(api_server_bound.incident, "--api-server-count", "--stream-interval"),
+    _fixes(api_server_bound.incident, "--api-server-count", "--stream-interval"),
     api_server_cores,
     ("instance",),
 )
@@ -152,7 +152,7 @@ SEQUENCES = Binder(
     "sequence cap",
     "as many requests run as --max-num-seqs admits, and the KV cache has room for more",
     (WAIT, AT_CAP, HAS_ROOM),
-    _of(queue_saturation.incident, "--max-num-seqs", "--max-num-active-seqs"),
+    _fixes(queue_saturation.incident, "--max-num-seqs", "--max-num-active-seqs"),
     running_share_of_cap_median,
 )
 TOKENS = Binder(
@@ -161,11 +161,11 @@ TOKENS = Binder(
     "requests wait although fewer run than --max-num-seqs admits and the KV cache has room: a step processes no more"
     " tokens than --max-num-batched-tokens",
     (WAIT, BELOW_CAP, HAS_ROOM, RUNS),
-    tuple(fix._replace(only_if=()) for fix in _of(queue_saturation.incident, "--max-num-batched-tokens")),
+    tuple(fix._replace(only_if=()) for fix in _fixes(queue_saturation.incident, "--max-num-batched-tokens")),
     token_budget_used,
 )
 BINDERS = (HEAT, KV_FETCH, API_SERVER, KV_CACHE, SEQUENCES, TOKENS)
-"""In the order in which one explains another."""
+"""Ordered so that a cause comes before its effects."""
 COMPUTE_FIX = Fix(
     change="Run more replicas, or faster hardware: no setting of the scheduler serves more tokens from this one."
     " Quantised weights (FP8, INT4), speculative decoding or a smaller model cost less for each token.",
@@ -174,8 +174,9 @@ COMPUTE_FIX = Fix(
     why=judged("the step is full: more requests in it only make it longer"),
 )
 CLIENT_FIX = Fix(
-    change="Make the load from more processes or hosts: this one cannot, so the server's ceiling is higher than this.",
+    change="Generate the load from more processes or hosts: this client is the limit, and the server's ceiling is"
+    " higher than measured.",
     effect="the offered number of requests is in flight",
     restart=False,
-    why=judged("what the server was not offered it cannot have refused"),
+    why=judged("a server cannot refuse requests that it was not offered"),
 )

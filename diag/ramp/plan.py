@@ -1,7 +1,8 @@
-"""Which load comes next, and when a ramp has seen enough: steps in, an offer or a reason out. Nothing is run here.
+"""Plan of a ramp: requests like the server's own, the load of the next step, and when the ramp is over.
 
-The number of requests at a time doubles until a step breaks the measurement contract, or until more load only makes
-requests wait. Then open-loop steps, whose requests arrive like those of users, bracket the ceiling.
+Nothing is run here: samples and steps in, lengths, an offer or a reason out. The number of requests at a time doubles
+until a step misses the SLO, or until more load only makes requests wait. Then open-loop steps, whose requests arrive
+like those of users, bracket the ceiling.
 """
 
 import math
@@ -10,24 +11,132 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.formatting import plural, quantity
-from diag.ramp.step import Offer, Step
+from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.formulas import formula
+from diag.promql import Formula
+from diag.ramp.step import RATES, Offer, Step, value
+from diag.sources.observation import Observation, SampleSource
+
+ASSUMED = 512, 128
+"""Tokens of prompt and answer if the server has not finished a request yet."""
+WIDEST = 0.9
+"""Lengths vary from a tenth of their mean to nearly twice that at most."""
+_TOTAL = "sum(last_over_time(vllm:request_{0}_tokens_{1}[1h]))"
+_QUANTILE = "histogram_quantile({1}, sum by (le) (last_over_time(vllm:request_{0}_tokens_bucket[1h])))"
+_CACHE = "sum(last_over_time(vllm:prefix_cache_{0}_total[1h]))"
+
+
+class OwnTraffic(NamedTuple):
+    """The server's traffic before the ramp, per second."""
+
+    requests_per_second: float
+    output_tokens_per_second: float
+
+
+class RequestLengths(NamedTuple):
+    """Tokens of a request: prompt (with `prefix` of them shared by all) and answer, each spread by a share of its mean.
+
+    `source` names their origin in words.
+    """
+
+    prompt: int
+    output: int
+    source: str
+    prefix: int = 0
+    spread: float = 0.0
+
+    @property
+    def shown(self) -> str:
+        """The lengths in words."""
+        spread = f" +- {quantity(self.spread, 'share')}" if self.spread >= 0.01 else ""
+        prefix = f", {self.prefix} of them a shared prefix" if self.prefix else ""
+        return f"{self.prompt} + {self.output} tokens a request{spread}{prefix} ({self.source})"
+
+
+def own_traffic(seen: Observation, contract: Contract) -> OwnTraffic:
+    """Return the mean traffic over the whole observation, idle moments included."""
+    queries = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), contract)
+    seconds = queries.span + seen.interval
+    return OwnTraffic(*((value(queries, RATES[name]) or 0.0) / seconds for name in OwnTraffic._fields))
+
+
+def request_lengths(seen: Observation, prompt: int | None, output: int | None) -> RequestLengths:
+    """Return the lengths as given, else like all requests that the server has finished; never beyond its context."""
+    last = _LastScrape(seen)
+    own = [last.mean("prompt"), last.mean("generation")]
+    if prompt and output:
+        found = RequestLengths(prompt, output, "as given")
+    elif all(own):
+        found = RequestLengths(prompt or round(own[0]), output or round(own[1]), "as this server's own")
+        found = found._replace(spread=last.spread(), prefix=math.floor(found.prompt * last.hit_rate()))
+    else:
+        found = RequestLengths(prompt or ASSUMED[0], output or ASSUMED[1], "assumed: it has finished none")
+
+    longest = last.longest()
+    room = longest - 16  # a tokenizer adds some tokens
+    if not longest or (found.prompt + found.output) * (1 + found.spread) <= room:
+        return found
+    # the answer is cut to a quarter of --max-model-len, the prompt to the rest
+    output = max(1, min(found.output, round(room / 4)))
+    prompt = max(1, min(found.prompt, round(room) - output))
+    return RequestLengths(prompt, output, f"{found.source}, cut to --max-model-len", min(found.prefix, prompt // 2))
+
+
+class _LastScrape:
+    """Numbers of the last scrape: counters since the server's start."""
+
+    def __init__(self, seen: Observation) -> None:
+        self._source = SampleSource(seen.samples, seen.instants[-1:], seen.interval)
+
+    def mean(self, kind: str) -> float:
+        """Mean tokens; 0 if no request has finished."""
+        return self._ratio(_TOTAL.format(kind, "sum"), _TOTAL.format(kind, "count"))
+
+    def hit_rate(self) -> float:
+        """Prefix cache hit rate; 0 if the cache is off."""
+        return min(self._ratio(_CACHE.format("hits"), _CACHE.format("queries")), 0.95)
+
+    def spread(self) -> float:
+        """Half the range of a uniform distribution with the same 10th and 90th percentiles, as a share of the mean.
+
+        The mean of that of the prompts and of the answers.
+        """
+        spreads = []
+        for kind in ("prompt", "generation"):
+            low, high = (self._number(_QUANTILE.format(kind, share)) for share in (0.1, 0.9))
+            mean = self.mean(kind)
+            spreads.append(min(max(high - low, 0.0) / (1.6 * mean), WIDEST) if mean else 0.0)
+        return sum(spreads) / 2
+
+    def longest(self) -> float:
+        """--max-model-len; 0 if unknown."""
+        return self._number(formula("$config_max_model_len", ("instance",), "1h", Contract()))
+
+    def _ratio(self, above: str, below: str) -> float:
+        total = self._number(below)
+        return self._number(above) / total if total else 0.0
+
+    def _number(self, promql: Formula | str) -> float:
+        rows = list(self._source.ask(promql, self._source.instants).values())
+        return float(rows[0][-1]) if rows and math.isfinite(rows[0][-1]) else 0.0
+
 
 GAIN = 1.1
-"""Requests per second that rise by less than this from one step to the next have reached their top."""
+"""If requests/s rise by less than this factor from one step to the next, they have reached their top."""
 TOP = 0.9
-"""From this share of the highest rate on, a step is at the knee."""
+"""Share of the highest rate from which on a step is at the knee."""
 REACHED = 0.7
-"""A client that keeps fewer of its requests in flight than this is slower than the server."""
+"""Share of the offered requests in flight below which the client is slower than the server."""
 FIRST_RATE, HIGHER, LOWER = 0.9, 1.15, 0.8
-"""Open-loop rates, of the highest rate that closed-loop steps have served, and of the last one."""
+"""Open-loop rates: the first as a share of the highest closed-loop rate, the next as shares of the last one."""
 QUEUES = 0.1
-"""Requests in flight may grow by this share of the finished ones in an open-loop step that is kept up with."""
+"""Growth of requests in flight, per finished one, up to which the server keeps up with an open-loop step."""
 
 
 class Limits(NamedTuple):
-    """What a step needs to count, in seconds; the most requests at a time, how many open-loop steps, and the SLOs.
+    """Seconds that a step needs to count, the most requests at a time, how many open-loop steps, and the SLOs.
 
-    `ttft` are the seconds of a median TTFT at which a queue that only grows ends the ramp.
+    `ttft` is the median TTFT in seconds at which a queue that only grows ends the ramp.
     """
 
     contract: Contract
@@ -38,7 +147,7 @@ class Limits(NamedTuple):
 
 
 class ServingCeiling(NamedTuple):
-    """The most that was served inside the measurement contract, the step that served it, and how many ran there."""
+    """The step that served the highest rate inside the SLO, and the knee before it."""
 
     step: Step
     knee: Step | None
@@ -50,56 +159,17 @@ class ServingCeiling(NamedTuple):
 
 
 def next_offer(steps: Sequence[Step], limits: Limits, first: int = 1) -> Offer | None:
-    """The load of the next step; None where the ceiling is known as well as it will be."""
+    """Return the load of the next step; None if the ceiling is known as well as it will be.
+
+    Once the number of requests at a time is not doubled any more, the next open-loop rate lies between one that the
+    server kept up with and one that it did not, if there are both.
+    """
     if not steps:
         return Offer(concurrency=first)
     if not why_enough(steps, limits):
         last = max(step.offer.concurrency or 0 for step in steps)
         return Offer(concurrency=min(2 * last, limits.most))
-    return _bracket(steps, limits)
 
-
-def why_enough(steps: Sequence[Step], limits: Limits) -> str:
-    """Why the number of requests at a time is not doubled again; "" where it is."""
-    rising = closed(steps)
-    if not rising:
-        return ""
-    last, before = rising[-1], rising[-2] if len(rising) > 1 else None
-    reasons = [breach.sentence for breach in last.breaches(limits.contract)]
-    if before and client_is_slow(last, limits) and last.requests_per_second < GAIN * before.requests_per_second:
-        reasons.append("fewer requests are in flight than were offered, and none waits")
-    if before and _only_waits(before, last, limits):
-        reasons.append(
-            f"median TTFT is {quantity(last.ttft.p50 or 0.0, 'seconds')} and only rises with the concurrency"
-        )
-    if len(rising) > 2 and last.requests_per_second < GAIN * rising[-3].requests_per_second:
-        reasons.append("requests/s did not rise over two doublings")
-    if (last.offer.concurrency or 0) >= limits.most:
-        reasons.append(f"{plural(limits.most, 'request')} at a time is the most that was allowed")
-    return "; ".join(reasons[:1])
-
-
-def _only_waits(before: Step, last: Step, limits: Limits) -> bool:
-    ttft = last.ttft.p50 or 0.0
-    more = last.requests_per_second >= GAIN * before.requests_per_second
-    return ttft > limits.ttft and ttft > (before.ttft.p50 or 0.0) and not more
-
-
-def client_is_slow(step: Step, limits: Limits) -> bool:
-    """Whether the generator has fewer requests in flight than it was told, although none of them has to wait."""
-    offered = step.offer.concurrency
-    if not offered or step.in_flight is None or not step.counts(limits.seconds):
-        return False
-    return step.in_flight < REACHED * offered and (step.waiting or 0.0) < 0.1 * offered
-
-
-def closed(steps: Sequence[Step]) -> list[Step]:
-    """The closed-loop steps, by their concurrency."""
-    return sorted((step for step in steps if step.offer.concurrency), key=lambda step: step.offer.concurrency or 0)
-
-
-def _bracket(steps: Sequence[Step], limits: Limits) -> Offer | None:
-    """The next open-loop rate: between one that was kept up with and one that was not, where there are both."""
     tried = [step for step in steps if step.offer.rate is not None]
     top = max((step.requests_per_second for step in closed(steps) if holds(step, limits)), default=0.0)
     if len(tried) >= limits.brackets or not top or any(client_is_slow(step, limits) for step in closed(steps)):
@@ -107,21 +177,56 @@ def _bracket(steps: Sequence[Step], limits: Limits) -> Offer | None:
     kept = [step.offer.rate or 0.0 for step in tried if holds(step, limits)]
     lost = [step.offer.rate or 0.0 for step in tried if not holds(step, limits)]
     if kept and lost:
-        return Offer(rate=_rounded((max(kept) + min(lost)) / 2))
-    if not tried:
-        return Offer(rate=_rounded(FIRST_RATE * top))
-    return Offer(rate=_rounded(HIGHER * max(kept) if kept else LOWER * min(lost)))
+        rate = (max(kept) + min(lost)) / 2
+    elif not tried:
+        rate = FIRST_RATE * top
+    else:
+        rate = HIGHER * max(kept) if kept else LOWER * min(lost)
+    return Offer(rate=float(f"{rate:.3g}"))  # as it stands on a command line
+
+
+def why_enough(steps: Sequence[Step], limits: Limits) -> str:
+    """Return why the number of requests at a time is not doubled again; "" if it is."""
+    rising = closed(steps)
+    if not rising:
+        return ""
+    last, before = rising[-1], rising[-2] if len(rising) > 1 else None
+    reasons = [breach.sentence for breach in last.breaches(limits.contract)]
+    if before and client_is_slow(last, limits) and last.requests_per_second < GAIN * before.requests_per_second:
+        reasons.append("fewer requests are in flight than were offered, and none waits")
+    ttft, earlier = last.ttft.p50 or 0.0, (before.ttft.p50 or 0.0) if before else 0.0
+    serves_more = before is None or last.requests_per_second >= GAIN * before.requests_per_second
+    if ttft > limits.ttft and ttft > earlier and not serves_more:
+        reasons.append(f"median TTFT is {quantity(ttft, 'seconds')} and only rises with the concurrency")
+    if len(rising) > 2 and last.requests_per_second < GAIN * rising[-3].requests_per_second:
+        reasons.append("requests/s did not rise over two doublings")
+    if (last.offer.concurrency or 0) >= limits.most:
+        reasons.append(f"{plural(limits.most, 'request')} at a time is the most that was allowed")
+    return "; ".join(reasons[:1])
+
+
+def client_is_slow(step: Step, limits: Limits) -> bool:
+    """Return True if fewer requests are in flight than were offered, although none of them waits in the server."""
+    offered = step.offer.concurrency
+    if not offered or step.in_flight is None or not step.counts(limits.seconds):
+        return False
+    return step.in_flight < REACHED * offered and (step.waiting or 0.0) < 0.1 * offered
+
+
+def closed(steps: Sequence[Step]) -> list[Step]:
+    """Return the closed-loop steps, by their concurrency."""
+    return sorted((step for step in steps if step.offer.concurrency), key=lambda step: step.offer.concurrency or 0)
 
 
 def holds(step: Step, limits: Limits) -> bool:
-    """Whether a step counts and keeps the contract; an open-loop one also if the server kept up with its arrivals."""
+    """Return True if a step counts and meets the SLO; open-loop, only if the server also kept up with the arrivals."""
     if not step.counts(limits.seconds) or step.breaches(limits.contract):
         return False
     return step.offer.rate is None or (step.growth < QUEUES and (step.ttft.p50 or 0.0) <= limits.ttft)
 
 
 def ceiling(steps: Sequence[Step], limits: Limits) -> ServingCeiling | None:
-    """The highest rate that was served inside the contract: of open-loop steps if one held, else of all steps."""
+    """Return the highest rate that was served inside the SLO: of open-loop steps if one held, else of all steps."""
     held = [step for step in steps if holds(step, limits)]
     if not held:
         return None
@@ -131,16 +236,16 @@ def ceiling(steps: Sequence[Step], limits: Limits) -> ServingCeiling | None:
 
 
 def knee(steps: Sequence[Step], limits: Limits) -> Step | None:
-    """The closed-loop step with the fewest requests at a time that serves nearly the highest rate."""
+    """Return the closed-loop step with the fewest requests at a time that serves nearly the highest rate."""
     held = [step for step in closed(steps) if holds(step, limits)]
     top = max((step.requests_per_second for step in held), default=0.0)
     return next((step for step in held if step.requests_per_second >= TOP * top), None)
 
 
 def prompts(offer: Offer, steps: Sequence[Step], warm: float, limits: Limits) -> int:
-    """How many requests make a step long enough: by the rate so far, and what it may become with twice the load.
+    """Return how many requests make a step long enough: by the rate so far, and what twice the load may make of it.
 
-    `warm` are the requests/s that one request at a time made.
+    `warm` is the rate in requests/s at one request at a time.
     """
     if offer.rate is not None:
         return max(20, math.ceil(1.2 * limits.seconds * offer.rate))
@@ -152,12 +257,7 @@ def prompts(offer: Offer, steps: Sequence[Step], warm: float, limits: Limits) ->
 
 
 def again(step: Step, sent: int, limits: Limits) -> int:
-    """How many requests make a step that was too short long enough; 0 where it counts."""
+    """Return how many requests make a step that was too short long enough; 0 if it counts."""
     if step.counts(limits.seconds) or step.seconds >= 0.6 * limits.seconds:
         return 0
     return math.ceil(sent * min(1.5 * limits.seconds / max(step.seconds, 1.0), 10.0))
-
-
-def _rounded(rate: float) -> float:
-    """With three digits, as it stands on a command line."""
-    return float(f"{rate:.3g}")

@@ -1,7 +1,7 @@
 """Results of load tools as steps of a ramp: vllm bench serve, guidellm (report v2) and AIPerf (schema 1.x).
 
-A file that is none of them, or lacks what a step needs, is refused in one sentence. Times in the files are milliseconds
-but for guidellm's request latency, which is seconds.
+Other files, and results that lack a number that a step needs, are refused in one sentence. Times in the files are
+milliseconds except guidellm's request latency, which is in seconds.
 """
 
 import json
@@ -17,41 +17,37 @@ from diag.core.formatting import printable
 from diag.ramp.step import ClientResult, Latency, Offer
 
 MOST_BYTES = 2**30
-"""A report with every request in it is large; guidellm writes them into it."""
+"""Bytes of a report at most; guidellm writes every request into it."""
 ABSURD = 1e15
-"""A number that no load tool measures."""
+"""Numbers from here on are not measurements."""
 Found = tuple[Offer, ClientResult]
 
 
 class ResultUnreadable(Exception):
-    """A result lacks what a step needs; the message says what."""
+    """A result lacks a number that a step needs; the message names it."""
 
 
 def read(paths: Sequence[Path]) -> list[Found]:
-    """The steps of all files, by their load; BadUsage for a file that is no result."""
-    found = [step for path in paths for step in _read(path)]
+    """Return the steps of all files, by their load; BadUsage for a file that is no result."""
+    found = []
+    for path in paths:
+        shown = printable(str(path))
+        try:
+            found += _steps(json.loads(read_text(str(path), MOST_BYTES)))
+        except OSError as error:
+            raise BadUsage(f"{shown} cannot be read: {error.strerror or error}") from error
+        except ResultUnreadable as error:
+            raise BadUsage(f"{shown}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise BadUsage(f"{shown} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
     return sorted(found, key=lambda step: (step[0].concurrency or 0, step[0].rate or 0.0))
-
-
-def _read(path: Path) -> list[Found]:
-    shown = printable(str(path))
-    try:
-        document = json.loads(read_text(str(path), MOST_BYTES))
-    except OSError as error:
-        raise BadUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadUsage(f"{shown} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
-    try:
-        return _steps(document)
-    except ResultUnreadable as error:
-        raise BadUsage(f"{shown}: {error}") from error
 
 
 def _steps(document: Any) -> list[Found]:
     if not isinstance(document, dict):
         raise ResultUnreadable("not a result of vllm bench serve, guidellm or AIPerf")
     if isinstance(document.get("benchmarks"), list):
-        return _guidellm(document)
+        return [_guidellm_step(benchmark) for benchmark in document["benchmarks"] if isinstance(benchmark, dict)]
     if "aiperf_version" in document or {"request_throughput", "time_to_first_token"} <= document.keys():
         return [_aiperf(document)]
     if "max_concurrency" in document and "completed" in document:
@@ -63,7 +59,7 @@ def _steps(document: Any) -> list[Found]:
 
 
 def of_vllm_bench(document: Any) -> ClientResult:
-    """What `vllm bench serve --save-result` writes; ResultUnreadable where it lacks a number."""
+    """Read the output of `vllm bench serve --save-result`; ResultUnreadable if it lacks a number."""
     if not isinstance(document, dict):
         raise ResultUnreadable("not a result of vllm bench serve")
     seconds = _number(document, "duration")
@@ -89,18 +85,35 @@ def _bench_latency(document: Mapping[str, Any], name: str) -> Latency:
 # -- guidellm ----------------------------------------------------------------------------------------------------------
 
 
-def _guidellm(document: Mapping[str, Any]) -> list[Found]:
-    """One step for each benchmark; its `successful` requests are those that are measured."""
-    return [_guidellm_step(benchmark) for benchmark in document["benchmarks"] if isinstance(benchmark, dict)]
-
-
 def _guidellm_step(benchmark: Mapping[str, Any]) -> Found:
-    metrics, made = _table(benchmark, "metrics"), _totals(benchmark)
+    """Read one benchmark of a report; the `successful` requests are measured.
+
+    The totals and the strategy lie in another place in each version of the report.
+    """
+    metrics = _within(benchmark, "metrics")
+    if not metrics:
+        raise ResultUnreadable("a benchmark of guidellm lacks metrics: expected a report of version 2")
+    totals = (
+        ("scheduler_metrics", "requests_made"),
+        ("metrics", "request_totals"),
+        ("request_totals",),
+        ("run_stats", "requests_made"),
+    )
+    made = next((found for place in totals if (found := _within(benchmark, *place))), {})
+    places = ("config", "strategy"), ("args", "strategy"), ("scheduler", "strategy")
+    strategy = next((found for place in places if (found := _within(benchmark, *place))), {})
+    streams = _optional(strategy, "streams") or _optional(strategy, "max_concurrency")
+    kind = str(strategy.get("type_", ""))
+    if kind == "synchronous":
+        offer = Offer(concurrency=1)
+    elif kind == "concurrent" and streams:
+        offer = Offer(concurrency=int(streams))
+    else:
+        offer = Offer(rate=_optional(strategy, "rate"))
     start, end = (_optional(benchmark, name) or 0.0 for name in ("start_time", "end_time"))
     completed = int(_optional(made, "successful") or 0)
     rate = _mean(metrics, "requests_per_second")
-    strategy = _strategy(benchmark)
-    return _guidellm_offer(strategy), ClientResult(
+    return offer, ClientResult(
         completed=completed,
         failed=int(_optional(made, "errored") or 0),
         seconds=end - start if end > start else completed / rate if rate else 0.0,
@@ -113,32 +126,6 @@ def _guidellm_step(benchmark: Mapping[str, Any]) -> Found:
         start=start,
         end=end,
     )
-
-
-def _totals(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many requests were successful and errored, wherever the version of the report keeps them."""
-    places = (
-        ("scheduler_metrics", "requests_made"),
-        ("metrics", "request_totals"),
-        ("request_totals",),
-        ("run_stats", "requests_made"),
-    )
-    return next((found for place in places if (found := _within(benchmark, *place))), {})
-
-
-def _strategy(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
-    places = ("config", "strategy"), ("args", "strategy"), ("scheduler", "strategy")
-    return next((found for place in places if (found := _within(benchmark, *place))), {})
-
-
-def _guidellm_offer(strategy: Mapping[str, Any]) -> Offer:
-    streams = _optional(strategy, "streams") or _optional(strategy, "max_concurrency")
-    kind = str(strategy.get("type_", ""))
-    if kind == "synchronous":
-        return Offer(concurrency=1)
-    if kind == "concurrent" and streams:
-        return Offer(concurrency=int(streams))
-    return Offer(rate=_optional(strategy, "rate"))
 
 
 def _guidellm_latency(metrics: Mapping[str, Any], name: str, per_second: float) -> Latency:
@@ -163,11 +150,18 @@ def _mean(metrics: Mapping[str, Any], name: str, otherwise: float | None = None)
 
 
 def _aiperf(document: Mapping[str, Any]) -> Found:
-    """The one step of `profile_export_aiperf.json`; each of its metrics has `avg` and, where it varies, percentiles."""
+    """Read the one step of `profile_export_aiperf.json`: metrics with `avg` and, if they vary, percentiles.
+
+    The load is that of the last phase, or lies in `loadgen` in older releases.
+    """
+    phases = _within(document, "input_config").get("phases")
+    measured = [phase for phase in phases if isinstance(phase, dict)] if isinstance(phases, list) else []
+    load = measured[-1] if measured else _within(document, "input_config", "loadgen")
+    offer = _offer(_optional(load, "concurrency"), _optional(load, "rate") or _optional(load, "request_rate"))
     start, end = (_unix(document.get(name)) for name in ("start_time", "end_time"))
     completed = _average(document, "request_count")
     seconds = _average(document, "benchmark_duration", end - start)
-    return _aiperf_offer(document), ClientResult(
+    return offer, ClientResult(
         completed=int(completed),
         failed=int(_average(document, "error_request_count", 0.0)),
         seconds=seconds,
@@ -180,14 +174,6 @@ def _aiperf(document: Mapping[str, Any]) -> Found:
         start=start,
         end=end,
     )
-
-
-def _aiperf_offer(document: Mapping[str, Any]) -> Offer:
-    """Of the phase that was measured, or of the older way to write it."""
-    phases = _within(document, "input_config").get("phases")
-    measured = [phase for phase in phases if isinstance(phase, dict)] if isinstance(phases, list) else []
-    load = measured[-1] if measured else _within(document, "input_config", "loadgen")
-    return _offer(_optional(load, "concurrency"), _optional(load, "rate") or _optional(load, "request_rate"))
 
 
 def _aiperf_latency(document: Mapping[str, Any], name: str) -> Latency:
@@ -206,7 +192,7 @@ def _average(document: Mapping[str, Any], name: str, otherwise: float | None = N
 
 
 def _unix(text: object) -> float:
-    """A local time without a zone, as AIPerf writes it, is taken as UTC where it has none; 0 for anything else."""
+    """Return a time in unix seconds; UTC if it has no zone, as AIPerf writes it; 0 for any other text."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:
@@ -214,11 +200,11 @@ def _unix(text: object) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-# -- of any ------------------------------------------------------------------------------------------------------------
+# -- numbers of any document -------------------------------------------------------------------------------------------
 
 
 def _offer(concurrency: object, rate: object) -> Offer:
-    """Closed-loop where the number of requests at a time is bounded, else open-loop."""
+    """Return a closed-loop load if the number of requests at a time is bounded, else an open-loop one."""
     if isinstance(concurrency, int | float) and concurrency >= 1:
         return Offer(concurrency=int(concurrency))
     known = isinstance(rate, int | float) and math.isfinite(rate) and rate > 0
@@ -230,13 +216,6 @@ def _within(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
         inside = document.get(name)
         document = inside if isinstance(inside, dict) else {}
     return document
-
-
-def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = _within(document, name)
-    if not found:
-        raise ResultUnreadable(f"a benchmark of guidellm lacks {name}: expected a report of version 2")
-    return found
 
 
 def _number(document: Mapping[str, Any], name: str) -> float:

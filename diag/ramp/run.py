@@ -1,31 +1,228 @@
 """A ramp as it runs: load and scrapes side by side, step after step, until the ceiling is known or something ends it.
 
-Whatever ends it, what was measured until then is kept and judged.
+The load is made by `vllm bench serve` of the interpreter that has vLLM. Its module is run, since not every package of
+vLLM has the command; it is loaded once, which takes long, by a host process that forks for each step. Secrets reach it
+by the environment alone. Whatever ends a ramp, what was measured until then is kept and judged.
 """
 
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from diag.core.formatting import plural
-from diag.ramp.generator import Generator, GeneratorFailed
-from diag.ramp.plan import Limits, again, next_offer, prompts
+from diag.core.errors import BadUsage
+from diag.core.formatting import plural, printable
+from diag.ramp.plan import Limits, RequestLengths, again, next_offer, prompts
+from diag.ramp.results import ResultUnreadable, of_vllm_bench
 from diag.ramp.step import ClientResult, Offer, Step, measure, of_client
 from diag.sources.live.scrape import BackgroundWatch
 from diag.sources.observation import Observation
 
+HOST = """
+import argparse, json, os, sys
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+print(json.dumps({"status": 0}), flush=True)
+for line in sys.stdin:
+    arguments = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.dup2(2, 1)
+        main(parser.parse_args(arguments))
+        sys.exit()
+    print(json.dumps({"pid": child}), flush=True)
+    print(json.dumps({"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}), flush=True)
+"""
+LOADS = 600.0
+"""Seconds for vLLM's modules to load, on a busy host."""
+ENDS = 10.0
+"""Seconds that a process has to exit after SIGTERM."""
+POLL = 0.2
+_OUTPUT = 4_000
+"""Bytes at the end of the generator's output that are searched for a reason."""
+_REASONS = {
+    "No module named 'vllm": "this Python has no vLLM: name one that has with --vllm-python",
+    "is not a local folder and is not a valid model identifier": "its tokenizer cannot be loaded: name a folder or a"
+    " model that is on this host with --tokenizer",
+    "outgoing traffic has been disabled": "its tokenizer is not on this host: name a folder with --tokenizer",
+    "Can't load tokenizer": "its tokenizer cannot be loaded: name a folder with --tokenizer",
+    "couldn't connect to 'https://huggingface.co'": "its tokenizer is not on this host, and the hub cannot be reached:"
+    " name a folder with --tokenizer",
+}
+"""Texts in the generator's output, and the reasons that the user reads instead."""
+
+
+class GeneratorFailed(Exception):
+    """The load generator failed; the message is a sentence."""
+
+
+@dataclass
+class Generator:
+    """Makes the load: the interpreter with vLLM, the server, the model's names, the lengths of requests.
+
+    `folder` holds the result of a step, and vLLM's output.
+    """
+
+    python: str
+    url: str
+    model: str
+    tokenizer: str
+    lengths: RequestLengths
+    environment: Mapping[str, str]
+    folder: Path = field(default_factory=Path)
+    _host: "subprocess.Popen[bytes] | None" = None
+    _unread: bytes = b""
+
+    @contextmanager
+    def running(self, tick: Callable[[], bool]) -> Iterator[None]:
+        """Load vLLM's modules, and end all processes after the block; GeneratorFailed if the modules do not load."""
+        with tempfile.TemporaryDirectory(prefix="diag-ramp-") as folder:
+            self.folder = Path(folder)
+            command, pipe, environment = [self.python, "-c", HOST], subprocess.PIPE, dict(self.environment)
+            with (self.folder / "output").open("wb") as output:
+                try:
+                    self._host = subprocess.Popen(
+                        command, stdin=pipe, stdout=pipe, stderr=output, env=environment, start_new_session=True
+                    )
+                except OSError as error:
+                    raise BadUsage(f"--vllm-python {printable(self.python)} cannot be run: {error.strerror}") from error
+            try:
+                self._wait(time.monotonic() + LOADS, tick)
+                yield
+            finally:
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    if self._host.poll() is None:
+                        with suppress(ProcessLookupError):
+                            os.killpg(self._host.pid, number)
+                        with suppress(subprocess.TimeoutExpired):
+                            self._host.wait(ENDS)
+
+    def run(self, offer: Offer, prompts: int, most_seconds: float, tick: Callable[[], bool]) -> ClientResult:
+        """Make the load of a step; GeneratorFailed if it fails or does not end.
+
+        `tick` is called all the while; the load ends once it returns False, and its result is lost.
+        """
+        assert self._host
+        assert self._host.stdin
+        result = self.folder / "result.json"
+        result.unlink(missing_ok=True)
+        arguments = json.dumps(self._arguments(offer, prompts, result))
+        with suppress(BrokenPipeError):
+            self._host.stdin.write(f"{arguments}\n".encode())
+            self._host.stdin.flush()
+        cores = self._wait(time.monotonic() + most_seconds, tick)
+        try:
+            return of_vllm_bench(json.loads(result.read_text(encoding="utf-8")))._replace(cores=cores)
+        except (OSError, ValueError, RecursionError, ResultUnreadable) as error:
+            raise GeneratorFailed(f"the result of vllm bench serve cannot be read: {printable(str(error))}") from error
+
+    def _wait(self, until: float, tick: Callable[[], bool]) -> float | None:
+        """Wait for the step's process; return the CPU cores that it used on average. GeneratorFailed if it fails."""
+        seen: list[tuple[float, float]] = []
+        pid = 0
+        while True:
+            message = self._message()
+            if status := message.get("status"):
+                raise GeneratorFailed(_why(status, self.folder / "output"))
+            if status is not None:
+                lasted = seen[-1][0] - seen[0][0] if seen else 0.0
+                return (seen[-1][1] - seen[0][1]) / lasted if lasted > 1 else None
+            pid = message.get("pid", pid)
+            if time.monotonic() > until:
+                raise GeneratorFailed("the load generator did not end in time: requests hang, or the network does")
+            if not tick():
+                raise GeneratorFailed("the load was ended early")
+            with suppress(OSError, ValueError, IndexError):
+                fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                ticks = int(fields[11]) + int(fields[12])  # user and system time
+                seen.append((time.monotonic(), ticks / os.sysconf("SC_CLK_TCK")))
+
+    def _message(self) -> dict[str, Any]:
+        """Read the next line of the host; {} if it writes none for a moment, its exit status if it has ended."""
+        assert self._host
+        assert self._host.stdout
+        if b"\n" not in self._unread and select.select([self._host.stdout], [], [], POLL)[0]:
+            new = os.read(self._host.stdout.fileno(), 2**16)
+            if not new:
+                return {"status": self._host.wait() or 1}
+            self._unread += new
+        line, found, rest = self._unread.partition(b"\n")
+        self._unread = rest if found else self._unread
+        with suppress(ValueError):  # loading vLLM prints other lines
+            message = json.loads(line) if found else {}
+            return message if isinstance(message, dict) else {}
+        return {}
+
+    def _arguments(self, offer: Offer, prompts: int, result: Path) -> list[str]:
+        load = {
+            "--backend": "openai",
+            "--base-url": self.url,
+            "--model": self.model,
+            "--tokenizer": self.tokenizer,
+            "--dataset-name": "random",
+            "--random-input-len": self.lengths.prompt - self.lengths.prefix,
+            "--random-output-len": self.lengths.output,
+            "--random-prefix-len": self.lengths.prefix,
+            "--random-range-ratio": round(self.lengths.spread, 2),
+            "--num-prompts": prompts,
+            "--seed": prompts,
+            "--percentile-metrics": "ttft,tpot,itl,e2el",
+            "--metric-percentiles": "50,90,99",
+            "--result-dir": result.parent,
+            "--result-filename": result.name,
+        }
+        load |= {"--max-concurrency": offer.concurrency} if offer.concurrency else {"--request-rate": offer.rate}
+        return [str(word) for pair in load.items() for word in pair] + ["--save-result", "--disable-tqdm"]
+
+
+def environment(given: Mapping[str, str], authorization: str, ca_file: str) -> dict[str, str]:
+    """Return the generator's environment; BadUsage for credentials that it cannot send."""
+    scheme, _, token = authorization.partition(" ")
+    if authorization and scheme != "Bearer":
+        raise BadUsage("vllm bench serve sends a bearer token only: set DIAG_BEARER_TOKEN, not DIAG_BASIC_AUTH")
+    own = {name: value for name, value in given.items() if not name.startswith("DIAG_")}
+    return {
+        "VLLM_NO_USAGE_STATS": "1",
+        **own,
+        **({"OPENAI_API_KEY": token} if token else {}),
+        **({"SSL_CERT_FILE": ca_file} if ca_file else {}),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _why(status: int, file: Path) -> str:
+    """Return a known reason that the generator's output shows, else the last line of the output."""
+    output = ""
+    with suppress(OSError):
+        output = file.read_bytes()[-_OUTPUT:].decode(errors="replace")
+    known = next((reason for text, reason in _REASONS.items() if text in output), "")
+    if known:
+        return f"vllm bench serve failed: {known}"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return f"vllm bench serve ended with status {status}: {printable(lines[-1]) if lines else 'no output'}"
+
+
 WARM_UP = 3
 """Requests, one at a time, before anything counts: they show that the load can be made, and how fast one is."""
 MOST_SECONDS = 60.0
-"""Besides four times what a step should take: to load a tokenizer and make the prompts on a busy host."""
+"""Time-out of a step beyond four times its length: to load a tokenizer and make the prompts on a busy host."""
 Tick = Callable[[str, float], None]
-"""Told what is done and the share of it that is over."""
+"""Receives the current activity and the share of it that is over."""
 
 
 def between(seen: Observation | None, start: float, end: float) -> Observation | None:
-    """The scrapes from one moment to another, in unix seconds."""
+    """Return the scrapes from one moment to another, in unix seconds."""
     if seen is None:
         return None
     within = (seen.instants >= start * 1000) & (seen.instants <= end * 1000)
@@ -46,10 +243,14 @@ class RampRun:
     warm: float = 1.0
 
     def run(self) -> None:
-        """Go as far as it gets; nothing is raised for what ends a ramp."""
+        """Run steps until the ceiling is known or something ends the ramp; raises nothing for that."""
         try:
-            with self.generator.running(self._goes_on("loading vLLM's modules", 20.0)):
-                self._warm_up()
+            with self.generator.running(self._ticker("loading vLLM's modules", 20.0)):
+                client = self._load(Offer(concurrency=1), WARM_UP, "warming up", self.limits.seconds)
+                if client and client.failed >= WARM_UP:
+                    self.stopped = "every request of the warm-up failed: look at the server's log"
+                elif client:
+                    self.warm = max(client.requests_per_second, 0.01)
                 while not self.stopped and (offer := next_offer(self.steps, self.limits, self.first)):
                     self._step(offer)
         except KeyboardInterrupt:
@@ -57,15 +258,8 @@ class RampRun:
         except GeneratorFailed as error:
             self.stopped = self.stopped or str(error)
 
-    def _warm_up(self) -> None:
-        client = self._load(Offer(concurrency=1), WARM_UP, "warming up", self.limits.seconds)
-        if client and client.failed >= WARM_UP:
-            self.stopped = "every request of the warm-up failed: look at the server's log"
-        elif client:
-            self.warm = max(client.requests_per_second, 0.01)
-
     def _step(self, offer: Offer) -> None:
-        """One step, and once more with more requests where it was over too soon."""
+        """Run one step, and once more with more requests if it was over too soon."""
         count = prompts(offer, self.steps, self.warm, self.limits)
         step = self._measured(offer, count)
         if step and not self.stopped and (more := again(step, count, self.limits)) and self._measured(offer, more):
@@ -75,7 +269,7 @@ class RampRun:
             self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
 
     def _measured(self, offer: Offer, count: int) -> Step | None:
-        """A step with so many requests; it is measured also where it was cut short."""
+        """Run and measure a step with so many requests; it is measured also if it was cut short."""
         start, client = time.time(), None
         try:
             client = self._load(offer, count, f"{offer.shown} requests", self.limits.seconds)
@@ -87,13 +281,13 @@ class RampRun:
 
     def _load(self, offer: Offer, count: int, what: str, seconds: float) -> ClientResult | None:
         try:
-            return self.generator.run(offer, count, MOST_SECONDS + 4 * seconds, self._goes_on(what, seconds))
+            return self.generator.run(offer, count, MOST_SECONDS + 4 * seconds, self._ticker(what, seconds))
         except GeneratorFailed as error:
             self.stopped = self.stopped or str(error)
             return None
 
-    def _goes_on(self, what: str, seconds: float) -> Callable[[], bool]:
-        """Shows progress, and says whether there is still a server to put load on."""
+    def _ticker(self, what: str, seconds: float) -> Callable[[], bool]:
+        """Return a function that shows progress and returns False once the server is gone."""
         begun = time.monotonic()
 
         def tick() -> bool:

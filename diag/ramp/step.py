@@ -1,7 +1,6 @@
-"""One step of a ramp: the load that was offered, and what the server's own counters and histograms say of it."""
+"""One step of a ramp: the load that was offered, and what the server's own counters and histograms show of it."""
 
 import math
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,14 +42,14 @@ class Offer(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """As a table has it: "16 at a time", "2.5 /s"."""
+        """The load in a table: "16" requests at a time, "2.5 /s"; "-" for a load of others."""
         if self.rate is not None:
             return f"{self.rate:.3g} /s"
         return "-" if self.concurrency is None else f"{self.concurrency}"
 
 
 class Latency(NamedTuple):
-    """Percentiles in seconds and how many were observed; `late` is the share beyond the SLO, None where unknown."""
+    """Percentiles in seconds and how many were observed; `late` is the share beyond the SLO, None if unknown."""
 
     p50: float | None = None
     p90: float | None = None
@@ -60,10 +59,10 @@ class Latency(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What the load generator says of a step itself; times in seconds.
+    """A step as the load generator reports it; times in seconds.
 
-    `ttft`, `itl` and `e2e` are percentiles 50, 90 and 99, None where it does not say. `cores` are the CPU cores that it
-    used. `start` and `end` are unix seconds, 0 where they are not known.
+    `ttft`, `itl` and `e2e` are percentiles 50, 90 and 99, None if not reported. `cores` are the CPU cores that the
+    generator used. `start` and `end` are unix seconds, 0 if unknown.
     """
 
     completed: int
@@ -86,7 +85,7 @@ class ClientResult(NamedTuple):
 
 
 class Breach(NamedTuple):
-    """A part of the measurement contract that a step does not keep."""
+    """An SLO that a step misses."""
 
     what: str
     share: float
@@ -94,7 +93,7 @@ class Breach(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Such as "TTFT is above 2.5 s for 12 % of the requests"."""
+        """The breach in words: "TTFT is above 2.5 s for 12 % of the requests"."""
         if not self.limit:
             return f"{quantity(self.share, 'share')} of the requests failed"
         tokens = "tokens" if self.what == "inter-token latency" else "requests"
@@ -102,10 +101,10 @@ class Breach(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step as it was measured over its steady part, by the server; rates are per second.
+    """A step as the server measured it over its steady part; rates are per second.
 
-    `by` says who measured: the "server", or the "client" where only the results of a load tool are there. `growth` are
-    the requests by which the queue grew, per finished one. `queries` are the samples of the steady part.
+    `by` is "client" if there are only the results of a load tool. `growth` is the growth of requests in flight from the
+    first to the last third of the step, per finished request. `queries` are the samples of the steady part.
     """
 
     offer: Offer
@@ -134,24 +133,23 @@ class Step(NamedTuple):
 
     @property
     def latencies(self) -> dict[str, Latency]:
-        """By the names that the SLOs have."""
+        """Latencies by the names of their SLOs."""
         return dict(zip(SLOS, (self.ttft, self.itl, self.e2e), strict=True))
 
     def breaches(self, contract: Contract) -> list[Breach]:
-        """Where more is late, or fails, than the contract's objective allows; a few may be chance."""
-        return list(self._breaches(contract))
-
-    def _breaches(self, contract: Contract) -> Iterator[Breach]:
+        """Return the SLOs of which more is late, or fails, than the objective allows; a few may be chance."""
         allowed = 1 - contract.objective
+        found = []
         for what, latency in self.latencies.items():
             late = latency.late or 0.0
             if late > allowed and late * latency.observed >= CHANCE - 0.5:
-                yield Breach(what, late, quantity(getattr(contract, SLOS[what]), "seconds"))
+                found.append(Breach(what, late, quantity(getattr(contract, SLOS[what]), "seconds")))
         if self.client and self.client.failed >= CHANCE and self.client.failed_share > allowed:
-            yield Breach("errors", self.client.failed_share, "")
+            found.append(Breach("errors", self.client.failed_share, ""))
+        return found
 
     def counts(self, seconds: float) -> bool:
-        """Whether it was steady for long enough, with requests enough for its percentiles."""
+        """Return True if the step was steady for long enough, with enough requests for its percentiles."""
         return self.seconds >= 0.6 * seconds and self.requests >= FEWEST
 
 
@@ -160,7 +158,7 @@ FEWEST = 10
 
 
 def measure(offer: Offer, observed: Observation | None, contract: Contract, client: ClientResult | None) -> Step | None:
-    """A step from the samples that were taken while it lasted; None where they show no load."""
+    """Return a step from the samples that were taken while it lasted; None if they show no load."""
     if observed is None:
         return None
     whole = QueryCache(SampleSource(observed.samples, observed.instants, observed.interval), contract)
@@ -170,36 +168,13 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
     if steady.stop - steady.start < 2:
         return None
     source = SampleSource(observed.samples, observed.instants[steady], observed.interval)
-    return _measured(offer, QueryCache(source, contract), in_flight[steady], client)
-
-
-def steady_part(in_flight: Floats, moved: NDArray[np.bool_], times: Floats) -> slice:
-    """The scrapes between the arrival of the first requests and the departure of the last ones.
-
-    `moved` is whether tokens were generated since the scrape before: short requests may be in flight at none.
-    """
-    active = (np.nan_to_num(in_flight) > 0) | moved
-    if not active.any():
-        return slice(0, 0)
-    level = np.median(np.nan_to_num(in_flight[active])) / 2
-    loaded = np.flatnonzero(active & (np.nan_to_num(in_flight) >= level))
-    first, last = int(loaded[0]), int(loaded[-1])
-    begin = times[first] + min(SETTLES[0] * (times[last] - times[first]), SETTLES[1])
-    return slice(int(np.searchsorted(times, begin)), last + 1)
-
-
-def _scraped(queries: QueryCache, promql: str) -> Floats:
-    """A value at every scrape of the one server, NaN where it failed."""
-    times = queries.source.instants
-    rows = list(queries.ask(promql, INSTANCE, queries.holding(0.0), times).values())
-    return rows[0] if rows else np.full(len(times), np.nan)
-
-
-def _measured(offer: Offer, queries: QueryCache, in_flight: Floats, client: ClientResult | None) -> Step:
+    queries = QueryCache(source, contract)
     seconds = queries.span + queries.source.interval
     rates = {name: (value(queries, promql) or 0.0) / seconds for name, promql in RATES.items()}
     finished = rates["requests_per_second"] * seconds
-    known = in_flight[np.isfinite(in_flight)]
+    known = in_flight[steady][np.isfinite(in_flight[steady])]
+    third = len(known) // 3
+    growth = float(known[-third:].mean() - known[:third].mean()) / finished if third and finished > 0 else 0.0
     ttft, itl, e2e = (_latency(queries, name) for name in SLOS)
     return Step(
         offer,
@@ -213,7 +188,7 @@ def _measured(offer: Offer, queries: QueryCache, in_flight: Floats, client: Clie
         in_flight=float(known.mean()) if len(known) else None,
         tokens_per_step=value(queries, STEP_TOKENS),
         preemptions=value(queries, "$preemptions"),
-        growth=_growth(known, finished),
+        growth=growth,
         ttft=ttft,
         itl=itl,
         e2e=e2e,
@@ -222,38 +197,52 @@ def _measured(offer: Offer, queries: QueryCache, in_flight: Floats, client: Clie
     )
 
 
-def _growth(in_flight: Floats, finished: float) -> float:
-    """By how many requests in flight its last third is above its first, per finished request."""
-    third = len(in_flight) // 3
-    if not third or finished <= 0:
-        return 0.0
-    return float(in_flight[-third:].mean() - in_flight[:third].mean()) / finished
+def steady_part(in_flight: Floats, moved: NDArray[np.bool_], times: Floats) -> slice:
+    """Return the scrapes between the arrival of the first requests and the departure of the last ones.
+
+    `moved` is True if tokens were generated since the scrape before: short requests may be in flight at no scrape.
+    """
+    active = (np.nan_to_num(in_flight) > 0) | moved
+    if not active.any():
+        return slice(0, 0)
+    level = np.median(np.nan_to_num(in_flight[active])) / 2
+    loaded = np.flatnonzero(active & (np.nan_to_num(in_flight) >= level))
+    first, last = int(loaded[0]), int(loaded[-1])
+    begin = times[first] + min(SETTLES[0] * (times[last] - times[first]), SETTLES[1])
+    return slice(int(np.searchsorted(times, begin)), last + 1)
+
+
+def _scraped(queries: QueryCache, promql: str) -> Floats:
+    """Return a value at every scrape of the one server, NaN if the scrape failed."""
+    times = queries.source.instants
+    rows = list(queries.ask(promql, INSTANCE, queries.holding(0.0), times).values())
+    return rows[0] if rows else np.full(len(times), np.nan)
 
 
 def _latency(queries: QueryCache, name: str) -> Latency:
-    """As the histogram knows it; a release has one of its names."""
-    p50, p90, p99 = (_quantile(queries, share, name) for share in (0.5, 0.9, 0.99))
+    """Read a latency off its histogram; each release has one of its names."""
+
+    def quantile(share: float) -> float | None:
+        found = (
+            value(queries, f"histogram_quantile({share}, sum by ($by, le) (increase({metric}_bucket[$window])))")
+            for metric in HISTOGRAMS[name]
+        )
+        return next((seconds for seconds in found if seconds is not None), None)
+
+    p50, p90, p99 = map(quantile, (0.5, 0.9, 0.99))
     count, in_time = (value(queries, promql) for promql in LATENCIES[name])
     late = max(0.0, 1 - in_time / count) if count and in_time is not None else None
     return Latency(p50, p90, p99, count or 0.0, late)
 
 
-def _quantile(queries: QueryCache, share: float, name: str) -> float | None:
-    found = (
-        value(queries, f"histogram_quantile({share}, sum by ($by, le) (increase({metric}_bucket[$window])))")
-        for metric in HISTOGRAMS[name]
-    )
-    return next((quantile for quantile in found if quantile is not None), None)
-
-
 def value(queries: QueryCache, promql: str) -> float | None:
-    """One number of the one server over all samples; None where there is none."""
+    """Return a number of the one server over all samples; None if there is none."""
     rows = list(queries.ask(promql, INSTANCE, queries.whole).values())
     return float(rows[0][-1]) if rows and math.isfinite(rows[0][-1]) else None
 
 
 def of_client(offer: Offer, client: ClientResult, contract: Contract) -> Step:
-    """A step that only a load tool has measured."""
+    """Return a step that only a load tool has measured."""
     in_flight = client.requests_per_second * client.e2e.p50 if client.e2e.p50 else None
     return Step(
         offer,
@@ -272,7 +261,7 @@ def of_client(offer: Offer, client: ClientResult, contract: Contract) -> Step:
 
 
 def _judged(latency: Latency, slo: float) -> Latency:
-    """A tool gives percentiles, so the share beyond the SLO is known as at least that above the first beyond it."""
+    """Fill in `late`: a tool gives percentiles, so at least the share above the first one beyond the SLO is late."""
     known = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
     beyond = (1 - share for share, at in known if at is not None and at > slo)
     return latency._replace(late=max(beyond, default=0.0))

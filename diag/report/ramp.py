@@ -13,8 +13,7 @@ from markupsafe import Markup
 from diag import __version__
 from diag.core.formatting import number, quantity
 from diag.diagnosis.proposals import Proposal, written
-from diag.ramp.analysis import Ramp
-from diag.ramp.candidates import BoundBy
+from diag.ramp.analysis import BoundBy, Ramp
 from diag.ramp.plan import holds
 from diag.ramp.step import SLOS, Step
 from diag.report import svg

@@ -23,7 +23,7 @@ from diag.commands.doctor import run as doctor
 from diag.commands.observe import ObserveOptions
 from diag.commands.record import run
 from diag.core.errors import BadRecording, BadUsage, Unreachable
-from diag.exporter.host import host_collectors
+from diag.exporter.page import host_collectors
 from diag.exposition.scrapes import Target
 from diag.http.credentials import Credentials
 from diag.http.vllm_server import VllmServer

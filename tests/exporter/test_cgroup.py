@@ -8,8 +8,8 @@ import pytest
 from support.processes import TP2, serving
 
 from diag.core.metric_families import FAMILIES
-from diag.exporter.process.cgroup import control_group
 from diag.exporter.process.collector import ProcessCollector
+from diag.exporter.process.kernel import control_group
 
 MEMINFO = "MemTotal:       65536000 kB\nMemFree:         1024000 kB\nMemAvailable:   49152000 kB\n"
 HOST = 65536000 * 1024.0

@@ -7,10 +7,9 @@ import pytest
 from support.paths import LOGS
 
 from diag.exporter.collector_thread import CollectionResult
-from diag.exporter.host import HostCollectors
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import LogTail
-from diag.exporter.page import HostPage
+from diag.exporter.page import HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()

@@ -13,9 +13,9 @@ from support import scripted_nvml
 from support.scripted_nvml import GIB, H100, LOST, T4
 
 from diag.core.metric_families import THROTTLE_REASONS
-from diag.exporter.gpu import collector, nvml, xid
+from diag.exporter.gpu import collector, nvml
 from diag.exporter.gpu.collector import GpuCollector
-from diag.exporter.process.ownership import Owner
+from diag.exporter.process.server import Owner
 
 Script = Callable[..., None]
 
@@ -471,7 +471,7 @@ def until(one: GpuCollector, true: Callable[[Shown], bool]) -> Shown:
 
 def test_an_xid_is_counted_from_zero(script: Script) -> None:
     script(H100, H100)
-    one, before = gpus(), set(xid.threading.enumerate())
+    one, before = gpus(), set(collector.threading.enumerate())
     one.start()
     try:
         born = until(one, lambda shown: shown.of("xid_errors_total", 1, "79") is not None)
@@ -481,7 +481,7 @@ def test_an_xid_is_counted_from_zero(script: Script) -> None:
         assert (shown.of("xid_errors_total", 1, "79"), shown.of("xid_errors_total", 0, "79")) == (1, 0)
     finally:
         one.stop()
-    assert set(xid.threading.enumerate()) <= before
+    assert set(collector.threading.enumerate()) <= before
 
 
 def test_without_a_watch_nothing_is_said_of_xids(script: Script) -> None:

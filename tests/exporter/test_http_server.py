@@ -15,7 +15,7 @@ from support.exporter_server import Saying, listening
 from support.waiting import until
 
 from diag.core.errors import BadUsage
-from diag.exporter import connections
+from diag.exporter import http_server
 from diag.exporter.http_server import CONTENT_TYPE, Answer, Handler, Listen, PageServer, parse
 
 
@@ -117,7 +117,7 @@ def test_head_says_what_get_says() -> None:
 
 
 def test_more_connections_than_there_may_be_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST", 5)
+    monkeypatch.setattr(http_server, "MOST", 5)
     with listening() as url:
         place = ("127.0.0.1", int(url.rpartition(":")[2]))
         begun = threading.active_count()
@@ -130,7 +130,7 @@ def test_more_connections_than_there_may_be_push_out_the_oldest(monkeypatch: pyt
 
 
 def test_a_client_in_drips_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "PATIENCE", 0.2)
+    monkeypatch.setattr(http_server, "PATIENCE", 0.2)
     with listening() as url:
         slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
         slow.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -142,7 +142,7 @@ def test_a_client_in_drips_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_client_that_does_not_take_its_page_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "PATIENCE", 2.0)
+    monkeypatch.setattr(http_server, "PATIENCE", 2.0)
     monkeypatch.setattr(Handler, "timeout", 60)
 
     class Large:

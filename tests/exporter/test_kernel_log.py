@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from diag.exporter.process.kernel_log import last_vllm_kill
+from diag.exporter.process.kernel import last_vllm_kill
 
 KILLED = "Memory cgroup out of memory: Killed process 4748 (VLLM::Worker) total-vm:3505860kB, anon-rss:1799584kB"
 

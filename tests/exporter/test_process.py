@@ -22,8 +22,7 @@ from support.processes import TP2, engine, serving
 from diag.core.metric_families import FAMILIES, render
 from diag.exporter.process import collector, table
 from diag.exporter.process.collector import ProcessCollector, children
-from diag.exporter.process.ownership import Owner
-from diag.exporter.process.server import find_server
+from diag.exporter.process.server import Owner, find_server
 from diag.exporter.process.table import ProcessEntry
 
 CPU = "diag_vllm_process_cpu_seconds_total"

@@ -125,7 +125,7 @@ TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: b\n", "a in the file is not supported: diag exporter knows tls_server_config, "),
+        ("a: b\n", "a in the file is not supported: use tls_server_config, "),
         ("- a\n", "the file should have keys and values"),
         ("a: [\n", "line 2: this is no YAML"),
         (TLS + "  cipher_suites: [x]\n", "cipher_suites in tls_server_config is not supported"),
@@ -155,7 +155,7 @@ def test_the_hashes_are_in_no_representation(tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (["--web.config.file", "/no/file"], "--web.config.file /no/file cannot be read: No such file"),
-        (["--web.config.file", "f", "--tls-cert", "c"], "--web.config.file says all about TLS"),
+        (["--web.config.file", "f", "--tls-cert", "c"], "--web.config.file sets TLS"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_one_sentence(words: list[str], reason: str) -> None:

@@ -17,7 +17,7 @@ from support.schemas import validator
 from diag.commands import doctor
 from diag.commands import ramp as work
 from diag.commands.observe import ObserveOptions
-from diag.ramp.traffic import request_lengths
+from diag.ramp.plan import request_lengths
 from diag.report import ramp as text
 from diag.sources.recording.reader import read
 

@@ -16,7 +16,7 @@ from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 from diag.core.metric_families import FAMILIES, LABELS
 from diag.diagnosis import telemetry_checks
 from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
-from diag.exporter.process.cgroup import EVENTS
+from diag.exporter.process.kernel import EVENTS
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Expression, parse

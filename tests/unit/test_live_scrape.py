@@ -19,7 +19,7 @@ from support import bad_servers as bad
 from support.bad_servers import PAGE, Answer, Reply, Request, Server, on_metrics, pages, serving, talking
 
 from diag.core.errors import BadUsage, Unreachable
-from diag.exporter.host import host_collectors
+from diag.exporter.page import host_collectors
 from diag.http.credentials import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate

@@ -9,10 +9,9 @@ import pytest
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.ramp import results
-from diag.ramp.analysis import Circumstances, conclude
-from diag.ramp.candidates import compared, gain_per_doubling
-from diag.ramp.generator import environment
+from diag.ramp.analysis import Circumstances, compared, conclude, gain_per_doubling
 from diag.ramp.plan import Limits, again, ceiling, next_offer, prompts, why_enough
+from diag.ramp.run import environment
 from diag.ramp.step import ClientResult, Latency, Offer, Step, of_client, steady_part
 
 LIMITS = Limits(Contract(ttft_seconds=5.0), seconds=30.0, most=64)

@@ -1,18 +1,91 @@
-"""All GPUs of one vLLM server: which they are, and the samples of each."""
+"""All GPUs of one vLLM server: which they are, the samples of each, and a thread that counts their Xid errors."""
 
+import threading
 import time
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.gpu import nvml
-from diag.exporter.gpu.gpu import Gpu, identified, is_named, peers
 from diag.exporter.gpu.nvml import NvmlUnavailable
-from diag.exporter.gpu.xid import XidWatch
+from diag.exporter.gpu.readings import Gpu, identified, is_named, peers
 
 if TYPE_CHECKING:
-    from diag.exporter.process.ownership import Owner
+    from diag.exporter.process.server import Owner
+
+PAUSE = 30.0
+"""Seconds between two attempts to wait for Xid errors, if the driver does not answer."""
+COUNTED = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143)
+"""Xids that have a series from the start, at 0: a counter that begins at 1 never increases."""
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """State that the thread shares with its watch; the thread must not hold the watch, or neither would ever end."""
+
+    counts: Counter[tuple[str, int]] = field(default_factory=Counter)
+    watched: set[str] = field(default_factory=set)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class XidWatch:
+    """Counts Xid errors, which NVML reports only while a thread waits for them.
+
+    It starts and stops NVML by itself. Started again after a stop, it counts on.
+    """
+
+    def __init__(self) -> None:
+        self._counting = _Counting()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to count, until `stop` or until this object is collected."""
+        self._counting = replace(self._counting, stop=threading.Event())
+        weakref.finalize(self, self._counting.stop.set)
+        self._thread = threading.Thread(target=_count_xids, args=(self._counting,), name="diag-xid", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop using NVML; takes as long as one wait, and does not wait for a driver that hangs."""
+        self._counting.stop.set()
+        if self._thread:
+            self._thread.join(4 * nvml.WAIT / 1000)
+            self._thread = None
+
+    def samples(self, gpu: str, uuid: str) -> Iterator[Sample]:
+        """Yield the counts of one GPU; also of a lost one, whose last Xid shows why."""
+        if uuid in self._counting.watched:
+            found = list(self._counting.counts.items())
+            counts = dict.fromkeys(COUNTED, 0) | {xid: n for (of, xid), n in found if of == uuid}
+            for xid, count in counts.items():
+                yield "diag_gpu_xid_errors_total", (gpu, uuid, str(xid)), float(count)
+
+
+def _count_xids(counting: _Counting) -> None:
+    while not counting.stop.is_set():
+        with suppress(nvml.NvmlUnavailable):
+            nvml.start()
+            try:
+                events = nvml.Events(device for device in nvml.devices() if device)
+                try:
+                    counting.watched.update(events.watched)
+                    while events.watched and not counting.stop.is_set():
+                        try:
+                            if found := events.wait():
+                                counting.counts[found] += 1
+                        except nvml.GpuLost:  # raised at once, again and again; other GPUs may still report errors
+                            counting.stop.wait(1)
+                finally:
+                    events.close()
+            finally:
+                nvml.stop()
+        counting.stop.wait(PAUSE)
+
 
 NVIDIA = "0x10de"
 """The vendor of a PCI device; containers see those of their host."""
@@ -21,11 +94,11 @@ RETRY = 30.0
 
 
 class GpuCollector:
-    """All GPUs of this server.
+    """Collects the GPUs of this server.
 
-    Those named with `--gpus`; else those that a process of the server is on or that its CUDA_VISIBLE_DEVICES names;
-    else all. A GPU that was shown once stays, or a crash would take its series away. A missing driver is a problem only
-    where there is something to drive.
+    They are the GPUs named with `--gpus`; else those that a process of the server uses or its CUDA_VISIBLE_DEVICES
+    names; else all. A GPU that was shown once stays, or a crash would remove its series. A missing driver is a problem
+    only if the host has a GPU.
     """
 
     name = "nvml"
@@ -57,42 +130,36 @@ class GpuCollector:
         self._xids.start()
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting Xid errors."""
         if self._xids:
             self._xids.stop()
 
     def collect(self) -> Collected:
-        """Every GPU of the server as it is now."""
+        """Read every GPU of the server."""
         now = time.monotonic()
         try:
-            self._begin(now)
+            if not self._started:
+                if now < self._start_at:
+                    raise NvmlUnavailable(self._why)
+                nvml.start()
+                self._started = True
+                self._enumerate()
+            elif nvml.count() != len(self._gpus):
+                self._enumerate()
             by_gpu = [(gpu, gpu.read(now)) for gpu in self._gpus]
         except NvmlUnavailable as error:
-            self._end(str(error), now)
+            if self._started:
+                nvml.stop()
+            if self._started or now >= self._start_at:
+                self._start_at = now + RETRY
+            self._started, self._why = False, str(error) if self._expects_gpus() else ""
+            for gpu in self._gpus:
+                gpu.is_up = False
             return Collected([sample for gpu in self._gpus for sample in gpu.info()], self._why)
-        return Collected(list(self._of(by_gpu)), self._problem(now))
-
-    def _begin(self, now: float) -> None:
-        if not self._started:
-            if now < self._start_at:
-                raise NvmlUnavailable(self._why)
-            nvml.start()
-            self._started = True
-            self._enumerate()
-        elif nvml.count() != len(self._gpus):
-            self._enumerate()
-
-    def _end(self, why: str, now: float) -> None:
-        if self._started:
-            nvml.stop()
-        if self._started or now >= self._start_at:
-            self._start_at = now + RETRY
-        self._started, self._why = False, why if self._expects_gpus() else ""
-        for gpu in self._gpus:
-            gpu.is_up = False
+        return Collected(list(self._samples(by_gpu)), self._problem(now))
 
     def _expects_gpus(self) -> bool:
-        """Whether some were named or seen, or this host has an NVIDIA device; yes where that cannot be told."""
+        """Return True if GPUs were named or seen, if the host has an NVIDIA device, or if that is unknown."""
         vendors = list(self._pci.glob("*/vendor"))
         found = any(vendor.read_text(encoding="ascii").strip() == NVIDIA for vendor in vendors)
         return bool(self._select or self._gpus) or found or not vendors
@@ -106,8 +173,9 @@ class GpuCollector:
         self._peers = list(peers([gpu for gpu in self._gpus if gpu.device]))
 
     def _problem(self, now: float) -> str:
+        """Return the problem to report; restart NVML if a GPU is lost, for only that finds one that was reset."""
         lost = [str(gpu.index) for gpu in self._gpus if not gpu.is_up]
-        if lost and now >= self._anew_at:  # a GPU that was reset is found by a new start only
+        if lost and now >= self._anew_at:
             self._anew_at = now + RETRY
             nvml.stop()
             self._started = False
@@ -115,7 +183,7 @@ class GpuCollector:
             return f"--gpus {','.join(self._select)} names no GPU of this host"
         return f"GPU {', '.join(lost)} does not answer" if lost else ""
 
-    def _of(self, by_gpu: Sequence[tuple[Gpu, list[Sample]]]) -> Iterator[Sample]:
+    def _samples(self, by_gpu: Sequence[tuple[Gpu, list[Sample]]]) -> Iterator[Sample]:
         owners = self._owners()
         serving = {gpu.uuid: self._serves(gpu, owners) for gpu, _ in by_gpu}
         self._shown |= {uuid for uuid, is_serving in serving.items() if is_serving}
@@ -125,13 +193,18 @@ class GpuCollector:
             yield from gpu.info()
             yield from samples
             yield from self._xids.samples(*gpu.labels) if self._xids else ()
-            yield from self._users(gpu, owners)
+            for pid, used in gpu.processes.items():
+                owner = owners.get(pid)
+                role = owner.role if owner else "other" if (self._proc / str(pid)).exists() else "unknown"
+                if used is not None and gpu.is_up:
+                    labels = (*gpu.labels, str(pid), role, owner.rank if owner else "")
+                    yield "diag_gpu_process_memory_bytes", labels, float(used)
             if serving[gpu.uuid] is not None:
                 yield "diag_gpu_serving", gpu.labels, float(bool(serving[gpu.uuid]))
         yield from self._peers
 
     def _serves(self, gpu: Gpu, owners: "Mapping[int, Owner]") -> bool | None:
-        """Whether this vLLM is on it; None where that cannot be told."""
+        """Return True if this vLLM uses the GPU, None if that is unknown."""
         if self._select:
             return is_named(gpu, self._select)
         if not gpu.processes.keys().isdisjoint(owners):
@@ -141,14 +214,3 @@ class GpuCollector:
             return is_named(gpu, tuple(visible.split(",")))
         seen = owners and all((self._proc / str(pid)).exists() for other in self._gpus for pid in other.processes)
         return False if seen else None
-
-    def _users(self, gpu: Gpu, owners: "Mapping[int, Owner]") -> Iterator[Sample]:
-        for pid, used in gpu.processes.items():
-            owner = owners.get(pid)
-            role = owner.role if owner else "other" if (self._proc / str(pid)).exists() else "unknown"
-            if used is not None and gpu.is_up:
-                yield (
-                    "diag_gpu_process_memory_bytes",
-                    (*gpu.labels, str(pid), role, owner.rank if owner else ""),
-                    float(used),
-                )

@@ -1,7 +1,7 @@
 """NVML, as far as this driver and this GPU answer (the only importer of pynvml).
 
-Functions are asked for by name: an older nvidia-ml-py or an older driver may not have them. What a GPU refuses is
-remembered, since some refusals are as slow as an answer; `Device.forget` asks anew.
+Functions are called by name: an older nvidia-ml-py or an older driver may lack them. Requests that a GPU refuses are
+not repeated, since some refusals are as slow as an answer, until `Device.forget`.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import pynvml
 MEMORY_V2 = 0x02000028
 """nvmlMemory_v2: its `used` leaves out what the driver keeps for itself, which is `used` in the first version."""
 WAIT = 500
-"""Milliseconds to wait for an event: for so long NVML cannot be shut down."""
+"""Milliseconds to wait for an event, during which NVML cannot be shut down."""
 
 _LOST = {15, 16, 28}  # GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
 _AWAY = {1, 9}  # UNINITIALIZED, DRIVER_NOT_LOADED
@@ -39,7 +39,7 @@ _DECODE = {kind: struct.Struct(form).unpack for kind, form in _TYPES.items()}
 
 
 class NvmlUnavailable(Exception):
-    """There is no NVML to ask; the message is a sentence."""
+    """NVML cannot be used; the message is a sentence."""
 
 
 class GpuLost(Exception):
@@ -47,7 +47,7 @@ class GpuLost(Exception):
 
 
 class Field(NamedTuple):
-    """A field value, batched; `scope` is the link where NVML counts by link. The answer is value * times / per."""
+    """A field value, read in a batch; `scope` is the link if NVML counts by link. The number is value * times / per."""
 
     id: int
     scope: int = 0
@@ -56,7 +56,7 @@ class Field(NamedTuple):
 
 
 class NvmlCall(NamedTuple):
-    """A function of the device; `pick` is the attribute or index where it answers more than a number."""
+    """A function of the device; `pick` is the attribute or index of an answer that is more than a number."""
 
     name: str
     args: tuple[int, ...] = ()
@@ -67,26 +67,26 @@ class NvmlCall(NamedTuple):
 
 Source = Field | NvmlCall
 Request = tuple[Any, ...]
-"""What tells one source's question from another's: its first two items."""
+"""The first two items of a source, which identify what NVML is asked."""
 
 
 class NvmlReading(NamedTuple):
-    """A family and its labels; of its sources the first one that is not refused counts."""
+    """A family, its labels and its sources, the first of which that is not refused counts."""
 
     family: str
     labels: tuple[str, ...]
     sources: tuple[Source, ...]
     link: int | None = None
-    """Where the sample is a sum over all links, one of them."""
+    """The link of this part of a sample that is a sum over all links; None for any other sample."""
 
 
 class ReadPlan(NamedTuple):
-    """What to ask for some readings, as long as no more than so many requests have been refused."""
+    """Requests for some readings; valid until more than `refused` requests have been refused."""
 
     readings: Sequence[NvmlReading]
     refused: int
     sources: Sequence[tuple[NvmlReading, Source, int]]
-    """With the place of its answer: those of all fields, then those of all calls."""
+    """Reading, source and index of its answer: the answers of all fields, then of all calls."""
     fields: Sequence[Request]
     calls: Sequence[Request]
 
@@ -102,18 +102,18 @@ class Device:
         self._failures = 0
 
     def forget(self) -> None:
-        """Ask again for what was refused."""
+        """Repeat requests that were refused."""
         self._refused.clear()
         self._plans.clear()
 
     def fell_silent(self) -> bool:
-        """Whether it answered nothing since this was last asked: some lost GPUs only say "unknown error"."""
+        """Return True if no request was answered since the last call: some lost GPUs only report "unknown error"."""
         silent = self._failures > 0 and self._answers == 0
         self._answers = self._failures = 0
         return silent
 
     def ask(self, name: str, *args: Any) -> Any:
-        """The answer, or None where there is none."""
+        """Call a function; None if it is refused or fails."""
         request = (name, args)
         return None if request in self._refused else self._call(request)
 
@@ -128,7 +128,7 @@ class Device:
         return answer
 
     def read(self, readings: Sequence[NvmlReading]) -> list[tuple[NvmlReading, float]]:
-        """What could be read of these; a tuple of readings that is kept is planned once."""
+        """Return the readings that have a value; a tuple of readings that the caller keeps is planned once."""
         while True:
             plan, refused = self._plan(readings), len(self._refused)
             answers = [*self._fields(plan.fields), *map(self._call, plan.calls)]
@@ -138,11 +138,13 @@ class Device:
         return [(reading, _number(source, answer)) for reading, source, answer in known if answer is not None]
 
     def _plan(self, readings: Sequence[NvmlReading]) -> "ReadPlan":
-        """Of each reading the first source that has not been refused."""
+        """Choose the first source of each reading that has not been refused."""
         plan = self._plans.get(id(readings))
         if plan is None or plan.readings is not readings or plan.refused != len(self._refused):
-            left = ((reading, self._not_refused(reading)) for reading in readings)
-            sources = [(reading, usable[0]) for reading, usable in left if usable]
+            sources = []
+            for reading in readings:
+                usable = [source for source in reading.sources if source[:2] not in self._refused]
+                sources += [(reading, usable[0])] if usable else []
             fields, calls = (
                 list(dict.fromkeys(source[:2] for _, source in sources if isinstance(source, kind)))
                 for kind in (Field, NvmlCall)
@@ -152,11 +154,8 @@ class Device:
             plan = self._plans[id(readings)] = ReadPlan(readings, len(self._refused), placed, fields, calls)
         return plan
 
-    def _not_refused(self, reading: NvmlReading) -> "Sequence[Source]":
-        return [source for source in reading.sources if source[:2] not in self._refused]
-
     def processes(self) -> dict[int, int | None]:
-        """PID -> bytes, None where they are not known. Asked at each look, whatever was refused: it shows a loss."""
+        """Return bytes by PID, None if unknown. Never skipped as refused: the call shows a lost GPU."""
         answer = None
         for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
             self._refused.discard((name, ()))
@@ -170,7 +169,7 @@ class Device:
         return found
 
     def instances(self) -> list["Device"]:
-        """Its MIG instances."""
+        """Return the MIG instances of this GPU."""
         mode = self.ask("nvmlDeviceGetMigMode")
         if not mode or mode[0] != 1:
             return []
@@ -179,7 +178,7 @@ class Device:
         return [Device(handle) for handle in handles if handle is not None]
 
     def _fields(self, wanted: Sequence[Request]) -> Iterator[float | None]:
-        """The answer to each of them, None where there is none."""
+        """Yield the answer to each field, None if there is none."""
         try:
             values = _function("nvmlDeviceGetFieldValues")(self.handle, wanted) if wanted else b""
         except pynvml.NVMLError as error:
@@ -206,10 +205,10 @@ class Device:
 
 
 class Events:
-    """The Xid errors of these GPUs from now on, for NVML keeps no history. Raises NvmlUnavailable without events."""
+    """Xid errors of these GPUs from now on (NVML keeps no history). Raises NvmlUnavailable without events."""
 
     def __init__(self, devices: Iterable[Device]) -> None:
-        self._set = _or_away("nvmlEventSetCreate")
+        self._set = _or_unavailable("nvmlEventSetCreate")
         self._uuids: dict[int | None, str] = {}
         for device in devices:
             with suppress(pynvml.NVMLError):
@@ -218,11 +217,11 @@ class Events:
 
     @property
     def watched(self) -> Collection[str]:
-        """The GPUs that tell of their Xid errors."""
+        """UUIDs of the GPUs that report their Xid errors."""
         return self._uuids.values()
 
     def wait(self) -> tuple[str, int] | None:
-        """UUID and Xid of the next one, or None when there is none for a while. GpuLost when it fails for some GPU."""
+        """Return UUID and Xid of the next error, None if there is none for `WAIT`. GpuLost if a GPU is lost."""
         try:
             event = _function("nvmlEventSetWait_v2")(self._set, WAIT)
         except pynvml.NVMLError as error:
@@ -239,35 +238,41 @@ class Events:
 
 
 def start() -> None:
-    """Each start needs a stop: NVML counts its users. Raises NvmlUnavailable."""
-    _or_away("nvmlInit")
+    """Start NVML; each start needs a stop, since NVML counts its users. Raises NvmlUnavailable."""
+    _or_unavailable("nvmlInit")
 
 
 def stop() -> None:
-    """One user less."""
+    """Stop NVML for one of its users."""
     with suppress(pynvml.NVMLError):
         _function("nvmlShutdown")()
 
 
 def count() -> int:
-    """How many GPUs the driver lists; it may list a lost one. Raises NvmlUnavailable."""
-    return int(_or_away("nvmlDeviceGetCount"))
+    """Return the number of GPUs that the driver lists; it may list a lost one. Raises NvmlUnavailable."""
+    return int(_or_unavailable("nvmlDeviceGetCount"))
 
 
 def devices() -> list[Device | None]:
-    """By index, which goes by the PCI bus; None for one that does not answer. Raises NvmlUnavailable."""
-    return [_device(index) for index in range(count())]
+    """Return the GPUs in the order of the PCI bus; None for one that does not answer. Raises NvmlUnavailable."""
+    found: list[Device | None] = []
+    for index in range(count()):
+        try:
+            found.append(Device(_function("nvmlDeviceGetHandleByIndex")(index)))
+        except pynvml.NVMLError:
+            found.append(None)
+    return found
 
 
 def driver_version() -> str:
-    """Such as "580.95.05", "" if unknown."""
+    """Return the driver's version such as "580.95.05"; "" if unknown."""
     with suppress(pynvml.NVMLError):
         return str(_function("nvmlSystemGetDriverVersion")())
     return ""
 
 
 def uuid_of_instance(uuid: str) -> str:
-    """The UUID of the GPU that this MIG instance is on, "" if there is none."""
+    """Return the UUID of the GPU that has this MIG instance; "" if there is none."""
     with suppress(pynvml.NVMLError):
         instance = _function("nvmlDeviceGetHandleByUUID")(uuid)
         return str(_function("nvmlDeviceGetUUID")(_function("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")(instance)))
@@ -275,27 +280,22 @@ def uuid_of_instance(uuid: str) -> str:
 
 
 def between(name: str, one: Device, other: Device, *args: int) -> Any:
-    """What is said of a pair of GPUs, None where nothing is."""
+    """Call a function of a pair of GPUs; None if it fails."""
     with suppress(pynvml.NVMLError):
         return _function(name)(one.handle, other.handle, *args)
     return None
 
 
-def _device(index: int) -> Device | None:
-    with suppress(pynvml.NVMLError):
-        return Device(_function("nvmlDeviceGetHandleByIndex")(index))
-    return None
-
-
 def _function(name: str) -> Any:
-    return getattr(pynvml, name, _missing)
+    """Return a function of pynvml; one that raises "function not found" if this release lacks it."""
+
+    def missing(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    return getattr(pynvml, name, missing)
 
 
-def _missing(*_: object) -> None:
-    raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-
-
-def _or_away(name: str) -> Any:
+def _or_unavailable(name: str) -> Any:
     try:
         return _function(name)()
     except pynvml.NVMLError as error:

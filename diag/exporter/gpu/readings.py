@@ -1,13 +1,18 @@
-"""What is read of a GPU: families, NVML's fields and functions, their units. Numbers and units: nvml.h 13.5.
+"""Readings of one GPU: families, NVML's fields and functions, their units, and how often each is read.
 
-Each function gives the same readings, with the labels of a GPU, for the same arguments: they are planned once.
+Numbers and units: nvml.h 13.5. A function of readings returns the same tuple for the same arguments, so that
+`nvml.Device` plans it once.
 """
 
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import permutations
 
+from diag.core.metric_families import THROTTLE_REASONS, Sample
 from diag.exporter.gpu import nvml
-from diag.exporter.gpu.nvml import Field, NvmlCall, NvmlReading
+from diag.exporter.gpu.nvml import Device, Field, GpuLost, NvmlCall, NvmlReading
+from diag.vllm.capacity import series
 
 E3, E6, E9 = 1_000, 1_000_000, 1_000_000_000
 THROTTLED = {  # counters in nanoseconds: field values, then the policy of nvmlDeviceGetViolationStatus
@@ -20,7 +25,7 @@ THROTTLED = {  # counters in nanoseconds: field values, then the policy of nvmlD
     "reliability": ((79,), (5,)),
 }
 NVLINK_ERRORS = {"crc_flit": 38, "crc_data": 45, "replay": 52, "recovery": 59, "ecc_data": 160}
-"""Of all links at once."""
+"""Field values; each counts all links at once."""
 NVLINK_ERRORS_PER_LINK = {
     "replay": 161,
     "recovery": 162,
@@ -111,7 +116,7 @@ _EACH_TIME = (
     NvmlReading("diag_gpu_remapped_rows", ("uncorrected",), (Field(143), NvmlCall("nvmlDeviceGetRemappedRows", (), 1))),
     NvmlReading("diag_gpu_remap_failure", (), (Field(145), NvmlCall("nvmlDeviceGetRemappedRows", (), 3))),
 )
-_UNCHANGING = (
+_CONSTANT = (
     *(
         NvmlReading("diag_gpu_clock_max_hertz", (name,), (NvmlCall("nvmlDeviceGetMaxClockInfo", (clock,), times=E6),))
         for name, clock in CLOCKS.items()
@@ -133,27 +138,29 @@ _UNCHANGING = (
 
 GpuLabels = tuple[str, str]
 """Index and UUID."""
+MOST_KEPT = 1024
+"""Tuples of readings that are kept, for each function: more than a host has GPUs."""
 
 
 def _labelled(gpu: GpuLabels, readings: Iterable[NvmlReading]) -> tuple[NvmlReading, ...]:
     return tuple(reading._replace(labels=gpu + reading.labels) for reading in readings)
 
 
-@cache
+@lru_cache(MOST_KEPT)
 def each_time(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
-    """What is read at each look."""
+    """Return the readings of every scrape."""
     return _labelled(gpu, _EACH_TIME)
 
 
-@cache
-def unchanging(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
-    """What does not change while the driver is loaded."""
-    return _labelled(gpu, _UNCHANGING)
+@lru_cache(MOST_KEPT)
+def constant(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
+    """Return the readings that do not change while the driver is loaded."""
+    return _labelled(gpu, _CONSTANT)
 
 
-@cache
-def of_links(gpu: GpuLabels, links: int) -> tuple[NvmlReading, ...]:
-    """NVLink traffic of each link, where a driver does not add them up."""
+@lru_cache(MOST_KEPT)
+def link_traffic(gpu: GpuLabels, links: int) -> tuple[NvmlReading, ...]:
+    """Return the readings of each link's NVLink traffic, for a driver that does not add them up."""
     kinds = {"tx": (138, 202), "rx": (139, 204)}  # the second ones are there from the fifth generation on
     return tuple(
         NvmlReading(NVLINK_BYTES, (*gpu, way), (Field(kibibytes, link, times=1024), Field(count, link)), link)
@@ -162,9 +169,9 @@ def of_links(gpu: GpuLabels, links: int) -> tuple[NvmlReading, ...]:
     )
 
 
-@cache
-def seldom(gpu: GpuLabels, links: int, without: frozenset[str], sampled: bool) -> tuple[NvmlReading, ...]:
-    """What is slow: NVLink errors of each link, but for kinds known as a whole, and PCIe rates if `sampled`."""
+@lru_cache(MOST_KEPT)
+def slow(gpu: GpuLabels, links: int, without: frozenset[str], sampled: bool) -> tuple[NvmlReading, ...]:
+    """Return the slow readings: NVLink errors of each link, except kinds `without`, and PCIe rates if `sampled`."""
     errors = {kind: field for kind, field in NVLINK_ERRORS_PER_LINK.items() if kind not in without}
     return (
         *(
@@ -178,3 +185,160 @@ def seldom(gpu: GpuLabels, links: int, without: frozenset[str], sampled: bool) -
             if sampled
         ),
     )
+
+
+# -- one GPU -----------------------------------------------------------------------------------------------------------
+
+ANEW = 300.0
+"""Seconds after which constant and refused readings are tried again."""
+SELDOM = 10.0
+"""Seconds between two slow readings."""
+PATHS = {0: "pix", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
+"""nvmlGpuTopologyLevel_t; 0 is two GPUs on one board."""
+LINKS = (NvmlReading("links", (), (Field(91),)),)
+Found = dict[tuple[str, tuple[str, ...]], float]
+"""By family and labels."""
+_SLOWDOWN = 1
+_P2P_NVLINK = 2
+
+
+@dataclass
+class Gpu:
+    """One GPU, with its state between two scrapes; without a device it is lost."""
+
+    index: int
+    device: Device | None
+    uuid: str
+    about: tuple[str, ...]
+    is_up: bool = False
+    processes: Mapping[int, int | None] = field(default_factory=dict)
+    instances: Sequence[Device] = ()
+    _links: int = 0
+    _slowdown: float | None = None
+    _constant: Sequence[Sample] = ()
+    _rare: Sequence[Sample] = ()
+    _by_link: dict[tuple[str, tuple[str, ...]], dict[int, float]] = field(default_factory=dict)
+    _anew_at: float = 0.0
+    _seldom_at: float = 0.0
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Labels of every sample of this GPU."""
+        return str(self.index), self.uuid
+
+    def read(self, now: float) -> list[Sample]:
+        """Read all samples; none if the GPU is lost. Raises NvmlUnavailable."""
+        samples: list[Sample] = []
+        self.is_up = self.device is not None
+        try:
+            if self.device:
+                samples = self._samples(self.device, now)
+                self.is_up = not self.device.fell_silent()
+        except GpuLost:
+            self.is_up = False
+        return samples if self.is_up else []
+
+    def _samples(self, device: Device, now: float) -> list[Sample]:
+        if now >= self._anew_at:
+            self._renew(device, now)
+        processes: dict[int, int | None] = {}
+        for part in (device, *self.instances):
+            processes |= part.processes()
+        self.processes = processes
+        found = self._read(device, each_time(self.labels))
+        if self._links and (NVLINK_BYTES, (*self.labels, "tx")) not in found:
+            found |= self._read(device, link_traffic(self.labels, self._links))
+        if now >= self._seldom_at:
+            kinds = frozenset(labels[2] for family, labels in found if family == NVLINK_ERRORS_TOTAL)
+            counted = any(family == PCIE_BYTES_TOTAL for family, _ in found)
+            self._rare = _as_samples(self._read(device, slow(self.labels, self._links, kinds, not counted)))
+            self._seldom_at = now + SELDOM
+        margin: Found = {}
+        heat = found.get((TEMPERATURE, (*self.labels, "gpu")))
+        if (MARGIN, self.labels) not in found and heat is not None and self._slowdown is not None:
+            margin[MARGIN, self.labels] = self._slowdown - heat  # an older driver does not report it
+        return [*_as_samples(found), *self._rare, *self._constant, *_as_samples(margin)]
+
+    def _renew(self, device: Device, now: float) -> None:
+        """Read what does not change, and try again what the GPU refused."""
+        device.forget()
+        self.instances = device.instances()
+        self._slowdown = device.ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
+        self._links = int(next((value for _, value in device.read(LINKS)), 0))
+        samples = _as_samples(self._read(device, constant(self.labels)))
+        states = [device.ask("nvmlDeviceGetNvLinkState", link) for link in range(self._links)]
+        if self._links or device.ask("nvmlDeviceGetNvLinkState", 0) is not None:
+            samples.append(("diag_gpu_nvlink_active_links", self.labels, float(states.count(1))))
+        if self.about and not self.instances:
+            samples += series.of_gpu(self.about[0], self.labels)
+        self._constant = samples
+        self._anew_at = now + ANEW
+
+    def _read(self, device: Device, wanted: Sequence[NvmlReading]) -> Found:
+        found: Found = {}
+        for (family, labels, _, link), value in device.read(wanted):
+            if family == THROTTLING:
+                mask = int(value)
+                for name, bit in THROTTLE_REASONS.items():
+                    found[family, (*labels, name)] = float(bool(mask & bit))
+            elif link is None:
+                found[family, labels] = value
+            else:  # a link that does not answer for once keeps its last value, or the counter would fall
+                links = self._by_link.setdefault((family, labels), {})
+                links[link] = value
+                found[family, labels] = sum(links.values())
+        return found
+
+    def info(self) -> Iterator[Sample]:
+        """Yield the samples that a lost GPU has too."""
+        yield "diag_gpu_up", self.labels, float(self.is_up)
+        if self.about:
+            yield "diag_gpu_info", (*self.labels, *self.about), 1.0
+
+
+def _as_samples(found: Found) -> list[Sample]:
+    return [(family, labels, value) for (family, labels), value in found.items()]
+
+
+def identified(index: int, device: Device | None, version: str, known: Gpu | None) -> Gpu:
+    """Return the GPU at an index: the `known` one if it is still there, else a new one."""
+    try:
+        uuid = device.ask("nvmlDeviceGetUUID") if device else None
+        if device is None or uuid is None:
+            raise GpuLost
+        if known and known.device and known.uuid == uuid:
+            known.device = device
+            return known
+        pci = device.ask("nvmlDeviceGetPciInfo")
+        capability = device.ask("nvmlDeviceGetCudaComputeCapability") or ()
+        about = (
+            device.ask("nvmlDeviceGetName") or "",
+            pci.busId if pci else "",
+            version,
+            ".".join(map(str, capability)),
+        )
+        return Gpu(index, device, uuid, about)
+    except GpuLost:
+        return Gpu(index, None, known.uuid if known else "", known.about if known else ())
+
+
+def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
+    """Return True if `names` has its index or, as in CUDA, the beginning of its UUID; a MIG UUID names its GPU."""
+    for name in filter(None, map(str.strip, names)):
+        uuid = nvml.uuid_of_instance(name) if name.startswith("MIG-") else name
+        if name == str(gpu.index) or (uuid.startswith("GPU-") and gpu.uuid.startswith(uuid)):
+            return True
+    return False
+
+
+def peers(gpus: Sequence[Gpu]) -> Iterator[Sample]:
+    """Yield the path between each pair of GPUs."""
+    for gpu, peer in permutations(gpus, 2):
+        if gpu.device is None or peer.device is None:
+            continue
+        if nvml.between("nvmlDeviceGetP2PStatus", gpu.device, peer.device, _P2P_NVLINK) == 0:
+            path: str | None = "nvlink"
+        else:
+            path = PATHS.get(nvml.between("nvmlDeviceGetTopologyCommonAncestor", gpu.device, peer.device))
+        if path:
+            yield "diag_gpu_peer_info", (str(gpu.index), str(peer.index), path), 1.0

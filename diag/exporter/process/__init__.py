@@ -1,1 +1,1 @@
-"""vLLM's processes on this host, as samples."""
+"""Processes of vLLM on this host, as samples."""

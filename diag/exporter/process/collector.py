@@ -1,6 +1,6 @@
-"""vLLM's processes on this host: which they are, their CPU time, which are halted and how.
+"""Processes of vLLM on this host: their roles, their CPU time, and which of them are halted.
 
-A look reads the processes that are new since the last one, and one small file for each of vLLM's own.
+A look reads the processes that are new since the last one, and one small file for each process of vLLM.
 """
 
 import socket
@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
-from diag.exporter.process.cgroup import ControlGroup, control_group
-from diag.exporter.process.kernel_log import last_vllm_kill
-from diag.exporter.process.ownership import Owner, axis_sizes, owners_of
-from diag.exporter.process.server import ServerProcess, find_server
+from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
+from diag.exporter.process.server import Owner, ServerProcess, axis_sizes, find_server, owners_of
 from diag.exporter.process.table import (
     HALTED,
     ProcessEntry,
@@ -29,31 +27,31 @@ from diag.exporter.process.table import (
 STOPPED = "diag_vllm_process_stopped"
 SEARCH_SECONDS = 10.0
 SEARCH_SHARE = 0.002
-"""Of a core, for searching all processes and sockets: on a host with many, less often than `SEARCH_SECONDS`."""
+"""Share of a core for searching all processes and sockets: with many, the search is rarer than `SEARCH_SECONDS`."""
 
 
 @dataclass(frozen=True)
 class ProcessView:
-    """All that a look found; replaced as a whole, so that no thread waits for another one's look."""
+    """Result of a look; replaced as a whole, so that no thread waits for another thread's look."""
 
     table: ProcessTable = field(default_factory=dict)
     """All processes of this host."""
     members: ProcessTable = field(default_factory=dict)
-    """The server and its descendants, and those that have outlived an earlier one."""
+    """The server and its descendants, and processes that have outlived an earlier server."""
     owners: Mapping[int, Owner] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     server: ServerProcess | None = None
     roles: frozenset[str] = frozenset()
-    """Those in which processes have run since there is this server, or since there was the last one."""
+    """Roles in which processes have run since this server, or the last one, was found."""
     problem: str = ""
     search_at: float = 0.0
 
 
 class ProcessCollector:
-    """The processes of the vLLM server on that port, or of the only server there is when no port is given.
+    """Collects the processes of the vLLM server on a port, or of the only server if no port is given.
 
-    The server is the process that listens there, or until one does the one that was told to, with its descendants.
-    Workers that Ray has started are not among these.
+    The server is the process that listens on the port, with its descendants; until one listens, the process whose
+    command line names the port. Workers that Ray has started are not among its descendants.
     """
 
     name = "process"
@@ -69,7 +67,7 @@ class ProcessCollector:
             read_from(proc)
 
     def collect(self) -> Collected:
-        """When the server was started; CPU time and state of every process, how many run in each role."""
+        """Collect CPU time and state of every process, how many run in each role, and when the server was started."""
         view = self._view = self._look(self._view or ProcessView())
         helped = _helped(view)
         samples = [
@@ -84,17 +82,13 @@ class ProcessCollector:
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
-            self._remember_group(view.server.pid)
+            if self._group_of != view.server.pid:  # the group stays after the server's end
+                self._group_of, self._group = view.server.pid, control_group(view.server.pid, proc())
         group = self._group.samples() if self._group else ()
         return Collected([*samples, *group, *self._kills()], problem)
 
-    def _remember_group(self, pid: int) -> None:
-        """What the kernel does to it is worth a look after its server has ended, too."""
-        if self._group_of != pid:
-            self._group_of, self._group = pid, control_group(pid, proc())
-
     def _kills(self) -> Iterator[Sample]:
-        """What the kernel has killed for lack of memory, and when that number was seen to grow."""
+        """Yield how many processes the kernel has killed for lack of memory, and when that number last grew."""
         count = oom_kills()
         if count is None:
             return
@@ -105,26 +99,26 @@ class ProcessCollector:
         yield "diag_host_last_oom_kill_timestamp_seconds", (), self._last_oom_kill
 
     def owners(self) -> Mapping[int, Owner]:
-        """The PIDs of this vLLM as this host counts them, at the last look."""
+        """Return the PIDs of this vLLM in the host's PID namespace, at the last look."""
         return self._last().owners
 
     def launch(self) -> str:
-        """The command that started the server, with settings of its environment, without secrets; "" if unknown."""
+        """Return the server's launch command, with settings of its environment, without secrets; "" if unknown."""
         server = self._last().server
         return server.launch if server else ""
 
     def visible(self) -> str | None:
-        """CUDA_VISIBLE_DEVICES of the server; None where it is not set or must not be read."""
+        """Return the server's CUDA_VISIBLE_DEVICES; None if it is not set or must not be read."""
         server = self._last().server
         return server.visible if server else None
 
     def started(self) -> float | None:
-        """The unix time at which the server was started."""
+        """Return the unix time at which the server was started."""
         server = self._last().server
         return server.started if server else None
 
     def server_pid(self) -> int | None:
-        """The topmost process of the server."""
+        """Return the PID of the server's topmost process."""
         server = self._last().server
         return server.pid if server else None
 
@@ -140,46 +134,41 @@ class ProcessCollector:
         search = begun >= last.search_at and not (server and server.listens)
         listening = listeners(self._port) if search else ()  # before the titles: these are there when a port opens
         alive = {pid: entry.with_current_title() for pid, entry in alive.items()}
-        table = read_table({} if search else _others(last), alive)
+        others = {pid: entry for pid, entry in last.table.items() if pid not in last.members}
+        table = read_table({} if search else others, alive)
         found, problem = server, ""
         if listening or not server:
             found, problem = find_server(table, self._port, alive, listening)
         if server and found and found.pid != server.pid:
             alive = {}
-        view = _view(table, alive, found or server, last)
+        server = found or server
+
+        members = {**alive, **({server.pid: table[server.pid]} if server else {})}
+        while added := children(table, members):
+            members |= added
+        same = server is not None and last.server is not None and server.pid == last.server.pid
+        sizes = axis_sizes(members, last.sizes if same else {})
+        owners = owners_of(members, server.pid if server else 0, sizes, last.owners)
+        roles = last.roles if same or server is None else frozenset()
         ended = time.monotonic()
-        wait = max(SEARCH_SECONDS, (ended - begun) / SEARCH_SHARE)
-        return replace(view, problem=problem, search_at=ended + wait if search else last.search_at)
-
-
-def _others(last: ProcessView) -> ProcessTable:
-    return {pid: entry for pid, entry in last.table.items() if pid not in last.members}
-
-
-def _view(table: ProcessTable, alive: ProcessTable, server: ServerProcess | None, last: ProcessView) -> ProcessView:
-    members = {**alive, **({server.pid: table[server.pid]} if server else {})}
-    while added := children(table, members):
-        members |= added
-    same = server is not None and last.server is not None and server.pid == last.server.pid
-    sizes = axis_sizes(members, last.sizes if same else {})
-    owners = owners_of(members, server.pid if server else 0, sizes, last.owners)
-    return ProcessView(table, members, owners, sizes, server, last.roles if same or server is None else frozenset())
+        search_at = ended + max(SEARCH_SECONDS, (ended - begun) / SEARCH_SHARE) if search else last.search_at
+        return ProcessView(table, members, owners, sizes, server, roles, problem, search_at)
 
 
 def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:
-    """Children that are no members yet; a parent is older than its child, or its PID was given out again."""
+    """Return children that are no members yet; a parent is older than its child, or its PID was reused."""
     found = ((pid, entry) for pid, entry in table.items() if entry.parent in members and pid not in members)
     return {pid: entry for pid, entry in found if members[entry.parent].created <= entry.created}
 
 
 def _helped(view: ProcessView) -> Mapping[int, float]:
-    """CPU seconds of what runs for each process of vLLM and has no role of its own: a compiler, and what it starts."""
+    """Return CPU seconds of processes without a role, such as a compiler, by the process of vLLM that they run for."""
     seconds: dict[int, float] = defaultdict(float)
     for pid in view.members.keys() - view.owners.keys():
-        for_whom = next((above for above in ancestry(view.members, pid) if above in view.owners), None)
-        usage = view.members[pid].usage() if for_whom else None
-        if for_whom and usage:
-            seconds[for_whom] += usage.cpu + usage.ended
+        owner = next((above for above in ancestry(view.members, pid) if above in view.owners), None)
+        usage = view.members[pid].usage() if owner else None
+        if owner and usage:
+            seconds[owner] += usage.cpu + usage.ended
     return seconds
 
 
@@ -203,9 +192,9 @@ def _samples(pid: int, entry: ProcessEntry, owner: Owner, helped: float) -> Iter
 
 
 def _running(samples: Sequence[Sample], members: ProcessTable) -> Counter[str]:
-    """The processes that run in each role; not one that ended and that nobody has buried.
+    """Count the processes that run in each role, without zombies.
 
-    An engine counts once it has its title: without one, anything that an API server starts may be taken for it.
+    An engine counts once it has its title: without one, any process that an API server starts may be taken for it.
     """
     stopped = [(int(labels[0]), labels[1], value) for name, labels, value in samples if name == STOPPED]
     there = ((role, members[pid]) for pid, role, is_stopped in stopped if not is_stopped or members[pid].runs())

@@ -1,26 +1,27 @@
 """The process table of this host, as far as it may be read (the only importer of psutil).
 
-To read a command line can hang where its process hangs in a driver, so a process of vLLM is asked for its title only
-while it is young.
+Reading a command line can hang if its process hangs in a driver, so the title of a vLLM process is read only while the
+process is young.
 """
 
 import re
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import psutil
 
-from diag.exporter.process.kernel_file import read
+from diag.exporter.process.kernel import read_file
 
 VMSTAT = "vmstat"
 YOUNG = 600.0
-"""Seconds in which a process may still get its title: a worker has its own when it has found its peers."""
+"""Age in seconds up to which a process may still get its title: a worker has it once it has found its peers."""
 SETTLED = 2.0
-"""Seconds after which a child that has its parent's command line is not just about to run something else; one of them
-is the error of its age, for Linux rounds the time of its boot."""
+"""Age in seconds from which on a child that has its parent's command line is not just about to run something else; one
+of them is the error of the age, since Linux rounds its boot time."""
 
 HALTED = {
     psutil.STATUS_STOPPED: "stopped",
@@ -28,7 +29,7 @@ HALTED = {
     psutil.STATUS_DISK_SLEEP: "uninterruptible",
     psutil.STATUS_ZOMBIE: "zombie",
 }
-"""The states of a process that does not run and waits for nothing that it could be woken by, and our names for them."""
+"""States of a process that does not run and that no event can wake, and our names for them."""
 _ROLES = {"APIServer": "api_server", "EngineCore": "engine", "Worker": "worker"}
 _TITLE = re.compile(r"[^:\s]+::(APIServer|EngineCore|Worker)(?:_[A-Z]*\d+)*")
 _INDEX = re.compile(r"_([A-Z]*)(\d+)")
@@ -51,7 +52,7 @@ class ProcessEntry:
 
     @cached_property
     def serves(self) -> bool:
-        """Whether this is the command line of a vLLM server."""
+        """True for the command line of a vLLM server."""
         return bool(_SERVER.match(" ".join(self.argv)))
 
     @cached_property
@@ -71,63 +72,50 @@ class ProcessEntry:
         return time.time() - self.created
 
     def exists(self) -> bool:
-        """Whether there is still this process under its PID."""
+        """Return True if the process still has its PID."""
         return self.process.is_running()
 
     def runs(self) -> bool:
-        """Whether it is no zombie: another server may be in the place of one."""
+        """Return True unless it is a zombie, which another server may have replaced."""
         try:
             return self.process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 
     def with_current_title(self) -> "ProcessEntry":
-        """What it is called now; a title with numbers is its last one."""
+        """Read the title again; one with numbers is final."""
         if self.index or self.age > YOUNG:
             return self
         argv = _argv(self.process)
         return replace(self, argv=argv) if argv and argv != self.argv else self
 
     def usage(self) -> "ProcessUsage | None":
-        """What it has used so far and its state; None once it is gone."""
+        """Return what it has used so far and its state; None once it is gone."""
         try:
             with self.process.oneshot():
                 times, status = self.process.cpu_times(), self.process.status()
                 resident = self.process.memory_info().rss
         except psutil.Error:
             return None
+        stat = self._words(f"task/{self.process.pid}/stat", after=")")
+        scheduled, storage = self._words("schedstat"), self._words("io")
         return ProcessUsage(
             cpu=times.user + times.system,
             ended=times.children_user + times.children_system,
             halted=HALTED.get(status, ""),
             resident=resident,
-            faults=self._faults(),
-            waited=self._waited(),
-            read=self._read(),
+            faults=int(stat[7]) + int(stat[9]) if len(stat) > 9 else None,
+            waited=int(scheduled[1]) / 1e9 if len(scheduled) > 1 else None,
+            read=int(storage[storage.index("read_bytes:") + 1]) if "read_bytes:" in storage else None,
         )
 
-    def _faults(self) -> int | None:
-        """Page faults of its main thread; None where they cannot be read."""
-        words = self._words(f"task/{self.process.pid}/stat", after=")")
-        return int(words[7]) + int(words[9]) if len(words) > 9 else None
-
-    def _read(self) -> int | None:
-        """Bytes that were read from storage for it; None where that must not be known."""
-        words = self._words("io")
-        return int(words[words.index("read_bytes:") + 1]) if "read_bytes:" in words else None
-
-    def _waited(self) -> float | None:
-        """Seconds for which its main thread was ready to run and got no CPU; None where the kernel does not count."""
-        words = self._words("schedstat")
-        return int(words[1]) / 1e9 if len(words) > 1 else None
-
     def _words(self, file: str, after: str = "") -> list[str]:
-        """Those of one of its files in /proc, behind the last of these characters; none where it must not be read."""
-        text = read(f"{psutil.PROCFS_PATH}/{self.process.pid}/{file}")
+        """Return the words of one of its files in /proc, behind the last `after`; none if it must not be read."""
+        text = read_file(f"{psutil.PROCFS_PATH}/{self.process.pid}/{file}")
         return (text.rpartition(after)[2] if after else text).split()
 
     def environment(self) -> Mapping[str, str]:
-        """Its environment, empty where it must not be read."""
+        """Return its environment; {} if it must not be read."""
         try:
             return self.process.environ()
         except (psutil.Error, OSError):
@@ -136,8 +124,11 @@ class ProcessEntry:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """CPU seconds of its own and of its children that have ended, the state in which the kernel has halted it or "",
-    bytes in memory, page faults of its main thread, seconds without a CPU, bytes read.
+    """Resources that a process has used; None if they must not be read or the kernel does not count them.
+
+    `cpu` and `ended` are CPU seconds of its own and of its children that have ended; `halted` the state in which the
+    kernel has halted it, or ""; `resident` bytes in memory; `faults` page faults of its main thread; `waited` seconds
+    in which its main thread was ready to run and had no CPU; `read` bytes that were read from storage.
     """
 
     cpu: float
@@ -150,19 +141,26 @@ class ProcessUsage:
 
 
 ProcessTable = Mapping[int, ProcessEntry]
-"""By PID."""
+"""Processes by PID."""
 
 
 def read_table(known: ProcessTable, alive: ProcessTable) -> ProcessTable:
-    """All processes: those that are `alive` as they are given, the `known` ones that settled, and all others anew."""
+    """Return all processes: `alive` ones as given, `known` ones that have settled, and all others read anew."""
     pids = set(psutil.pids())
     kept = {pid: entry for pid, entry in known.items() if pid in pids and pid not in alive and entry.settled}
     table = {**kept, **alive}
-    return table | {pid: entry for pid in pids - table.keys() if (entry := _read(pid))}
+    for pid in pids - table.keys():
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            with process.oneshot():
+                created = process.create_time()
+                settled = time.time() - created > SETTLED
+                table[pid] = ProcessEntry(process, process.ppid(), created, _argv(process), settled)
+    return table
 
 
 def listeners(port: int | None) -> Collection[int]:
-    """The PIDs that listen on that port, as far as they may be seen."""
+    """Return the PIDs that listen on a port, as far as they are visible."""
     if port is None:
         return ()
     try:
@@ -174,13 +172,13 @@ def listeners(port: int | None) -> Collection[int]:
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed for lack of memory since it booted; None where it does not count."""
-    lines = read(f"{psutil.PROCFS_PATH}/{VMSTAT}").splitlines()
+    """Return how many processes the kernel has killed for lack of memory since boot; None if it does not count."""
+    lines = read_file(f"{psutil.PROCFS_PATH}/{VMSTAT}").splitlines()
     return next((int(line.removeprefix("oom_kill ")) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def ancestry(table: ProcessTable, pid: int) -> list[int]:
-    """A process, its parent, and so on."""
+    """Return a process, its parent, and so on."""
     chain: list[int] = []
     while pid in table and pid not in chain:
         chain.append(pid)
@@ -189,28 +187,17 @@ def ancestry(table: ProcessTable, pid: int) -> list[int]:
 
 
 def proc() -> Path:
-    """Where the process table is read from."""
+    """Return the folder that the process table is read from."""
     return Path(psutil.PROCFS_PATH)
 
 
 def read_from(folder: str) -> None:
-    """Read the process table from there instead of /proc."""
+    """Read the process table from a folder instead of /proc."""
     psutil.PROCFS_PATH = folder
 
 
-def _read(pid: int) -> ProcessEntry | None:
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            created = process.create_time()
-            argv = _argv(process)
-            return ProcessEntry(process, process.ppid(), created, argv, time.time() - created > SETTLED)
-    except psutil.Error:
-        return None
-
-
 def _argv(process: psutil.Process) -> tuple[str, ...]:
-    """The command line; a title stands in its first word, and a zombie has none."""
+    """Return the command line; its first word is the title if there is one, and a zombie has no words."""
     try:
         return tuple(process.cmdline())
     except psutil.Error:

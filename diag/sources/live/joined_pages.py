@@ -4,8 +4,7 @@ import time
 
 from diag.core.metric_families import plain
 from diag.exporter.collector_thread import CollectionResult
-from diag.exporter.host import ServerView
-from diag.exporter.page import HostPage
+from diag.exporter.page import HostPage, ServerView
 from diag.exporter.vllm_page import PageReader, Scraped, is_answer, is_ours
 from diag.exposition.lines import NotMetrics
 from diag.http.failure import Failure

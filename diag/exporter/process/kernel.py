@@ -1,0 +1,173 @@
+"""Memory and CPU of a server as the kernel shows them: its control group (cgroup) and kills for lack of memory.
+
+Control groups have limits, use and pressure, in version 2 and version 1. A look reads about a dozen small files of
+/proc and /sys/fs/cgroup; numbers that a kernel or a container hides have no sample.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from diag.core.metric_families import Sample
+
+
+def read_file(path: str) -> str:
+    """Return the text of a small file, stripped; "" if it does not exist or must not be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  a scrape reads fifty; Path takes twice as long
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+NO_LIMIT = 2.0**62
+"""Bytes from which on a limit is none: version 1 then writes the largest number of pages."""
+PERIODS = {"diag_host_cpu_periods_total": "nr_periods", "diag_host_cpu_throttled_periods_total": "nr_throttled"}
+EVENTS = ("high", "max", "oom", "oom_kill")
+RESOURCES = ("cpu", "memory", "io")
+RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+"""Page cache and caches of the kernel, which the kernel frees before it kills a process."""
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """The folders of one process: for each controller, from its own group up to the top that is visible here."""
+
+    memory: tuple[Path, ...] = ()
+    cpu: tuple[Path, ...] = ()
+    unified: tuple[Path, ...] = ()
+    """Folders of version 2; the first one has the pressure of the group."""
+    proc: Path = Path("/proc")
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield every sample that can be read now."""
+        yield from self._memory()
+        for folder in self.memory[:1]:
+            counts = _pairs(read_file(f"{folder}/memory.events") or read_file(f"{folder}/memory.oom_control"))
+            if hits := read_file(f"{folder}/memory.failcnt"):
+                counts["max"] = float(hits)
+            for event in filter(counts.__contains__, EVENTS):
+                yield "diag_host_memory_events_total", (event,), counts[event]
+        yield from self._cpu()
+        for resource in RESOURCES:
+            own = [f"{self.unified[0]}/{resource}.pressure"] if self.unified else []
+            lines = next(filter(None, map(read_file, [*own, f"{self.proc}/pressure/{resource}"])), "")
+            if "avg10=" in lines:
+                yield "diag_host_pressure_ratio", (resource,), float(lines.split("avg10=")[1].split()[0]) / 100
+
+    def _memory(self) -> Iterator[Sample]:
+        """Yield limit and use, without reclaimable memory, of the host or the group that has the least room left."""
+        rooms = []
+        for folder in self.memory:
+            second = read_file(f"{folder}/memory.max")  # a file of version 2
+            limit = second or read_file(f"{folder}/memory.limit_in_bytes")
+            if limit.isdigit() and float(limit) < NO_LIMIT:
+                used = float(read_file(f"{folder}/memory.{'current' if second else 'usage_in_bytes'}") or 0)
+                stat, prefix = _pairs(read_file(f"{folder}/memory.stat")), "" if second else "total_"
+                reclaimable = sum(stat.get(prefix + name, 0.0) for name in RECLAIMABLE)
+                rooms.append((float(limit), max(used - reclaimable, 0.0)))
+        host = _pairs(read_file(f"{self.proc}/meminfo").replace(":", ""))
+        if {"MemTotal", "MemAvailable"} <= host.keys():
+            rooms.append((host["MemTotal"] * 1024, (host["MemTotal"] - host["MemAvailable"]) * 1024))
+        if rooms:
+            least = min(rooms, key=lambda room: room[0] - room[1])
+            yield "diag_host_memory_limit_bytes", (), least[0]
+            yield "diag_host_memory_used_bytes", (), least[1]
+
+    def _cpu(self) -> Iterator[Sample]:
+        """Yield quota and throttling; the quota of each group above throttles a group, too."""
+        quotas = []
+        for folder in self.cpu:
+            words = read_file(f"{folder}/cpu.max").split()
+            words = words or [read_file(f"{folder}/cpu.cfs_quota_us"), read_file(f"{folder}/cpu.cfs_period_us")]
+            if all(word.isdigit() for word in words):
+                quotas.append(float(words[0]) / float(words[1]))
+        if quotas:
+            yield "diag_host_cpu_limit_cores", (), min(quotas)
+        stats = [_pairs(read_file(f"{folder}/cpu.stat")) for folder in self.cpu]
+        throttled = [stat for stat in stats if stat.keys() & {"throttled_usec", "throttled_time"}]
+        if throttled:  # version 2 counts microseconds, version 1 nanoseconds
+            microseconds = (stat.get("throttled_usec", stat.get("throttled_time", 0.0) / 1e3) for stat in throttled)
+            yield "diag_host_cpu_throttled_seconds_total", (), sum(each / 1e6 for each in microseconds)
+        for stat in stats[:1]:
+            for metric, key in PERIODS.items():
+                if key in stat:
+                    yield metric, (), stat[key]
+
+
+def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) -> ControlGroup:
+    """Return the group of a process, as far as it is visible here; without it, the samples are those of the host."""
+    own, ours = (_paths(read_file(f"{proc}/{each}/cgroup")) for each in (pid, "self"))
+    unified = "" if (mount / "cgroup.controllers").exists() else "unified"
+
+    def folders(controller: str) -> tuple[Path, ...]:
+        version_1 = controller != "" and controller in own
+        path = own.get(controller, own.get("", ""))
+        top = mount / (controller if version_1 else unified)
+        if path.startswith("/.."):  # in a container beside ours, which sees its own part of the tree there
+            top, path = proc / str(pid) / "root" / top.relative_to("/"), "/"
+        folder = top / path.lstrip("/")
+        if not folder.is_dir() and path == ours.get(controller, ours.get("", "")):
+            folder = top  # a container's own group, under the name that it has on its host
+        if not path or not folder.is_dir():
+            return ()
+        return (folder, *(above for above in folder.parents if above.is_relative_to(top)))
+
+    return ControlGroup(folders("memory"), folders("cpu"), folders(""), proc)
+
+
+def _paths(lines: str) -> Mapping[str, str]:
+    """Parse /proc/<pid>/cgroup: the path of the group by controller, "" for version 2."""
+    parts = (line.split(":", 2) for line in lines.splitlines() if line.count(":") > 1)
+    return {controller: path for _, controllers, path in parts for controller in controllers.split(",")}
+
+
+def _pairs(text: str) -> dict[str, float]:
+    """Parse lines of a name and a number."""
+    words = (line.split() for line in text.splitlines())
+    return {word[0]: float(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
+
+
+# -- kills for lack of memory ------------------------------------------------------------------------------------------
+
+KMSG = Path("/dev/kmsg")
+MOST_RECORDS = 100_000
+_RECORD_SIZE = 8192
+"""Bytes of the longest record; the kernel hands out one at a time."""
+_KERNEL = 8
+"""The first number of a record is facility times 8 and level; below 8 it is the kernel's own, not a program's."""
+_KILLED = re.compile(
+    r"^(\d+),\d+,(\d+),[^;]*;(?:Memory cgroup out|Out) of memory(?: \([^)]*\))?: Kill(?:ed)? process \d+ \(VLLM::",
+    re.MULTILINE,
+)
+
+
+def last_vllm_kill(kmsg: Path = KMSG) -> float:
+    """Return the unix time, to some seconds, at which the kernel last killed a process of vLLM for lack of memory.
+
+    0 if the kernel's log shows none or must not be read.
+    """
+    at = 0.0
+    try:
+        log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return at
+    try:
+        for _ in range(MOST_RECORDS):
+            try:
+                record = os.read(log, _RECORD_SIZE)
+            except BlockingIOError:
+                break
+            except OSError:  # a record that was overwritten meanwhile
+                continue
+            if not record:
+                break
+            for facility, microseconds in _KILLED.findall(record.decode(errors="replace")):
+                if int(facility) < _KERNEL:
+                    at = time.time() - time.monotonic() + int(microseconds) / 1e6
+    finally:
+        os.close(log)
+    return at
