@@ -23,8 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.thinning import CADENCES, offsets, thinned  # noqa: E402
 
-from diag.commands.observe import judge_observation  # noqa: E402
-from diag.commands.site import site  # noqa: E402
+from diag.commands.observe import judge_observation, site  # noqa: E402
 from diag.diagnosis.report import Report  # noqa: E402
 from diag.sources.recording.reader import read  # noqa: E402
 

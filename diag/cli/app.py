@@ -398,9 +398,9 @@ def config(
     metrics page (cache_config_info), /v1/models, --launch, the defaults of the vLLM release. A value that vLLM decides
     itself is taken from the metrics page or the log before any command line.
     """
-    from diag.commands.config import run
+    from diag.commands.observe import show_configuration
 
-    typer.echo(run(observe_options(targets, evidence, timeout=timeout), as_json), nl=False)
+    typer.echo(show_configuration(observe_options(targets, evidence, timeout=timeout), as_json), nl=False)
 
 
 @command("Collect")
@@ -416,9 +416,9 @@ def export(
     configuration: ConfigurationOptions,
 ) -> None:
     """Write the signals of a time range as CSV: time, instance, engine, gpu, signal, unit, window, value."""
-    from diag.commands.export import run
+    from diag.commands.observe import export_signals
 
-    summary = run(observe_options(targets, prometheus, scrape, configuration), csv)
+    summary = export_signals(observe_options(targets, prometheus, scrape, configuration), csv)
     if csv:
         typer.echo(summary)
 
@@ -432,9 +432,9 @@ def record(
     evidence: EvidenceOptions,
 ) -> None:
     """Record live servers into a folder that can be diagnosed anywhere, any time; secrets are left out."""
-    from diag.commands.record import run
+    from diag.commands.observe import record_servers
 
-    typer.echo(run(observe_options(target, scrape, evidence), folder))
+    typer.echo(record_servers(observe_options(target, scrape, evidence), folder))
 
 
 @command("Collect")
@@ -471,9 +471,10 @@ def baseline(
     ITL, TTFT, output tokens/s, energy per token, prefix cache hit rate and start-up phases are kept for each model,
     vLLM release, GPU and set of flags.
     """
-    from diag.commands.baseline import run
+    from diag.commands.verify import save_baseline
 
-    typer.echo(run(observe_options(targets, prometheus, scrape, evidence, configuration), file, even_ill))
+    options = observe_options(targets, prometheus, scrape, evidence, configuration)
+    typer.echo(save_baseline(options, file, even_ill))
 
 
 @command("Collect")
@@ -555,9 +556,10 @@ def replay(
     ] = AtEnd.again,
 ) -> None:
     """Serve a recording as a live vLLM server, to see dashboards, alerts and the doctor at work without a GPU."""
-    from diag.commands.replay import ReplayOptions, run
+    from diag.commands.exporter import ReplayOptions
+    from diag.commands.exporter import replay as work
 
-    run(ReplayOptions(recording, listen, speed, log, at_end.value))
+    work(ReplayOptions(recording, listen, speed, log, at_end.value))
 
 
 @command("Diagnose")
@@ -680,9 +682,9 @@ def lint(
 @command("Diagnose", "incidents")
 def list_incidents(incidents: UserIncidents = None) -> None:
     """List the incidents that diag looks for."""
-    from diag.commands.incidents import run
+    from diag.commands.explain import list_incidents as work
 
-    typer.echo(run(incidents), nl=False)
+    typer.echo(work(incidents), nl=False)
 
 
 @command("Diagnose")
@@ -731,9 +733,9 @@ def generate(
     configuration: ConfigurationOptions,
 ) -> None:
     """Write Prometheus alerts, Grafana dashboards and runbooks for every incident, with your SLOs and thresholds."""
-    from diag.commands.generate import run
+    from diag.commands.explain import generate as work
 
-    text, status = run(folder, check, configuration.incidents, configuration.contract, only or ())
+    text, status = work(folder, check, configuration.incidents, configuration.contract, only or ())
     typer.echo(text)
     raise typer.Exit(status)
 

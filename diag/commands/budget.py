@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diag.commands import sizing
-from diag.commands.sizing import SizingOptions, named
-from diag.commands.traffic import is_server, traffic
+from diag.commands.sizing import SizingOptions, is_server, named, traffic
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, printable
 from diag.exporter.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log

@@ -1,12 +1,11 @@
-"""`diag doctor`: the report of a recording, of live servers or of a Prometheus, its text and its exit status."""
+"""`diag doctor`: diagnose a recording, live servers or a Prometheus; print the report and choose the exit status."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from diag.commands.observe import ObserveOptions, judge_observation, observe, prometheus_source
-from diag.commands.site import site
+from diag.commands.observe import ObserveOptions, judge_observation, observe, prometheus_source, site
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words, written_whole
@@ -17,14 +16,14 @@ from diag.diagnosis.report import Normality, Report
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 MOST_COMPARED = 20
-"""Ill servers of a fleet that are compared with their peers."""
+"""Ill servers of a fleet, at most, that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
 
 
 def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects: bool = False, why: str = "") -> Report:
-    """Diagnose one recording, live servers, or the servers in a Prometheus, beside what is normal for them.
+    """Diagnose one recording, live servers, or the servers in a Prometheus, and compare them with their normal speed.
 
-    `only_suspects` is about fleets (`diag.diagnosis.fleet.judge_queries`). BadUsage if there is no incident `why`.
+    `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`). BadUsage if there is no incident `why`.
     """
     contract, incidents = site(options.incidents, options.contract)
     if why and why not in {incident.id for incident in incidents}:
@@ -36,7 +35,7 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
     from diag.verify.baseline import read
     from diag.verify.normal import by_baseline
 
-    known = read(file)  # before a server is asked in vain
+    known = read(file)  # an error in it is reported before servers are scraped
     report, queries = look(options, contract, incidents, only_suspects=only_suspects)
     return report._replace(normality=by_baseline(queries, known, str(file)))
 
@@ -44,7 +43,7 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
 def look(
     options: ObserveOptions, contract: Contract, incidents: Sequence[Incident], *, only_suspects: bool = False
 ) -> tuple[Report, QueryCache]:
-    """The diagnosis, and the queries that it was made from."""
+    """Return the diagnosis, and the queries that it was made from."""
     if options.prometheus:
         from diag.diagnosis import fleet
 
@@ -57,7 +56,7 @@ def look(
 
 
 def _by_peers(queries: QueryCache, report: Report) -> Normality:
-    """What the other servers of a fleet say of the first of those that are ill."""
+    """Compare the first ill servers of a fleet with the other servers."""
     diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
     ill = list(dict.fromkeys(dict(diagnosis.subject).get("instance", "") for diagnosis in diagnoses))
     if not ill or len(report.observed.servers) < 2:

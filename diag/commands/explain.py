@@ -1,4 +1,4 @@
-"""`diag explain`: the runbook of an incident, the definition of a signal, or the page of a lint rule."""
+"""Declarations as text: `diag explain` (a runbook, a signal, a lint rule), `diag incidents` and `diag generate`."""
 
 import re
 import sys
@@ -6,19 +6,15 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from diag.artefacts.reference import declared, lint_rule_page, signal_page
-from diag.artefacts.runbook import runbook
-from diag.commands.site import site
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
-from diag.knowledge.rule_set import rule_set
-from diag.lint.rules import RULES
+from diag.knowledge.catalog import load
 
 _LIKELY, _FEW = 0.75, 5
 
 
 def show(name: str, folder: Path | None, as_markdown: bool) -> None:
-    """Print the page as Markdown, or laid out where standard output is a terminal."""
+    """Print a page as Markdown, or laid out if standard output is a terminal."""
     text = run(name, folder)
     if as_markdown or not sys.stdout.isatty():
         sys.stdout.write(text)
@@ -31,8 +27,14 @@ def show(name: str, folder: Path | None, as_markdown: bool) -> None:
 def run(name: str, folder: Path | None) -> str:
     """Return the runbook of the incident, the page of the signal or part, or that of the lint rule with that id.
 
-    A signal is found by its name, its id and the series that rules record of it. BadUsage where there is none.
+    A signal is found by its name, its id and the series that rules record of it. BadUsage if nothing has that name.
     """
+    from diag.artefacts.reference import declared, lint_rule_page, signal_page
+    from diag.artefacts.runbook import runbook
+    from diag.commands.observe import site
+    from diag.knowledge.rule_set import rule_set
+    from diag.lint.rules import RULES
+
     contract, incidents = site(folder, None)
     by_id = {incident.id: incident for incident in incidents}
     if name in by_id:
@@ -52,13 +54,39 @@ def run(name: str, folder: Path | None) -> str:
 
 
 def near(name: str, ids: Sequence[str]) -> list[str]:
-    """The ids that may be meant, the likeliest first: "kv" begins a word of some, "sats" nearly does."""
+    """Return similar ids, the likeliest first: "kv" begins a word of some, "sats" nearly does."""
+
+    def likeness(word: str, part: str) -> float:
+        return max(SequenceMatcher(None, word, text).ratio() for text in (part, part[: len(word)]))
+
     words = [word for word in re.split(r"[\W_]+", name.lower()) if word]
-    scores = {id: [max(_likeness(word, part) for part in id.split("_")) for word in words] for id in ids}
+    scores = {id: [max(likeness(word, part) for part in id.split("_")) for word in words] for id in ids}
     likely = [id for id in ids if min(scores[id], default=0.0) >= _LIKELY]
     return sorted(likely, key=lambda id: -sum(scores[id]))[:_FEW]
 
 
-def _likeness(word: str, part: str) -> float:
-    """0..1: how much of a word is the part, or begins it."""
-    return max(SequenceMatcher(None, word, text).ratio() for text in (part, part[: len(word)]))
+def list_incidents(folder: Path | None) -> str:
+    """Return a line for each incident: id, severity, title."""
+    incidents = load(folder)
+    width = max(len(incident.id) for incident in incidents)
+    return "".join(f"{incident.id:<{width}}  {incident.severity:<8}  {incident.title}\n" for incident in incidents)
+
+
+def generate(
+    root: Path, check: bool, folder: Path | None, contract_file: Path | None, only: Sequence[str] = ()
+) -> tuple[str, int]:
+    """Write alerts, dashboards, runbooks and reference pages, or only compare them; return text and exit status."""
+    from diag.artefacts.generate import differences, files, write
+    from diag.commands.observe import site
+
+    contract, incidents = site(folder, contract_file)
+    texts = files(incidents, contract, only)
+    if not check:
+        changed = write(root, texts)
+        return "\n".join([*changed, f"{root}: {len(texts)} files, {len(changed)} of them changed"]), 0
+    outdated = [f"{name}: {difference}" for name, difference in differences(root, texts)]
+    if outdated:
+        return "\n".join(
+            [*outdated, f"{root}: {len(outdated)} of {len(texts)} files are out of date; run diag generate"]
+        ), 1
+    return f"{root}: all {len(texts)} files are up to date", 0

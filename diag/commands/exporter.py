@@ -1,17 +1,26 @@
-"""`diag exporter`: the page of one vLLM server and its host, its threads, from the command line to SIGTERM."""
+"""Servers of pages: `diag exporter`, the page of one vLLM server and its host, and `diag replay`, a recording as live
+servers, each on a port of its own.
+"""
 
+import itertools
+import json
 import logging
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TextIO
 
-from diag.core.formatting import quantity
+from diag.core.errors import BadUsage
+from diag.core.files import refused_in_words
+from diag.core.formatting import listed, printable, quantity
 from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
 from diag.exporter.collector_thread import CollectorThread
@@ -23,17 +32,26 @@ from diag.http.vllm_server import Probe
 
 if TYPE_CHECKING:
     from diag.diagnosis.progress import Health
+    from diag.exporter.log.parse_line import TimedLine
+    from diag.sources.recording.reader import Recorded
+    from diag.sources.recording.replay import Replay
+    from diag.vllm.server.config import ServerFacts
 
 log = logging.getLogger("diag.exporter")
+replay_log = logging.getLogger("diag.replay")
 JUDGED_EVERY, TOO_OLD = 5.0, 60.0
-"""Seconds between two scrapes for /livez and /readyz, and after which the last judgement says nothing any more."""
+"""Seconds between two scrapes for /livez and /readyz, and after which the last judgement is void."""
+REPLAY_TIMEOUT = 10.0
+"""Seconds that a response of a replayed server may take."""
+LOG_EVERY = 0.2
+"""Seconds between two checks which lines of the log are due."""
 WHERE = b"diag exporter: the page is at /metrics, the probes are at /livez and /readyz\n"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
 class ExporterOptions:
-    """What the command line asked for; `timeout` and `probe` in seconds, a `probe` of 0 sends none."""
+    """Options of the command line; `timeout` and `probe` in seconds, a `probe` of 0 sends none."""
 
     vllm: str
     listen: str = "127.0.0.1:9400"
@@ -48,28 +66,33 @@ class ExporterOptions:
 
 
 class Exporter:
-    """What the HTTP server asks for pages (its protocol `Responder`)."""
+    """Answers the paths of the exporter (the protocol `Responder` of the HTTP server)."""
 
     def __init__(self, options: ExporterOptions) -> None:
         address = parse(options.vllm)
         self._vllm = PageScraper(address, options.timeout / 2, options.launch)
         self._vllm_thread = CollectorThread(self._vllm.name, self._vllm.scrape)
+        is_file = options.log not in ("", STDIN)
+        log_file = str(Path(options.log).absolute()) if is_file else options.log  # messages name it to other readers
         self._host = host_collectors(
-            address, _absolute(options.log), parse_timezone(options.log_timezone), gpu_names(options.gpus)
+            address,
+            log_file,
+            parse_timezone(options.log_timezone),
+            tuple(filter(None, map(str.strip, options.gpus.split(",")))),
         )
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
         self._host_page = HostPage(self._host, self._probe.samples if self._probe else tuple)
         self._liveness = LivenessThread(address.instance, partial(self.page, options.timeout))
 
     def page(self, seconds: float) -> bytes:
-        """The whole page, of what is there within so many seconds."""
+        """Return the whole page, from the collectors that finish within so many seconds."""
         vllm = self._vllm_thread.collect()
         self._vllm.wait_until_sent()
         collections = self._host_page.collect()
         return self._host_page.page(vllm.result(seconds), collections, seconds)
 
     def answer(self, path: str, seconds: float) -> serve.Answer:
-        """The page at /metrics, the probes, and at / where they are."""
+        """Return the page at /metrics, the probes at /livez and /readyz, and a list of these paths at /."""
         if path == "/metrics":
             return serve.Answer(200, self.page(seconds), serve.CONTENT_TYPE)
         if path == "/livez":
@@ -81,7 +104,7 @@ class Exporter:
         return serve.Answer(200 if path == "/" else 404, WHERE)
 
     def start(self) -> None:
-        """Start what goes on between the scrapes: the log, Xid errors, the probe."""
+        """Start the threads that work between the scrapes: the log, Xid errors, the probe."""
         self._host.start()
         if self._probe:
             self._probe.start()
@@ -96,7 +119,7 @@ class ProbeThread:
         self._last: Probe | None = None
 
     def start(self) -> None:
-        """Begin; the thread ends with the process."""
+        """Start the thread, which ends with the process."""
         threading.Thread(target=self._go_on, name="diag-probe", daemon=True).start()
 
     def _go_on(self) -> None:
@@ -108,12 +131,12 @@ class ProbeThread:
             time.sleep(self._every)
 
     def samples(self) -> Sequence[Sample]:
-        """The result of the last probe; nothing before the first."""
+        """Return the samples of the last probe; none before the first."""
         return self._last.samples() if self._last else ()
 
 
 class LivenessThread:
-    """Judges a page every few seconds, in a thread that begins with the first question: most sites ask none."""
+    """Judges a page every few seconds, in a thread that starts with the first probe: most sites send none."""
 
     def __init__(self, instance: str, page: Callable[[], bytes]) -> None:
         self._instance = instance
@@ -123,8 +146,8 @@ class LivenessThread:
         self._judged = 0.0
 
     def health(self) -> "Health":
-        """The last judgement; where that is long ago, nobody can tell."""
-        from diag.diagnosis.progress import unknown_health  # with all that judges: 20 MiB
+        """Return the last judgement; unknown if it is too old."""
+        from diag.diagnosis.progress import unknown_health
 
         if self._first.acquire(blocking=False):
             threading.Thread(target=self._go_on, name="diag-liveness", daemon=True).start()
@@ -144,19 +167,9 @@ class LivenessThread:
             try:
                 self._health = liveness.observe(at, self._page())
                 self._judged = time.monotonic()
-            except Exception:  # whatever it is: a server must not be restarted for a defect of ours
+            except Exception:  # of any kind: a defect of diag must not restart a server
                 log.exception("the liveness of vLLM cannot be judged")
             time.sleep(JUDGED_EVERY)
-
-
-def _absolute(log: str) -> str:
-    """The log's file as those call it who read of it elsewhere; "-" is standard input."""
-    return log if log in ("", STDIN) else str(Path(log).absolute())
-
-
-def gpu_names(gpus: str) -> tuple[str, ...]:
-    """The indices or UUIDs of `--gpus 0,1`."""
-    return tuple(gpu.strip() for gpu in gpus.split(",") if gpu.strip())
 
 
 def run(options: ExporterOptions) -> None:
@@ -165,7 +178,11 @@ def run(options: ExporterOptions) -> None:
     name, port = serve.parse(options.listen)
     exporter = Exporter(options)
     listener = serve.PageServer(serve.Listen(name, port, *options.tls, options.web_config), exporter, options.timeout)
-    signal.signal(signal.SIGTERM, _stop)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, stop)
     exporter.start()
     scheme = "https" if listener.files.access().context else "http"
     log.info("serving the metrics of %s at %s://%s/metrics", parse(options.vllm).shown, scheme, options.listen)
@@ -174,5 +191,88 @@ def run(options: ExporterOptions) -> None:
     listener.serve_forever()
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
+# -- diag replay -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Options of the command line; `log` is the file to write the recorded log to as time passes."""
+
+    recording: Path
+    listen: str
+    speed: float
+    log: Path | None
+    at_end: Literal["again", "hold", "exit"]
+
+
+class ReplayedServer:
+    """Answers as vLLM does (the protocol `Responder` of the HTTP server)."""
+
+    def __init__(self, replay: "Replay", facts: "ServerFacts") -> None:
+        models = [{"id": name, "object": "model", "max_model_len": facts.max_model_len} for name in facts.models]
+        self._replay = replay
+        self._documents: dict[str, bytes] = {}
+        if facts.version:
+            self._documents["/version"] = json.dumps({"version": facts.version}).encode()
+        if models:
+            self._documents["/v1/models"] = json.dumps({"object": "list", "data": models}).encode()
+
+    def answer(self, path: str, seconds: float) -> serve.Answer:
+        """Return the page, or the version and models if they are known; /health is always 200, as vLLM's is."""
+        if path == "/metrics":
+            scrape = self._replay.at(time.time())
+            failed = f"this scrape failed when it was recorded: {scrape.failed}\n".encode()
+            return serve.Answer(503, failed) if scrape.failed else serve.Answer(200, scrape.page, serve.CONTENT_TYPE)
+        if path == "/health":
+            return serve.Answer(200, b"")
+        if path in self._documents:
+            return serve.Answer(200, self._documents[path], "application/json")
+        return serve.Answer(404, f"diag replay has {listed(['/metrics', '/health', *self._documents])}\n".encode())
+
+
+def replay(options: ReplayOptions) -> None:
+    """Serve a recording until Ctrl-C, or until it ends if `at_end` is "exit"."""
+    from diag.sources.recording.reader import read_pages
+    from diag.sources.recording.replay import Replay
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    recorded = read_pages(options.recording)
+    begin, again = time.time(), options.at_end == "again"
+    replays = {name: Replay(pages, begin, options.speed, again) for name, pages in recorded.scrapes.items()}
+    host, first_port = serve.parse(options.listen)
+    with ExitStack() as serving:
+        lines = serving.enter_context(_log(options, recorded, next(iter(replays.values()))))
+        for port, (name, replayed) in enumerate(replays.items(), first_port):
+            responder = ReplayedServer(replayed, recorded.facts[name])
+            listener = serving.enter_context(serve.PageServer(serve.Listen(host, port), responder, REPLAY_TIMEOUT))
+            threading.Thread(target=listener.serve_forever, daemon=True).start()
+            serving.callback(listener.shutdown)
+            replay_log.info("%s is replayed at http://%s:%d/metrics", printable(name), host, port)
+        end = max(replayed.end for replayed in replays.values()) if options.at_end == "exit" else math.inf
+        while time.time() < end:
+            next(lines)
+            time.sleep(LOG_EVERY)
+
+
+@contextmanager
+def _log(options: ReplayOptions, recorded: "Recorded", replayed: "Replay") -> Iterator[Iterator[None]]:
+    """Yield an iterator that writes the lines of the log that are due, at each step; a log is not repeated."""
+    from diag.exporter.log.parse_line import read_timed_lines
+    from diag.sources.recording.replay import restamped
+
+    if options.log is None:
+        yield itertools.repeat(None)
+        return
+    if not recorded.log.is_file():
+        raise BadUsage(f"{options.recording} has no {recorded.log.name}: leave out --log")
+
+    def write(file: TextIO, rest: "deque[TimedLine]") -> Iterator[None]:
+        while True:
+            while rest and replayed.moment(rest[0].at) <= time.time():
+                line = rest.popleft()
+                file.write(restamped(line.text, replayed.moment(line.at)) + "\n")
+            file.flush()
+            yield
+
+    with refused_in_words(options.log), options.log.open("a", encoding="utf-8") as file:
+        yield write(file, deque(read_timed_lines(recorded.log, recorded.log_zone, replayed.first)))

@@ -1,24 +1,28 @@
-"""What a command observes: one recording, live servers, or the servers in a Prometheus."""
+"""Observations of one recording, of live servers, or of the servers in a Prometheus, for the commands that judge them;
+and the commands that only keep or print what was observed: `diag record`, `diag export` and `diag config`.
+"""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diag.commands.site import site
 from diag.core.contract import Contract
+from diag.core.contract_file import apply_overrides, find, renamed_thresholds
 from diag.core.errors import BadUsage, NoHostName, UnknownHost
 from diag.core.files import exists
-from diag.core.formatting import printable
+from diag.core.formatting import plural, printable
 from diag.core.incident import Incident
 from diag.core.metric_prefix import OWN
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
-from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.query_cache import QueryCache, TelemetrySource
 from diag.diagnosis.report import Observed, build_report, not_measured, server
+from diag.knowledge.catalog import load
 from diag.sources.observation import Observation, SampleSource
 from diag.sources.prometheus.scope import Scope
 from diag.verify.snapshot import Snapshot
@@ -26,7 +30,6 @@ from diag.verify.snapshot import Snapshot
 if TYPE_CHECKING:
     from diag.http.vllm_server import VllmServer
     from diag.report.terminal import Tick
-    from diag.sources.kubernetes.servers import ServersOfNamespace
     from diag.sources.live.joined_pages import JoinedPages
     from diag.sources.live.scrape import ScrapePlan
     from diag.sources.prometheus.servers import PrometheusSource
@@ -41,10 +44,10 @@ SCRAPE_TIMEOUT, QUERY_TIMEOUT = 5.0, 30.0
 
 @dataclass(frozen=True)
 class ObserveOptions:
-    """What the command line asked for; times in seconds. Without a `timeout`, the source's own is used.
+    """Options of the command line; times in seconds. Without a `timeout`, the source's own is used.
 
-    `prometheus` is the URL of a Prometheus to ask about the servers in `scope` instead of asking `targets`; `k8s` names
-    the namespace whose pods to ask instead.
+    `prometheus` is the URL of a Prometheus to query about the servers in `scope`, and `k8s` a namespace whose pods to
+    scrape, instead of scraping `targets`.
     """
 
     targets: Sequence[str]
@@ -62,23 +65,43 @@ class ObserveOptions:
     k8s: str = ""
 
 
+def site(incident_folder: Path | None, contract_file: Path | None) -> tuple[Contract, tuple[Incident, ...]]:
+    """Return the contract, and diag's incidents and the site's own with the site's thresholds."""
+    contract, incidents = find(contract_file), load(incident_folder)
+    for sentence in renamed_thresholds(incidents, contract):
+        print(f"diag: {sentence}", file=sys.stderr)  # the report itself goes to standard output
+    return contract, apply_overrides(incidents, contract)
+
+
 def take_snapshot(options: ObserveOptions) -> Snapshot:
-    """Diagnose one recording or live servers; keeps what can still be queried, to compare with."""
+    """Diagnose one recording or live servers; keep the samples, so that signals can be compared later."""
     contract, incidents = site(options.incidents, options.contract)
     return judge_observation(observe(options, contract), contract, incidents)
 
 
 def judge_observation(observation: Observation, contract: Contract, incidents: Sequence[Incident]) -> Snapshot:
-    """Diagnose what was observed already."""
+    """Diagnose an observation."""
     cache = _query_cache(observation, contract)
-    if contract.site.prefix != OWN:  # of a page it is not known what Prometheus makes of it
+    if contract.site.prefix != OWN:  # a page does not show how Prometheus renames its metrics
         incidents = tuple(incident for incident in incidents if incident.id != "scrape_renames_metrics")
     running = {instance: running_of(observation, instance) for instance in observation.instances}
-    return Snapshot(build_report(_observed(observation, cache), incidents, cache, running), cache, running)
+    versions, models = observation.versions, observation.models
+    observed = Observed(
+        source=observation.source,
+        target=observation.target,
+        start=float(observation.instants[0]) / 1000,
+        end=float(observation.instants[-1]) / 1000,
+        scrapes=observation.scrapes,
+        failed_scrapes=observation.failed_scrapes,
+        servers=tuple(server(name, versions.get(name), models.get(name)) for name in observation.instances),
+        notes=observation.notes,
+        not_measured=not_measured(cache),
+    )
+    return Snapshot(build_report(observed, incidents, cache, running), cache, running)
 
 
 def observe(options: ObserveOptions, contract: Contract) -> Observation:
-    """The samples of one recording, or of live servers that are scraped for it."""
+    """Read the samples of one recording, or scrape live servers."""
     if options.k8s:
         return _scrape(options, contract)
     paths = [Path(target) for target in options.targets if is_path(target)]
@@ -94,8 +117,16 @@ def observe(options: ObserveOptions, contract: Contract) -> Observation:
     return read(paths[0], launch=options.launch)
 
 
+def refuse_the_past(options: ObserveOptions, what: str) -> None:
+    """Raise BadUsage for a recording and for a time in the past; `what` is the command that diagnoses the present."""
+    if not options.prometheus and any(map(exists, options.targets)):
+        raise BadUsage(f"{what} needs live servers or a Prometheus: a recording does not change")
+    if options.scope.span.at or options.scope.span.until:
+        raise BadUsage(f"{what} diagnoses the present: leave out --at and --to")
+
+
 def is_path(target: str) -> bool:
-    """Whether a target is a path: one that exists, whose folder exists, or that cannot be a URL."""
+    """Return True for a path: one that exists, whose folder exists, or that cannot be a URL."""
     folder, slash, _ = target.rpartition("/")
     return (
         exists(target) or target.startswith((".", "/", "~")) or bool(slash and "://" not in target and exists(folder))
@@ -104,7 +135,7 @@ def is_path(target: str) -> bool:
 
 @contextmanager
 def _nor_a_path(targets: Sequence[str]) -> Iterator[None]:
-    """Where no such host is known, a target that looks like a path may be a recording whose name was mistyped."""
+    """Add a hint to an unknown host: a target that looks like a path may be the mistyped name of a recording."""
     try:
         yield
     except (NoHostName, UnknownHost) as error:
@@ -117,7 +148,7 @@ def _nor_a_path(targets: Sequence[str]) -> Iterator[None]:
 
 
 def observe_once(options: ObserveOptions) -> Observation:
-    """A recording as a whole, or live servers at one moment."""
+    """Read a whole recording, or scrape live servers once."""
     if any(map(is_path, options.targets)):
         return observe(options, Contract())
     from diag.sources.live.scrape import watch
@@ -129,7 +160,7 @@ def observe_once(options: ObserveOptions) -> Observation:
 def prometheus_source(
     options: ObserveOptions, contract: Contract, incidents: Sequence[Incident] = ()
 ) -> "PrometheusSource":
-    """Return the servers in scope as a Prometheus knows them, by what rules for `incidents` record there."""
+    """Return the servers in scope of a Prometheus, with the series that rules for `incidents` record there."""
     from diag.http.address import parse
     from diag.http.credentials import from_environment
     from diag.sources.prometheus.client import Prometheus
@@ -143,7 +174,7 @@ def prometheus_source(
 
 
 def _scrape(options: ObserveOptions, contract: Contract) -> Observation:
-    """Scrape live servers, and go on while requests are in flight, nothing moves and it may be one huge prefill."""
+    """Scrape live servers; go on while requests are in flight and nothing moves, for it may be one huge prefill."""
     from diag.report.terminal import bar
     from diag.sources.live.scrape import watch
 
@@ -151,25 +182,20 @@ def _scrape(options: ObserveOptions, contract: Contract) -> Observation:
         cache = _query_cache(observation, contract)
         return cache.span < LONGEST_SCRAPING and owed_and_still(judge(cache)[0])
 
-    pods = _pods(options)
+    pods = None
+    if options.k8s:
+        from diag.sources.kubernetes.servers import find as find_pods
+
+        pods = find_pods(options.k8s, options.timeout or SCRAPE_TIMEOUT)
     with bar(f"watching {pods.shown if pods else without_credentials(options.targets)}") as tick:
         plan = scrape_plan(options, tick, may_be_stuck)
         return pods.watch(plan) if pods else watch(options.targets, plan)
 
 
-def _pods(options: ObserveOptions) -> "ServersOfNamespace | None":
-    """The servers of a namespace, where one is meant."""
-    if not options.k8s:
-        return None
-    from diag.sources.kubernetes.servers import find
-
-    return find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
-
-
 def scrape_plan(
     options: ObserveOptions, tick: "Tick", should_go_on: Callable[[Observation], bool] = lambda _: False
 ) -> "ScrapePlan":
-    """How live servers are scraped, as these options say."""
+    """Return the plan of how live servers are scraped."""
     from diag.sources.live.scrape import ScrapePlan
 
     return ScrapePlan(
@@ -185,7 +211,7 @@ def scrape_plan(
 
 
 def _local_pages(options: ObserveOptions, server: "VllmServer") -> "JoinedPages | None":
-    """GPUs, processes and log of a server on this host, or of the one whose log was named."""
+    """Return the pages of GPUs, processes and log of a server on this host, or of a server whose log was named."""
     from diag.exporter.log.tail import parse_timezone
     from diag.exporter.page import host_collectors
     from diag.http.address import is_here
@@ -201,29 +227,61 @@ def _query_cache(observation: Observation, contract: Contract) -> QueryCache:
 
 
 def running_of(observation: Observation, instance: str) -> Running:
-    """What is known of one of the servers beside its samples."""
+    """Return version and launch command of a server, and whether they are all of its configuration."""
     config = observation.settled.get(instance)
     is_complete = config is not None and not config.incomplete
     return Running(observation.versions.get(instance, ""), observation.launch.get(instance, ""), is_complete)
 
 
-def _observed(observation: Observation, cache: QueryCache) -> Observed:
-    versions, models = observation.versions, observation.models
-    return Observed(
-        source=observation.source,
-        target=observation.target,
-        start=float(observation.instants[0]) / 1000,
-        end=float(observation.instants[-1]) / 1000,
-        scrapes=observation.scrapes,
-        failed_scrapes=observation.failed_scrapes,
-        servers=tuple(server(name, versions.get(name), models.get(name)) for name in observation.instances),
-        notes=observation.notes,
-        not_measured=not_measured(cache),
-    )
-
-
 def without_credentials(targets: Sequence[str]) -> str:
-    """The targets as they may be printed."""
+    """Return the targets as text to print."""
     from diag.http.address import parse
 
     return ", ".join(parse(target).shown for target in targets)
+
+
+# -- commands that only keep or print what was observed ----------------------------------------------------------------
+
+
+def record_servers(options: ObserveOptions, folder: Path) -> str:
+    """Record live servers into a folder; return a sentence about what it holds."""
+    from diag.report.terminal import bar
+    from diag.sources.recording.writer import record
+
+    with bar(f"recording {without_credentials(options.targets)}") as tick:
+        recorded = record(options.targets, folder, scrape_plan(options, tick))
+    silent = f", {recorded.silent_scrapes} without vLLM's metrics" if recorded.silent_scrapes else ""
+    return (
+        f"{folder}: {plural(recorded.scrapes, 'scrape')}, {recorded.failed_scrapes} failed{silent};"
+        f" diagnose it with: diag doctor {folder}"
+    )
+
+
+def export_signals(options: ObserveOptions, file: Path | None) -> str:
+    """Write the signals of a time range as CSV, by default to standard output; return a sentence about the file."""
+    from diag.core.files import refused_in_words, written_whole
+    from diag.report import dataframe
+
+    contract, incidents = site(options.incidents, options.contract)
+    source: TelemetrySource
+    if options.prometheus:
+        source = prometheus_source(options, contract)
+    else:
+        observation = observe(options, contract)
+        source = SampleSource(observation.samples, observation.instants, observation.interval)
+    with (
+        refused_in_words(file or Path("standard output")),
+        written_whole(file, newline="") if file else nullcontext(sys.stdout) as out,
+    ):
+        values = dataframe.write(incidents, QueryCache(source, contract), out)
+    return f"{file}: {values:,} values at {len(source.instants):,} instants"
+
+
+def show_configuration(options: ObserveOptions, as_json: bool) -> str:
+    """Return the configuration of each server and the source of each value, after one scrape."""
+    from diag.diagnosis import configuration
+    from diag.report.settings import render_config, render_config_json
+
+    observation = observe_once(options)
+    servers, notes = configuration.configurations(observation), configuration.notes(observation)
+    return (render_config_json if as_json else render_config)(servers, notes)

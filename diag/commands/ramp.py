@@ -13,8 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from diag.commands.observe import ObserveOptions, observe, running_of, scrape_plan, without_credentials
-from diag.commands.site import site
+from diag.commands.observe import ObserveOptions, observe, running_of, scrape_plan, site, without_credentials
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists, refused_in_words, written_whole
 from diag.core.formatting import number, printable

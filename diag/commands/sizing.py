@@ -1,13 +1,22 @@
-"""`diag budget` for several GPUs: which of them hold the requests, their ceilings, and what a million tokens costs."""
+"""`diag budget` for several GPUs: which of them hold the requests, their ceilings, and what a million tokens costs.
 
+Requests are those of the options, or of the traffic that a running or recorded server had.
+"""
+
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
-from diag.commands.traffic import Traffic
+from diag import promql
+from diag.commands.observe import ObserveOptions, observe
+from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.report.gpu_sizing import Sizing, render_sizing, render_sizing_json
+from diag.sources.observation import Observation
 from diag.vllm.capacity.roofline import SizedReplica, choices, configurations
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -17,6 +26,53 @@ from diag.vllm.gpus import named as gpu_named
 from diag.vllm.memory.model import Model, is_folder
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, invalid, setup, size
 
+_MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
+_RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"
+_OUTPUT = "sum(rate(vllm:generation_tokens_total[{0}s]))"
+
+
+class Traffic(NamedTuple):
+    """Traffic of one server: peak of running requests, mean tokens of a request with its answer, output tokens/s."""
+
+    launch: str
+    version: str
+    running: int
+    tokens: int
+    output_rate: float
+
+
+def is_server(target: str) -> bool:
+    """Return True for a URL or a recording, not a model or a command."""
+    return target.startswith(("http://", "https://")) or (Path(target) / "recording.toml").is_file()
+
+
+def traffic(target: str) -> Traffic:
+    """Return the traffic of one server; BadUsage if it had none, or if its launch command is unknown."""
+    seen = observe(ObserveOptions([target]), Contract())
+    if len(seen.instances) != 1:
+        raise BadUsage(
+            f"{printable(target)} has {len(seen.instances)} servers: their traffic is compared one at a time"
+        )
+    name = seen.instances[0]
+    if name not in seen.launch:
+        raise BadUsage(f"how {printable(target)} was started is not known: give its launch command instead")
+    window = max(1, round((seen.instants[-1] - seen.instants[0]) / 1000 + seen.interval))
+    lengths = [_last(seen, _MEAN_TOKENS.format(kind, window)) for kind in ("prompt", "generation")]
+    running, rate = (_last(seen, expression.format(window)) for expression in (_RUNNING, _OUTPUT))
+    if not (running and rate and all(lengths)):
+        raise BadUsage(
+            f"{printable(target)} finished no request while it was observed: there is no traffic to size for"
+        )
+    return Traffic(seen.launch[name], seen.versions.get(name, ""), round(running), math.ceil(sum(lengths)), rate)
+
+
+def _last(seen: Observation, expression: str) -> float:
+    """Return the value at the last instant; 0 if there is none."""
+    found = promql.evaluate(expression, seen.samples, seen.instants[-1:])
+    value = float(found.values[0][0]) if len(found.labels) and found.present[0][0] else 0.0
+    return value if math.isfinite(value) else 0.0
+
+
 TENSORS = (1, 2, 4, 8)
 _PRICE = re.compile(r"([^=]+)=\$?(\d{1,6}(?:\.\d{1,6})?)")
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
@@ -24,7 +80,7 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
 @dataclass(frozen=True)
 class SizingOptions:
-    """What the user gave, "" or None where they gave nothing; `traffic` is that of the server they named."""
+    """Options of the command line, "" or None if not given; `traffic` is that of the named server."""
 
     all_gpus: bool = False
     gpu: str = ""
@@ -37,7 +93,7 @@ class SizingOptions:
 
     @property
     def wanted(self) -> bool:
-        """Whether GPUs are to be compared; BadUsage for options that do nothing without that."""
+        """True if GPUs are to be compared; BadUsage for options that have no effect otherwise."""
         wanted = self.all_gpus or self.concurrency is not None
         if not wanted and (self.context or self.prices or self.utilisation):
             raise BadUsage("--context, --price and --utilisation need --all-gpus, or --gpu NAME and --concurrency N")

@@ -1,4 +1,4 @@
-"""`diag top`: live servers in a terminal, judged again and again as `diag doctor` judges them."""
+"""`diag top`: live servers in a terminal, diagnosed again and again as by `diag doctor`."""
 
 import importlib.util
 import sys
@@ -7,9 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from diag.commands.observe import ObserveOptions, judge_observation, scrape_plan, without_credentials
-from diag.commands.site import site
-from diag.commands.watch import refuse_the_past
+from diag.commands.observe import (
+    ObserveOptions,
+    judge_observation,
+    refuse_the_past,
+    scrape_plan,
+    site,
+    without_credentials,
+)
 from diag.core.errors import BadUsage
 
 if TYPE_CHECKING:
@@ -18,11 +23,11 @@ if TYPE_CHECKING:
     from diag.top.feed import Judged
 
 M_ARENA_MAX = -8
-"""Of malloc.h."""
+"""M_ARENA_MAX of malloc.h."""
 
 
 def run(options: ObserveOptions, *, here: bool) -> None:
-    """Show servers until the user quits; `here`: those that run on this host, where there are any."""
+    """Show servers until the user quits; with `here`, the servers of this host if there are any."""
     refuse_the_past(options, "diag top")
     if importlib.util.find_spec("textual") is None:
         raise BadUsage("diag top needs textual: pip install 'diag[top]'")
@@ -30,30 +35,25 @@ def run(options: ObserveOptions, *, here: bool) -> None:
         raise BadUsage("diag top reads keys from standard input: name the file of the log")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadUsage("diag top needs a terminal: diag doctor --watch prints lines as incidents begin and end")
-    _share_memory()
+    import ctypes
+
+    with suppress(OSError, AttributeError):  # one memory arena for the threads of all scrapes (glibc's malloc)
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     app = make_app(on_this_host(options) if here else options)
     app.run(mouse=False)  # the terminal's own selection stays, to copy a command
     if app.feed.failed:
         raise app.feed.failed
 
 
-def _share_memory() -> None:
-    """Scrapes run in threads that come and go: give each no memory of its own to keep (glibc's malloc)."""
-    import ctypes
-
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-
-
 def on_this_host(options: ObserveOptions) -> ObserveOptions:
-    """The same for the servers whose processes are seen here; as it is where none is."""
+    """Return the options with the servers whose processes are visible on this host; unchanged if there is none."""
     from diag.exporter.process.server import servers_here
 
     return replace(options, targets=servers_here() or options.targets)
 
 
 def make_app(options: ObserveOptions) -> "TopApp":
-    """The view, and the thread behind it."""
+    """Return the view, with the feed behind it."""
     from diag.commands import explain
     from diag.top.app import TopApp
     from diag.top.feed import KEPT, Feed, QueryFeed, ScrapeFeed

@@ -1,16 +1,23 @@
-"""`diag verify`: a snapshot from before a change and one from after it, compared."""
+"""`diag verify`, a snapshot from before a change compared with one from after it, and `diag baseline save`, the normal
+speed of healthy servers kept in a file.
+"""
 
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from diag.commands.doctor import Format
-from diag.commands.observe import ObserveOptions, take_snapshot, without_credentials
+from diag.commands.doctor import Format, look
+from diag.commands.observe import ObserveOptions, is_path, site, take_snapshot, without_credentials
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists
+from diag.core.formatting import listed, plural, printable
 from diag.http.address import parse
 from diag.report.verify import render, render_json, render_markdown
 from diag.verify.compare import Verification, compare
-from diag.verify.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from diag.verify.baseline import Baseline
 
 EXIT = {"fixed": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3}
 
@@ -18,7 +25,7 @@ EXIT = {"fixed": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3
 def verify(before: str, options: ObserveOptions) -> Verification:
     """Compare `before` with the targets of the options, or with the servers of `before` as they are now.
 
-    Raises BadUsage where both are one and the same live server, Unreachable where one of them does not respond.
+    Raises BadUsage if both are one live server, Unreachable if one of them does not respond.
     """
     after = options.targets
     if not exists(before) and (not after or _identity(before) == _identity(after[0])):
@@ -27,24 +34,70 @@ def verify(before: str, options: ObserveOptions) -> Verification:
             " run diag record URL DIR before the change, and give DIR"
         )
     earlier = take_snapshot(replace(options, targets=[before], launch="", log=""))
-    return compare(earlier, take_snapshot(options) if after else _now(earlier, options))
-
-
-def _now(earlier: Snapshot, options: ObserveOptions) -> Snapshot:
-    """The servers of a recording as they are now, at the addresses where it was made."""
-    try:
-        return take_snapshot(replace(options, targets=earlier.instances))
+    if after:
+        return compare(earlier, take_snapshot(options))
+    try:  # the recorded servers as they are now
+        return compare(earlier, take_snapshot(replace(options, targets=earlier.instances)))
     except Unreachable as error:
         raise Unreachable(f"{error} BEFORE was recorded there: if the server has moved, give AFTER") from error
 
 
 def _identity(target: str) -> str:
-    """What a target is, however it was written: a path that exists is itself, a URL its host and port."""
+    """Return a path that exists as it is, or a URL's host and port, so that two spellings of a target compare."""
     return target if exists(target) else parse(target).instance
 
 
 def print_report(verification: Verification, form: Format) -> int:
-    """Print a comparison on standard output; the exit status."""
+    """Print a comparison on standard output; return the exit status."""
     forms = {"terminal": render, "json": render_json, "markdown": render_markdown}
     sys.stdout.write(forms[form](verification))
     return EXIT[verification.verdict]
+
+
+# -- diag baseline save ------------------------------------------------------------------------------------------------
+
+
+def save_baseline(options: ObserveOptions, file: Path | None, even_ill: bool) -> str:
+    """Add observations to the baseline file, by default [baseline] file of diag.toml; return the text to print.
+
+    Servers that are not healthy, or whose health is unknown, are left out unless `even_ill`.
+    """
+    from diag.verify.baseline import learn, merged, save
+
+    contract, incidents = site(options.incidents, options.contract)
+    goal = file or (Path(contract.baseline) if contract.baseline else Path("baseline.json"))
+    recordings = [target for target in options.targets if is_path(target)]
+    live = [target for target in options.targets if target not in recordings]
+    observations = [replace(options, targets=[recording]) for recording in recordings]
+    if live or not recordings:
+        observations.append(replace(options, targets=live))
+
+    learnt, left_out, seen = [], [], []
+    for observation in observations:
+        report, queries = look(observation, contract, incidents)
+        ill: dict[str, str] = {}
+        if not even_ill:
+            ill = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}
+            found = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
+            ill |= {dict(diagnosis.subject).get("instance", ""): diagnosis.incident.id for diagnosis in reversed(found)}
+        left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in ill.items()]
+        learnt.append(learn(queries, ill))
+        seen.append(report.observed.target)  # without credentials
+    new = merged(normal for baseline in learnt for normal in baseline)
+    if not any(normal.rows or normal.starts for normal in new):
+        if left_out:
+            raise BadUsage(f"{'; '.join(map(printable, left_out[:3]))}. To learn from it all the same, add --even-ill")
+        targets = listed([printable(target) for target in seen])
+        why = "no request was running, or too few scrapes were answered"
+        raise BadUsage(f"{targets}: {why}: there is nothing to learn; observe it under load, and for longer")
+    return "\n".join([*left_out, _summary(goal, new, save(goal, new))])
+
+
+def _summary(file: Path, new: "Baseline", known: "Baseline") -> str:
+    def counted(baseline: "Baseline") -> str:
+        windows, starts = (sum(map(len, each)) for each in zip(*(normal[1:] for normal in baseline), strict=True))
+        return f"{plural(windows, 'window')} and {plural(starts, 'start')}"
+
+    kinds = [f"{normal.kind.model or 'model unknown'} on vLLM {normal.kind.version or 'unknown'}" for normal in new]
+    names = listed(list(dict.fromkeys(printable(kind) for kind in kinds)))
+    return f"{printable(str(file))}: {counted(new)} observed ({names}); the file has {counted(known)} now"

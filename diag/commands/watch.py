@@ -1,80 +1,89 @@
-"""`diag doctor --watch`: diagnose again and again, and print what begins and what ends."""
+"""`diag doctor --watch`: diagnose repeatedly, print incidents as they begin and end, post them to an Alertmanager."""
 
+import os
 import re
+import shlex
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
+from diag.artefacts.alerts import keeps_firing
+from diag.artefacts.filled_alerts import FilledAlert, filled_alerts, no_telemetry
 from diag.commands.doctor import run
-from diag.commands.observe import ObserveOptions
-from diag.core.errors import BadUsage, Unreachable
-from diag.core.files import exists
+from diag.commands.observe import ObserveOptions, refuse_the_past
+from diag.core.contract import Contract, Site
+from diag.core.contract_file import find
+from diag.core.errors import Unreachable
+from diag.core.incident import Incident
+from diag.core.subjects import agree
+from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
-from diag.diagnosis.transitions import Transitions
-from diag.report.terminal import watch_changed, watch_lost, watch_regained, watch_started
-
-if TYPE_CHECKING:
-    from diag.commands.posting import WatchAlerts
+from diag.diagnosis.transitions import Key, Transitions
+from diag.http.address import parse, parse_all
+from diag.http.deadline import run_in_thread
+from diag.http.prometheus_api import Alertmanager
+from diag.report.terminal import (
+    posting_failed,
+    posting_resumed,
+    watch_changed,
+    watch_lost,
+    watch_regained,
+    watch_started,
+)
 
 PAUSE_SECONDS = 15.0
-"""Between two diagnoses through a Prometheus, which has nothing new before its next scrape, or of a lost server."""
+"""Seconds between two diagnoses through a Prometheus, which has no new samples before its next scrape, or of a lost
+server.
+"""
 
 
 def watch(options: ObserveOptions, until_resolved: bool, alertmanager: str = "") -> Report:
-    """Print what begins and what ends, and post it to an Alertmanager where there is one; returns the last report.
+    """Print incidents as they begin and end, and post them to an Alertmanager if one is named; return the last report.
 
-    Ends by Ctrl-C or, where `until_resolved`, once no incident is left. A server lost after the first diagnosis may
-    come back.
+    Ends by Ctrl-C or, if `until_resolved`, once no incident is left. A server lost after the first diagnosis may come
+    back.
     """
     refuse_the_past(options, "--watch")
-    told = _told(options, alertmanager) if alertmanager else None
+    alerts = WatchAlerts(options, alertmanager, _print) if alertmanager else None
     transitions = Transitions()
     report = _diagnose(options)
     _print(watch_started(report))
     while True:
         _print("".join(map(watch_changed, transitions.observe(report))))
-        if told:
-            told.holds(transitions.holding, report)
+        if alerts:
+            alerts.holds(transitions.holding, report)
         if until_resolved and transitions.is_calm and not report.not_judged:  # what is over may still be in the window
-            return told.at_the_end(report) if told else report
-        report = _diagnose_again(options, told)
-
-
-def _told(options: ObserveOptions, alertmanager: str) -> "WatchAlerts":
-    from diag.commands.posting import WatchAlerts
-
-    return WatchAlerts(options, alertmanager, _print)
-
-
-def refuse_the_past(options: ObserveOptions, what: str) -> None:
-    """BadUsage for a recording, and for a time that is over; `what` diagnoses the present."""
-    if not options.prometheus and any(map(exists, options.targets)):
-        raise BadUsage(f"{what} needs live servers or a Prometheus: a recording does not change")
-    if options.scope.span.at or options.scope.span.until:
-        raise BadUsage(f"{what} diagnoses the present: leave out --at and --to")
+            if alerts:
+                alerts.send()
+            return report
+        report = _diagnose_again(options, alerts)
 
 
 def _diagnose(options: ObserveOptions) -> Report:
-    """One report; KeyboardInterrupt also where the scrapes were interrupted and could be judged all the same."""
+    """Return one report; KeyboardInterrupt also if scraping was interrupted after enough scrapes for a report."""
     report = run(options, only_suspects=True)
     if any(note.startswith("interrupted") for note in report.observed.notes):
         raise KeyboardInterrupt
     return report
 
 
-def _diagnose_again(options: ObserveOptions, told: "WatchAlerts | None") -> Report:
-    """The next report that there is; scraping takes its time, and a Prometheus is left alone for a while."""
+def _diagnose_again(options: ObserveOptions, alerts: "WatchAlerts | None") -> Report:
+    """Return the next report, after a pause if it comes from a Prometheus; a lost server is retried."""
     last_error = ""
     while True:
         time.sleep(max(options.every, PAUSE_SECONDS) if options.prometheus or last_error else 0)
         try:
             report = _diagnose(options)
         except Unreachable as error:
-            reason = re.sub(r"\d+", "", str(error))  # the same error with another time in it is not printed again
+            reason = re.sub(r"\d+", "", str(error))  # an error that differs only in a time is not printed again
             if reason != last_error:
                 _print(watch_lost(str(error), time.time()))
-            if told and last_error:  # twice in a row: once may be a blip
-                told.is_lost(str(error))
+            if alerts and last_error:  # twice in a row: once may be a blip
+                alerts.is_lost(str(error))
             last_error = reason
         else:
             _print(watch_regained(report) if last_error else "")
@@ -84,3 +93,155 @@ def _diagnose_again(options: ObserveOptions, told: "WatchAlerts | None") -> Repo
 def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+# -- alerts ------------------------------------------------------------------------------------------------------------
+
+REPEAT, RETRY = 60.0, 15.0
+"""Seconds until firing alerts are posted again, and until a failed post is repeated."""
+LASTS = 4 * REPEAT
+"""Seconds until an alert ends without another post, whatever the Alertmanager's resolve_timeout is: four rounds."""
+MOST_AT_ONCE = 64
+Labels = frozenset[tuple[str, str]]
+Post = Callable[[Sequence[Mapping[str, Any]]], None]
+
+
+class AlertPosts:
+    """Posts alerts to an Alertmanager from a thread, so that the watch does not wait for it.
+
+    `post` raises Unreachable if the Alertmanager does not accept alerts; `say` prints a line for the user.
+    """
+
+    def __init__(self, post: Post, say: Callable[[str], None]) -> None:
+        self._post, self._say = post, say
+        self._firing: dict[Labels, FilledAlert] = {}
+        self._ended: dict[Labels, tuple[FilledAlert, float]] = {}
+        self._state, self._sending, self._changed = threading.Lock(), threading.Lock(), threading.Event()
+        self._failed = False
+        self._thread = run_in_thread(self._run)
+
+    def holds(self, alerts: Iterable[FilledAlert]) -> None:
+        """Replace the firing alerts; one that fired already keeps its start."""
+        if self._thread.done():  # by a defect: a watch that posts nothing must not look like one that does
+            self._thread.result()
+        now = {frozenset(alert.labels.items()): alert for alert in alerts}
+        with self._state:
+            before, self._firing = self._firing, {}
+            for key, alert in now.items():
+                self._firing[key] = alert._replace(since=before[key].since) if key in before else alert
+                self._ended.pop(key, None)
+            self._ended |= {key: (alert, time.time()) for key, alert in before.items() if key not in now}
+            has_changed = before.keys() != now.keys()
+        if has_changed:
+            self._changed.set()
+
+    def send(self) -> bool:
+        """Post all alerts; return False, keep them, and print that once, if they are not accepted."""
+        with self._sending:
+            with self._state:
+                firing, ended = [*self._firing.values()], dict(self._ended)
+            end = time.time() + LASTS
+            posts = [*(_document(alert, end) for alert in firing), *(_document(*known) for known in ended.values())]
+            try:
+                for begin in range(0, len(posts), MOST_AT_ONCE):
+                    self._post(posts[begin : begin + MOST_AT_ONCE])
+            except Unreachable as error:
+                if not self._failed:
+                    self._say(posting_failed(str(error), time.time()))
+                self._failed = True
+                return False
+            if self._failed and posts:
+                self._say(posting_resumed(time.time()))
+            self._failed &= not posts
+            with self._state:
+                self._ended = {key: known for key, known in self._ended.items() if ended.get(key) != known}
+            return True
+
+    def _run(self) -> None:
+        pause = REPEAT
+        while True:
+            self._changed.wait(pause)
+            self._changed.clear()
+            pause = REPEAT if self.send() else RETRY
+
+
+def _document(alert: FilledAlert, end: float) -> dict[str, Any]:
+    """Return an alert as the Alertmanager's API takes it."""
+    start, stop = (
+        datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds") for unix in (min(alert.since, end), end)
+    )
+    return {
+        "labels": dict(alert.labels),
+        "annotations": dict(alert.annotations),
+        "startsAt": start,
+        "endsAt": stop,
+    }
+
+
+class WatchAlerts:
+    """Turns the incidents of a watch into the alerts of the generated rules; BadUsage if `url` is no address."""
+
+    def __init__(self, options: ObserveOptions, url: str, say: Callable[[str], None]) -> None:
+        self._watched, self._contract = _watched(options), _contract(options)
+        self._posts = AlertPosts(Alertmanager(url, os.environ).post, say)
+        self._holding: list[FilledAlert] = []
+        self._known: dict[Key, Diagnosis] = {}
+        self._over: dict[Key, tuple[Diagnosis, float]] = {}
+
+    def holds(self, holding: Mapping[Key, Diagnosis], report: Report) -> None:
+        """Post confirmed incidents, with the values of this report if it has them."""
+        now = {(found.diagnosis.incident.id, found.diagnosis.subject): found.diagnosis for found in report.present}
+        held = {key: now.get(key, last)._replace(severity=last.severity) for key, last in holding.items()}
+        causes = self._causes(held, {each.diagnosis.incident.id: each.diagnosis.incident for each in report.findings})
+        self._holding = [alert for diagnosis in (*held.values(), *causes) for alert in self._alerts(diagnosis)]
+        self._posts.holds(self._holding)
+
+    def _causes(self, held: Mapping[Key, Diagnosis], incidents: Mapping[str, Incident]) -> list[Diagnosis]:
+        """Return ended causes whose effects still hold: while the cause's rule keeps firing, it mutes their alerts."""
+        ended = {key: (last, time.time()) for key, last in self._known.items() if key not in held}
+        over = {key: known for key, known in {**ended, **self._over}.items() if key not in held}
+        self._known = dict(held)
+        self._over = {
+            key: (cause, at)
+            for key, (cause, at) in over.items()
+            if time.time() - at < keeps_firing(cause.incident, incidents)
+            and any(
+                each.incident.id in cause.incident.explains and agree(each.subject, cause.subject)
+                for each in held.values()
+            )
+        }
+        return [cause for cause, _ in self._over.values()]
+
+    def is_lost(self, reason: str) -> None:
+        """Post that the servers are lost, as an alert of its own; earlier alerts may still hold and stay."""
+        lost = (no_telemetry(name, reason, self._contract.site, time.time()) for name in self._watched)
+        self._posts.holds([*self._holding, *lost])
+
+    def send(self) -> None:
+        """Post now what has changed."""
+        self._posts.send()
+
+    def _alerts(self, diagnosis: Diagnosis) -> Iterator[FilledAlert]:
+        anywhere = next(iter(self._watched.values()))
+        command = self._watched.get(dict(diagnosis.subject).get("instance", ""), anywhere)
+        for alert in filled_alerts(diagnosis, self._contract, time.time()):
+            yield alert._replace(annotations={**alert.annotations, "doctor": command or alert.annotations["doctor"]})
+
+
+def _watched(options: ObserveOptions) -> Mapping[str, str]:
+    """Return what is watched: names, each with the command that diagnoses it, "" for the command in the rule."""
+    if options.prometheus:
+        return {parse(options.prometheus).instance: ""}
+    if options.k8s:
+        return {options.k8s: f"diag doctor --k8s {shlex.quote(options.k8s)}"}
+    return {name: f"diag doctor {shlex.quote(each.shown)}" for name, each in parse_all(options.targets).items()}
+
+
+def _contract(options: ObserveOptions) -> Contract:
+    """Return the site's contract as it applies to the watch: a scraped server has no label but `instance`."""
+    contract = find(options.contract)
+    if not options.prometheus:
+        return replace(contract, site=contract.site._replace(labels=("instance",)))
+    known = contract.site.prometheus_url
+    url = parse(options.prometheus).shown if known == Site().prometheus_url else known  # by default the watched one
+    return replace(contract, site=contract.site._replace(prometheus_url=url))

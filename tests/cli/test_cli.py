@@ -393,7 +393,7 @@ def test_a_defect_of_diag_is_one_sentence_without_values_and_has_an_exit_status_
     def broken(_: object) -> str:
         raise ValueError("s3cret")
 
-    monkeypatch.setattr("diag.commands.incidents.run", broken)
+    monkeypatch.setattr("diag.commands.explain.list_incidents", broken)
     monkeypatch.setattr("sys.argv", ["diag", "incidents"])
     with pytest.raises(SystemExit) as stopped:
         main()

@@ -20,8 +20,7 @@ from support.bad_servers import PAGE, Reply, Request, Server, closed_port, cut_o
 from support.cli import DIAG, diag
 
 from diag.commands.doctor import run as doctor
-from diag.commands.observe import ObserveOptions
-from diag.commands.record import run
+from diag.commands.observe import ObserveOptions, record_servers
 from diag.core.errors import BadRecording, BadUsage, Unreachable
 from diag.exporter.page import host_collectors
 from diag.exposition.scrapes import Target
@@ -125,7 +124,7 @@ def test_what_stands_beside_a_server_that_no_longer_answers_is_recorded(tmp_path
 )
 def test_pages_without_metrics_of_vllm_are_counted(tmp_path: Path, page: bytes, said: str) -> None:
     with serving(pages(page)) as server:
-        assert f"1 scrape, {said}" in run(ObserveOptions([server.url], watch=0.0), tmp_path / "r")
+        assert f"1 scrape, {said}" in record_servers(ObserveOptions([server.url], watch=0.0), tmp_path / "r")
 
 
 def test_the_probe_is_recorded(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from support.processes import serving as vllm_processes
 from support.top_views import press, run, screen, shown, until
 
 from diag.commands import top
+from diag.commands.exporter import ReplayedServer
 from diag.commands.observe import ObserveOptions
-from diag.commands.replay import ReplayedServer
 from diag.commands.top import make_app, on_this_host
 from diag.core.errors import BadUsage
 from diag.exporter.process.server import servers_here

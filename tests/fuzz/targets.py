@@ -20,8 +20,7 @@ from support.bad_servers import Reply, Request
 
 from diag import promql
 from diag.commands import lint
-from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source, take_snapshot
-from diag.commands.site import site
+from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source, site, take_snapshot
 from diag.core.contract import Contract
 from diag.core.contract_file import apply_overrides
 from diag.core.contract_file import read as read_contract

@@ -29,7 +29,7 @@ from support.bad_servers import Answer, Reply, Request, serving, talking
 from support.paths import RECORDINGS
 
 from diag.cli.app import main
-from diag.commands import site
+from diag.commands import observe
 from diag.diagnosis import fleet
 from diag.http import prometheus_api
 from diag.http.address import parse
@@ -97,7 +97,7 @@ def doctor(diag: Diag) -> Diag:
 @pytest.fixture(autouse=True)
 def _quickly_and_without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_api, "_PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(site, "load", CATALOGUE)
+    monkeypatch.setattr(observe, "load", CATALOGUE)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -13,7 +13,7 @@ from support.paths import RECORDINGS, ROOT
 from support.prometheus_server import PLACES, program, serving
 from support.rule_files import groups_of
 
-from diag.commands import baseline
+from diag.commands import verify
 from diag.commands.observe import ObserveOptions
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.recording.reader import read
@@ -53,8 +53,10 @@ def test_a_prometheus_teaches_what_the_recording_does(tmp_path: Path) -> None:
     seen = read(RECORDINGS / "healthy")
     span = TimeSpan(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
     with serving(program(PLACES[0]), seen.samples.select([])) as server:
-        baseline.run(ObserveOptions([], prometheus=server.url, scope=Scope(span)), tmp_path / "there.json", False)
-    baseline.run(ObserveOptions([str(RECORDINGS / "healthy")]), tmp_path / "here.json", False)
+        verify.save_baseline(
+            ObserveOptions([], prometheus=server.url, scope=Scope(span)), tmp_path / "there.json", False
+        )
+    verify.save_baseline(ObserveOptions([str(RECORDINGS / "healthy")]), tmp_path / "here.json", False)
     (there,), (here,) = (read_baseline(tmp_path / name) for name in ("there.json", "here.json"))
     assert (there.kind, there.starts, len(there.rows)) == (here.kind, here.starts, len(here.rows))
     assert [row["itl_seconds"] for row in there.rows] == pytest.approx(

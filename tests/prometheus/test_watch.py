@@ -177,8 +177,8 @@ def test_it_is_calm_after_a_flicker_of_a_server_that_vanished() -> None:
 
 HASTY = """
 from diag.cli.app import main
-from diag.commands import posting, watch
-posting.RETRY = watch.PAUSE_SECONDS = 0.3
+from diag.commands import watch
+watch.RETRY = watch.PAUSE_SECONDS = 0.3
 main()
 """
 SPAN = ("--window", "32s")

@@ -10,7 +10,7 @@ from support import rewriting
 from support.paths import RECORDINGS, ROOT
 from support.schemas import validator
 
-from diag.commands import baseline, doctor
+from diag.commands import doctor, verify
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
 from diag.diagnosis.report import NormalReading, Report
@@ -34,7 +34,7 @@ def rewritten(folder: Path, change: Callable[[str], str], name: str = "healthy")
 
 def saved(folder: Path, *recordings: str, even_ill: bool = False) -> Path:
     file = folder / "normal.json"
-    baseline.run(ObserveOptions([str(RECORDINGS / name) for name in recordings]), file, even_ill)
+    verify.save_baseline(ObserveOptions([str(RECORDINGS / name) for name in recordings]), file, even_ill)
     return file
 
 

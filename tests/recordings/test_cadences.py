@@ -7,8 +7,7 @@ import pytest
 from support.paths import ALL_RECORDINGS, RECORDINGS
 from support.thinning import CADENCES, offsets, thinned
 
-from diag.commands.observe import judge_observation
-from diag.commands.site import site
+from diag.commands.observe import judge_observation, site
 from diag.diagnosis.report import Report
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read

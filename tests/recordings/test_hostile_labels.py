@@ -16,8 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support import rewriting, scenarios, top_views
 
-from diag.commands import config, doctor, lint, verify
-from diag.commands.mcp import pages
+from diag.commands import doctor, lint, observe, verify
+from diag.commands.mcp import answers
 from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, written
 from diag.commands.mcp.command import own_texts
 from diag.commands.observe import ObserveOptions
@@ -106,9 +106,9 @@ def told(folder: Path) -> dict[str, str]:
     evil = shlex.quote(EVIL)
     command = f"X={evil} vllm serve {evil} --served-model-name {evil} --max-num-seqs {evil} {shlex.quote('--' + EVIL)}"
     return {
-        "verify": verify_text.render(compared),
-        "verify in markdown": verify_text.render_markdown(compared),
-        "config": config.run(ObserveOptions([str(folder)]), as_json=False),
+        "verify": verify_text.terminal(compared),
+        "verify in markdown": verify_text.markdown(compared),
+        "config": observe.show_configuration(ObserveOptions([str(folder)]), as_json=False),
         "lint": lint.run(command, lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0],
     }
 
@@ -185,9 +185,13 @@ def test_an_agent_reads_a_label_only_between_marks_that_it_cannot_close(
     found = lint.run(command, lint.LintOptions(foreign=True), as_json=True)[0]
     quote = Quote(EVIL, file=EVIL, line=1, process=EVIL, cause=EVIL)
     logged = report._replace(findings=tuple(each._replace(quotes=(quote,)) for each in report.findings))
-    documents = [pages.report(logged, detail), pages.report(fleet, detail), pages.findings(json.loads(found), detail)]
-    documents += [pages.configuration(json.loads(config.run(one, as_json=True)), detail)]
-    documents += [pages.comparison(verify.verify(str(folder), one), detail)]
+    documents = [
+        answers.report(logged, detail),
+        answers.report(fleet, detail),
+        answers.findings(json.loads(found), detail),
+    ]
+    documents += [answers.configuration(json.loads(observe.show_configuration(one, as_json=True)), detail)]
+    documents += [answers.comparison(verify.verify(str(folder), one), detail)]
     for document in documents:
         answer = written(fitted(marked(document, own), DETAILED if detail else COMPACT))
         assert not UNSEEN & set(answer)

@@ -15,7 +15,7 @@ from support.reports import present_only, uncounted
 from support.schemas import validator
 
 from diag.commands import doctor
-from diag.commands.mcp import pages, schemas
+from diag.commands.mcp import answers, tools
 from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, written
 from diag.commands.mcp.command import own_texts
 from diag.commands.observe import ObserveOptions
@@ -26,7 +26,7 @@ from diag.report import markdown, terminal
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
 SCHEMA = validator(ROOT / "diag" / "report" / "diag.doctor.schema.json")
-ANSWER = validator(schemas.REPORT)
+ANSWER = validator(tools.REPORT)
 
 
 @cache
@@ -60,7 +60,7 @@ OWN = own_texts(ObserveOptions([]))
 @pytest.mark.parametrize("name", ALL)
 def test_an_agents_answer_fits_its_bound_and_its_schema(name: str) -> None:
     for detail, tokens in ((False, COMPACT), (True, DETAILED)):
-        answer = fitted(marked(pages.report(judged(name), detail), OWN), tokens)
+        answer = fitted(marked(answers.report(judged(name), detail), OWN), tokens)
         assert len(written(answer)) <= 3 * tokens
         ANSWER.validate(answer)
         assert {each["incident"] for each in answer["diagnoses"]} == present(judged(name))

@@ -10,8 +10,7 @@ from support import rewriting
 from textual.pilot import Pilot
 
 from diag.commands import explain
-from diag.commands.observe import ObserveOptions, judge_observation
-from diag.commands.site import site
+from diag.commands.observe import ObserveOptions, judge_observation, site
 from diag.commands.top import make_app
 from diag.sources.observation import Observation
 from diag.top.app import TopApp

@@ -10,9 +10,9 @@ import pytest
 from support.bad_servers import Reply, Request, serving
 
 from diag.artefacts.filled_alerts import FilledAlert, filled_alerts, no_telemetry
-from diag.commands import posting
+from diag.commands import watch
 from diag.commands.observe import ObserveOptions
-from diag.commands.posting import AlertPosts, WatchAlerts
+from diag.commands.watch import AlertPosts, WatchAlerts
 from diag.core.contract import Contract, Site
 from diag.core.errors import BadUsage, Unreachable
 from diag.diagnosis.decision_table import Reading
@@ -48,15 +48,15 @@ class Pager:
 
 
 def _lasts(alert: Mapping[str, Any]) -> bool:
-    return datetime.fromisoformat(alert["endsAt"]).timestamp() > posting.time.time() + 1
+    return datetime.fromisoformat(alert["endsAt"]).timestamp() > watch.time.time() + 1
 
 
 @pytest.fixture
 def pager(monkeypatch: pytest.MonkeyPatch) -> Pager:
     """Asked at once, and otherwise never: a test sends by itself."""
-    monkeypatch.setattr(posting, "REPEAT", 3600.0)
-    monkeypatch.setattr(posting, "RETRY", 3600.0)
-    monkeypatch.setattr(posting, "LASTS", 240.0)
+    monkeypatch.setattr(watch, "REPEAT", 3600.0)
+    monkeypatch.setattr(watch, "RETRY", 3600.0)
+    monkeypatch.setattr(watch, "LASTS", 240.0)
     return Pager()
 
 
@@ -65,7 +65,7 @@ def kept(pager: Pager) -> AlertPosts:
 
 
 def test_a_change_is_posted_at_once_and_what_holds_is_repeated(pager: Pager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posting, "REPEAT", 0.05)
+    monkeypatch.setattr(watch, "REPEAT", 0.05)
     posts = kept(pager)
     posts.holds([ONE])
     assert pager.arrived.acquire(timeout=5) and pager.arrived.acquire(timeout=5)
@@ -128,8 +128,8 @@ def test_a_cause_that_is_over_mutes_what_still_follows_from_it(monkeypatch: pyte
 
         assert told(cause, effect) == {"kv_eviction_cascade": True, "contract_breached": True}
         assert told(effect) == {"kv_eviction_cascade": True, "contract_breached": True}
-        late = posting.time.time() + 3600
-        monkeypatch.setattr(posting.time, "time", lambda: late)
+        late = watch.time.time() + 3600
+        monkeypatch.setattr(watch.time, "time", lambda: late)
         assert told(effect) == {"kv_eviction_cascade": False, "contract_breached": True}
 
 
@@ -144,7 +144,7 @@ def test_an_alert_of_a_scraped_server_names_the_command_for_it() -> None:
             watch = WatchAlerts(how, server.url, [].append)
             watch.holds({("", ()): present(incident, "critical")}, REPORT)
             watch.is_lost("cannot connect")
-            watch.at_the_end(REPORT)
+            watch.send()
         held, lost = json.loads(server.requests[-1].body)
         assert held["annotations"]["doctor"].startswith(command)
         assert lost["labels"]["alertname"] == "VllmTelemetryAbsent" and lost["labels"]["instance"]

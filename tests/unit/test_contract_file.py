@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-from diag.commands.site import site
+from diag.commands.observe import site
 from diag.core.contract import Contract, Site
 from diag.core.contract_file import apply_overrides, read
 from diag.core.errors import BadContract

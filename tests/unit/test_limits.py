@@ -9,7 +9,7 @@ from support.paths import ROOT
 
 from diag.cli import options
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
-from diag.commands.mcp.schemas import COMMAND
+from diag.commands.mcp.tools import COMMAND
 from diag.core import files, yaml
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log

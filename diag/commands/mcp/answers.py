@@ -1,33 +1,205 @@
-"""What an answer to an agent is made of: texts from elsewhere marked as quotations, and no more than it can read.
+"""Answers to an agent: the part of a command's JSON that it acts on, foreign text as quotations, at a bounded length.
 
-Default deny: what is not a text of diag's own declarations, a number or a single name counts as written by others.
+With detail, an answer has everything. Default deny: any text that is not one of diag's own declarations, a number or a
+single name counts as written by others.
 """
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from diag.core.formatting import escaped
+from diag.diagnosis.report import Finding, Report
+from diag.report import json as report_json
+from diag.report import sentences as words
+from diag.report import verify
+from diag.report.summary import verdicts
+from diag.verify.compare import Verification
+
+Document = dict[str, Any]
+_HEAD = ("incident", "state", "severity", "subject", "primary", "explained_by", "since", "until", "ongoing")
+_OBSERVED = ("source", "target", "start", "end", "scrapes", "failed_scrapes")
+_FIX = ("kind", "change", "trade_off", "restart", "rollback", "check_first")
+_READING = ("signal", "value", "comparison", "threshold", "unit")
+_TO_ACT = ("Meaning", "Impact", "Immediate mitigation", "Fix (remediation), trade-off, rollback", "Do NOT")
+_SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+_MOST_NORMAL = 3
+
+
+# -- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def report(found: Report, detail: bool) -> Document:
+    """Return a diagnosis: every incident that is present; with detail, the names of the absent ones."""
+    whole = report_json.document(found._replace(findings=found.present))  # no other readings are shown
+    present = zip(whole["diagnoses"], found.present, strict=True)
+    page = {
+        "verdict": found.verdict,
+        "headlines": verdicts(found),
+        "shared": words.shared(found),
+        "observed": _observed(whole["observed"]),
+        "servers": list(found.observed.servers),
+        "diagnoses": [_diagnosis(known, finding, detail) for known, finding in present],
+        "checked": f"{words.states(found)}; {words.found_nothing(found)}",
+        "unknown": [each.sentence for each in found.not_judged],
+        "not_collected": words.not_collected(found),
+        "normal": words.normality(found)[:_MOST_NORMAL],
+        "notes": list(found.observed.notes),
+    }
+    more = {
+        "progress": whole["progress"],
+        "ceilings": whole["ceilings"],
+        "normal": whole["normal"]["readings"] and words.normality(found),
+        "absent": list(found.absent),
+        "needs_telemetry": sorted(found.needs_telemetry),
+        "thresholds": whole["thresholds"],
+    }
+    return _filled(page | (more if detail else {}), "verdict", "headlines", "observed", "diagnoses")
+
+
+def _diagnosis(known: Mapping[str, Any], finding: Finding, detail: bool) -> Document:
+    """Return one incident; if another one explains it, only the head."""
+    incident = finding.diagnosis.incident
+    named = {"title": incident.title, "impact": incident.impact}
+    if detail:
+        return {**known, **named}
+    head = _only(known, _HEAD)
+    if not known["primary"]:
+        return head
+    evidence = {
+        "symptoms": [
+            _only(reading, (*_READING, "culprits") if reading["culprits"] else _READING)
+            for reading in known["symptoms"]
+        ],
+        "ruled_out": [refuted["look_alike"] for refuted in known["ruled_out"]],
+        "not_ruled_out": [look_alike["look_alike"] for look_alike in known["not_ruled_out"]],
+        "quotes": [_only(quote, ("text", "process", "cause")) for quote in known["quotes"]],
+        "fixes": [
+            _filled({"diff": words.change(proposal)} | _only(fix, _FIX), "change", "restart")
+            for fix, proposal in zip(known["fixes"], finding.proposals, strict=True)
+        ],
+        "relaunch": known["relaunch"],
+    }
+    return head | _filled(named | evidence)
+
+
+# -- the others -------------------------------------------------------------------------------------------------------
+
+
+def runbook(markdown: str, section: str, detail: bool) -> Document:
+    """Return sections of a page: the ones to act on, a requested one, or all."""
+    head, *parts = _SECTION.split(markdown)
+    sections = {title: text.strip() for title, text in zip(parts[::2], parts[1::2], strict=True)}
+    wanted = [title for title in sections if section and section.lower() in title.lower()]
+    if not section and not detail:
+        wanted = [title for title in sections if title in _TO_ACT]
+    shown = wanted or list(sections)
+    return _filled(
+        {
+            "title": head.strip().partition("\n")[0].lstrip("# "),
+            "sections": [{"title": title, "text": sections[title]} for title in shown]
+            or [{"title": "", "text": head.strip()}],
+            "other_sections": [title for title in sections if title not in shown],
+        }
+    )
+
+
+def findings(whole: Document, detail: bool) -> Document:
+    """Return the findings about a command; with detail, the reasons too."""
+    if detail:
+        return whole
+    found = [_only(finding, ("rule", "severity", "message", "fix")) for finding in whole["findings"]]
+    page = _only(whole, ("vllm_version", "vllm_version_source", "model", "errors_left", "parser_error", "not_checked"))
+    page |= {"findings": found, "corrected_command": whole["corrected_command"]}
+    return _filled(page, "vllm_version", "findings", "corrected_command", "errors_left")
+
+
+def memory(whole: Document, detail: bool) -> Document:
+    """Return an estimate of memory, or a comparison of GPUs: for each kind the smallest number that fits."""
+    if detail:
+        return whole
+    if "configurations" in whole:
+        first: dict[str, Document] = {}
+        for configuration in whole["configurations"]:
+            if configuration["verdict"] == "fits":
+                first.setdefault(configuration["gpu"], configuration)
+        names = ("gpu", "tensor_parallel_size", "requests", "batch")
+        rates = [(row["decode"] or {}).get("tokens_per_second") for row in first.values()]
+        rows = [
+            _only(row, names) | {"output_tokens_per_second": rate}
+            for row, rate in zip(first.values(), rates, strict=True)
+        ]
+        page = _only(whole, ("model", "vllm", "context", "concurrency", "choices"))
+        return _filled(page | {"configurations": rows}, "model")
+    page = _only(whole, ("model", "gpu", "vllm", "verdict", "reasons", "notes", "max_model_len", "max_num_seqs"))
+    rows = [_only(row, ("name", "bytes", "basis")) for row in whole["rows"]]
+    return _filled(page | {"rows": rows, "suggestions": whole["suggestions"]}, "model", "verdict")
+
+
+def configuration(whole: Document, detail: bool) -> Document:
+    """Return the settings that servers run with, except defaults; with detail the defaults too."""
+    servers = []
+    for server in whole["servers"]:
+        chosen = [row for row in server["settings"] if row["value"] is not None and not row["is_default"]]
+        settings = server["settings"] if detail else [_only(row, ("name", "value", "source")) for row in chosen]
+        environment = [{"name": name, "value": value} for name, value in server["environment"].items()]
+        shown = {**server, "settings": settings, "environment": environment}
+        servers.append(_filled(shown, "instance", "version", "model", "settings"))
+    return _filled({"servers": servers, "notes": whole["notes"]}, "servers")
+
+
+def comparison(found: Verification, detail: bool) -> Document:
+    """Return the incidents after a change beside those before; with detail also the loads and every signal."""
+    whole = verify.document(found)
+    servers = whole["servers"] if detail else [_compared(server) for server in whole["servers"]]
+    sides = {side: {"verdict": whole[side]["verdict"]} | _observed(whole[side]) for side in ("before", "after")}
+    page = _only(whole, ("verdict", "headlines", "unmatched")) | sides | {"servers": servers}
+    return _filled(page, "verdict", "headlines", "servers")
+
+
+def _compared(server: Mapping[str, Any]) -> Document:
+    names = ("incident", "severity", "subject", "primary", "verdict", "because", "fixes")
+    outcomes = [_filled(_only(outcome, names), "primary") for outcome in server["incidents"]]
+    kept = _only(server, ("before", "after", "comparable", "reasons", "changes", "new_incidents", "user_metrics"))
+    return _filled(kept | {"incidents": outcomes}, "comparable", "incidents")
+
+
+def _observed(seen: Mapping[str, Any]) -> Document:
+    """Return which samples were judged; a recording has its name in it, not its path on this host."""
+    target = Path(seen["target"]).name if seen["source"] == "recording" else seen["target"]
+    return _only(seen, _OBSERVED) | {"target": target}
+
+
+def _only(document: Mapping[str, Any], names: Iterable[str]) -> Document:
+    return {name: document[name] for name in names}
+
+
+def _filled(document: Mapping[str, Any], *always: str) -> Document:
+    """Leave out empty values, except of the names that are `always` there."""
+    empty: Sequence[object] = (None, "", [], {})
+    return {name: value for name, value in document.items() if name in always or value not in empty}
+
 
 COMPACT, DETAILED = 2_000, 20_000
-"""Tokens of an answer at most."""
+"""Tokens of an answer at most: without and with detail."""
 CHARACTERS = 3
-"""Of one token: JSON has 3.5 and more for each token of the usual tokenizers, so this counts too many."""
+"""Characters per token. JSON has 3.5 and more with the usual tokenizers, so this overestimates tokens."""
 OPEN, CLOSE = "⟦", "⟧"
 MOST_ESCAPED = 4_000
 WHOLE = ("relaunch", "corrected_command")
-"""Left out rather than cut: half of a command is another one."""
+"""Texts that are left out rather than cut: half a command is a different command."""
 _STEPS = ((50, 4000), (40, 2000), (30, 1200), (20, 800), (12, 500), (8, 300), (5, 200), (3, 140), (2, 100), (1, 60))
-"""Entries of a list and characters of a text: the first of these with which an answer fits."""
+"""Entries of a list and characters of a text; the first pair with which an answer fits is used."""
 _NAME = re.compile(r"(?:--)?\w{1,64}(?:[.:/,=@+-]{1,3}\w{1,64})*%?", re.ASCII)
 _LONGEST_NAME = 64
 
 
 def texts(declared: object) -> Iterator[str]:
-    """Every text in declarations, however deep: what diag, or whoever wrote the incident files, says."""
+    """Yield every text in declarations of diag or of the site's incident files, however deep."""
     if isinstance(declared, str):
         yield declared
     elif isinstance(declared, Mapping):
@@ -38,18 +210,26 @@ def texts(declared: object) -> Iterator[str]:
 
 
 def marked(value: Any, own: frozenset[str]) -> Any:
-    """The document with every text from elsewhere as a quotation, and without numbers that JSON cannot hold."""
+    """Return the document with foreign texts as quotations and numbers of four digits, None if JSON cannot hold them.
+
+    A single word (a name, an address, a number, a flag) is no quotation. Times keep all their digits.
+    """
     if isinstance(value, str):
-        return value if value in own or _is_name(value) else quoted(value)
+        is_name = len(value) <= _LONGEST_NAME and _NAME.fullmatch(value)
+        return value if value in own or is_name else quoted(value)
     if isinstance(value, Mapping):
         return {marked(key, own): marked(part, own) for key, part in value.items()}
     if isinstance(value, Sequence):
         return [marked(part, own) for part in value]
-    return _short(value) if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return round(value, 3) if abs(value) >= 1000 else float(f"{value:.4g}")
 
 
 def quoted(text: str) -> str:
-    """A text from elsewhere between marks that it cannot close, with control and invisible characters as escapes."""
+    """Return a foreign text between marks that it cannot close, with control and invisible characters as escapes."""
     inside = escaped(text, MOST_ESCAPED)
     for mark in (OPEN, CLOSE):
         inside = inside.replace(mark, mark.encode("unicode_escape").decode())
@@ -57,7 +237,7 @@ def quoted(text: str) -> str:
 
 
 def fitted(document: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """The document in at most so many tokens: long lists and texts are cut, and `left_out` says where."""
+    """Return the document in at most so many tokens; `left_out` names the lists and texts that are cut."""
     shown: dict[str, Any] = {}
     for entries, characters in _STEPS:
         left: Counter[str] = Counter()
@@ -70,20 +250,8 @@ def fitted(document: Mapping[str, Any], tokens: int) -> dict[str, Any]:
 
 
 def written(document: Mapping[str, Any]) -> str:
-    """The document as text, without what only people need."""
+    """Return the document as compact JSON."""
     return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _is_name(text: str) -> bool:
-    """Whether it is a name, an address, a number or a flag: one word, which asks nobody for anything."""
-    return len(text) <= _LONGEST_NAME and bool(_NAME.fullmatch(text))
-
-
-def _short(number: float) -> float | None:
-    """Four digits; None for what JSON cannot hold. Times have to stay whole."""
-    if not math.isfinite(number):
-        return None
-    return round(number, 3) if abs(number) >= 1000 else float(f"{number:.4g}")
 
 
 def _cut(value: Any, entries: int, characters: int, place: str, left: Counter[str]) -> Any:

@@ -1,4 +1,4 @@
-"""The work of `diag mcp`: the allow-list, what agents are told, and the server."""
+"""Start `diag mcp`: the allow-list, the instructions for agents, and the server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 from diag.commands.budget import STATUS
 from diag.commands.mcp.answers import CLOSE, OPEN, texts
 from diag.commands.mcp.targets import AllowedTargets, allowed
-from diag.commands.observe import ObserveOptions
-from diag.commands.site import site
+from diag.commands.observe import ObserveOptions, site
 from diag.commands.verify import EXIT
 from diag.core.errors import BadUsage
 from diag.diagnosis.report import FAMILIES
@@ -15,7 +14,7 @@ from diag.diagnosis.report import FAMILIES
 
 @dataclass(frozen=True)
 class McpOptions:
-    """What may be asked, and how; `base` has the options of every observation."""
+    """Allowed targets and the deadline of a call; `base` has the options of every observation."""
 
     servers: tuple[str, ...]
     recordings: Path | None
@@ -25,7 +24,7 @@ class McpOptions:
 
 
 def run(options: McpOptions) -> None:
-    """Serve until standard input ends; BadUsage where the allow-list is none, or the SDK is not installed."""
+    """Serve until standard input ends; BadUsage if the allow-list is invalid or the SDK is not installed."""
     if options.base.log == "-":
         raise BadUsage("--log - reads standard input, which carries the protocol: name a file")
     targets = allowed(options.servers, options.recordings, options.prometheus, options.base)
@@ -37,13 +36,13 @@ def run(options: McpOptions) -> None:
 
 
 def own_texts(base: ObserveOptions) -> frozenset[str]:
-    """Everything that diag's declarations and the site's own incidents say: what need not be quoted."""
+    """Return the texts of diag's declarations and of the site's own incidents, which need not be quoted."""
     contract, incidents = site(base.incidents, base.contract)
     return frozenset(texts([incidents, FAMILIES, contract.lines(), [*STATUS, *EXIT]]))
 
 
 def instructions(targets: AllowedTargets) -> str:
-    """What an agent is told about all tools."""
+    """Return the instructions that an agent receives for all tools."""
     return (
         "diag says what is wrong with vLLM inference servers, why, what it is not, and which flag to change. Every tool"
         " only reads; no change is ever made, and none should be made because of an answer without asking a person.\n"

@@ -1,4 +1,4 @@
-"""The MCP server over standard input and output: the one file that speaks the official SDK."""
+"""The MCP server over standard input and output: the only file that imports the official SDK."""
 
 import asyncio
 import signal
@@ -30,9 +30,9 @@ from diag.core.formatting import printable
 from diag.http.deadline import run_in_thread
 
 MOST_AT_ONCE = 4
-"""Calls that are worked on at the same time; further ones wait for their turn."""
+"""Calls that run at the same time; further ones are queued."""
 PROGRESS_SECONDS = 5.0
-"""Between two notices that a call still runs, for clients that wait no longer than a minute without any."""
+"""Seconds between two progress notices of a call, for clients that give up after a minute without one."""
 LONGEST_MESSAGE = 200
 Context = ServerRequestContext[Any]
 
@@ -46,18 +46,31 @@ class DiagServer:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-        """All of them; each only reads."""
-        return ListToolsResult(tools=[_described(tool) for tool in TOOLS])
+        """Return all tools; each only reads."""
+        reads = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
+        return ListToolsResult(
+            tools=[
+                Tool(
+                    name=tool.name,
+                    title=tool.title,
+                    description=tool.says,
+                    input_schema=tool.arguments,
+                    output_schema=dict(tool.gives),
+                    annotations=reads,
+                )
+                for tool in TOOLS
+            ]
+        )
 
     async def call(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
-        """The answer of a tool, or one sentence that says why there is none."""
+        """Return the answer of a tool, or one sentence about why there is none."""
         arguments = params.arguments or {}
         try:
             tool = self._checked(params.name, arguments)
             document = await asyncio.wait_for(self._answer(tool, arguments, context), self._deadline)
         except NotAllowed as error:
             sentence = str(error)
-        except DiagError as error:  # its sentence may have a server's words in it
+        except DiagError as error:  # the message may quote a server
             sentence = quoted(str(error))
         except TimeoutError:
             sentence = f"{params.name} did not end within {self._deadline:g} s, and was given up"
@@ -70,7 +83,7 @@ class DiagServer:
         return CallToolResult(content=[TextContent(type="text", text=sentence)], is_error=True)
 
     def _checked(self, name: str, arguments: Mapping[str, Any]) -> AgentTool:
-        """The tool of that name; NotAllowed where there is none, or its arguments do not fit."""
+        """Return the tool of a name; NotAllowed if there is none or the arguments do not fit its schema."""
         tool = self._tools.get(name)
         if tool is None:
             raise NotAllowed(f"there is no tool {printable(name, 40)}: the tools are {', '.join(self._tools)}")
@@ -81,19 +94,24 @@ class DiagServer:
         return tool
 
     async def _answer(self, tool: AgentTool, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
-        """The answer as it may be shown; the work goes on in a thread of its own, which nobody waits for for ever."""
+        """Run a tool in a thread, which may outlive the call, and return the marked and shortened answer."""
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
         work = run_in_thread(lambda: tool.work(self._targets, arguments))
-        work.add_done_callback(lambda _: _then(loop, self._turns.release))
+
+        def release(_: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._turns.release)
+
+        work.add_done_callback(release)
         found = await self._watched(work, context)
         shown = found if tool.declared else marked(found, self._own)
         return fitted(shown, DETAILED if arguments.get("detail") else COMPACT)
 
     async def _watched(self, work: Future[dict[str, Any]], context: Context) -> dict[str, Any]:
-        """The result; until then, notices that the call still runs."""
+        """Return the result; until then, send progress notices."""
         waiting, seconds = asyncio.wrap_future(work), 0.0
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it any more
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # the call may have been given up
         while not (await asyncio.wait([waiting], timeout=PROGRESS_SECONDS))[0]:
             seconds += PROGRESS_SECONDS
             await context.session.report_progress(seconds, self._deadline)
@@ -103,35 +121,18 @@ class DiagServer:
 def serve(targets: AllowedTargets, own: frozenset[str], instructions: str, deadline: float) -> None:
     """Serve until standard input ends; standard output carries nothing but the protocol."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Python would wait for the thread that reads standard input
-    asyncio.run(_serve(targets, own, instructions, deadline))
 
+    async def run() -> None:
+        diag = DiagServer(targets, own, deadline)
+        server = Server(
+            "diag",
+            version=__version__,
+            title="diag: what is wrong with a vLLM server",
+            instructions=instructions,
+            on_list_tools=diag.list_tools,
+            on_call_tool=diag.call,
+        )
+        async with stdio_server() as (reads, writes):
+            await server.run(reads, writes, server.create_initialization_options())
 
-async def _serve(targets: AllowedTargets, own: frozenset[str], instructions: str, deadline: float) -> None:
-    diag = DiagServer(targets, own, deadline)
-    server = Server(
-        "diag",
-        version=__version__,
-        title="diag: what is wrong with a vLLM server",
-        instructions=instructions,
-        on_list_tools=diag.list_tools,
-        on_call_tool=diag.call,
-    )
-    async with stdio_server() as (reads, writes):
-        await server.run(reads, writes, server.create_initialization_options())
-
-
-def _described(tool: AgentTool) -> Tool:
-    return Tool(
-        name=tool.name,
-        title=tool.title,
-        description=tool.says,
-        input_schema=tool.arguments,
-        output_schema=dict(tool.gives),
-        annotations=ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False),
-    )
-
-
-def _then(loop: asyncio.AbstractEventLoop, work: Any) -> None:
-    """Have the loop do it, unless it has ended."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(work)
+    asyncio.run(run())

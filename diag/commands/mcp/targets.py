@@ -1,6 +1,7 @@
-"""What an agent may ask about: the servers, recordings and the Prometheus that the command line names."""
+"""Allow-list of an agent: the servers, recordings and the Prometheus that the command line names."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,20 +13,20 @@ from diag.sources.prometheus.scope import Scope
 from diag.sources.recording.reader import PAGES
 
 PROMETHEUS = "prometheus"
-"""The name under which the Prometheus is asked."""
+"""The target that stands for the Prometheus."""
 MOST_NAMED = 50
 """Recordings in a sentence."""
 
 
 class NotAllowed(BadUsage):
-    """An agent asked for something that nobody allowed, or gave arguments that make no sense; safe to be shown."""
+    """An agent asked about a target that is not allowed, or gave invalid arguments; the message may be shown to it."""
 
 
 @dataclass(frozen=True)
 class AllowedTargets:
     """The allow-list: servers by their addresses without credentials, a folder of recordings, a Prometheus.
 
-    `base` are the options that whoever started the server chose, for every target.
+    `base` has the options of `diag mcp` itself, for every target.
     """
 
     servers: Mapping[str, str] = field(default_factory=dict)
@@ -34,13 +35,20 @@ class AllowedTargets:
     base: ObserveOptions = field(default_factory=lambda: ObserveOptions([]))
 
     def options(self, name: str, scope: Scope | None = None) -> ObserveOptions:
-        """How the target of that name is observed; without a name the only one there is. NotAllowed for any other."""
-        name = name or self._only()
+        """Return the options that observe a target, without a name the only one; NotAllowed if it is not listed."""
+        if not name:
+            names = [*self.servers, *self._recorded(), *([PROMETHEUS] if self.prometheus else [])]
+            if len(names) != 1:
+                raise NotAllowed(f"name a target: {self.named()}")
+            name = names[0]
         if self.prometheus and name in (PROMETHEUS, parse(self.prometheus).shown):
             return replace(self.base, prometheus=self.prometheus, scope=scope or Scope(), log="", launch="")
         if scope and scope != Scope():
             raise NotAllowed("at, window, instance and model are for the target prometheus: only it knows other times")
-        target = self.recording(name) or self._server(name)
+        target = self.recording(name)
+        if not target:
+            with suppress(BadUsage):
+                target = self.servers.get(_identity(parse(name)), "")
         if not target:
             raise NotAllowed(
                 f"{without_user(name) if '@' in name else printable(name, 80)} is not among the targets: {self.named()}"
@@ -49,30 +57,19 @@ class AllowedTargets:
         return known if target in self.servers.values() else replace(known, log="", launch="")
 
     def recording(self, name: str) -> str:
-        """The path of a recording below the folder, "" where there is none of that name."""
+        """Return the path of a recording below the folder, "" if there is none of that name."""
         if not self.recordings:
             return ""
         try:
             folder = (self.recordings / name).resolve()
             is_below = folder.is_relative_to(self.recordings.resolve())
-            return str(folder) if is_below and _is_recording(folder) else ""
+            is_recording = is_below and folder.is_dir() and any((folder / page).is_file() for page in PAGES)
+            return str(folder) if is_recording else ""
         except (OSError, ValueError):
             return ""
 
-    def _server(self, name: str) -> str:
-        try:
-            return self.servers.get(_identity(parse(name)), "")
-        except BadUsage:
-            return ""
-
-    def _only(self) -> str:
-        names = [*self.servers, *self._recorded(), *([PROMETHEUS] if self.prometheus else [])]
-        if len(names) != 1:
-            raise NotAllowed(f"name a target: {self.named()}")
-        return names[0]
-
     def _recorded(self) -> list[str]:
-        """The names of the recordings that lie directly in the folder."""
+        """Return the names of the recordings directly in the folder."""
         try:
             folders = sorted(self.recordings.iterdir()) if self.recordings else []
         except OSError:
@@ -80,7 +77,7 @@ class AllowedTargets:
         return [folder.name for folder in folders if self.recording(folder.name)]
 
     def named(self) -> str:
-        """All targets in one line."""
+        """Return all targets in one line."""
         recorded = [printable(name, 60) for name in self._recorded()]
         parts = [*self.servers, *([f"{PROMETHEUS} ({parse(self.prometheus).shown})"] if self.prometheus else [])]
         parts += [f"the recordings {listed(recorded, most=MOST_NAMED)}"] if recorded else []
@@ -88,7 +85,7 @@ class AllowedTargets:
 
 
 def allowed(urls: Sequence[str], recordings: Path | None, prometheus: str, base: ObserveOptions) -> AllowedTargets:
-    """The allow-list of a command line; BadUsage where a part of it is none."""
+    """Return the allow-list of a command line; BadUsage if a part of it is invalid."""
     for url in (*urls, *([prometheus] if prometheus else [])):
         address = parse(url)
         if address.authorization or address.query:
@@ -99,9 +96,5 @@ def allowed(urls: Sequence[str], recordings: Path | None, prometheus: str, base:
 
 
 def _identity(address: Address) -> str:
-    """An address however it was written."""
+    """Return an address in one spelling, "" if it has credentials or a query."""
     return "" if address.authorization or address.query else address.shown.rstrip("/").removesuffix("/metrics")
-
-
-def _is_recording(folder: Path) -> bool:
-    return folder.is_dir() and any((folder / name).is_file() for name in PAGES)
