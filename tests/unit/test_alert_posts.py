@@ -122,7 +122,7 @@ def test_a_cause_that_is_over_mutes_what_still_follows_from_it(monkeypatch: pyte
         def told(*holding: Diagnosis) -> dict[str, bool]:
             before = len(server.requests)
             watch.holds({(each.incident.id, each.subject): each for each in holding}, report)
-            watch.at_the_end(report)
+            watch.send()
             posts = [json.loads(request.body) for request in server.requests[before:]]  # its own thread's too
             return {each["labels"]["incident"]: _lasts(each) for post in posts for each in post}
 
