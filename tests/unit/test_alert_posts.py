@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -128,8 +129,8 @@ def test_a_cause_that_is_over_mutes_what_still_follows_from_it(monkeypatch: pyte
 
         assert told(cause, effect) == {"kv_eviction_cascade": True, "contract_breached": True}
         assert told(effect) == {"kv_eviction_cascade": True, "contract_breached": True}
-        late = watch.time.time() + 3600
-        monkeypatch.setattr(watch.time, "time", lambda: late)
+        late = time.time() + 3600
+        monkeypatch.setattr(time, "time", lambda: late)
         assert told(effect) == {"kv_eviction_cascade": False, "contract_breached": True}
 
 
