@@ -21,7 +21,7 @@ import table
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.thinning import CADENCES, offsets, thinned  # noqa: E402
+from support.thinning import CADENCES, offsets, thinned, truth  # noqa: E402
 
 from diag.commands.observe import judge_observation, site  # noqa: E402
 from diag.diagnosis.report import Report  # noqa: E402
@@ -63,7 +63,7 @@ def looks(folder: Path) -> list[Look]:
     seen, known = read(folder), site(None, None)
     thin = ((every, thinned(seen, every, at)) for every in CADENCES for at in offsets(seen, every, MOST_OFFSETS))
     judged = partial(judge_observation, contract=known[0], incidents=known[1])
-    return [_look(every, judged(observation).report, seen.truth) for every, observation in ((RECORDED, seen), *thin)]
+    return [_look(every, judged(observation).report, truth(folder)) for every, observation in ((RECORDED, seen), *thin)]
 
 
 def _look(every: int, report: Report, truth: dict[str, Sequence[str]]) -> Look:

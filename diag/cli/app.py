@@ -342,7 +342,7 @@ def ramp(
     ] = 2,
     yes: Annotated[bool, load_option("--yes", help="Start without a question.")] = False,
     every: Annotated[float, seconds_option("--every", min=0.1, max=60, help="Time between two scrapes.")] = 1.0,
-    watch: Annotated[
+    duration: Annotated[
         float, seconds_option("--for", min=1, max=LONGEST_WATCH, help="With --attach: how long to watch.")
     ] = 300.0,
     timeout: Timeout = None,
@@ -363,7 +363,7 @@ def ramp(
         raise BadUsage("--vllm-python, --attach and --results exclude each other: choose who makes the load")
     targets = [target] if target or results else [HERE]
     observed = observe_options(
-        [name for name in targets if name], evidence, every=every, watch=watch, timeout=timeout, contract=contract
+        [name for name in targets if name], evidence, every=every, duration=duration, timeout=timeout, contract=contract
     )
     lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     found = work.run(

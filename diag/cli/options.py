@@ -73,7 +73,7 @@ class ScrapeOptions(NamedTuple):
     """How live servers are scraped."""
 
     every: Every = 2.0
-    watch: Annotated[
+    duration: Annotated[
         float,
         seconds_option(
             "--for", min=0.0, max=LONGEST_WATCH, help="How long to scrape; extended while a server looks stuck."
@@ -86,7 +86,7 @@ class RecordOptions(NamedTuple):
     """How live servers are recorded: for twice as long."""
 
     every: Every = 2.0
-    watch: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to record.")] = 60.0
+    duration: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to record.")] = 60.0
     timeout: Timeout = None
 
 
@@ -94,7 +94,7 @@ class BaselineScrapeOptions(NamedTuple):
     """How live servers are observed to learn what is normal: long enough for several loads."""
 
     every: Every = 2.0
-    watch: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to observe.")] = 300.0
+    duration: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to observe.")] = 300.0
     timeout: Timeout = None
 
 

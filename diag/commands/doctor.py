@@ -1,16 +1,13 @@
 """`diag doctor`: diagnose a recording, live servers or a Prometheus; print the report and choose the exit status."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from diag.commands.observe import ObserveOptions, judge_observation, observe, prometheus_source, site
-from diag.core.contract import Contract
+from diag.commands.observe import ObserveOptions, look, site
 from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
-from diag.core.incident import Incident
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, Report
 
@@ -30,29 +27,14 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
         raise BadUsage(f"there is no incident '{printable(why, 40)}': diag incidents lists them")
     file = baseline or (Path(contract.baseline) if contract.baseline else None)
     if file is None:
-        report, queries = look(options, contract, incidents, only_suspects=only_suspects)
-        return report._replace(normality=_by_peers(queries, report))
+        snapshot = look(options, contract, incidents, only_suspects=only_suspects)
+        return snapshot.report._replace(normality=_by_peers(snapshot.queries, snapshot.report))
     from diag.verify.baseline import read
     from diag.verify.normal import by_baseline
 
     known = read(file)  # an error in it is reported before servers are scraped
-    report, queries = look(options, contract, incidents, only_suspects=only_suspects)
-    return report._replace(normality=by_baseline(queries, known, str(file)))
-
-
-def look(
-    options: ObserveOptions, contract: Contract, incidents: Sequence[Incident], *, only_suspects: bool = False
-) -> tuple[Report, QueryCache]:
-    """Return the diagnosis, and the queries that it was made from."""
-    if options.prometheus:
-        from diag.diagnosis import fleet
-
-        remote = prometheus_source(options, contract, incidents)
-        queries = QueryCache(remote, contract)
-        report = fleet.judge_queries(remote, incidents, queries, options.launch, only_suspects=only_suspects)
-        return report, queries
-    snapshot = judge_observation(observe(options, contract), contract, incidents)
-    return snapshot.report, snapshot.queries
+    snapshot = look(options, contract, incidents, only_suspects=only_suspects)
+    return snapshot.report._replace(normality=by_baseline(snapshot.queries, known, str(file)))
 
 
 def _by_peers(queries: QueryCache, report: Report) -> Normality:

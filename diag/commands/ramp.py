@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from diag.commands.observe import ObserveOptions, observe, running_of, scrape_plan, site, without_credentials
+from diag.commands.observe import ObserveOptions, observe, running_of, site
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists, refused_in_words, written_whole
 from diag.core.formatting import number, printable
@@ -26,8 +26,9 @@ from diag.ramp.run import Generator, RampRun, between, environment
 from diag.ramp.step import Offer, Step, measure, of_client
 from diag.report import ramp as text
 from diag.report.terminal import StepsBar, steps_bar
-from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundWatch, Watch
+from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundScraper, Scraper
 from diag.sources.observation import Observation
+from diag.sources.source import scrape_plan, shown_targets
 from diag.vllm.command import parse as command
 
 TRAFFIC = 10.0
@@ -142,10 +143,10 @@ def _generated(options: RampOptions, limits: Limits) -> Ramp:
         raise BadUsage("a ramp is of one server: give one URL")
     if not options.python:
         raise BadUsage("name the Python that has vLLM with --vllm-python, or give --attach or --results")
-    observed = replace(options.observe, watch=UNTIL_STOPPED)
+    observed = replace(options.observe, duration=UNTIL_STOPPED)
     with steps_bar() as tick:
         plan = scrape_plan(observed, lambda share: None)
-        with BackgroundWatch(Watch(observed.targets, plan)).running() as watched:
+        with BackgroundScraper(Scraper(observed.targets, plan)).running() as watched:
             seen = _first_look(watched, tick)
             traffic = own_traffic(seen, limits.contract)
             lengths = request_lengths(seen, options.prompt_tokens, options.output_tokens)
@@ -159,7 +160,7 @@ def _generated(options: RampOptions, limits: Limits) -> Ramp:
     return conclude(ramp.steps, limits, known._replace(stopped=ramp.stopped))
 
 
-def _first_look(watched: BackgroundWatch, tick: "StepsBar") -> Observation:
+def _first_look(watched: BackgroundScraper, tick: "StepsBar") -> Observation:
     """The server before any load of ours; Unreachable where it gives no metrics."""
     begun = time.monotonic()
     for _ in count():
@@ -203,7 +204,7 @@ def _ask(options: RampOptions, known: Circumstances, limits: Limits) -> None:
     """Load is made only after a yes."""
     if options.yes:
         return
-    target = without_credentials(options.observe.targets)
+    target = shown_targets(options.observe.targets)
     if not sys.stdin.isatty():
         raise BadUsage(f"a ramp puts {target} under as much load as it can serve: confirm that with --yes")
     lengths = known.lengths.shown if known.lengths else ""

@@ -7,15 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from diag.commands.observe import (
-    ObserveOptions,
-    judge_observation,
-    refuse_the_past,
-    scrape_plan,
-    site,
-    without_credentials,
-)
+from diag.commands.observe import ObserveOptions, judge_observation, look, site
 from diag.core.errors import BadUsage
+from diag.sources.source import refuse_the_past, scrape_plan, shown_targets
 
 if TYPE_CHECKING:
     from diag.sources.observation import Observation
@@ -61,19 +55,16 @@ def make_app(options: ObserveOptions) -> "TopApp":
     contract, incidents = site(options.incidents, options.contract)
     feed: Feed
     if options.prometheus:
-        from diag.commands.doctor import look
-
-        feed, waits_for = QueryFeed(partial(look, options, contract, incidents)), "asking the Prometheus"
+        feed, waits_for = QueryFeed(lambda: look(options, contract, incidents)[:2]), "asking the Prometheus"
     else:
-        from diag.sources.live.scrape import UNTIL_STOPPED, Watch
+        from diag.sources.live.scrape import UNTIL_STOPPED, Scraper
         from diag.top.memory import PageMemory
 
         def judge(seen: "Observation") -> "Judged":
-            snapshot = judge_observation(seen, contract, incidents)
-            return snapshot.report, snapshot.queries
+            return judge_observation(seen, contract, incidents)[:2]
 
         memory = PageMemory(max(KEPT, options.every))
-        plan = scrape_plan(replace(options, watch=UNTIL_STOPPED), lambda share: None)
-        feed = ScrapeFeed(Watch(options.targets, plan, memory), memory, options.every, judge)
-        waits_for = f"scraping {without_credentials(options.targets)} every {options.every:g} s"
+        plan = scrape_plan(replace(options, duration=UNTIL_STOPPED), lambda share: None)
+        feed = ScrapeFeed(Scraper(options.targets, plan, memory), memory, options.every, judge)
+        waits_for = f"scraping {shown_targets(options.targets)} every {options.every:g} s"
     return TopApp(feed, partial(explain.run, folder=options.incidents), waits_for)

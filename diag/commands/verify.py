@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diag.commands.doctor import Format, look
-from diag.commands.observe import ObserveOptions, is_path, site, take_snapshot, without_credentials
+from diag.commands.doctor import Format
+from diag.commands.observe import ObserveOptions, look, site, take_snapshot
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists
 from diag.core.formatting import listed, plural, printable
 from diag.http.address import parse
 from diag.report.verify import render, render_json, render_markdown
+from diag.sources.source import is_path, shown_targets
 from diag.verify.compare import Verification, compare
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def verify(before: str, options: ObserveOptions) -> Verification:
     after = options.targets
     if not exists(before) and (not after or _identity(before) == _identity(after[0])):
         raise BadUsage(
-            f"BEFORE must be a recording: {without_credentials([before])} is a live server, which cannot show its past;"
+            f"BEFORE must be a recording: {shown_targets([before])} is a live server, which cannot show its past;"
             " run diag record URL DIR before the change, and give DIR"
         )
     earlier = take_snapshot(replace(options, targets=[before], launch="", log=""))
@@ -74,7 +75,7 @@ def save_baseline(options: ObserveOptions, file: Path | None, even_ill: bool) ->
 
     learnt, left_out, seen = [], [], []
     for observation in observations:
-        report, queries = look(observation, contract, incidents)
+        report, queries, _ = look(observation, contract, incidents)
         ill: dict[str, str] = {}
         if not even_ill:
             ill = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}

@@ -14,7 +14,7 @@ from typing import Any
 from diag.artefacts.alerts import keeps_firing
 from diag.artefacts.filled_alerts import FilledAlert, filled_alerts, no_telemetry
 from diag.commands.doctor import run
-from diag.commands.observe import ObserveOptions, refuse_the_past
+from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract, Site
 from diag.core.contract_file import find
 from diag.core.errors import Unreachable
@@ -34,6 +34,7 @@ from diag.report.terminal import (
     watch_regained,
     watch_started,
 )
+from diag.sources.source import refuse_the_past
 
 PAUSE_SECONDS = 15.0
 """Seconds between two diagnoses through a Prometheus, which has no new samples before its next scrape, or of a lost

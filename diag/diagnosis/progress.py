@@ -41,7 +41,7 @@ from diag.knowledge.signals import (
 from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.peers import ranks_out_of_step
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
-from diag.sources.observation import Origin, SampleSource, observation
+from diag.sources.observation import Origin, observation
 
 State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
@@ -265,7 +265,7 @@ class Liveness:
         self._target.scrapes[:] = [scrape for scrape in self._target.scrapes if scrape.at >= at - KEPT]
         self._target.add(at, page)
         seen = observation(Origin("scrape", self._target.instance, self._every), [self._target], {})
-        queries = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
+        queries = QueryCache(seen, Contract())
         known, unknown = judge(queries)
 
         liveness = _sentences(known) or f"cannot tell: {'; '.join(item.sentence for item in unknown)}"

@@ -1,8 +1,8 @@
-"""Queries to a source of telemetry: its protocol, the window that fits its samples, each expression evaluated once."""
+"""Queries to a source of telemetry: the window that fits its samples, each expression evaluated once."""
 
 from collections.abc import Mapping
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.errors import NotAnswered, QueryFailed
@@ -10,6 +10,7 @@ from diag.core.incident import Incident, Part, Signal, seconds
 from diag.core.subjects import Floats, Instants, Rows, Subject
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
+from diag.sources.source import TelemetrySource
 
 FEWEST_INTERVALS = 3
 """Scrape intervals in a window, at least; such a window holds one scrape more: four."""
@@ -23,25 +24,6 @@ GPUS = 'count by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
 PARTS = {"engine": ENGINES, "gpu": GPUS}
 """Queries that list the engines and GPUs of the instances, by label. dcgm-exporter has no diag_gpu_up."""
-
-
-class TelemetrySource(Protocol):
-    """A source of telemetry that evaluates PromQL. `instants` are unix milliseconds, `interval` is in seconds."""
-
-    @property
-    def instants(self) -> Instants:
-        """The instants to judge, ascending."""
-
-    @property
-    def first(self) -> int:
-        """The time of the first sample in unix milliseconds; the first instant to judge may be later."""
-
-    @property
-    def interval(self) -> float:
-        """The usual time between two samples of one target."""
-
-    def ask(self, promql: Formula, instants: Instants) -> Mapping[Subject, Floats]:
-        """Return one row per subject, NaN for no (finite) sample; raise NotAnswered if the query is refused."""
 
 
 class SourceAtInstants(NamedTuple):

@@ -1,8 +1,4 @@
-"""The HTTP APIs of Prometheus (as a session for prometheus-api-client) and of Alertmanager (posting alerts).
-
-By default prometheus-api-client sends with requests, which puts a query of any length into the URL, reads a response of
-any size, lets a .netrc replace the credentials and drops the server's error message. This session uses diag's client.
-"""
+"""The HTTP APIs of Prometheus (queries) and of Alertmanager (posting alerts)."""
 
 import json
 import re
@@ -10,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlencode, urlsplit
 
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.formatting import printable
@@ -63,46 +58,34 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ApiReply:
-    """The parts of a response that the library uses; without a document, `problem` is the reason."""
+    """A response; without a document, `problem` is the reason."""
 
-    status_code: int
+    status: int
     document: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
-    content: bytes = b""
-
-    def json(self) -> Mapping[str, Any]:
-        """Return the decoded document."""
-        return self.document
 
 
-class Session:
+class PrometheusApi:
     """Sends queries as forms and follows no redirect, which would send the credentials to another server.
 
     `seconds`: limit for each wait; a whole response may take twice as long.
     """
-
-    verify = True
-    cert = None
 
     def __init__(self, shown: str, address: Address, credentials: Credentials, seconds: float) -> None:
         self.warnings: dict[str, None] = {}
         self._shown, self._takes_forms = shown, True
         self._client = Client(address, credentials, Manner(seconds, PROMETHEUS, keep=True))
 
-    def mount(self, *_: object) -> None:
-        """Ignore the library's adapter, which would send and retry in its own way."""
+    def query(self, method: str, path: str, form: str) -> Mapping[str, Any]:
+        """Return the document of a response; retry if the server or a proxy is briefly overloaded.
 
-    def get(self, url: str, params: Any = None, **_: Any) -> ApiReply:
-        """Query by GET."""
-        return self.request("GET", url, params)
-
-    def request(self, method: str, url: str, params: Any = None, **_: Any) -> ApiReply:
-        """Query, and retry if the server or a proxy is briefly overloaded; raises Refused or Unreachable."""
+        Raises Refused or Unreachable.
+        """
         for pause in (*_PAUSES, None):
-            reply = self._send(method, urlsplit(url).path, urlencode(params or {}, doseq=True))
-            final = reply.status_code not in _RETRIED or (reply.document.get("error") and reply.status_code != _BUSY)
+            reply = self._send(method, path, form)
+            final = reply.status not in _RETRIED or (reply.document.get("error") and reply.status != _BUSY)
             if final or pause is None:
-                return self._succeeded(reply)
+                return self._succeeded(reply).document
             time.sleep(pause)
         raise AssertionError("the last round returns")
 
@@ -124,7 +107,7 @@ class Session:
 
     def _succeeded(self, reply: ApiReply) -> ApiReply:
         """Return the reply of a successful query; Refused with the server's message if it failed."""
-        status, document = reply.status_code, reply.document
+        status, document = reply.status, reply.document
         if status in (401, 403):
             raise self._unreachable(self._client.refusal(status))
         if document.get("error"):

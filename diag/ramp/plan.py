@@ -55,7 +55,7 @@ class RequestLengths(NamedTuple):
 
 def own_traffic(seen: Observation, contract: Contract) -> OwnTraffic:
     """Return the mean traffic over the whole observation, idle moments included."""
-    queries = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), contract)
+    queries = QueryCache(seen, contract)
     seconds = queries.span + seen.interval
     return OwnTraffic(*((value(queries, RATES[name]) or 0.0) / seconds for name in OwnTraffic._fields))
 

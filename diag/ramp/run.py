@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from diag.core.formatting import plural, printable
 from diag.ramp.plan import Limits, RequestLengths, again, next_offer, prompts
 from diag.ramp.results import ResultUnreadable, of_vllm_bench
 from diag.ramp.step import ClientResult, Offer, Step, measure, of_client
-from diag.sources.live.scrape import BackgroundWatch
+from diag.sources.live.scrape import BackgroundScraper
 from diag.sources.observation import Observation
 
 HOST = """
@@ -226,7 +226,7 @@ def between(seen: Observation | None, start: float, end: float) -> Observation |
     if seen is None:
         return None
     within = (seen.instants >= start * 1000) & (seen.instants <= end * 1000)
-    return seen._replace(instants=seen.instants[within]) if np.count_nonzero(within) > 1 else None
+    return replace(seen, instants=seen.instants[within]) if np.count_nonzero(within) > 1 else None
 
 
 @dataclass
@@ -234,7 +234,7 @@ class RampRun:
     """The steps of one ramp so far; `stopped` is why it was cut short."""
 
     generator: Generator
-    watched: BackgroundWatch
+    watched: BackgroundScraper
     limits: Limits
     tick: Tick
     first: int = 1
@@ -265,7 +265,7 @@ class RampRun:
         if step and not self.stopped and (more := again(step, count, self.limits)) and self._measured(offer, more):
             self.steps = [kept for kept in self.steps if kept is not step]
         if step is None and not self.stopped:
-            why = self.watched.watch.last_failures(1) or "they were over between two scrapes"
+            why = self.watched.scraper.last_failures(1) or "they were over between two scrapes"
             self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
 
     def _measured(self, offer: Offer, count: int) -> Step | None:

@@ -161,7 +161,7 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
     """Return a step from the samples that were taken while it lasted; None if they show no load."""
     if observed is None:
         return None
-    whole = QueryCache(SampleSource(observed.samples, observed.instants, observed.interval), contract)
+    whole = QueryCache(observed, contract)
     in_flight, tokens = _scraped(whole, IN_FLIGHT), _scraped(whole, TOKENS_SO_FAR)
     moved = np.diff(tokens, prepend=np.nan) > 0
     steady = steady_part(in_flight, moved, observed.instants.astype(float) / 1000)

@@ -47,20 +47,58 @@ _YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector"
 Row = tuple[Labels, Floats]
 
 
-class Observation(NamedTuple):
-    """The scrapes of one or more targets.
+@dataclass(frozen=True, eq=False, repr=False)
+class SampleSource:
+    """A `TelemetrySource` over samples in memory; `instants` are unix milliseconds, `interval` is in seconds."""
 
-    target: a path or URLs, without credentials. instants: unix ms, one for each round over all targets, ascending.
-    interval: the usual seconds between two scrapes of one target. silent_scrapes: successful scrapes without metrics of
-    vLLM, for example of an exporter alone. instances: the label `instance` of each target, the key of `settled`, and
-    of `versions` (of vLLM), `models` and `launch` (without secrets) if they are known. truth: [truth] of a recording.
+    samples: promql.Samples
+    instants: Instants
+    interval: float
+
+    @property
+    def first(self) -> int:
+        """The time of the first scrape."""
+        return int(self.instants[0])
+
+    @cached_property
+    def _evaluator(self) -> promql.Evaluator:
+        return promql.Evaluator(self.samples)
+
+    @cached_property
+    def _known(self) -> dict[promql.Formula | str, bool]:
+        return {}
+
+    def ask(self, asked: promql.Formula | str, instants: Instants) -> Mapping[Subject, Floats]:
+        """Evaluate a query: one row per subject; a missing or implausibly large sample is NaN."""
+        if not self._may_hold(asked):
+            return {}
+        vector = self._evaluator.evaluate(asked, instants)
+        values = np.where(vector.present & (np.abs(vector.values) < LARGEST), vector.values, np.nan)
+        return {tuple(sorted(labels.items())): row for labels, row in zip(vector.labels, values, strict=True)}
+
+    def _may_hold(self, asked: promql.Formula | str) -> bool:
+        """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
+        if asked not in self._known:
+            text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
+            words = (found.group() for found in _NAMES.finditer(text))
+            named = any(word in self.samples.names or word in _YIELDS_WITHOUT_SAMPLES for word in words)
+            instant = "[" not in text and not parts
+            self._known[asked] = named or instant or any(map(self._may_hold, parts.values()))
+        return self._known[asked]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Observation(SampleSource):
+    """The scrapes of one or more targets: their samples, with the facts beside them.
+
+    target: a path or URLs, without credentials. instants: one for each round over all targets. interval: the usual time
+    between two scrapes of one target. silent_scrapes: successful scrapes without metrics of vLLM, for example of an
+    exporter alone. instances: the label `instance` of each target, the key of `settled`, and of `versions` (of vLLM),
+    `models` and `launch` (without secrets) if they are known.
     """
 
     source: Literal["recording", "scrape"]
     target: str
-    samples: Samples
-    instants: Millis
-    interval: float
     scrapes: int
     failed_scrapes: int
     silent_scrapes: int
@@ -69,7 +107,6 @@ class Observation(NamedTuple):
     versions: Mapping[str, str]
     models: Mapping[str, str]
     launch: Mapping[str, str]
-    truth: Mapping[str, object]
     settled: Mapping[str, RunningConfig]
 
 
@@ -80,7 +117,6 @@ class Origin(NamedTuple):
     target: str
     every: float = 0.0
     notes: tuple[str, ...] = ()
-    truth: Mapping[str, object] | None = None
 
 
 def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, ServerFacts]) -> Observation:
@@ -106,7 +142,6 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         versions=_known({table.instance: _version(table, facts[table.instance]) for table in tables}),
         models=_known({table.instance: _models(table, facts[table.instance]) for table in tables}),
         launch=_known({name: shown(known.launch or known.process) for name, known in facts.items()}),
-        truth=origin.truth or {},
         settled=settled,
     )
 
@@ -252,43 +287,3 @@ def _restarts(table: ScrapeTable) -> Iterator[str]:
         yield f"counters of {host} decreased at {at(fell)} without a restart"
     elif len(fell):
         yield f"{host} restarted at {at(fell)} (counters decreased)"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SampleSource:
-    """A `TelemetrySource` over samples in memory; `instants` are unix milliseconds, `interval` is in seconds."""
-
-    samples: promql.Samples
-    instants: Instants
-    interval: float
-
-    @property
-    def first(self) -> int:
-        """The time of the first scrape."""
-        return int(self.instants[0])
-
-    @cached_property
-    def _evaluator(self) -> promql.Evaluator:
-        return promql.Evaluator(self.samples)
-
-    @cached_property
-    def _known(self) -> dict[promql.Formula | str, bool]:
-        return {}
-
-    def ask(self, asked: promql.Formula | str, instants: Instants) -> Mapping[Subject, Floats]:
-        """Evaluate a query: one row per subject; a missing or implausibly large sample is NaN."""
-        if not self._may_hold(asked):
-            return {}
-        vector = self._evaluator.evaluate(asked, instants)
-        values = np.where(vector.present & (np.abs(vector.values) < LARGEST), vector.values, np.nan)
-        return {tuple(sorted(labels.items())): row for labels, row in zip(vector.labels, values, strict=True)}
-
-    def _may_hold(self, asked: promql.Formula | str) -> bool:
-        """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
-        if asked not in self._known:
-            text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
-            words = (found.group() for found in _NAMES.finditer(text))
-            named = any(word in self.samples.names or word in _YIELDS_WITHOUT_SAMPLES for word in words)
-            instant = "[" not in text and not parts
-            self._known[asked] = named or instant or any(map(self._may_hold, parts.values()))
-        return self._known[asked]

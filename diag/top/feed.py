@@ -11,7 +11,7 @@ from diag.core.formatting import plural
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
-from diag.sources.live.scrape import BackgroundWatch, Watch
+from diag.sources.live.scrape import BackgroundScraper, Scraper
 from diag.sources.observation import Observation
 from diag.top.columns import throttle_reasons
 from diag.top.frame import POINTS, Frame, Histories, Onsets, rows, too_early
@@ -75,9 +75,11 @@ class Feed:
 class ScrapeFeed(Feed):
     """Servers that are scraped, judged with every scrape or as often as that takes little of a core."""
 
-    def __init__(self, watch: Watch, memory: PageMemory, every: float, judge: Callable[[Observation], Judged]) -> None:
+    def __init__(
+        self, scraper: Scraper, memory: PageMemory, every: float, judge: Callable[[Observation], Judged]
+    ) -> None:
         super().__init__()
-        self._watched, self._memory, self._every, self._judge = watch, memory, every, judge
+        self._watched, self._memory, self._every, self._judge = scraper, memory, every, judge
 
     def record(self) -> str:
         """Write the last minutes as a recording; returns the sentence that says where."""
@@ -87,7 +89,7 @@ class ScrapeFeed(Feed):
 
     def _watch(self) -> None:
         shown, last = 0, 0.0  # the first judgement makes much that the others find made
-        with BackgroundWatch(self._watched).running() as watched:
+        with BackgroundScraper(self._watched).running() as watched:
             while not self._stopped.wait(SETTLES):
                 if watched.failed:
                     raise watched.failed[0]

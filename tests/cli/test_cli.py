@@ -366,7 +366,7 @@ def test_a_server_that_hangs_is_unreachable_in_one_sentence() -> None:
 def test_one_lone_request_that_does_not_move_is_watched_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observe, "LONGEST_SCRAPING", 4.0)
     with serving(on_metrics(Reply(STILL))) as server:
-        report = doctor.run(ObserveOptions([server.url], every=0.2, watch=1.0))
+        report = doctor.run(ObserveOptions([server.url], every=0.2, duration=1.0))
     assert report.observed.end - report.observed.start > 2, "a busy machine scrapes late, but not for 1 s only"
     assert [progress.state for progress in report.progress] == ["slow"]
 

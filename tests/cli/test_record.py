@@ -28,7 +28,7 @@ from diag.http.credentials import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
 from diag.sources.live.joined_pages import JoinedPages
-from diag.sources.live.scrape import ScrapePlan, WatchProgress
+from diag.sources.live.scrape import ScrapePlan, ScrapeProgress
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.recording.reader import PAGES, read
 from diag.sources.recording.writer import Recorder, record
@@ -124,7 +124,7 @@ def test_what_stands_beside_a_server_that_no_longer_answers_is_recorded(tmp_path
 )
 def test_pages_without_metrics_of_vllm_are_counted(tmp_path: Path, page: bytes, said: str) -> None:
     with serving(pages(page)) as server:
-        assert f"1 scrape, {said}" in record_servers(ObserveOptions([server.url], watch=0.0), tmp_path / "r")
+        assert f"1 scrape, {said}" in record_servers(ObserveOptions([server.url], duration=0.0), tmp_path / "r")
 
 
 def test_the_probe_is_recorded(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_full_disk_is_said_and_what_fits_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_recording_can_be_judged(tmp_path: Path) -> None:
-    def stop(progress: WatchProgress) -> None:
+    def stop(progress: ScrapeProgress) -> None:
         if progress.scrapes == 2:
             raise KeyboardInterrupt
 

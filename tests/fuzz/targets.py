@@ -20,7 +20,7 @@ from support.bad_servers import Reply, Request
 
 from diag import promql
 from diag.commands import lint
-from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source, site, take_snapshot
+from diag.commands.observe import ObserveOptions, judge_observation, site, take_snapshot
 from diag.core.contract import Contract
 from diag.core.contract_file import apply_overrides
 from diag.core.contract_file import read as read_contract
@@ -40,6 +40,7 @@ from diag.knowledge.catalog import CatalogEntry, check, load
 from diag.report import html, markdown, settings, terminal
 from diag.report import json as as_json
 from diag.sources.recording.reader import read as read_recording
+from diag.sources.source import open_prometheus
 from diag.verify.baseline import learn, save
 from diag.verify.baseline import read as read_baseline
 from diag.verify.normal import by_baseline
@@ -166,7 +167,7 @@ def prometheus(text: bytes) -> str:
 
     with bad_servers.serving(answer) as server:
         contract, incidents = site(None, None)
-        source = prometheus_source(ObserveOptions((), prometheus=server.url, timeout=10.0), contract)
+        source = open_prometheus(ObserveOptions((), prometheus=server.url, timeout=10.0), contract)
         return _every_form(fleet.judge(source, incidents, contract, LAUNCH))
 
 

@@ -7,7 +7,7 @@ from support import fleet_in_prometheus as fleet
 from support.prometheus_server import PLACES, program
 from support.timelines import SICK, STEP
 
-from diag.commands.observe import ObserveOptions, prometheus_source
+from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import moment
 from diag.diagnosis.fleet import judge
@@ -17,6 +17,7 @@ from diag.knowledge.formulas import conjunction
 from diag.report import sentences as words
 from diag.report.summary import fleet_rows
 from diag.sources.prometheus.scope import Scope, TimeSpan
+from diag.sources.source import open_prometheus
 
 END = 1_790_000_000.5
 MEMBERS = {"gpu_thermal_throttling": 3, "healthy": 2, "kv_eviction_cascade": 2}
@@ -53,7 +54,7 @@ def judged(folder: Path, size: int) -> tuple[Report, int]:
     fleet.write(folder, SIZES[size], END, scrapes=45)
     with fleet.serving(program("PATH"), folder) as server:
         settings = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}")))
-        remote = prometheus_source(settings, Contract())
+        remote = open_prometheus(settings, Contract(), ())
         return judge(remote, load(), Contract()), remote.queries
 
 

@@ -17,7 +17,7 @@ from support.paths import ALL_RECORDINGS, RECORDINGS
 from support.timelines import blocks
 
 from diag.commands import doctor
-from diag.commands.observe import ObserveOptions, prometheus_source
+from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.subjects import Instants
 from diag.diagnosis.query_cache import QueryCache
@@ -26,9 +26,10 @@ from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Block, Samples
 from diag.report import json as as_json
-from diag.sources.observation import Observation, SampleSource
+from diag.sources.observation import Observation
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.recording.reader import read
+from diag.sources.source import open_prometheus
 
 pytestmark = pytest.mark.prometheus
 PLACES = (*prometheus_server.PLACES, "victoria")
@@ -161,13 +162,13 @@ def test_every_signal_has_the_value_of_the_recording(exporter_pages: Path, place
     seen = read(exporter_pages)
     with serving(place, list(seen.samples.select([]))) as held:
         settings = ObserveOptions([], prometheus=held.url, scope=Scope(span(seen)))
-        there = prometheus_source(settings, Contract())
+        there = open_prometheus(settings, Contract(), ())
         wrong = [text for text in signals(seen) if not same(text, seen, there, seen.instants[-20:] + shift)]
     assert wrong == []
 
 
 def signals(seen: Observation) -> list[str]:
-    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
+    asked = QueryCache(seen, Contract())
     return sorted(
         {
             formula(condition.signal, incident.per, asked.window(incident).text, Contract()).written_out()
@@ -178,7 +179,7 @@ def signals(seen: Observation) -> list[str]:
 
 
 def same(text: str, seen: Observation, there: object, instants: object) -> bool:
-    ours = SampleSource(seen.samples, seen.instants, seen.interval).ask(text, instants)
+    ours = seen.ask(text, instants)
     known = {subject: row for subject, row in ours.items() if not np.isnan(row).all()}
     theirs = there.ask(text, instants)
     return known.keys() == theirs.keys() and all(
@@ -248,7 +249,7 @@ def both() -> Iterator[tuple[Server, Server]]:
 def of_fleet(server: Server, *, only_suspects: bool = False, at: float = END / 1000) -> tuple[Report, bool]:
     """The report of all servers, and whether recorded series were read for it."""
     settings = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{at}")))
-    used = bool(prometheus_source(settings, Contract(), load()).recorded)
+    used = bool(open_prometheus(settings, Contract(), load()).recorded)
     return doctor.run(settings, only_suspects=only_suspects), used
 
 
@@ -271,10 +272,10 @@ def test_a_fleet_judged_in_two_steps_has_the_same_incidents(both: tuple[Server, 
 
 def test_rules_of_another_generation_are_not_read(both: tuple[Server, Server]) -> None:
     settings = ObserveOptions([], prometheus=both[1].url, scope=Scope(TimeSpan(at=f"{END / 1000}")))
-    assert not prometheus_source(settings, Contract(freeze_seconds=2.5), load()).recorded
-    assert not prometheus_source(settings, Contract(), load()[:1]).recorded
+    assert not open_prometheus(settings, Contract(freeze_seconds=2.5), load()).recorded
+    assert not open_prometheus(settings, Contract(), load()[:1]).recorded
 
 
 def test_rules_that_recorded_only_a_part_of_the_span_are_not_read(both: tuple[Server, Server]) -> None:
     settings = ObserveOptions([], prometheus=both[1].url, scope=Scope(TimeSpan(at=f"{END / 1000}", window="24m")))
-    assert not prometheus_source(settings, Contract(), load()).recorded
+    assert not open_prometheus(settings, Contract(), load()).recorded

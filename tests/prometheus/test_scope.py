@@ -17,7 +17,7 @@ from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Block, Samples, add_matchers, evaluate
-from diag.sources.observation import Observation, SampleSource
+from diag.sources.observation import Observation
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.recording.reader import read
 
@@ -131,7 +131,7 @@ def side_by_side(folder: Path) -> Path:
 
 
 def expressions(seen: Observation) -> set[str]:
-    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
+    asked = QueryCache(seen, Contract())
     return {
         formula(condition.signal, incident.per, asked.window(incident).text, Contract()).written_out()
         for incident in load()

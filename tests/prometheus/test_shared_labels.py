@@ -13,7 +13,7 @@ from support.prometheus_server import program
 from support.scenarios import gpu
 from support.timelines import recording
 
-from diag.commands.observe import ObserveOptions, prometheus_source
+from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.errors import NotAnswered
 from diag.core.metric_families import FAMILIES
@@ -26,6 +26,7 @@ from diag.report import json as as_json
 from diag.report import sentences as words
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.prometheus.servers import PrometheusSource
+from diag.sources.source import open_prometheus
 
 pytestmark = pytest.mark.prometheus
 SCHEMA = Path(as_json.__file__).with_name("diag.doctor.schema.json")
@@ -47,7 +48,7 @@ def pools(name: str) -> Mapping[str, str]:
 @contextmanager
 def source(url: str, since: str = "") -> Iterator[PrometheusSource]:
     span = TimeSpan(since=since, until=f"{MIDNIGHT}") if since else TimeSpan(at=f"{END}")
-    yield prometheus_source(ObserveOptions([], prometheus=url, scope=Scope(span)), Contract())
+    yield open_prometheus(ObserveOptions([], prometheus=url, scope=Scope(span)), Contract())
 
 
 def judged(folder: Path, members: Mapping[str, int], labels: Callable[[str], Mapping[str, str]] = pools) -> Report:
@@ -97,7 +98,7 @@ def test_a_healthy_fleet_and_one_whose_labels_do_not_separate_share_nothing(tmp_
         assert "shared" not in json.loads(as_json.render(report))
 
         only = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}"), instances=["healthy.*"]))
-        remote = prometheus_source(only, Contract())
+        remote = open_prometheus(only, Contract(), ())
         asked = counting(remote)
         assert judge(remote, load(), Contract()).verdict == "healthy"
         assert asked == []

@@ -357,7 +357,7 @@ def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
         return [each.name for each in set(threading.enumerate()) - before if each.name.startswith("diag-")]
 
     with vllm_serving(replayed("healthy")) as server:
-        settings = ObserveOptions([server.url], every=0.1, watch=0.3, log=str(tmp_path / "server.log"))
+        settings = ObserveOptions([server.url], every=0.1, duration=0.3, log=str(tmp_path / "server.log"))
         for _ in range(3):
             doctor.run(settings)
     until = time.monotonic() + 60  # a request that nobody waits for ends by its own deadline, 10 s

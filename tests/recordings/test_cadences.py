@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import pytest
 from support.paths import ALL_RECORDINGS, RECORDINGS
-from support.thinning import CADENCES, offsets, thinned
+from support.thinning import CADENCES, offsets, thinned, truth
 
 from diag.commands.observe import judge_observation, site
 from diag.diagnosis.report import Report
@@ -34,14 +34,14 @@ def present(report: Report) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ALL_RECORDINGS))
 def test_no_cadence_claims_what_did_not_happen(name: str) -> None:
-    truth = recording(name).truth
+    actual = truth(RECORDINGS / name)
     slower = [every for every in CADENCES if every > recording(name).interval * 1.5]
-    most = FEW if truth["verdict"] == "healthy" else ONE
+    most = FEW if actual["verdict"] == "healthy" else ONE
     reports = [(every, report) for every in slower for report in judged(name, every, most)]
-    assert [(every, claimed) for every, report in reports if (claimed := present(report) & set(truth["absent"]))] == []
-    if truth["verdict"] == "healthy":
+    assert [(every, claimed) for every, report in reports if (claimed := present(report) & set(actual["absent"]))] == []
+    if actual["verdict"] == "healthy":
         assert {report.verdict for _, report in reports} <= {"healthy", "unknown"}
-    if truth["verdict"] == "ill":
+    if actual["verdict"] == "ill":
         assert "healthy" not in {report.verdict for every, report in reports if every <= 5}
 
 

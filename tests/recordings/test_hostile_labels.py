@@ -33,7 +33,6 @@ from diag.report import dataframe, html, markdown, terminal
 from diag.report import json as as_json
 from diag.report import verify as verify_text
 from diag.report.layout import continued
-from diag.sources.observation import SampleSource
 from diag.sources.recording.reader import read
 
 EVIL = (
@@ -106,8 +105,8 @@ def told(folder: Path) -> dict[str, str]:
     evil = shlex.quote(EVIL)
     command = f"X={evil} vllm serve {evil} --served-model-name {evil} --max-num-seqs {evil} {shlex.quote('--' + EVIL)}"
     return {
-        "verify": verify_text.terminal(compared),
-        "verify in markdown": verify_text.markdown(compared),
+        "verify": verify_text.render(compared),
+        "verify in markdown": verify_text.render_markdown(compared),
         "config": observe.show_configuration(ObserveOptions([str(folder)]), as_json=False),
         "lint": lint.run(command, lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0],
     }
@@ -231,7 +230,7 @@ def test_in_a_command_a_label_is_one_word_that_a_shell_refuses_where_it_cannot_b
 
 def test_a_table_for_a_spreadsheet_has_no_formula(folder: Path) -> None:
     observation = read(folder)
-    source = SampleSource(observation.samples, observation.instants, observation.interval)
+    source = observation
     out = io.StringIO(newline="")
     dataframe.write(load(), QueryCache(source, Contract()), out)
     out.seek(0)

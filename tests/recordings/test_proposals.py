@@ -22,7 +22,6 @@ from diag.diagnosis.report import Finding
 from diag.knowledge.catalog import _check_fix, load
 from diag.knowledge.signals import running_value, tokens_of_one_prompt_within_pause, tokens_prefilled_within_pause
 from diag.report import markdown, terminal
-from diag.sources.observation import SampleSource
 from diag.sources.recording.reader import read
 from diag.vllm.command.shell import line as line_of
 
@@ -114,7 +113,7 @@ LAUNCH = "vllm serve m --num-gpu-blocks-override 128 --max-num-seqs 64"
 @cache
 def asked() -> QueryCache:
     seen = read(CASCADE)
-    return QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
+    return QueryCache(seen, Contract())
 
 
 def number(value: float) -> Signal:
@@ -421,7 +420,7 @@ def test_the_relaunch_line_carries_the_first_proposal_that_lacks_nothing() -> No
 def test_prompts_that_are_prefilled_together_share_the_freeze_limit() -> None:
     """In chunks they last longer and meet: 1.7 at a time here, some of them short ones that wait for a long one."""
     seen = read(Path("tests") / "recordings" / "contention_bigbatch")
-    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
+    asked = QueryCache(seen, Contract())
     together = "sum by (instance) (rate(vllm:request_prefill_time_seconds_sum[$window]))"
     one, step, prefills = (
         next(iter(asked.ask(promql, ("instance",), asked.whole).values()))[-1]

@@ -1,6 +1,7 @@
 """`diag top` over recorded servers: what the view shows, and what its keys do."""
 
 import re
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_no_verdict_comes_too_early_the_cursor_stays_on_its_server_a_pause_holds
 def test_an_incident_that_goes_on_is_told_since_when_it_was_first_seen(seen: Observation) -> None:
     feed = RecordedFeed(seen, len(seen.instants) - 4, len(seen.instants))
     first = feed.latest
-    feed._seen = seen._replace(instants=seen.instants[5:])
+    feed._seen = replace(seen, instants=seen.instants[5:])
     feed.goes_on()
     assert first
     assert feed.latest

@@ -673,7 +673,7 @@ def test_without_after_the_servers_of_before_are_scraped_now(tmp_path: Path) -> 
     with serving(on_metrics(*replies)) as server:
         pages = ((time, server.instance, page) for time, _, page in rewriting.scrapes("kv_cascade_base"))
         before = rewriting.write(tmp_path / "before", pages)
-        found = verifying.verify(str(before), ObserveOptions([], every=0.25, watch=0.25 * len(replies)))
+        found = verifying.verify(str(before), ObserveOptions([], every=0.25, duration=0.25 * len(replies)))
     assert (found.after.observed.source, found.after.observed.target) == ("scrape", server.url)
     assert found.verdict == "better"
 

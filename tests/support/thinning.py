@@ -1,6 +1,10 @@
 """A recording as somebody would have seen it who scrapes more rarely, in memory: it is read and parsed once."""
 
+import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +14,12 @@ from diag.sources.observation import Observation
 
 CADENCES = (2, 5, 10, 15, 30)
 """Seconds between two scrapes that servers are judged at."""
+
+
+def truth(folder: Path) -> dict[str, Any]:
+    """Return [truth] of a recording: its verdict, and the incidents that are present, absent and undecided."""
+    found: dict[str, Any] = tomllib.loads((folder / "recording.toml").read_text(encoding="utf-8"))["truth"]
+    return found
 
 
 def thinned(observation: Observation, seconds: float, offset: float) -> Observation:
@@ -23,7 +33,8 @@ def thinned(observation: Observation, seconds: float, offset: float) -> Observat
     instants = _nearest(observation.instants, start, round(1000 * seconds))
     if not len(instants):
         raise ValueError(f"{observation.target} ends before {offset} s")
-    return observation._replace(
+    return replace(
+        observation,
         samples=Samples(blocks),
         instants=observation.instants[instants],
         interval=seconds if len(instants) > 1 else observation.interval,

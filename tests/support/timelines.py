@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from support.paths import RECORDINGS
 from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, logged, memory, model, reading, workers
+from support.thinning import truth
 
 from diag.core.metric_families import FAMILIES
 from diag.promql import STALE, Block, is_stale
@@ -104,7 +105,7 @@ def recording(name: str) -> Recording:
     for block in blocks:
         for labels, values in zip(block.labels, _spread(times, block), strict=True):
             series[frozenset((name, value) for name, value in labels.items() if name != "instance")] = values
-    return Recording((times - times[0]) / 1000, series, times[0] / 1000, seen.truth)
+    return Recording((times - times[0]) / 1000, series, times[0] / 1000, truth(RECORDINGS / name))
 
 
 def _spread(times: npt.NDArray[np.int64], block: Block) -> Floats:

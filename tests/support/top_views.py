@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class RecordedFeed(Feed):
 
     def goes_on(self) -> None:
         contract, incidents = site(None, None)
-        part = self._seen._replace(instants=self._seen.instants[: next(self._ends)])
+        part = replace(self._seen, instants=self._seen.instants[: next(self._ends)])
         snapshot = judge_observation(part, contract, incidents)
         self._show((snapshot.report, snapshot.queries))
 

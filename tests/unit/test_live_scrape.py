@@ -24,8 +24,8 @@ from diag.http.credentials import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
 from diag.sources.live.joined_pages import JoinedPages
-from diag.sources.live.scrape import POST_MORTEM_HINT, ScrapePlan, WatchProgress, watch
-from diag.sources.live.server import WatchClock
+from diag.sources.live.scrape import POST_MORTEM_HINT, ScrapePlan, ScrapeProgress, scrape
+from diag.sources.live.server import ScrapeClock
 from diag.sources.observation import Observation
 
 HTML = Reply(b"<!DOCTYPE html><html><body>Welcome</body></html>\n", headers={"Content-Type": "text/html"})
@@ -37,7 +37,7 @@ WAYS = "DIAG_BEARER_TOKEN, DIAG_BASIC_AUTH or DIAG_HEADERS_FILE"
 def look(*servers: Server | str, **plan: Any) -> Observation:
     """A watch of some three scrapes; a busy machine may leave one out."""
     targets = [each if isinstance(each, str) else each.url for each in servers]
-    return watch(targets, ScrapePlan(**{"every": 0.1, "duration": 0.2, "credentials": Credentials(), **plan}))
+    return scrape(targets, ScrapePlan(**{"every": 0.1, "duration": 0.2, "credentials": Credentials(), **plan}))
 
 
 def three(server: Server) -> Callable[[Observation], bool]:
@@ -506,7 +506,7 @@ def test_a_tls_file_that_cannot_be_used_is_a_matter_of_usage() -> None:
 
 
 def test_progress_is_told_after_every_scrape() -> None:
-    told: list[WatchProgress] = []
+    told: list[ScrapeProgress] = []
     with serving(on_metrics(Reply(), Reply(b"", 500))) as server:
         look(server, on_progress=told.append, should_go_on=three(server))
     assert [(each.scrapes, each.failed, each.of_seconds) for each in told[:3]] == [
@@ -529,8 +529,8 @@ def test_the_watch_goes_on_as_long_as_it_is_asked_to() -> None:
     assert seen[0] < seen[1] < seen[2] == observed.scrapes
 
 
-def interrupt(after: int) -> Callable[[WatchProgress], None]:
-    def stop(progress: WatchProgress) -> None:
+def interrupt(after: int) -> Callable[[ScrapeProgress], None]:
+    def stop(progress: ScrapeProgress) -> None:
         if progress.scrapes == after:
             raise KeyboardInterrupt
 
@@ -552,8 +552,8 @@ def test_a_watch_that_is_interrupted_before_anything_was_seen_is_interrupted() -
 def test_control_c_ends_a_watch_without_a_word_on_standard_error() -> None:
     code = """
 import sys
-from diag.sources.live.scrape import ScrapePlan, watch
-seen = watch(sys.argv[1:], ScrapePlan(every=0.1, duration=60))
+from diag.sources.live.scrape import ScrapePlan, scrape
+seen = scrape(sys.argv[1:], ScrapePlan(every=0.1, duration=60))
 print(seen.scrapes > 2, seen.notes)
 """
     with serving(pages(PAGE)) as server:
@@ -646,7 +646,7 @@ class Clock:
 
 def stamps(*moments: tuple[float, float]) -> tuple[list[int], list[str]]:
     clock = Clock(*moments)
-    wall = WatchClock(clock.wall, clock.steady)
+    wall = ScrapeClock(clock.wall, clock.steady)
     times = []
     while clock.moments:
         times.append(wall.now())

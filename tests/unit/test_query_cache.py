@@ -13,7 +13,6 @@ from diag.core.subjects import Floats, Instants, Rows, Subject, SubjectIndex
 from diag.diagnosis.diagnose import diagnose
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.catalog import load
-from diag.sources.observation import SampleSource
 from diag.sources.prometheus.scope import TimeSpan
 from diag.sources.recording.reader import read
 
@@ -80,7 +79,7 @@ def test_a_subjects_own_row_goes_before_one_that_agrees() -> None:
 
 def test_nothing_goes_on_where_nobody_is_left() -> None:
     seen = read(RECORDINGS / "kv_cascade")
-    asked = QueryCache(SampleSource(seen.samples, seen.instants, seen.interval), Contract())
+    asked = QueryCache(seen, Contract())
     asked.gone = frozenset(seen.instances)
     cascade = diagnose([INCIDENTS["kv_eviction_cascade"]], asked)[0]
     assert (cascade.state, cascade.ongoing) == ("present", False)

@@ -37,7 +37,7 @@ from diag.sources.kubernetes.pod_object import (
     note,
 )
 from diag.sources.live.joined_pages import JoinedPages
-from diag.sources.live.scrape import ScrapePlan, watch
+from diag.sources.live.scrape import ScrapePlan, scrape
 from diag.sources.observation import Observation
 from diag.vllm.server.config import ServerFacts
 
@@ -219,7 +219,7 @@ class ServersOfNamespace(NamedTuple):
         """The names of the servers, safe to print."""
         return ", ".join(found.address.shown for found in self.servers.values())
 
-    def watch(self, plan: ScrapePlan) -> Observation:
+    def scrape(self, plan: ScrapePlan) -> Observation:
         """Scrape the servers by a plan, each joined with its container's log and status."""
 
         def beside(server: VllmServer) -> JoinedPages:
@@ -227,9 +227,9 @@ class ServersOfNamespace(NamedTuple):
             return JoinedPages(server, found.view)
 
         plan = replace(plan, credentials=Credentials(), client=lambda *_: self.client, beside=beside)
-        seen = watch(self.addresses, plan)
+        seen = scrape(self.addresses, plan)
         notes = [note for found in self.servers.values() for note in found.notes()]
-        return seen._replace(notes=(*notes, *self.notes, *seen.notes))
+        return replace(seen, notes=(*notes, *self.notes, *seen.notes))
 
 
 def find(text: str, timeout: float) -> ServersOfNamespace:

@@ -17,7 +17,7 @@ SECONDS = 2.0
 
 
 class JoinedPages:
-    """Implements `Pages` for a watch: the server's page, joined with metrics of its host or pod."""
+    """Implements `Pages`: the server's page, joined with metrics of its host or pod."""
 
     def __init__(self, server: VllmServer, host: ServerView) -> None:
         self._server = server

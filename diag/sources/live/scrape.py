@@ -1,4 +1,4 @@
-"""A watch of live servers: each is scraped on its own cadence, in the foreground or in a thread."""
+"""Scraping live servers: each on its own cadence, in the foreground or in a thread."""
 
 import asyncio
 import math
@@ -17,12 +17,12 @@ from diag.http.client import Client, Manner
 from diag.http.credentials import Credentials, from_environment
 from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
-from diag.sources.live.server import Discard, Pages, Sink, WatchClock, WatchedServer
+from diag.sources.live.server import Discard, Pages, ScrapeClock, ScrapedServer, Sink
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.server.config import ServerFacts
 
 UNTIL_STOPPED = 10 * 365 * 86_400.0
-"""Seconds of a watch that runs until it is stopped."""
+"""Seconds of scraping that runs until it is stopped."""
 GONE = 3
 """Failed scrapes in a row after which a server that has answered counts as gone."""
 _SLACK = 1e-6
@@ -32,8 +32,8 @@ POST_MORTEM_HINT = (
 
 
 @dataclass(frozen=True)
-class WatchProgress:
-    """The progress of a watch: scrapes of all targets so far, and seconds."""
+class ScrapeProgress:
+    """The progress of scraping: scrapes of all targets so far, and seconds."""
 
     scrapes: int
     failed: int
@@ -43,7 +43,7 @@ class WatchProgress:
 
 @dataclass(frozen=True)
 class ScrapePlan:
-    """The settings of a watch; times in seconds.
+    """The settings of scraping; times in seconds.
 
     credentials: None reads the environment. probe: time limit of one request for one token, None for no probe.
     client: makes the HTTP client for a server. beside: the source of a server's pages, None for the server itself.
@@ -58,7 +58,7 @@ class ScrapePlan:
     probe: float | None = None
     client: Callable[[Address, Credentials, Manner], Client] = Client
     beside: Callable[[VllmServer], Pages | None] = lambda _: None
-    on_progress: Callable[[WatchProgress], None] = lambda _: None
+    on_progress: Callable[[ScrapeProgress], None] = lambda _: None
     should_go_on: Callable[[Observation], bool] = lambda _: False
 
 
@@ -66,16 +66,16 @@ class _Interrupted(Exception):
     """Ctrl-C was pressed during a callback."""
 
 
-def watch(targets: Sequence[str] | Mapping[str, Address], plan: ScrapePlan) -> Observation:
+def scrape(targets: Sequence[str] | Mapping[str, Address], plan: ScrapePlan) -> Observation:
     """Scrape live servers, given as URLs or as addresses by instance.
 
     Raises Unreachable if no server returns metrics at first contact.
     """
-    return Watch(targets, plan).run()
+    return Scraper(targets, plan).run()
 
 
-class Watch:
-    """A watch of live servers, which may be stopped and observed from another thread."""
+class Scraper:
+    """Scrapes live servers; another thread may stop it and observe what it has."""
 
     def __init__(
         self, targets: Sequence[str] | Mapping[str, Address], plan: ScrapePlan, sink: Sink | None = None
@@ -84,8 +84,8 @@ class Watch:
         self._plan = plan
         self._credentials = plan.credentials or from_environment(os.environ)
         self._sink = sink or Discard()
-        self._clock = WatchClock()
-        self._servers: list[WatchedServer] = []
+        self._clock = ScrapeClock()
+        self._servers: list[ScrapedServer] = []
         self._fact_requests: list[asyncio.Task[None]] = []
         self._probes: list[asyncio.Task[None]] = []
         self._untried = len(self._addresses)
@@ -102,11 +102,11 @@ class Watch:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Notes about the watch itself, without those about the scrapes."""
+        """Notes about the scraping itself, without those about single scrapes."""
         return (*self._notes, *self._clock.jumps, *(note for watched in self._servers for note in watched.server.notes))
 
     def run(self) -> Observation:
-        """Watch to the end or until Ctrl-C; KeyboardInterrupt if no server has answered by then."""
+        """Scrape to the end or until Ctrl-C; KeyboardInterrupt if no server has answered by then."""
         try:
             asyncio.run(self._run())
         except (KeyboardInterrupt, asyncio.CancelledError, _Interrupted) as error:
@@ -116,7 +116,7 @@ class Watch:
         return self.observation()
 
     def stop(self) -> None:
-        """End the watch as Ctrl-C does; a signal handler may call this at any time."""
+        """End the scraping as Ctrl-C does; a signal handler may call this at any time."""
         self._stopped = True
         if self._task and not self._task.done():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
@@ -133,12 +133,12 @@ class Watch:
         return last[-1].reason if failed else ""
 
     def forget(self, before: int) -> None:
-        """Drop the scrapes before a time in unix milliseconds, so that an endless watch does not grow."""
+        """Drop the scrapes before a time in unix milliseconds, so that endless scraping needs bounded memory."""
         for server in self._servers:
             server.target.forget(before)
 
     def observation(self) -> Observation:
-        """Return the observation so far, also while the watch runs in another thread; requires a scrape."""
+        """Return the observation so far, also while another thread is scraping; requires a scrape."""
         watched = [server for server in self._servers if server.target.scrapes]
         shown = ", ".join(dict.fromkeys(address.shown for address in self._addresses.values()))
         origin = Origin("scrape", shown, self._plan.every, self.remarks)
@@ -152,7 +152,7 @@ class Watch:
             client = self._plan.client(address, self._credentials, Manner(self._plan.timeout))
             server = VllmServer(address, client, ServerFacts(launch=self._plan.launch))
             beside = self._plan.beside(server)
-            self._servers.append(WatchedServer(Target(instance), server, beside, self._clock, self._sink))
+            self._servers.append(ScrapedServer(Target(instance), server, beside, self._clock, self._sink))
         self._start = _now()
         try:
             await self._scrape_until(self._plan.duration)
@@ -175,7 +175,7 @@ class Watch:
         """Scrape every target until `until` seconds after the start."""
         await _gather(self._scrape_on_cadence(server, until) for server in self._servers)
 
-    async def _scrape_on_cadence(self, server: WatchedServer, until: float) -> None:
+    async def _scrape_on_cadence(self, server: ScrapedServer, until: float) -> None:
         """Scrape one target at whole multiples of the interval; a slow response skips those that it covers."""
         every = self._plan.every
         while server.tick * every <= until + _SLACK:
@@ -184,7 +184,7 @@ class Watch:
             server.tick = max(server.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
             self._after_scrape(server)
 
-    def _after_scrape(self, server: WatchedServer) -> None:
+    def _after_scrape(self, server: ScrapedServer) -> None:
         if len(server.target.scrapes) == 1:
             self._untried -= 1
             if not self._untried and not any(server.answered for server in self._servers):
@@ -205,7 +205,7 @@ class Watch:
         self._failed += server.failure is not None
         try:
             seconds = _now() - self._start
-            self._plan.on_progress(WatchProgress(self._scrapes, self._failed, seconds, self._plan.duration))
+            self._plan.on_progress(ScrapeProgress(self._scrapes, self._failed, seconds, self._plan.duration))
         except KeyboardInterrupt as error:
             raise _Interrupted from error
 
@@ -225,19 +225,19 @@ async def _gather(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 @dataclass
-class BackgroundWatch:
-    """A watch in a thread of its own, until a block ends; `failed` holds the exception that ended it earlier."""
+class BackgroundScraper:
+    """A scraper in a thread of its own, until a block ends; `failed` holds the exception that ended it earlier."""
 
-    watch: Watch
+    scraper: Scraper
     failed: list[BaseException] = field(default_factory=list)
 
     @contextmanager
-    def running(self) -> Iterator["BackgroundWatch"]:
-        """Watch while the block runs."""
+    def running(self) -> Iterator["BackgroundScraper"]:
+        """Scrape while the block runs."""
 
         def run() -> None:
             try:
-                self.watch.run()
+                self.scraper.run()
             except BaseException as error:  # noqa: BLE001  reported by `seen`
                 self.failed.append(error)
 
@@ -246,16 +246,16 @@ class BackgroundWatch:
         try:
             yield self
         finally:
-            self.watch.stop()
+            self.scraper.stop()
             thread.join(10)
 
     def seen(self) -> Observation | None:
         """Return the observation so far, None before the first scrape; Unreachable if the server never answered."""
         if self.failed and isinstance(self.failed[0], Unreachable):
             raise self.failed[0]
-        return self.watch.observation() if self.watch.scrapes else None
+        return self.scraper.observation() if self.scraper.scrapes else None
 
     def gone(self) -> str:
         """Return why the server counts as gone, "" while it answers."""
-        last = self.watch.last_failures(GONE)
+        last = self.scraper.last_failures(GONE)
         return f"the server stopped answering at {clock(time.time())}: {last}" if last else ""

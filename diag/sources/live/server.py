@@ -1,4 +1,4 @@
-"""One server of a watch: how it is scraped, what is kept of a failure, its probe, and the clock of the scrapes."""
+"""One scraped server: its scrapes, what is kept of a failure, its probe, and the clock of the scrapes."""
 
 import asyncio
 import time
@@ -67,7 +67,7 @@ def steady() -> float:
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
-class WatchClock:
+class ScrapeClock:
     """Reads the time of day once and counts on from there, so that setting the clock does not tear the samples."""
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = steady) -> None:
@@ -93,13 +93,13 @@ class WatchClock:
 
 
 @dataclass
-class WatchedServer:
-    """A server of a watch, scraped by its own pages or those of `beside`; `tick` is the next point of its cadence."""
+class ScrapedServer:
+    """A server that is scraped by its own pages or those of `beside`; `tick` is the next point of its cadence."""
 
     target: Target
     server: VllmServer
     beside: Pages | None
-    clock: WatchClock
+    clock: ScrapeClock
     sink: Sink
     tick: int = 0
     answered: bool = False

@@ -1,6 +1,8 @@
 """Queries to a Prometheus, Thanos, Mimir or VictoriaMetrics, their results and their refusals.
 
-This is the only importer of prometheus-api-client.
+This is the only importer of prometheus-api-client. By itself it puts a query of any length into the URL, reads a
+response of any size, lets a .netrc replace the credentials and drops the server's error message; its requests are
+therefore sent by diag's own HTTP client, through an adapter of its session.
 """
 
 import math
@@ -9,10 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 from prometheus_api_client import PrometheusConnect
+from requests import PreparedRequest, Response, Session
+from requests.adapters import BaseAdapter
 
 from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
 from diag.core.formatting import plural, printable
@@ -21,7 +26,7 @@ from diag.http import failure
 from diag.http.address import Address
 from diag.http.credentials import Credentials
 from diag.http.failure import PROMETHEUS, Failure
-from diag.http.prometheus_api import NO_API, Refused, Session, Unusable
+from diag.http.prometheus_api import NO_API, PrometheusApi, Refused, Unusable
 from diag.promql import parse
 
 T = TypeVar("T")
@@ -37,6 +42,33 @@ _FEW_REFUSALS = 3
 _NUMBER = re.compile(r"\d+")
 
 
+class _Reply(Response):
+    """A successful response whose document is decoded already."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.status_code, self._document = 200, document
+
+    def json(self, **_: Any) -> Mapping[str, Any]:
+        return self._document
+
+
+class _Adapter(BaseAdapter):
+    """Sends the requests of a session with diag's HTTP client."""
+
+    def __init__(self, api: PrometheusApi) -> None:
+        super().__init__()
+        self._api = api
+
+    def send(self, request: PreparedRequest, *_: Any, **__: Any) -> Response:
+        """Send a query; raises Refused or Unreachable, which pass through the session and the library."""
+        url = urlsplit(str(request.url))
+        return _Reply(self._api.query(str(request.method), url.path, url.query))
+
+    def close(self) -> None:
+        """Do nothing: the HTTP client closes its connections itself."""
+
+
 class Prometheus:
     """One server; raises Unreachable if it returns nothing usable, and Refused if it rejects the query.
 
@@ -47,14 +79,17 @@ class Prometheus:
         url = address.shown.rstrip("/").removesuffix("/api/v1")
         limit = min(_LONGEST, seconds)
         self.shown = printable(url)
-        self._session = Session(self.shown, address, access, limit)
-        self._library = PrometheusConnect(url, session=cast(Any, self._session), method="POST")
+        self._api = PrometheusApi(self.shown, address, access, limit)
+        session = Session()
+        session.trust_env = False
+        self._library = PrometheusConnect(url, session=session, method="POST")
+        session.mount(url, _Adapter(self._api))  # instead of the one that the library has just mounted
         self._limit = {"timeout": f"{round(limit * 1000)}ms"}
 
     @property
     def warnings(self) -> list[str]:
         """The server's distinct warnings, for example of partial results."""
-        return [printable(warning) for warning in self._session.warnings]
+        return [printable(warning) for warning in self._api.warnings]
 
     def now(self) -> int:
         """Return the server's own time: samples are stamped by its clock, or by one that it trusts."""

@@ -77,7 +77,6 @@ def read(path: Path, launch: str = "") -> Observation:
         str(path),
         every=min(LONGEST_INTERVAL, _typed(float, about.get("scrape_interval_seconds", 0.0), file)),
         notes=(*_typed(list, about.get("remarks", []), file), *gathered.notes()),
-        truth=_typed(dict, about.get("truth", {}), file),
     )
     facts = {instance: _server_facts(about, instance, launch, file) for instance in gathered.targets}
     facts |= {name: log.state.completes(facts[name]) for name, log in gathered.logs.items()}

@@ -17,7 +17,7 @@ from diag.core.errors import BadRecording, BadUsage
 from diag.core.files import exists, only_writer, written_whole
 from diag.core.formatting import printable
 from diag.exposition.lines import CUT, is_cut
-from diag.sources.live.scrape import ScrapePlan, Watch, WatchProgress
+from diag.sources.live.scrape import ScrapePlan, ScrapeProgress, Scraper
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import ABOUT, PAGES
 from diag.vllm.command.redaction import hidden
@@ -30,26 +30,26 @@ _GZIP = 31
 
 
 def record(targets: Sequence[str], folder: Path, plan: ScrapePlan) -> Observation:
-    """Watch live servers and write their pages to a new or empty folder.
+    """Scrape live servers and write their pages to a new or empty folder.
 
     Raises BadUsage for another folder, BadRecording if it cannot be written, Unreachable if no server answers.
     """
     recorder = Recorder(folder)
 
-    def after_scrape(progress: WatchProgress) -> None:
-        recorder.note(watch.facts, watch.remarks, plan.every)
+    def after_scrape(progress: ScrapeProgress) -> None:
+        recorder.note(scraper.facts, scraper.remarks, plan.every)
         plan.on_progress(progress)
 
-    watch = Watch(targets, replace(plan, on_progress=after_scrape), recorder)
-    with _on_interrupt(watch.stop), recorder:
-        observation = watch.run()
-        recorder.about(watch.facts, watch.remarks, plan.every)
+    scraper = Scraper(targets, replace(plan, on_progress=after_scrape), recorder)
+    with _on_interrupt(scraper.stop), recorder:
+        observation = scraper.run()
+        recorder.about(scraper.facts, scraper.remarks, plan.every)
     return observation
 
 
 @contextmanager
 def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C, however often it is pressed, only stop the watch, so that the recording is completed."""
+    """Let Ctrl-C, however often it is pressed, only stop the scraping, so that the recording is completed."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
         yield
         return
