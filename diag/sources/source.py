@@ -124,7 +124,9 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
         return scrape(options.targets, scrape_plan(options, tick, scraping.should_go_on))
 
 
-def open_prometheus(options: SourceOptions, contract: Contract, incidents: Sequence[Incident]) -> "PrometheusSource":
+def open_prometheus(
+    options: SourceOptions, contract: Contract, incidents: Sequence[Incident] = ()
+) -> "PrometheusSource":
     """Return the servers in scope of a Prometheus."""
     from diag.http.address import parse
     from diag.http.credentials import from_environment

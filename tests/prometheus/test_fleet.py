@@ -54,7 +54,7 @@ def judged(folder: Path, size: int) -> tuple[Report, int]:
     fleet.write(folder, SIZES[size], END, scrapes=45)
     with fleet.serving(program("PATH"), folder) as server:
         settings = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}")))
-        remote = open_prometheus(settings, Contract(), ())
+        remote = open_prometheus(settings, Contract())
         return judge(remote, load(), Contract()), remote.queries
 
 

@@ -162,7 +162,7 @@ def test_every_signal_has_the_value_of_the_recording(exporter_pages: Path, place
     seen = read(exporter_pages)
     with serving(place, list(seen.samples.select([]))) as held:
         settings = ObserveOptions([], prometheus=held.url, scope=Scope(span(seen)))
-        there = open_prometheus(settings, Contract(), ())
+        there = open_prometheus(settings, Contract())
         wrong = [text for text in signals(seen) if not same(text, seen, there, seen.instants[-20:] + shift)]
     assert wrong == []
 

@@ -98,7 +98,7 @@ def test_a_healthy_fleet_and_one_whose_labels_do_not_separate_share_nothing(tmp_
         assert "shared" not in json.loads(as_json.render(report))
 
         only = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}"), instances=["healthy.*"]))
-        remote = open_prometheus(only, Contract(), ())
+        remote = open_prometheus(only, Contract())
         asked = counting(remote)
         assert judge(remote, load(), Contract()).verdict == "healthy"
         assert asked == []

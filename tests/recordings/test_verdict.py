@@ -2,30 +2,30 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 from support import rewriting
 from support.paths import RECORDINGS
 
-from diag.commands import doctor, observe
+from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.errors import NotAnswered
 from diag.core.subjects import Floats, Instants, Subject
-from diag.diagnosis.query_cache import ENGINES, INSTANCES, QueryCache
-from diag.diagnosis.report import Report, build_report
+from diag.diagnosis.query_cache import ENGINES, INSTANCES
+from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.promql import Formula
 from diag.report import terminal
-from diag.sources.observation import SampleSource
+from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
 
 
 @dataclass(frozen=True)
-class Refusing(SampleSource):
-    """A source that refuses every query with this text in it."""
+class Refusing(Observation):
+    """An observation that refuses every query with this text in it."""
 
     refused: str = ""
 
@@ -37,8 +37,8 @@ class Refusing(SampleSource):
 
 def judged(recording: str, refused: str) -> Report:
     seen = read(RECORDINGS / recording)
-    queries = QueryCache(Refusing(seen.samples, seen.instants, seen.interval, refused), Contract())
-    return build_report(observe._observed(seen, queries), load(), queries, {})
+    refusing = Refusing(**{field.name: getattr(seen, field.name) for field in fields(seen)}, refused=refused)
+    return judge_observation(refusing, Contract(), load()).report
 
 
 def test_what_got_no_answer_is_not_healthy() -> None:
