@@ -10,7 +10,7 @@ from support import rewriting
 from support.paths import RECORDINGS
 
 from diag.commands import doctor
-from diag.commands.observe import ObserveOptions
+from diag.commands.observe import ObserveOptions, judge_observation
 from diag.core.contract import Contract
 from diag.core.errors import NotAnswered
 from diag.core.subjects import Floats, Instants, Subject
