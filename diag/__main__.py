@@ -1,11 +1,7 @@
 """Starts the command, also as `python -m diag`: Ctrl-C ends it without a traceback while its parts are still loaded."""
 
-import atexit
 import gc
-import os
 import signal
-import sys
-from contextlib import suppress
 
 
 def main() -> None:
@@ -20,17 +16,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app.main()
-    except SystemExit as ended:
-        _end(ended.code)
-
-
-def _end(status: object) -> None:
-    """End without taking apart one by one what is in memory, which takes some hundredths of a second."""
-    atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with suppress(OSError, ValueError):  # closed; whoever wrote to it has said what is to be said
-            stream.flush()
-    os._exit(status if isinstance(status, int) else 0)
+    finally:
+        gc.freeze()  # the interpreter's last collection would visit everything that a diagnosis made
 
 
 if __name__ == "__main__":
