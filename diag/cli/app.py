@@ -73,6 +73,13 @@ class FailOn(StrEnum):
     never = "never"
 
 
+class LogLevel(StrEnum):
+    """The mildest messages that are printed on standard error."""
+
+    debug = "debug"
+    warning = "warning"
+
+
 class BaselineAction(StrEnum):
     """What is done with a baseline; `diag doctor --baseline` reads it."""
 
@@ -188,6 +195,10 @@ def doctor(
             help="Print why this incident is present, absent or unknown: each condition with its value and threshold.",
         ),
     ] = "",
+    log_level: Annotated[
+        LogLevel,
+        output_option("--log-level", metavar="LEVEL", help="debug prints what each source, collector and query took."),
+    ] = LogLevel.warning,
     configuration: ConfigurationOptions,
 ) -> None:
     """Diagnose a live vLLM server, a recording, or a fleet through Prometheus.
@@ -196,7 +207,9 @@ def doctor(
     On the server's own host its GPUs and processes are read too.
     """
     from diag.commands import doctor as work
+    from diag.core.debug_log import print_log
 
+    print_log(log_level.value)
     form = output.form
     options = observe_options(targets, prometheus, scrape, evidence, configuration, probe=probe, k8s=k8s)
     if k8s and (targets or prometheus.prometheus or evidence.log):

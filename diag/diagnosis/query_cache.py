@@ -5,6 +5,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from diag.core.contract import Contract
+from diag.core.debug_log import timed
 from diag.core.errors import NotAnswered, QueryFailed
 from diag.core.incident import Incident, Part, Signal, seconds
 from diag.core.subjects import Floats, Instants, Rows, Subject
@@ -134,7 +135,8 @@ class QueryCache:
         with result.lock:
             if result.rows is None:
                 try:
-                    result.rows = Rows(self.source.ask(promql, at))
+                    with timed("query", asked if isinstance(asked, str) else asked.id):
+                        result.rows = Rows(self.source.ask(promql, at))
                 except (NotAnswered, QueryFailed):  # QueryFailed: samples that no vLLM serves, such as duplicate series
                     self.unanswered.add(asked if isinstance(asked, str) else asked.promql)
                     result.rows = Rows()

@@ -143,6 +143,7 @@ class HostPage:
             self._reported[name] = problem
             own.append(("diag_scrape_success", (name,), float(not problem)))
             own.append(("diag_scrape_duration_seconds", (name,), result.seconds))
+            log.debug("collector %s: %.1f ms", name, 1000 * result.seconds)
         texts = (result.value.text for result in rendered.values() if result.value)
         about = self._write([*own, *self._server(scraped.value), *self._more()])
         return b"".join([scraped.value.page if scraped.value else b"", *texts, about])

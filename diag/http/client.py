@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from diag import __version__
+from diag.core.debug_log import timed
 from diag.core.formatting import printable
 from diag.exposition.lines import MOST_BYTES
 from diag.http import failure
@@ -136,7 +137,8 @@ class Client:
         path = request.path
         try:
             for _ in range(_HOPS):
-                response = self._exchange(request, path, deadline)
+                with timed("request", f"{self._address.instance}{path.partition('?')[0]}"):
+                    response = self._exchange(request, path, deadline)
                 if not response.location or not request.follow:
                     return response
                 path = self._redirect_target(path, response.location)

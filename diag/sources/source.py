@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from diag.core.contract import Contract
+from diag.core.debug_log import timed
 from diag.core.errors import BadUsage, NoHostName, UnknownHost
 from diag.core.files import exists
 from diag.core.formatting import printable
@@ -95,7 +96,8 @@ def open_source(
 
     Raises BadUsage for targets that do not fit together, Unreachable if no server responds.
     """
-    return open_prometheus(options, contract, incidents) if options.prometheus else observe(options, scraping)
+    with timed("source", "Prometheus" if options.prometheus else "pods" if options.k8s else "recording or servers"):
+        return open_prometheus(options, contract, incidents) if options.prometheus else observe(options, scraping)
 
 
 def observe(options: SourceOptions, scraping: Scraping) -> "Observation":

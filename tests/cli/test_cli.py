@@ -151,6 +151,17 @@ def test_why_prints_each_condition_with_its_outcome(incident: str, state: str, r
     assert any(row in line for line in rows)
 
 
+def test_debug_log_names_sources_collectors_requests_and_queries_but_no_credentials() -> None:
+    with serving(on_metrics(Reply(STILL))) as server:
+        url = server.url.replace("http://", "http://user:SECRET@")
+        command = [DIAG, "doctor", url, "--for", "1", "--every", "0.5", "--log-level", "debug"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    logged = re.findall(r"^\d\d:\d\d:\d\d\.\d{3} diag(?:\.exporter)?: (\w+) .*: \d+\.\d ms$", done.stderr, re.MULTILINE)
+    assert {"source", "collector", "request", "query"} <= set(logged)
+    assert "SECRET" not in done.stderr + done.stdout
+    assert "query" not in diag("doctor", CASCADE).stderr
+
+
 def test_why_names_an_incident_that_does_not_exist() -> None:
     done = diag("doctor", CASCADE, "--why", "kv_cascade")
     assert (done.returncode, done.stdout) == (64, "")
