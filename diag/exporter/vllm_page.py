@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
-from diag.exporter.collector_thread import CollectorFailed
-from diag.exposition.lines import NotMetrics, is_cut, sample
+from diag.exposition import NotMetrics, is_cut, sample
 from diag.http.address import Address
 from diag.http.client import Client, Manner
 from diag.http.credentials import from_environment
@@ -24,6 +23,17 @@ MOST_STARTS = 64
 """Start times of earlier servers that are kept."""
 _INFO = b"vllm:cache_config_info{"
 _START = b"process_start_time_seconds "
+
+
+class CollectorFailed(Exception):
+    """A collection without a result; the message is a sentence that gives the reason.
+
+    `answered` is True if the collector's source responded all the same.
+    """
+
+    def __init__(self, sentence: str, answered: bool = False) -> None:
+        super().__init__(sentence)
+        self.answered = answered
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
-from diag.exposition.lines import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
+from diag.exposition import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import STALE, Labels, distinct
 
 MOST_SERIES = 50_000

@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from diag import __version__
 from diag.core.formatting import printable
-from diag.exposition.lines import MOST_BYTES
+from diag.exposition import MOST_BYTES
 from diag.http import failure
 from diag.http.address import PORTS, Address, without_user
 from diag.http.credentials import Credentials, basic, tls

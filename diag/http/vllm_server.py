@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from diag.core.formatting import printable
-from diag.exposition.lines import MOST_BYTES, NotMetrics, refuse_other_formats
+from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
 from diag.http.client import Client, Response
 from diag.http.deadline import run_in_thread

@@ -13,8 +13,7 @@ from diag.commands.mcp.tools import COMMAND
 from diag.core import files, yaml
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
-from diag.exposition import lines, scrapes
-from diag.exposition.lines import NotMetrics
+from diag.exposition import NotMetrics, lines, scrapes
 from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.promql import parser
