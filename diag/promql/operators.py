@@ -37,9 +37,17 @@ def binary(op: str, left: Vector, right: Vector, matching: Matching, return_bool
     """Apply a binary operator."""
     if left.scalar and right.scalar:
         return scalar(_computed(op, left.values[0], right.values[0], True)[0])
+    if op in SET_OPERATIONS:
+        if op != "and" and not (left.labels and right.labels):
+            return right if op == "or" and not left.labels else left
+        left_keys, right_keys = (_signatures(side.labels, matching) for side in (left, right))
+        if op == "or":
+            added = right.present & ~_seen(left_keys, left.present, right_keys)
+            values, present = np.concatenate([left.values, right.values]), np.concatenate([left.present, added])
+            return merged((*left.labels, *right.labels), values, present)
+        seen = _seen(right_keys, right.present, left_keys)
+        return Vector(left.labels, left.values, left.present & (seen if op == "and" else ~seen))
     if not left.scalar and not right.scalar:
-        if op in SET_OPERATIONS:
-            return _set_operation(op, left, right, matching)
         return _matched(op, left, right, matching, return_bool)
     vector = right if left.scalar else left
     values, kept = _computed(op, left.values, right.values, return_bool)
@@ -66,18 +74,6 @@ def _signatures(labels: Sequence[Labels], matching: Matching) -> list[frozenset[
         return [frozenset((name, series[name]) for name in names if name in series) for series in labels]
     names.add(NAME)
     return [frozenset(item for item in series.items() if item[0] not in names) for series in labels]
-
-
-def _set_operation(op: str, left: Vector, right: Vector, matching: Matching) -> Vector:
-    if op != "and" and not (left.labels and right.labels):
-        return right if op == "or" and not left.labels else left
-    left_keys, right_keys = (_signatures(side.labels, matching) for side in (left, right))
-    if op == "or":
-        added = right.present & ~_seen(left_keys, left.present, right_keys)
-        values, present = np.concatenate([left.values, right.values]), np.concatenate([left.present, added])
-        return merged((*left.labels, *right.labels), values, present)
-    seen = _seen(right_keys, right.present, left_keys)
-    return Vector(left.labels, left.values, left.present & (seen if op == "and" else ~seen))
 
 
 def _seen(keys: Sequence[object], present: Bools, asked: Sequence[object]) -> Bools:
@@ -184,7 +180,16 @@ def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, par
     """Aggregate series by the given labels, or without them. param: of quantile or topk, shape (T,)."""
     if not vector.labels:
         return vector
-    groups = _groups(vector.labels, labels, without)
+    dropped = {*labels, NAME}
+    keys: dict[tuple[tuple[str, str], ...], int] = {}
+    of_row = np.empty(len(vector.labels), dtype=np.intp)
+    for row, series in enumerate(vector.labels):
+        if without:
+            kept = sorted(item for item in series.items() if item[0] not in dropped)
+        else:
+            kept = [(name, series[name]) for name in labels if name in series]
+        of_row[row] = keys.setdefault(tuple(kept), len(keys))
+    groups = _Groups(tuple(dict(key) for key in keys), of_row)
     if op in _UNCHANGED_BY_ONE and len(groups.labels) == len(vector.labels):
         return Vector(groups.labels, vector.values, vector.present)
     values, mask = groups.members(vector)
@@ -203,19 +208,6 @@ def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, par
         return Vector(vector.labels, vector.values, present)
     rows = np.lexsort((ranks[groups.of_row, 0, place], groups.of_row))  # one instant: ordered by rank in each group
     return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], present[rows])
-
-
-def _groups(labels: Sequence[Labels], names: Sequence[str], without: bool) -> _Groups:
-    dropped = {*names, NAME}
-    groups: dict[tuple[tuple[str, str], ...], int] = {}
-    of_row = np.empty(len(labels), dtype=np.intp)
-    for row, series in enumerate(labels):
-        if without:
-            kept = sorted(item for item in series.items() if item[0] not in dropped)
-        else:
-            kept = [(name, series[name]) for name in names if name in series]
-        of_row[row] = groups.setdefault(tuple(kept), len(groups))
-    return _Groups(tuple(dict(group) for group in groups), of_row)
 
 
 def count_values(vector: Vector, label: str, labels: Sequence[str], without: bool) -> Vector:

@@ -99,7 +99,14 @@ def parse(promql: str | Formula) -> nodes.Expression:
     """
     text, parts = (promql, {}) if isinstance(promql, str) else (promql.text, promql.parts)
     try:
-        tree = _tree(text)
+        if depth(text) > MOST_DEEP:
+            raise RecursionError
+        try:
+            tree = ast.parse(text)
+        except BaseException as error:
+            if type(error).__name__ not in ("PanicException", "OverflowError"):  # the latter: a duration too long
+                raise
+            raise ValueError(str(error)) from None
         if _BYTE_ESCAPE.search(text):
             raise _Refused("an escaped byte")
         node = _node(tree, {name: parse(part).node for name, part in parts.items()})
@@ -112,21 +119,6 @@ def parse(promql: str | Formula) -> nodes.Expression:
     except _Refused as refused:
         raise Unsupported(f"`{text}` uses {refused}, which is not supported.") from None
     return nodes.Expression(text, node)
-
-
-def _tree(promql: str) -> ast.Expr:
-    """Return the tree of Prometheus' parser.
-
-    ValueError if it is no PromQL, or a duration is too long; RecursionError if a text is too deep.
-    """
-    if depth(promql) > MOST_DEEP:
-        raise RecursionError
-    try:
-        return ast.parse(promql)
-    except BaseException as error:
-        if type(error).__name__ not in ("PanicException", "OverflowError"):
-            raise
-        raise ValueError(str(error)) from None
 
 
 def depth(text: str) -> int:
