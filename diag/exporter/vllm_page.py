@@ -120,16 +120,13 @@ class PageScraper:
                 self.server.fetch_facts()
                 self._facts_of = self._reader.start
                 scraped = self._reader.read(scraped.page, self.server.facts)
-            return self._readable(scraped)
         except (Failure, NotMetrics) as error:
             raise CollectorFailed(f"{self.server.address.shown}: {error}", is_answer(error)) from error
 
-    def _readable(self, scraped: Scraped) -> Scraped:
-        """Remove the lines for which Prometheus would reject the whole page, as far as they were read."""
         if not self._reader.unreadable:
             return scraped
         page = scraped.page
-        for line in self._reader.unreadable:
+        for line in self._reader.unreadable:  # for these, Prometheus would reject the whole page
             page = page.replace(line + b"\n", b"")
         shown = printable(self._reader.unreadable[0].decode("utf-8", "replace"), 60)
         return replace(scraped, page=page, problem=scraped.problem or f"left out a line that is no metric: {shown}")

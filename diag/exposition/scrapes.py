@@ -224,23 +224,20 @@ class Target:
         with self._lock:
             del self.scrapes[: bisect_left(self.scrapes, before, key=lambda scrape: scrape.at)]
             pages = [scrape.page for scrape in self.scrapes if scrape.page]
-            if len(self._parser.labels) > FEW_SERIES + 2 * max((len(page.values) for page in pages), default=0):
-                self._keep_series_of(pages)
-
-    def _keep_series_of(self, pages: Sequence[Page]) -> None:
-        """Drop series that are on none of these pages: every restarted engine and unloaded adapter leaves some."""
-        used = sorted({row for page in pages for row in page.layout.rows.tolist()})
-        places = {row: place for place, row in enumerate(used)}
-        layouts = {id(page.layout): page.layout for page in pages}
-        moved = {
-            key: layout._replace(rows=np.array([places[row] for row in layout.rows.tolist()], np.intp))
-            for key, layout in layouts.items()
-        }
-        self._parser = Parser(self.instance, [self._parser.labels[row] for row in used])
-        self.scrapes = [
-            scrape._replace(page=scrape.page._replace(layout=moved[id(scrape.page.layout)])) if scrape.page else scrape
-            for scrape in self.scrapes
-        ]
+            if len(self._parser.labels) <= FEW_SERIES + 2 * max((len(page.values) for page in pages), default=0):
+                return
+            # every restarted engine and unloaded adapter leaves series that are on no page any more
+            used = sorted({row for page in pages for row in page.layout.rows.tolist()})
+            places = {row: place for place, row in enumerate(used)}
+            moved = {
+                key: layout._replace(rows=np.array([places[row] for row in layout.rows.tolist()], np.intp))
+                for key, layout in {id(page.layout): page.layout for page in pages}.items()
+            }
+            self._parser = Parser(self.instance, [self._parser.labels[row] for row in used])
+            self.scrapes = [
+                each._replace(page=each.page._replace(layout=moved[id(each.page.layout)])) if each.page else each
+                for each in self.scrapes
+            ]
 
     @property
     def size(self) -> int:
@@ -296,7 +293,6 @@ class ScrapeTable:
 
     @property
     def failed(self) -> tuple[Scrape, ...]:
-        """The scrapes that failed."""
         return tuple(scrape for scrape in self.scrapes if scrape.reason)
 
     def rows(self, *names: str) -> list[int]:

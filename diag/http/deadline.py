@@ -50,7 +50,6 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Return True if the deadline has passed."""
         return time.monotonic() - self.begin >= self.seconds
 
     def next(self) -> float:
@@ -87,7 +86,6 @@ class TimedReads(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Release the socket."""
         self._raw.close()
         super().close()
 
@@ -100,7 +98,6 @@ class TimedSocket:
     deadline: Deadline
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """Return the response's bytes as a file."""
         return io.BufferedReader(TimedReads(self.connected, self.deadline))
 
 

@@ -71,7 +71,6 @@ class ApiReply:
     content: bytes = b""
 
     def json(self) -> Mapping[str, Any]:
-        """Return the decoded document."""
         return self.document
 
 
@@ -93,18 +92,28 @@ class Session:
         """Ignore the library's adapter, which would send and retry in its own way."""
 
     def get(self, url: str, params: Any = None, **_: Any) -> ApiReply:
-        """Query by GET."""
         return self.request("GET", url, params)
 
     def request(self, method: str, url: str, params: Any = None, **_: Any) -> ApiReply:
         """Query, and retry if the server or a proxy is briefly overloaded; raises Refused or Unreachable."""
         for pause in (*_PAUSES, None):
             reply = self._send(method, urlsplit(url).path, urlencode(params or {}, doseq=True))
-            final = reply.status_code not in _RETRIED or (reply.document.get("error") and reply.status_code != _BUSY)
-            if final or pause is None:
-                return self._succeeded(reply)
+            status, document = reply.status_code, reply.document
+            if pause is None or status not in _RETRIED or (document.get("error") and status != _BUSY):
+                break
             time.sleep(pause)
-        raise AssertionError("the last round returns")
+
+        if status in (401, 403):
+            raise self._unreachable(self._client.refusal(status))
+        if document.get("error"):
+            raise Refused(status, document)
+        if reply.problem or status != 200:
+            hint = PROMETHEUS.address if status < 500 and status != _BUSY else _STARTING
+            problem = Failure(reply.problem or f"answered HTTP {status}", hint)
+            raise Unusable(failure.sentence(self._shown, problem))
+        warnings = map(str, document.get("warnings") or ())
+        self.warnings |= dict.fromkeys(warning for warning in warnings if not warning.startswith(_ADVICE))
+        return reply
 
     def _send(self, method: str, path: str, form: str) -> ApiReply:
         post = method == "POST" and self._takes_forms
@@ -121,21 +130,6 @@ class Session:
             self._takes_forms = False
             return self._send(method, path, form)
         return decoded(response)
-
-    def _succeeded(self, reply: ApiReply) -> ApiReply:
-        """Return the reply of a successful query; Refused with the server's message if it failed."""
-        status, document = reply.status_code, reply.document
-        if status in (401, 403):
-            raise self._unreachable(self._client.refusal(status))
-        if document.get("error"):
-            raise Refused(status, document)
-        if reply.problem or status != 200:
-            hint = PROMETHEUS.address if status < 500 and status != _BUSY else _STARTING
-            problem = Failure(reply.problem or f"answered HTTP {status}", hint)
-            raise Unusable(failure.sentence(self._shown, problem))
-        warnings = map(str, document.get("warnings") or ())
-        self.warnings |= dict.fromkeys(warning for warning in warnings if not warning.startswith(_ADVICE))
-        return reply
 
     def _unreachable(self, error: Failure) -> Unreachable:
         return Unreachable(failure.sentence(self._shown, error))

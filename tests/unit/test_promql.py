@@ -275,9 +275,7 @@ def test_an_evaluator_keeps_only_the_latest_instants_and_answers_at_all() -> Non
 
 
 def test_every_cache_of_functions_has_a_bound() -> None:
-    modules = [
-        importlib.import_module(each.name) for each in pkgutil.iter_modules(diag.promql.__path__, "diag.promql.")
-    ]
+    names = [each.name for each in pkgutil.iter_modules(diag.promql.__path__, "diag.promql.")]
     caches = {
         value.__wrapped__.__name__: value.cache_parameters()["maxsize"]
         for module in map(importlib.import_module, names)

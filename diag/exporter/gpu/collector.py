@@ -130,12 +130,10 @@ class GpuCollector:
         self._xids.start()
 
     def stop(self) -> None:
-        """Stop counting Xid errors."""
         if self._xids:
             self._xids.stop()
 
     def collect(self) -> Collected:
-        """Read every GPU of the server."""
         now = time.monotonic()
         try:
             if not self._started:
@@ -152,17 +150,24 @@ class GpuCollector:
                 nvml.stop()
             if self._started or now >= self._start_at:
                 self._start_at = now + RETRY
-            self._started, self._why = False, str(error) if self._expects_gpus() else ""
+            vendors = list(self._pci.glob("*/vendor"))
+            has_gpu = any(vendor.read_text(encoding="ascii").strip() == NVIDIA for vendor in vendors)
+            is_problem = self._select or self._gpus or has_gpu or not vendors  # without any vendor, it is unknown
+            self._started, self._why = False, str(error) if is_problem else ""
             for gpu in self._gpus:
                 gpu.is_up = False
             return Collected([sample for gpu in self._gpus for sample in gpu.info()], self._why)
-        return Collected(list(self._samples(by_gpu)), self._problem(now))
 
-    def _expects_gpus(self) -> bool:
-        """Return True if GPUs were named or seen, if the host has an NVIDIA device, or if that is unknown."""
-        vendors = list(self._pci.glob("*/vendor"))
-        found = any(vendor.read_text(encoding="ascii").strip() == NVIDIA for vendor in vendors)
-        return bool(self._select or self._gpus) or found or not vendors
+        samples = list(self._samples(by_gpu))
+        lost = [str(gpu.index) for gpu in self._gpus if not gpu.is_up]
+        if lost and now >= self._anew_at:  # only a restart of NVML finds a GPU that was reset
+            self._anew_at = now + RETRY
+            nvml.stop()
+            self._started = False
+        problem = f"GPU {', '.join(lost)} does not answer" if lost else ""
+        if self._select and not any(is_named(gpu, self._select) for gpu in self._gpus):
+            problem = f"--gpus {','.join(self._select)} names no GPU of this host"
+        return Collected(samples, problem)
 
     def _enumerate(self) -> None:
         known = {gpu.index: gpu for gpu in self._gpus}
@@ -171,17 +176,6 @@ class GpuCollector:
         gone = {i: identified(i, None, version, gpu) for i, gpu in known.items() if i not in found}
         self._gpus = [gpu for _, gpu in sorted((found | gone).items())]
         self._peers = list(peers([gpu for gpu in self._gpus if gpu.device]))
-
-    def _problem(self, now: float) -> str:
-        """Return the problem to report; restart NVML if a GPU is lost, for only that finds one that was reset."""
-        lost = [str(gpu.index) for gpu in self._gpus if not gpu.is_up]
-        if lost and now >= self._anew_at:
-            self._anew_at = now + RETRY
-            nvml.stop()
-            self._started = False
-        if self._select and not any(is_named(gpu, self._select) for gpu in self._gpus):
-            return f"--gpus {','.join(self._select)} names no GPU of this host"
-        return f"GPU {', '.join(lost)} does not answer" if lost else ""
 
     def _samples(self, by_gpu: Sequence[tuple[Gpu, list[Sample]]]) -> Iterator[Sample]:
         owners = self._owners()

@@ -134,8 +134,14 @@ class Device:
             answers = [*self._fields(plan.fields), *map(self._call, plan.calls)]
             if len(self._refused) == refused:
                 break
-        known = ((reading, source, answers[place]) for reading, source, place in plan.sources)
-        return [(reading, _number(source, answer)) for reading, source, answer in known if answer is not None]
+        found = []
+        for reading, source, place in plan.sources:
+            answer = answers[place]
+            if answer is not None:
+                if isinstance(source, NvmlCall) and source.pick != "":
+                    answer = answer[source.pick] if isinstance(source.pick, int) else getattr(answer, source.pick)
+                found.append((reading, float(answer * source.times / source.per)))
+        return found
 
     def _plan(self, readings: Sequence[NvmlReading]) -> "ReadPlan":
         """Choose the first source of each reading that has not been refused."""
@@ -232,7 +238,6 @@ class Events:
         return (uuid, int(event.eventData)) if uuid is not None else None
 
     def close(self) -> None:
-        """Free the event set."""
         with suppress(pynvml.NVMLError):
             _function("nvmlEventSetFree")(self._set)
 
@@ -308,9 +313,3 @@ def _sentence(error: Any) -> str:
 
 def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
-
-
-def _number(source: Source, answer: Any) -> float:
-    if isinstance(source, NvmlCall) and source.pick != "":
-        answer = answer[source.pick] if isinstance(source.pick, int) else getattr(answer, source.pick)
-    return float(answer * source.times / source.per)

@@ -5,6 +5,7 @@ Numbers and units: nvml.h 13.5. A function of readings returns the same tuple fo
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations
@@ -228,14 +229,11 @@ class Gpu:
 
     def read(self, now: float) -> list[Sample]:
         """Read all samples; none if the GPU is lost. Raises NvmlUnavailable."""
-        samples: list[Sample] = []
-        self.is_up = self.device is not None
-        try:
-            if self.device:
+        self.is_up = False
+        if self.device:
+            with suppress(GpuLost):
                 samples = self._samples(self.device, now)
                 self.is_up = not self.device.fell_silent()
-        except GpuLost:
-            self.is_up = False
         return samples if self.is_up else []
 
     def _samples(self, device: Device, now: float) -> list[Sample]:

@@ -318,23 +318,19 @@ class RecordTracker:
         if record is not None:
             if line.text.startswith(TRACEBACK):
                 self._open[line.head] = record._replace(has_traceback=True)
-            return LineOrigin.VLLM if _continues(record, pattern, is_logged_by_file) else LineOrigin.QUOTED
+            if record.ends:
+                continues = pattern is None or not pattern.logger or is_logged_by_file
+            elif record.is_blank:  # of the logo
+                continues = pattern is None or pattern.name in ("logo", "model")
+            elif pattern is None or record.pattern is None:
+                continues = False
+            else:
+                is_event = record.has_traceback and pattern.record_event == record.pattern.name != ""
+                continues = pattern == record.pattern or is_event
+            return LineOrigin.VLLM if continues else LineOrigin.QUOTED  # else the record quotes a text
         if pattern is None or (phase == "unknown" and pattern.kind in _STARTUP_KINDS):
             return LineOrigin.VLLM
         if not (is_logged_by_file if pattern.logger else pattern.kind in _STARTUP_KINDS or says_end):
             return LineOrigin.QUOTED
         is_known = not self._pids or line.pid in self._pids or pattern.kind != "event" or not is_vllm_head
         return LineOrigin.VLLM if is_known else LineOrigin.UNPROVEN
-
-
-def _continues(record: _Record, pattern: Pattern | None, is_logged_by_file: bool) -> bool:
-    """Return True if a further line of a record counts, False if it is a text that the record quotes."""
-    if record.ends:
-        return pattern is None or not pattern.logger or is_logged_by_file
-    if record.is_blank:  # of the logo
-        return pattern is None or pattern.name in ("logo", "model")
-    if pattern is None or record.pattern is None:
-        return False
-    return pattern == record.pattern or (
-        record.has_traceback and pattern.record_event == record.pattern.name and pattern.record_event != ""
-    )

@@ -6,7 +6,7 @@ A look reads the processes that are new since the last one, and one small file f
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
@@ -76,7 +76,11 @@ class ProcessCollector:
             for sample in _samples(pid, view.members[pid], owner, helped.get(pid, 0.0))
         ]
         problem = "" if samples else view.problem
-        running = _running(samples, view.members)
+        # zombies do not run, and an engine counts once it has its title: without one, any process that an API server
+        # starts may be taken for it
+        stopped = [(int(labels[0]), labels[1], value) for name, labels, value in samples if name == STOPPED]
+        there = ((role, view.members[pid]) for pid, role, halted in stopped if not halted or view.members[pid].runs())
+        running = Counter(role for role, entry in there if role != "engine" or entry.role == role)
         ended = {"engine"} if "api_server" in view.roles and not running["api_server"] else set()
         self._view = replace(view, roles=view.roles | running.keys() | ended)  # no engine outlives its API server
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
@@ -189,13 +193,3 @@ def _samples(pid: int, entry: ProcessEntry, owner: Owner, helped: float) -> Iter
         yield STOPPED, labels, float(bool(usage.halted))
         for state in HALTED.values():
             yield "diag_vllm_process_state", (*labels, socket.gethostname(), state), float(state == usage.halted)
-
-
-def _running(samples: Sequence[Sample], members: ProcessTable) -> Counter[str]:
-    """Count the processes that run in each role, without zombies.
-
-    An engine counts once it has its title: without one, any process that an API server starts may be taken for it.
-    """
-    stopped = [(int(labels[0]), labels[1], value) for name, labels, value in samples if name == STOPPED]
-    there = ((role, members[pid]) for pid, role, is_stopped in stopped if not is_stopped or members[pid].runs())
-    return Counter(role for role, entry in there if role != "engine" or entry.role == role)

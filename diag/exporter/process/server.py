@@ -36,9 +36,15 @@ def find_server(
     table: ProcessTable, port: int | None, outlived: Collection[int], listening: Collection[int]
 ) -> tuple[ServerProcess | None, str]:
     """Return the server, or a sentence why there is none; `outlived` are processes of an earlier server."""
-    tops = [top for pid in listening if (top := _top(table, pid))]
-    if tops:
-        return _server(table, tops[0], True), ""
+    for listener in listening:  # children inherit sockets, and psutil names any one of their owners
+        chain = ancestry(table, listener)
+        replicas = [pid for pid in chain if table[pid].role == "api_server" and "DP" in table[pid].index]
+        engines = (pid for pid, entry in table.items() if entry.role == "engine")
+        embeds = any(listener in ancestry(table, pid) for pid in engines)
+        tops = [*replicas, *(pid for pid in reversed(chain) if table[pid].serves), *([listener] if embeds else [])]
+        if tops:
+            return _server(table, tops[0], True), ""
+
     serving = {pid for pid, entry in table.items() if entry.serves and pid not in outlived}
     on_port = [pid for pid in serving if port is None or port_of(table[pid].argv) == str(port)]
     tops = [pid for pid in on_port if serving.isdisjoint(ancestry(table, pid)[1:])]
@@ -49,17 +55,6 @@ def find_server(
         return None, f"more than one vLLM process {which}, and none is seen to listen: run one exporter beside each"
     share = "in a container share the PID namespace (shareProcessNamespace, --pid=host)"
     return None, f"no vLLM process is visible that {which}: {share}"
-
-
-def _top(table: ProcessTable, listener: int) -> int:
-    """Return the server of a socket, or 0: children inherit sockets, and psutil names any one of their owners."""
-    chain = ancestry(table, listener)
-    replicas = [pid for pid in chain if table[pid].role == "api_server" and "DP" in table[pid].index]
-    serving = [pid for pid in reversed(chain) if table[pid].serves]
-    embedding = [
-        listener for pid, entry in table.items() if entry.role == "engine" and listener in ancestry(table, pid)
-    ]
-    return next(iter([*replicas, *serving, *embedding]), 0)
 
 
 def port_of(argv: tuple[str, ...]) -> str:
