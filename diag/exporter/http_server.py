@@ -62,12 +62,10 @@ class Connections:
                 self._open[connection] = _Open(time.monotonic() + seconds, is_asking)
 
     def forget(self, connection: socket.socket) -> None:
-        """Remove a closed connection."""
         with self._lock:
             self._open.pop(connection, None)
 
     def drop_late(self) -> None:
-        """Drop connections that took too long."""
         now = time.monotonic()
         with self._lock:
             for late in [connection for connection, state in self._open.items() if state.until < now]:
@@ -149,18 +147,15 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*args)  # type: ignore[arg-type]
 
     def setup(self) -> None:
-        """Read lines within bounds."""
         super().setup()
         self.rfile: Any = Head(self.rfile)
 
     def handle_one_request(self) -> None:
-        """Await a request and answer it."""
         self.rfile.left = MOST_HEAD
         self.server.connections.asks(self.connection)
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        """Answer one request."""
         self._read_body()
         self.server.connections.is_answered(self.connection, self._limit)
         users = self.server.files.access().users
@@ -254,7 +249,6 @@ class PageServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
         self.connections.forget(request)
         super().shutdown_request(request)
 

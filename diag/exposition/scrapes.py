@@ -288,7 +288,6 @@ class ScrapeTable:
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:
-        """The pages of the scrapes that did not fail."""
         return tuple(scrape.page for scrape in self.scrapes if scrape.page is not None and not scrape.reason)
 
     @property
@@ -296,7 +295,6 @@ class ScrapeTable:
         return tuple(scrape for scrape in self.scrapes if scrape.reason)
 
     def rows(self, *names: str) -> list[int]:
-        """Return the rows of all series of these metrics."""
         return [row for row, labels in enumerate(self.labels) if labels["__name__"] in names]
 
     def last(self, name: str) -> list[Labels]:

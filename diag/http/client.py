@@ -145,7 +145,6 @@ class Client:
         raise Failure("redirects in a loop", "use the address where the redirects should end")
 
     def refusal(self, status: int) -> Failure:
-        """Return the failure for a response with an error status."""
         if status in (401, 403):
             return failure.of_credentials(status, self._has_credentials)
         return failure.WrongAnswer(f"answered HTTP {status}", self.hints.address)

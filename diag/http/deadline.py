@@ -53,7 +53,6 @@ class Deadline:
         return time.monotonic() - self.begin >= self.seconds
 
     def next(self) -> float:
-        """Seconds to wait for the next byte."""
         return min(self.wait, self.left())
 
     @property

@@ -71,7 +71,6 @@ EXCEPTIONS = (OSError, http.client.HTTPException, UnicodeError, zlib.error)
 
 
 def from_exception(error: Exception, hints: Hints) -> Failure:
-    """Return the failure that describes an exception."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = printable(error.verify_message, 80)
         return Failure(f"has a certificate that is not trusted ({why})", "set DIAG_CA_FILE")

@@ -34,7 +34,6 @@ SET_OPERATIONS = frozenset({"and", "or", "unless"})
 
 
 def binary(op: str, left: Vector, right: Vector, matching: Matching, return_bool: bool) -> Vector:
-    """Apply a binary operator."""
     if left.scalar and right.scalar:
         return scalar(_computed(op, left.values[0], right.values[0], True)[0])
     if op in SET_OPERATIONS:

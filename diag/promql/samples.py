@@ -46,7 +46,6 @@ class Block(NamedTuple):
     values: Floats
 
     def rows(self, rows: Sequence[int]) -> "Block":
-        """Return a block of these rows only."""
         if len(rows) == len(self.labels):
             return self
         return Block(tuple(self.labels[row] for row in rows), self.times, self.values[list(rows)])
@@ -77,7 +76,6 @@ class Samples:
 
     @property
     def names(self) -> AbstractSet[str]:
-        """The metrics that have a series."""
         return self._blocks.keys()
 
     def select(self, matchers: Sequence[Matcher]) -> list[Block]:
@@ -147,7 +145,6 @@ class Vector(NamedTuple):
 
 
 def scalar(values: Floats) -> Vector:
-    """Make a scalar of values of shape (T,)."""
     return Vector(({},), values[np.newaxis, :], np.ones((1, values.size), dtype=bool), scalar=True)
 
 

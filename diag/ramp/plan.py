@@ -47,7 +47,6 @@ class RequestLengths(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The lengths in words."""
         spread = f" +- {quantity(self.spread, 'share')}" if self.spread >= 0.01 else ""
         prefix = f", {self.prefix} of them a shared prefix" if self.prefix else ""
         return f"{self.prompt} + {self.output} tokens a request{spread}{prefix} ({self.source})"
@@ -154,7 +153,6 @@ class ServingCeiling(NamedTuple):
 
     @property
     def concurrency(self) -> float | None:
-        """Requests in flight."""
         return self.step.in_flight
 
 

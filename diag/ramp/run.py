@@ -252,21 +252,18 @@ class RampRun:
                 elif client:
                     self.warm = max(client.requests_per_second, 0.01)
                 while not self.stopped and (offer := next_offer(self.steps, self.limits, self.first)):
-                    self._step(offer)
+                    count = prompts(offer, self.steps, self.warm, self.limits)
+                    step = self._measured(offer, count)
+                    if step is None and not self.stopped:
+                        why = self.watched.watch.last_failures(1) or "they were over between two scrapes"
+                        self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
+                    more = again(step, count, self.limits) if step and not self.stopped else 0
+                    if more and self._measured(offer, more):  # the step was over too soon: the longer one replaces it
+                        self.steps = [kept for kept in self.steps if kept is not step]
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         except GeneratorFailed as error:
             self.stopped = self.stopped or str(error)
-
-    def _step(self, offer: Offer) -> None:
-        """Run one step, and once more with more requests if it was over too soon."""
-        count = prompts(offer, self.steps, self.warm, self.limits)
-        step = self._measured(offer, count)
-        if step and not self.stopped and (more := again(step, count, self.limits)) and self._measured(offer, more):
-            self.steps = [kept for kept in self.steps if kept is not step]
-        if step is None and not self.stopped:
-            why = self.watched.watch.last_failures(1) or "they were over between two scrapes"
-            self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
 
     def _measured(self, offer: Offer, count: int) -> Step | None:
         """Run and measure a step with so many requests; it is measured also if it was cut short."""

@@ -80,7 +80,6 @@ class ClientResult(NamedTuple):
 
     @property
     def failed_share(self) -> float:
-        """The share of its requests that failed."""
         return self.failed / max(self.completed + self.failed, 1)
 
 
@@ -128,7 +127,6 @@ class Step(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        """Prompt and output tokens."""
         return self.prompt_tokens_per_second + self.output_tokens_per_second
 
     @property

@@ -125,7 +125,6 @@ class GpuCollector:
         self._xids: XidWatch | None = None
 
     def start(self) -> None:
-        """Count Xid errors from now on."""
         self._xids = XidWatch()
         self._xids.start()
 

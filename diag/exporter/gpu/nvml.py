@@ -175,7 +175,6 @@ class Device:
         return found
 
     def instances(self) -> list["Device"]:
-        """Return the MIG instances of this GPU."""
         mode = self.ask("nvmlDeviceGetMigMode")
         if not mode or mode[0] != 1:
             return []

@@ -149,7 +149,6 @@ def _labelled(gpu: GpuLabels, readings: Iterable[NvmlReading]) -> tuple[NvmlRead
 
 @lru_cache(MOST_KEPT)
 def each_time(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
-    """Return the readings of every scrape."""
     return _labelled(gpu, _EACH_TIME)
 
 
@@ -224,7 +223,6 @@ class Gpu:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Labels of every sample of this GPU."""
         return str(self.index), self.uuid
 
     def read(self, now: float) -> list[Sample]:
@@ -330,7 +328,6 @@ def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
 
 
 def peers(gpus: Sequence[Gpu]) -> Iterator[Sample]:
-    """Yield the path between each pair of GPUs."""
     for gpu, peer in permutations(gpus, 2):
         if gpu.device is None or peer.device is None:
             continue

@@ -299,7 +299,6 @@ class LogInterpreter:
         self._crashes.crash(at)
 
     def samples(self, now: float) -> list[Sample]:
-        """Return everything that is known at that time."""
         found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
         found += self._events.samples()
         found += self._root_cause.samples()
@@ -404,6 +403,5 @@ class ServerLog:
         return is_silent and self._if_ended is not None and self._if_ended.failed > 0
 
     def samples(self, now: float) -> list[Sample]:
-        """Return everything that is known at that time."""
         interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self._interpreter
         return interpreter.samples(now)

@@ -160,7 +160,6 @@ class LogFile:
         return True
 
     def wait(self, stopped: threading.Event) -> None:
-        """Wait until the next look."""
         if self.path == STDIN and self._fd == 0:
             select.select([self._fd], [], [], EVERY)
         else:
@@ -200,7 +199,6 @@ class LogTail:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following the log."""
         self._stopped.set()
         if self._thread:
             self._thread.join(5)

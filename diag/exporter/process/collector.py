@@ -122,7 +122,6 @@ class ProcessCollector:
         return server.started if server else None
 
     def server_pid(self) -> int | None:
-        """Return the PID of the server's topmost process."""
         server = self._last().server
         return server.pid if server else None
 
