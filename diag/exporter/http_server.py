@@ -48,18 +48,11 @@ class Connections:
             self._open[connection] = _Open(time.monotonic() + PATIENCE)
             return True
 
-    def asks(self, connection: socket.socket) -> None:
-        """Start to wait for a request."""
-        self._set(connection, PATIENCE, True)
-
-    def is_answered(self, connection: socket.socket, seconds: float) -> None:
-        """Start to answer a request, whose page takes so many seconds at most before the client has to read it."""
-        self._set(connection, seconds + PATIENCE, False)
-
-    def _set(self, connection: socket.socket, seconds: float, is_asking: bool) -> None:
+    def turn(self, connection: socket.socket, seconds: float, is_asking: bool) -> None:
+        """Start to wait for a request, or to answer one; its page takes `seconds` at most before the client reads."""
         with self._lock:
             if connection in self._open:
-                self._open[connection] = _Open(time.monotonic() + seconds, is_asking)
+                self._open[connection] = _Open(time.monotonic() + seconds + PATIENCE, is_asking)
 
     def forget(self, connection: socket.socket) -> None:
         with self._lock:
@@ -152,12 +145,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self.rfile.left = MOST_HEAD
-        self.server.connections.asks(self.connection)
+        self.server.connections.turn(self.connection, 0, is_asking=True)
         super().handle_one_request()
 
     def do_GET(self) -> None:
         self._read_body()
-        self.server.connections.is_answered(self.connection, self._limit)
+        self.server.connections.turn(self.connection, self._limit, is_asking=False)
         users = self.server.files.access().users
         if users and not users.accept(self.headers.get("Authorization", "")):
             self._answer(Answer(401, b"a user and a password are required\n"), ("WWW-Authenticate", "Basic"))

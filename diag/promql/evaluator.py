@@ -33,7 +33,6 @@ from diag.promql.samples import (
     pinned_labels,
     scalar,
     stack,
-    timestamps,
     without_holes,
 )
 
@@ -139,7 +138,7 @@ class _Evaluation:
             case Call("time"):
                 return scalar(self.instants / 1000)
             case Call("timestamp", (Selector() as selector,)):
-                return timestamps(selector, self.samples, self.instants)
+                return nameless(instant_vector(selector, self.samples, self.instants, of_time=True))
             case Call("timestamp", (computed,)):  # a computed value has the time of evaluation
                 vector = self.vector(computed)
                 times = np.broadcast_to(self.instants / 1000, vector.values.shape)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from diag.promql.nodes import compiled, expand
 from diag.promql.numeric import histogram_quantile
-from diag.promql.samples import Bools, Floats, Labels, Vector, merged, nameless, scalar, single
+from diag.promql.samples import Bools, Floats, Labels, Vector, merged, nameless, scalar
 
 _FAR = 1e11  # seconds; beyond the year 5000 nothing is a date
 Moments = npt.NDArray[np.datetime64]
@@ -114,7 +114,7 @@ def to_vector(value: Vector) -> Vector:
 def absent(vector: Vector, labels: Labels) -> Vector:
     """Return 1 at the instants at which no series is present (absent, absent_over_time)."""
     missing: Bools = ~np.any(vector.present, axis=0)
-    return single(labels, np.ones(missing.size), missing)
+    return Vector((labels,), np.ones((1, missing.size)), missing[np.newaxis, :])
 
 
 def sort(vector: Vector, descending: bool) -> Vector:

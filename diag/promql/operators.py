@@ -1,7 +1,6 @@
 """Operators: arithmetic, comparisons and set operations with vector matching, and aggregations such as sum and topk."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -152,48 +151,23 @@ _UNCHANGED_BY_ONE = frozenset({"sum", "avg", "min", "max"})
 """Aggregations that return the value of the only member of a group."""
 
 
-class _Groups(NamedTuple):
-    """Groups of series. labels: of each group. of_row: the group of each row."""
-
-    labels: tuple[Labels, ...]
-    of_row: Rows
-
-    def places(self) -> Rows:
-        """Return the number of each row within its group, from 0."""
-        order = np.argsort(self.of_row, kind="stable")
-        sizes = np.bincount(self.of_row)
-        place = np.empty_like(self.of_row)
-        place[order] = np.arange(self.of_row.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return place
-
-    def members(self, vector: Vector) -> tuple[Floats, Bools]:
-        """Return the values of the rows as (G, T, M), and which of these cells are present."""
-        place = self.places()
-        shape = (len(self.labels), int(place.max()) + 1, vector.values.shape[1])
-        values, mask = np.zeros(shape), np.zeros(shape, dtype=bool)
-        values[self.of_row, place], mask[self.of_row, place] = vector.values, vector.present
-        return values.swapaxes(1, 2), mask.swapaxes(1, 2)
-
-
 def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, param: Floats) -> Vector:
     """Aggregate series by the given labels, or without them. param: of quantile or topk, shape (T,)."""
     if not vector.labels:
         return vector
-    dropped = {*labels, NAME}
-    keys: dict[tuple[tuple[str, str], ...], int] = {}
-    of_row = np.empty(len(vector.labels), dtype=np.intp)
-    for row, series in enumerate(vector.labels):
-        if without:
-            kept = sorted(item for item in series.items() if item[0] not in dropped)
-        else:
-            kept = [(name, series[name]) for name in labels if name in series]
-        of_row[row] = keys.setdefault(tuple(kept), len(keys))
-    groups = _Groups(tuple(dict(key) for key in keys), of_row)
-    if op in _UNCHANGED_BY_ONE and len(groups.labels) == len(vector.labels):
-        return Vector(groups.labels, vector.values, vector.present)
-    values, mask = groups.members(vector)
+    groups, of_row = _groups(vector.labels, labels, without)
+    if op in _UNCHANGED_BY_ONE and len(groups) == len(vector.labels):
+        return Vector(groups, vector.values, vector.present)
+
+    # the members of each group beside each other, (G, T, M); place: the number of each row within its group
+    order, sizes = np.argsort(of_row, kind="stable"), np.bincount(of_row)
+    place = np.empty_like(of_row)
+    place[order] = np.arange(of_row.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    shape = (len(groups), vector.values.shape[1], int(sizes.max()))
+    values, mask = np.zeros(shape), np.zeros(shape, dtype=bool)
+    values[of_row, :, place], mask[of_row, :, place] = vector.values, vector.present
     if op in _REDUCTIONS:
-        return Vector(groups.labels, _REDUCTIONS[op](values, mask, param), np.any(mask, axis=-1))
+        return Vector(groups, _REDUCTIONS[op](values, mask, param), np.any(mask, axis=-1))
     if not (param[mask.any(axis=(0, 2))] < 2**63).all():
         raise QueryFailed(f"The parameter of {op} is not an integer of 64 bits.")
 
@@ -201,12 +175,25 @@ def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, par
     order = np.lexsort((-values if op == "topk" else values, ~mask), axis=-1)
     ranks = np.argsort(order, axis=-1)
     chosen = mask & (ranks < np.trunc(param)[:, np.newaxis])
-    place = groups.places()
-    present = chosen[groups.of_row, :, place]
+    present = chosen[of_row, :, place]
     if present.shape[1] != 1:
         return Vector(vector.labels, vector.values, present)
-    rows = np.lexsort((ranks[groups.of_row, 0, place], groups.of_row))  # one instant: ordered by rank in each group
+    rows = np.lexsort((ranks[of_row, 0, place], of_row))  # one instant: ordered by rank in each group
     return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], present[rows])
+
+
+def _groups(labels: Sequence[Labels], names: Sequence[str], without: bool) -> tuple[tuple[Labels, ...], Rows]:
+    """Return the labels of each group of series, and the group of each row."""
+    dropped = {*names, NAME}
+    groups: dict[tuple[tuple[str, str], ...], int] = {}
+    of_row = np.empty(len(labels), dtype=np.intp)
+    for row, series in enumerate(labels):
+        if without:
+            kept = sorted(item for item in series.items() if item[0] not in dropped)
+        else:
+            kept = [(name, series[name]) for name in names if name in series]
+        of_row[row] = groups.setdefault(tuple(kept), len(groups))
+    return tuple(map(dict, groups)), of_row
 
 
 def count_values(vector: Vector, label: str, labels: Sequence[str], without: bool) -> Vector:

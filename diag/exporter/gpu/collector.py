@@ -6,7 +6,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,15 +23,6 @@ COUNTED = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140
 """Xids that have a series from the start, at 0: a counter that begins at 1 never increases."""
 
 
-@dataclass(frozen=True)
-class _Counting:
-    """State that the thread shares with its watch; the thread must not hold the watch, or neither would ever end."""
-
-    counts: Counter[tuple[str, int]] = field(default_factory=Counter)
-    watched: set[str] = field(default_factory=set)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-
 class XidWatch:
     """Counts Xid errors, which NVML reports only while a thread waits for them.
 
@@ -40,51 +30,54 @@ class XidWatch:
     """
 
     def __init__(self) -> None:
-        self._counting = _Counting()
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._watched: set[str] = set()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to count, until `stop` or until this object is collected."""
-        self._counting = replace(self._counting, stop=threading.Event())
-        weakref.finalize(self, self._counting.stop.set)
-        self._thread = threading.Thread(target=_count_xids, args=(self._counting,), name="diag-xid", daemon=True)
+        self._stop = threading.Event()
+        weakref.finalize(self, self._stop.set)
+        shared = self._counts, self._watched, self._stop  # the thread must not hold this object, or neither would end
+        self._thread = threading.Thread(target=_count_xids, args=shared, name="diag-xid", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop using NVML; takes as long as one wait, and does not wait for a driver that hangs."""
-        self._counting.stop.set()
+        self._stop.set()
         if self._thread:
             self._thread.join(4 * nvml.WAIT / 1000)
             self._thread = None
 
     def samples(self, gpu: str, uuid: str) -> Iterator[Sample]:
         """Yield the counts of one GPU; also of a lost one, whose last Xid shows why."""
-        if uuid in self._counting.watched:
-            found = list(self._counting.counts.items())
+        if uuid in self._watched:
+            found = list(self._counts.items())
             counts = dict.fromkeys(COUNTED, 0) | {xid: n for (of, xid), n in found if of == uuid}
             for xid, count in counts.items():
                 yield "diag_gpu_xid_errors_total", (gpu, uuid, str(xid)), float(count)
 
 
-def _count_xids(counting: _Counting) -> None:
-    while not counting.stop.is_set():
+def _count_xids(counts: Counter[tuple[str, int]], watched: set[str], stop: threading.Event) -> None:
+    while not stop.is_set():
         with suppress(nvml.NvmlUnavailable):
             nvml.start()
             try:
                 events = nvml.Events(device for device in nvml.devices() if device)
                 try:
-                    counting.watched.update(events.watched)
-                    while events.watched and not counting.stop.is_set():
+                    watched.update(events.watched)
+                    while events.watched and not stop.is_set():
                         try:
                             if found := events.wait():
-                                counting.counts[found] += 1
+                                counts[found] += 1
                         except nvml.GpuLost:  # raised at once, again and again; other GPUs may still report errors
-                            counting.stop.wait(1)
+                            stop.wait(1)
                 finally:
                     events.close()
             finally:
                 nvml.stop()
-        counting.stop.wait(PAUSE)
+        stop.wait(PAUSE)
 
 
 NVIDIA = "0x10de"
