@@ -42,7 +42,7 @@ def read(paths: Sequence[Path]) -> list[Found]:
                 found.append(_aiperf(document))
             elif {"max_concurrency", "completed"} <= keys:
                 offer = _offer(document["max_concurrency"], document.get("request_rate"))
-                found.append((offer, of_vllm_bench(document)))
+                found.append((offer, parse_vllm_bench(document)))
             else:
                 raise ResultUnreadable("not a result of vllm bench serve, guidellm or AIPerf")
         except OSError as error:
@@ -57,7 +57,7 @@ def read(paths: Sequence[Path]) -> list[Found]:
 # -- vllm bench serve --------------------------------------------------------------------------------------------------
 
 
-def of_vllm_bench(document: Any) -> ClientResult:
+def parse_vllm_bench(document: Any) -> ClientResult:
     """Read the output of `vllm bench serve --save-result`; ResultUnreadable if it lacks a number."""
     if not isinstance(document, dict):
         raise ResultUnreadable("not a result of vllm bench serve")

@@ -23,8 +23,8 @@ import numpy as np
 from diag.core.errors import BadUsage
 from diag.core.formatting import plural, printable
 from diag.ramp.plan import Limits, RequestLengths, again, next_offer, prompts
-from diag.ramp.results import ResultUnreadable, of_vllm_bench
-from diag.ramp.step import ClientResult, Offer, Step, measure, of_client
+from diag.ramp.results import ResultUnreadable, parse_vllm_bench
+from diag.ramp.step import ClientResult, Offer, Step, measure, step_from_client
 from diag.sources.live.scrape import BackgroundWatch
 from diag.sources.observation import Observation
 
@@ -123,7 +123,7 @@ class Generator:
             self._host.stdin.flush()
         cores = self._wait(time.monotonic() + most_seconds, tick)
         try:
-            return of_vllm_bench(json.loads(result.read_text(encoding="utf-8")))._replace(cores=cores)
+            return parse_vllm_bench(json.loads(result.read_text(encoding="utf-8")))._replace(cores=cores)
         except (OSError, ValueError, RecursionError, ResultUnreadable) as error:
             raise GeneratorFailed(f"the result of vllm bench serve cannot be read: {printable(str(error))}") from error
 
@@ -272,7 +272,7 @@ class RampRun:
             client = self._load(offer, count, f"{offer.shown} requests", self.limits.seconds)
         finally:
             step = measure(offer, between(self.watched.seen(), start, time.time()), self.limits.contract, client)
-            step = step or (of_client(offer, client, self.limits.contract) if client else None)
+            step = step or (step_from_client(offer, client, self.limits.contract) if client else None)
             self.steps += [step] if step else []
         return step
 

@@ -239,7 +239,7 @@ def value(queries: QueryCache, promql: str) -> float | None:
     return float(rows[0][-1]) if rows and math.isfinite(rows[0][-1]) else None
 
 
-def of_client(offer: Offer, client: ClientResult, contract: Contract) -> Step:
+def step_from_client(offer: Offer, client: ClientResult, contract: Contract) -> Step:
     """Return a step that only a load tool has measured."""
     in_flight = client.requests_per_second * client.e2e.p50 if client.e2e.p50 else None
     return Step(

@@ -12,7 +12,7 @@ from diag.ramp import results
 from diag.ramp.analysis import Circumstances, compared, conclude, gain_per_doubling
 from diag.ramp.plan import Limits, again, ceiling, next_offer, prompts, why_enough
 from diag.ramp.run import environment
-from diag.ramp.step import ClientResult, Latency, Offer, Step, of_client, steady_part
+from diag.ramp.step import ClientResult, Latency, Offer, Step, steady_part, step_from_client
 
 LIMITS = Limits(Contract(ttft_seconds=5.0), seconds=30.0, most=64)
 DATA = Path(__file__).parent.parent / "data" / "load_tools"
@@ -166,9 +166,9 @@ def test_a_report_of_guidellm_is_read() -> None:
     assert found.requests_per_second == pytest.approx(17.8, abs=0.1)
     assert found.ttft.p50 == pytest.approx(0.142, abs=0.001)
     assert found.end - found.start == pytest.approx(found.seconds)
-    step = of_client(*four, LIMITS.contract)
+    step = step_from_client(*four, LIMITS.contract)
     assert (step.by, step.in_flight, step.ttft.late) == ("client", 4.0, 0.0)
-    assert of_client(*two, LIMITS.contract).ttft.late == pytest.approx(0.1), "percentiles above the SLO"
+    assert step_from_client(*two, LIMITS.contract).ttft.late == pytest.approx(0.1), "percentiles above the SLO"
 
 
 def test_a_result_of_aiperf_is_read() -> None:

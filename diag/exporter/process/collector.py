@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
-from diag.exporter.process.server import Owner, ServerProcess, axis_sizes, find_server, owners_of
+from diag.exporter.process.server import Owner, ServerProcess, assign_owners, axis_sizes, find_server
 from diag.exporter.process.table import (
     HALTED,
     ProcessEntry,
@@ -69,11 +69,15 @@ class ProcessCollector:
     def collect(self) -> Collected:
         """Collect CPU time and state of every process, how many run in each role, and when the server was started."""
         view = self._view = self._look(self._view or ProcessView())
-        helped = _helped(view)
+        helped: dict[int, float] = defaultdict(float)  # by processes without a role, such as a compiler
+        for pid in view.members.keys() - view.owners.keys():
+            helper, owner = view.members[pid], next((p for p in ancestry(view.members, pid) if p in view.owners), None)
+            if owner and (usage := helper.usage()):
+                helped[owner] += usage.cpu + usage.ended
         samples = [
             sample
             for pid, owner in view.owners.items()
-            for sample in _samples(pid, view.members[pid], owner, helped.get(pid, 0.0))
+            for sample in _samples(pid, view.members[pid], owner, helped[pid])
         ]
         problem = "" if samples else view.problem
         # zombies do not run, and an engine counts once it has its title: without one, any process that an API server
@@ -151,7 +155,7 @@ class ProcessCollector:
             members |= added
         same = server is not None and last.server is not None and server.pid == last.server.pid
         sizes = axis_sizes(members, last.sizes if same else {})
-        owners = owners_of(members, server.pid if server else 0, sizes, last.owners)
+        owners = assign_owners(members, server.pid if server else 0, sizes, last.owners)
         roles = last.roles if same or server is None else frozenset()
         ended = time.monotonic()
         search_at = ended + max(SEARCH_SECONDS, (ended - begun) / SEARCH_SHARE) if search else last.search_at
@@ -162,17 +166,6 @@ def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:
     """Return children that are no members yet; a parent is older than its child, or its PID was reused."""
     found = ((pid, entry) for pid, entry in table.items() if entry.parent in members and pid not in members)
     return {pid: entry for pid, entry in found if members[entry.parent].created <= entry.created}
-
-
-def _helped(view: ProcessView) -> Mapping[int, float]:
-    """Return CPU seconds of processes without a role, such as a compiler, by the process of vLLM that they run for."""
-    seconds: dict[int, float] = defaultdict(float)
-    for pid in view.members.keys() - view.owners.keys():
-        owner = next((above for above in ancestry(view.members, pid) if above in view.owners), None)
-        usage = view.members[pid].usage() if owner else None
-        if owner and usage:
-            seconds[owner] += usage.cpu + usage.ended
-    return seconds
 
 
 def _samples(pid: int, entry: ProcessEntry, owner: Owner, helped: float) -> Iterator[Sample]:
