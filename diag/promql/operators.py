@@ -95,11 +95,16 @@ def _matched(op: str, left: Vector, right: Vector, matching: Matching, return_bo
     left_rows, right_rows = (one_rows, many_rows) if matching.many == "right" else (many_rows, one_rows)
     values, kept = _computed(op, left.values[left_rows], right.values[right_rows], return_bool)
     present = many.present[many_rows] & one.present[one_rows] & kept
-    labels = [
-        _result_labels(op, many.labels[i], one.labels[j], matching) for i, j in zip(many_rows, one_rows, strict=True)
-    ]
-    if return_bool:
-        labels = [drop_name(series) for series in labels]
+    labels, kept_labels = [], set(matching.labels)
+    for row, other in pairs:  # the labels of the many side, with those that group_left or group_right adds
+        series = dict(many.labels[row]) if op in COMPARISONS else drop_name(many.labels[row])
+        if not matching.many:
+            series = {name: value for name, value in series.items() if (name in kept_labels) == matching.on}
+        for name in matching.include:
+            series.pop(name, None)
+            if name in one.labels[other]:
+                series[name] = one.labels[other][name]
+        labels.append(drop_name(series) if return_bool else series)
     result = Vector(tuple(labels), values, present)
     if not matching.many:
         keys = [many_keys[row] for row in many_rows]
@@ -118,19 +123,6 @@ def _refuse_repeats(keys: Sequence[object], side: Vector, asked: Bools, complain
         if (seen.get(key, False) & present).any():
             raise QueryFailed(f"{complaint} the labels to match on of {show(side.labels[row])} at one instant.")
         seen[key] = seen.get(key, False) | present
-
-
-def _result_labels(op: str, many: Labels, one: Labels, matching: Matching) -> Labels:
-    """Return the labels of a result: of the many side, with the labels that group_left or group_right adds."""
-    labels = dict(many) if op in COMPARISONS else drop_name(many)
-    if not matching.many:
-        kept = set(matching.labels)
-        return {name: value for name, value in labels.items() if (name in kept) == matching.on}
-    for name in matching.include:
-        labels.pop(name, None)
-        if name in one:
-            labels[name] = one[name]
-    return labels
 
 
 _REDUCTIONS: dict[str, Callable[[Floats, Bools, Floats], Floats]] = {

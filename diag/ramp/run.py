@@ -134,7 +134,15 @@ class Generator:
         while True:
             message = self._message()
             if status := message.get("status"):
-                raise GeneratorFailed(_why(status, self.folder / "output"))
+                output = ""
+                with suppress(OSError):
+                    output = (self.folder / "output").read_bytes()[-_OUTPUT:].decode(errors="replace")
+                known = next((reason for text, reason in _REASONS.items() if text in output), "")
+                if known:
+                    raise GeneratorFailed(f"vllm bench serve failed: {known}")
+                lines = [line.strip() for line in output.splitlines() if line.strip()]
+                last = printable(lines[-1]) if lines else "no output"
+                raise GeneratorFailed(f"vllm bench serve ended with status {status}: {last}")
             if status is not None:
                 lasted = seen[-1][0] - seen[0][0] if seen else 0.0
                 return (seen[-1][1] - seen[0][1]) / lasted if lasted > 1 else None
@@ -199,18 +207,6 @@ def environment(given: Mapping[str, str], authorization: str, ca_file: str) -> d
         **({"SSL_CERT_FILE": ca_file} if ca_file else {}),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _why(status: int, file: Path) -> str:
-    """Return a known reason that the generator's output shows, else the last line of the output."""
-    output = ""
-    with suppress(OSError):
-        output = file.read_bytes()[-_OUTPUT:].decode(errors="replace")
-    known = next((reason for text, reason in _REASONS.items() if text in output), "")
-    if known:
-        return f"vllm bench serve failed: {known}"
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return f"vllm bench serve ended with status {status}: {printable(lines[-1]) if lines else 'no output'}"
 
 
 WARM_UP = 3

@@ -227,33 +227,31 @@ class Gpu:
 
     def read(self, now: float) -> list[Sample]:
         """Read all samples; none if the GPU is lost. Raises NvmlUnavailable."""
-        self.is_up = False
-        if self.device:
-            with suppress(GpuLost):
-                samples = self._samples(self.device, now)
-                self.is_up = not self.device.fell_silent()
+        self.is_up, device = False, self.device
+        if device is None:
+            return []
+        with suppress(GpuLost):
+            if now >= self._anew_at:
+                self._renew(device, now)
+            processes: dict[int, int | None] = {}
+            for part in (device, *self.instances):
+                processes |= part.processes()
+            self.processes = processes
+            found = self._read(device, each_time(self.labels))
+            if self._links and (NVLINK_BYTES, (*self.labels, "tx")) not in found:
+                found |= self._read(device, link_traffic(self.labels, self._links))
+            if now >= self._seldom_at:
+                kinds = frozenset(labels[2] for family, labels in found if family == NVLINK_ERRORS_TOTAL)
+                counted = any(family == PCIE_BYTES_TOTAL for family, _ in found)
+                self._rare = _as_samples(self._read(device, slow(self.labels, self._links, kinds, not counted)))
+                self._seldom_at = now + SELDOM
+            margin: Found = {}
+            heat = found.get((TEMPERATURE, (*self.labels, "gpu")))
+            if (MARGIN, self.labels) not in found and heat is not None and self._slowdown is not None:
+                margin[MARGIN, self.labels] = self._slowdown - heat  # an older driver does not report it
+            samples = [*_as_samples(found), *self._rare, *self._constant, *_as_samples(margin)]
+            self.is_up = not device.fell_silent()
         return samples if self.is_up else []
-
-    def _samples(self, device: Device, now: float) -> list[Sample]:
-        if now >= self._anew_at:
-            self._renew(device, now)
-        processes: dict[int, int | None] = {}
-        for part in (device, *self.instances):
-            processes |= part.processes()
-        self.processes = processes
-        found = self._read(device, each_time(self.labels))
-        if self._links and (NVLINK_BYTES, (*self.labels, "tx")) not in found:
-            found |= self._read(device, link_traffic(self.labels, self._links))
-        if now >= self._seldom_at:
-            kinds = frozenset(labels[2] for family, labels in found if family == NVLINK_ERRORS_TOTAL)
-            counted = any(family == PCIE_BYTES_TOTAL for family, _ in found)
-            self._rare = _as_samples(self._read(device, slow(self.labels, self._links, kinds, not counted)))
-            self._seldom_at = now + SELDOM
-        margin: Found = {}
-        heat = found.get((TEMPERATURE, (*self.labels, "gpu")))
-        if (MARGIN, self.labels) not in found and heat is not None and self._slowdown is not None:
-            margin[MARGIN, self.labels] = self._slowdown - heat  # an older driver does not report it
-        return [*_as_samples(found), *self._rare, *self._constant, *_as_samples(margin)]
 
     def _renew(self, device: Device, now: float) -> None:
         """Read what does not change, and try again what the GPU refused."""

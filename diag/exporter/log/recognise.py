@@ -260,7 +260,14 @@ class RecordTracker:
         """
         if phase == "serving":
             clock = line.at if line.stamped else read_at
-            is_quoted = line.form == "inside" or self._is_in_endless(line, clock)
+            is_quoted = line.form == "inside"
+            if self._endless is not None and not is_quoted:
+                began, before = self._endless
+                is_over = clock is not None and (began is None or clock - began >= QUIET)
+                is_quoted = not is_over
+                # a line's own time may be a part of the text too, so it ends the text for later lines at most
+                is_last = clock is None and line.source and line.at is not None and line.at - before >= QUIET
+                self._endless = None if is_over or is_last else self._endless
             is_exception = line.level != RAW or (pattern is None and line.text.startswith(_ENDLESS))
             if line.form == "line" and not line.source and line.level in FAILED and is_exception:
                 self._endless = clock, latest or 0.0
@@ -281,21 +288,6 @@ class RecordTracker:
     def has_process(self, pid: str) -> bool:
         """Return True if a process of the start has that PID; "" in releases that log no PID."""
         return pid in self._pids
-
-    def _is_in_endless(self, line: ParsedLine, clock: float | None) -> bool:
-        """Return True if a line may be a part of a text without an end.
-
-        Its own time may be a part of the text too, so it ends the text for later lines at most.
-        """
-        if self._endless is None:
-            return False
-        began, latest = self._endless
-        if clock is not None and (began is None or clock - began >= QUIET):
-            self._endless = None
-            return False
-        if clock is None and line.source and line.at is not None and line.at - latest >= QUIET:
-            self._endless = None
-        return True
 
     def _origin_by_head(self, line: ParsedLine, pattern: Pattern | None, phase: Phase) -> LineOrigin:
         """Return the origin of a line with a head: by the record that it continues, else by the file that logs it."""
