@@ -8,9 +8,9 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from http.client import HTTPResponse
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from diag.http import failure
@@ -89,17 +89,7 @@ class TimedReads(io.RawIOBase):
         super().close()
 
 
-@dataclass(frozen=True)
-class TimedSocket:
-    """The part of a socket that HTTPResponse uses."""
-
-    connected: socket.socket
-    deadline: Deadline
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(TimedReads(self.connected, self.deadline))
-
-
 def timed_response(deadline: Deadline, connected: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
     """Return an HTTPResponse that is read within the deadline, for `HTTPConnection.response_class`."""
-    return HTTPResponse(TimedSocket(connected, deadline), *args, **options)  # type: ignore[arg-type]
+    timed = SimpleNamespace(makefile=lambda mode: io.BufferedReader(TimedReads(connected, deadline)))
+    return HTTPResponse(timed, *args, **options)  # type: ignore[arg-type]  # only makefile of a socket is used

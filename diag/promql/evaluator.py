@@ -150,7 +150,7 @@ class _Evaluation:
             case Call(function, arguments):
                 args = [arg.value if isinstance(arg, String) else self.vector(arg) for arg in arguments]
                 # only the calendar functions may have no argument: it is the time of evaluation then
-                return functions.CALLS[function](*args or [functions.to_vector(scalar(self.instants / 1000))])
+                return functions.CALLS[function](*args or [scalar(self.instants / 1000)._replace(scalar=False)])
         raise TypeError(f"{node} is not a vector")
 
     def _over_range(self, node: Call) -> Vector:
