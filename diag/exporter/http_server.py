@@ -48,7 +48,7 @@ class Connections:
             self._open[connection] = _Open(time.monotonic() + PATIENCE)
             return True
 
-    def turn(self, connection: socket.socket, seconds: float, is_asking: bool) -> None:
+    def set_deadline(self, connection: socket.socket, seconds: float, is_asking: bool) -> None:
         """Start to wait for a request, or to answer one; its page takes `seconds` at most before the client reads."""
         with self._lock:
             if connection in self._open:
@@ -145,12 +145,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self.rfile.left = MOST_HEAD
-        self.server.connections.turn(self.connection, 0, is_asking=True)
+        self.server.connections.set_deadline(self.connection, 0, is_asking=True)
         super().handle_one_request()
 
     def do_GET(self) -> None:
         self._read_body()
-        self.server.connections.turn(self.connection, self._limit, is_asking=False)
+        self.server.connections.set_deadline(self.connection, self._limit, is_asking=False)
         users = self.server.files.access().users
         if users and not users.accept(self.headers.get("Authorization", "")):
             self._answer(Answer(401, b"a user and a password are required\n"), ("WWW-Authenticate", "Basic"))

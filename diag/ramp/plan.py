@@ -234,7 +234,7 @@ def prompts(offer: Offer, steps: Sequence[Step], warm: float, limits: Limits) ->
     return max(20, 3 * concurrency, math.ceil(1.2 * limits.seconds * expected))
 
 
-def again(step: Step, sent: int, limits: Limits) -> int:
+def requests_for_repeat(step: Step, sent: int, limits: Limits) -> int:
     """Return how many requests make a step that was too short long enough; 0 if it counts."""
     if step.counts(limits.seconds) or step.seconds >= 0.6 * limits.seconds:
         return 0

@@ -22,7 +22,7 @@ import numpy as np
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import plural, printable
-from diag.ramp.plan import Limits, RequestLengths, again, next_offer, prompts
+from diag.ramp.plan import Limits, RequestLengths, next_offer, prompts, requests_for_repeat
 from diag.ramp.results import ResultUnreadable, parse_vllm_bench
 from diag.ramp.step import ClientResult, Offer, Step, measure, step_from_client
 from diag.sources.live.scrape import BackgroundWatch
@@ -253,7 +253,7 @@ class RampRun:
                     if step is None and not self.stopped:
                         why = self.watched.watch.last_failures(1) or "they were over between two scrapes"
                         self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
-                    more = again(step, count, self.limits) if step and not self.stopped else 0
+                    more = requests_for_repeat(step, count, self.limits) if step and not self.stopped else 0
                     if more and self._measured(offer, more):  # the step was over too soon: the longer one replaces it
                         self.steps = [kept for kept in self.steps if kept is not step]
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.ramp import results
 from diag.ramp.analysis import Circumstances, compared, conclude, gain_per_doubling
-from diag.ramp.plan import Limits, again, ceiling, next_offer, prompts, why_enough
+from diag.ramp.plan import Limits, ceiling, next_offer, prompts, requests_for_repeat, why_enough
 from diag.ramp.run import environment
 from diag.ramp.step import ClientResult, Latency, Offer, Step, steady_part, step_from_client
 
@@ -102,8 +102,8 @@ def test_a_step_has_as_many_requests_as_its_seconds_need() -> None:
     assert prompts(Offer(concurrency=8), [closed(2, 2), closed(4, 2)], 1.0, LIMITS) == 80, "a rate that no longer rises"
     assert prompts(Offer(concurrency=4), [], 2.0, LIMITS) == 288, "the first step, with four at a time"
     assert prompts(Offer(rate=10.0), [], 1.0, LIMITS) == 360
-    assert again(closed(4, 4), 100, LIMITS) == 0
-    assert again(closed(4, 4)._replace(seconds=9.0), 100, LIMITS) == 500
+    assert requests_for_repeat(closed(4, 4), 100, LIMITS) == 0
+    assert requests_for_repeat(closed(4, 4)._replace(seconds=9.0), 100, LIMITS) == 500
 
 
 def test_a_step_is_judged_without_its_begin_and_its_end() -> None:

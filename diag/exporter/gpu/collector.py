@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.gpu import nvml
 from diag.exporter.gpu.nvml import NvmlUnavailable
-from diag.exporter.gpu.readings import Gpu, identified, is_named, peers
+from diag.exporter.gpu.readings import Gpu, identify_gpu, is_named, peers
 
 if TYPE_CHECKING:
     from diag.exporter.process.server import Owner
@@ -164,8 +164,8 @@ class GpuCollector:
     def _enumerate(self) -> None:
         known = {gpu.index: gpu for gpu in self._gpus}
         version = nvml.driver_version()
-        found = {i: identified(i, device, version, known.get(i)) for i, device in enumerate(nvml.devices())}
-        gone = {i: identified(i, None, version, gpu) for i, gpu in known.items() if i not in found}
+        found = {i: identify_gpu(i, device, version, known.get(i)) for i, device in enumerate(nvml.devices())}
+        gone = {i: identify_gpu(i, None, version, gpu) for i, gpu in known.items() if i not in found}
         self._gpus = [gpu for _, gpu in sorted((found | gone).items())]
         self._peers = list(peers([gpu for gpu in self._gpus if gpu.device]))
 

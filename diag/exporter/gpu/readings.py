@@ -294,7 +294,7 @@ def _as_samples(found: Found) -> list[Sample]:
     return [(family, labels, value) for (family, labels), value in found.items()]
 
 
-def identified(index: int, device: Device | None, version: str, known: Gpu | None) -> Gpu:
+def identify_gpu(index: int, device: Device | None, version: str, known: Gpu | None) -> Gpu:
     """Return the GPU at an index: the `known` one if it is still there, else a new one."""
     try:
         uuid = device.ask("nvmlDeviceGetUUID") if device else None
