@@ -23,9 +23,8 @@ from diag.core.files import refused_in_words
 from diag.core.formatting import listed, printable, quantity
 from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
-from diag.exporter.collector_thread import CollectorThread
 from diag.exporter.log.tail import STDIN, parse_timezone
-from diag.exporter.page import HostPage, host_collectors
+from diag.exporter.page import CollectorThread, HostPage, host_collectors
 from diag.exporter.vllm_page import PageScraper, server
 from diag.http.address import parse
 from diag.http.vllm_server import Probe

@@ -23,7 +23,7 @@ from diag.ramp import results
 from diag.ramp.analysis import Circumstances, Ramp, conclude
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
 from diag.ramp.run import Generator, RampRun, between, environment
-from diag.ramp.step import Offer, Step, measure, of_client
+from diag.ramp.step import Offer, Step, measure, step_from_client
 from diag.report import ramp as text
 from diag.report.terminal import StepsBar, steps_bar
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundScraper, Scraper
@@ -98,7 +98,7 @@ def _of_results(options: RampOptions, limits: Limits) -> Ramp:
     steps = []
     for offer, client in found:
         step = measure(offer, between(seen, client.start, client.end), limits.contract, client) if seen else None
-        steps.append(step or of_client(offer, client, limits.contract))
+        steps.append(step or step_from_client(offer, client, limits.contract))
     notes = () if seen else ("what binds is not known: no metrics of the server; give a recording as TARGET",)
     limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps)]))
     return conclude(steps, limits, _circumstances(options, seen)._replace(notes=notes))

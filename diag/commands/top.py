@@ -41,9 +41,9 @@ def run(options: ObserveOptions, *, here: bool) -> None:
 
 def on_this_host(options: ObserveOptions) -> ObserveOptions:
     """Return the options with the servers whose processes are visible on this host; unchanged if there is none."""
-    from diag.exporter.process.server import servers_here
+    from diag.exporter.process.server import find_local_servers
 
-    return replace(options, targets=servers_here() or options.targets)
+    return replace(options, targets=find_local_servers() or options.targets)
 
 
 def make_app(options: ObserveOptions) -> "TopApp":

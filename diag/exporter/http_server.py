@@ -48,26 +48,17 @@ class Connections:
             self._open[connection] = _Open(time.monotonic() + PATIENCE)
             return True
 
-    def asks(self, connection: socket.socket) -> None:
-        """Start to wait for a request."""
-        self._set(connection, PATIENCE, True)
-
-    def is_answered(self, connection: socket.socket, seconds: float) -> None:
-        """Start to answer a request, whose page takes so many seconds at most before the client has to read it."""
-        self._set(connection, seconds + PATIENCE, False)
-
-    def _set(self, connection: socket.socket, seconds: float, is_asking: bool) -> None:
+    def set_deadline(self, connection: socket.socket, seconds: float, is_asking: bool) -> None:
+        """Start to wait for a request, or to answer one; its page takes `seconds` at most before the client reads."""
         with self._lock:
             if connection in self._open:
-                self._open[connection] = _Open(time.monotonic() + seconds, is_asking)
+                self._open[connection] = _Open(time.monotonic() + seconds + PATIENCE, is_asking)
 
     def forget(self, connection: socket.socket) -> None:
-        """Remove a closed connection."""
         with self._lock:
             self._open.pop(connection, None)
 
     def drop_late(self) -> None:
-        """Drop connections that took too long."""
         now = time.monotonic()
         with self._lock:
             for late in [connection for connection, state in self._open.items() if state.until < now]:
@@ -149,20 +140,17 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*args)  # type: ignore[arg-type]
 
     def setup(self) -> None:
-        """Read lines within bounds."""
         super().setup()
         self.rfile: Any = Head(self.rfile)
 
     def handle_one_request(self) -> None:
-        """Await a request and answer it."""
         self.rfile.left = MOST_HEAD
-        self.server.connections.asks(self.connection)
+        self.server.connections.set_deadline(self.connection, 0, is_asking=True)
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        """Answer one request."""
         self._read_body()
-        self.server.connections.is_answered(self.connection, self._limit)
+        self.server.connections.set_deadline(self.connection, self._limit, is_asking=False)
         users = self.server.files.access().users
         if users and not users.accept(self.headers.get("Authorization", "")):
             self._answer(Answer(401, b"a user and a password are required\n"), ("WWW-Authenticate", "Basic"))
@@ -254,7 +242,6 @@ class PageServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
         self.connections.forget(request)
         super().shutdown_request(request)
 

@@ -1,27 +1,95 @@
 """The exporter's page: vLLM's own, byte for byte, then the samples of the host's collectors: GPUs, processes, log.
 
-Each collector has a time-out of its own.
+Each collector has a time-out and a thread of its own, with one collection at a time: one that hangs costs only its part
+of the page.
 """
 
 import logging
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as StillRunning
 from dataclasses import dataclass
 from datetime import tzinfo
 from functools import partial
-from typing import Protocol
+from queue import SimpleQueue
+from typing import Generic, Protocol, TypeVar
 
 from diag import __version__
 from diag.core.formatting import printable
 from diag.core.metric_families import Collector, Sample, render
-from diag.exporter.collector_thread import Collection, CollectionResult, CollectorThread
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.log.tail import LogTail
 from diag.exporter.process.collector import ProcessCollector
-from diag.exporter.vllm_page import Scraped
+from diag.exporter.vllm_page import CollectorFailed, Scraped
 from diag.http.address import Address, is_here
 from diag.vllm.capacity import series
 from diag.vllm.server.config import Config, ServerFacts, settle
+
+T = TypeVar("T")
+log = logging.getLogger("diag.exporter")
+
+
+@dataclass(frozen=True)
+class CollectionResult(Generic[T]):
+    """Result of a collection: its value, or None and the problem; its duration; whether its source responded."""
+
+    value: T | None
+    problem: str
+    seconds: float
+    answered: bool
+
+
+class Collection(Generic[T]):
+    """A collection under way; scrapes that come meanwhile share it."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.future: Future[CollectionResult[T]] = Future()
+
+    def result(self, seconds: float) -> CollectionResult[T]:
+        """Wait until so many seconds after the start, so that a collection that hangs delays the first scrape only."""
+        left = self.start + seconds - time.monotonic()
+        try:
+            return self.future.result(max(left, 0.0))
+        except StillRunning:
+            return CollectionResult(None, "takes longer than a scrape may", time.monotonic() - self.start, False)
+
+
+class CollectorThread(Generic[T]):
+    """Collects on request, in a thread that ends with this object or with the process, even if it hangs."""
+
+    def __init__(self, name: str, collect: Callable[[], T]) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._latest: Collection[T] | None = None
+        wanted = self._wanted = SimpleQueue[Collection[T] | None]()
+
+        def work() -> None:  # without this object, or a watch that scrapes again and again would gather threads
+            while (collection := wanted.get()) is not None:
+                value, problem, answered = None, "", True
+                try:
+                    value = collect()
+                except CollectorFailed as error:
+                    problem, answered = str(error), error.answered
+                except Exception as error:
+                    problem = f"{type(error).__name__}: {error}"
+                    log.debug("%s failed", name, exc_info=True)
+                seconds = time.monotonic() - collection.start
+                collection.future.set_result(CollectionResult(value, problem, seconds, answered))
+
+        weakref.finalize(self, wanted.put, None)
+        threading.Thread(target=work, name=f"diag-{name}", daemon=True).start()
+
+    def collect(self) -> Collection[T]:
+        """Begin a collection, or join the one under way."""
+        with self._lock:
+            if self._latest is None or self._latest.future.done():
+                self._latest = Collection()
+                self._wanted.put(self._latest)
+            return self._latest
 
 
 class ServerView(Protocol):
@@ -55,27 +123,22 @@ class HostCollectors:
 
     @property
     def collectors(self) -> Sequence[Collector]:
-        """The collectors that are not None."""
         return [collector for collector in (self.gpus, self.log, self.processes) if collector]
 
     @property
     def has_server(self) -> bool:
-        """True if a log or a process shows that there is, or was, a server."""
         return self.log is not None or bool(self.processes and self.processes.owners())
 
     def start(self) -> None:
-        """Start the threads that work between two scrapes: Xid errors, the log."""
         for collector in (self.gpus, self.log):
             if collector:
                 collector.start()
 
     def scraped(self, answered: bool) -> None:
-        """Receive whether vLLM's page has just answered: the meaning of log lines depends on it."""
         if self.log:
             self.log.page(answered)
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
-        """Add facts from the log and the processes to those that the server reports."""
         process = self.processes.launch() if self.processes else ""
         return (self.log.state.completes(facts) if self.log else facts)._replace(process=process)
 
@@ -89,7 +152,6 @@ def host_collectors(address: Address, log: str, zone: tzinfo | None, gpus: tuple
     return HostCollectors(GpuCollector(gpus, processes.owners, processes.visible), tail, processes)
 
 
-log = logging.getLogger("diag.exporter")
 TURN = 0.01
 """Seconds between the starts of two collectors. Two that run at once pass Python's global lock to each other at every
 system call, which takes twice the CPU time.
@@ -113,7 +175,12 @@ class HostPage:
         self._host = host
         self._more = more
         self._write = write
-        self._threads = [CollectorThread(part.name, partial(_rendered, part, write)) for part in host.collectors]
+
+        def rendered(collector: Collector) -> Rendered:
+            collected = collector.collect()
+            return Rendered(write(collected.samples), collected.problem)
+
+        self._threads = [CollectorThread(part.name, partial(rendered, part)) for part in host.collectors]
         self._reported: dict[str, str] = {}
         self._last_up = 0.0
         self._known: tuple[bool, Config, ServerFacts] | None = None
@@ -163,11 +230,6 @@ class HostPage:
             self._known = up, config, facts
             self._configuration = list(_configuration(up, config, facts))
         yield from self._configuration
-
-
-def _rendered(collector: Collector, write: Write) -> Rendered:
-    collected = collector.collect()
-    return Rendered(write(collected.samples), collected.problem)
 
 
 def _configuration(up: bool, config: Config, facts: ServerFacts) -> Iterator[Sample]:

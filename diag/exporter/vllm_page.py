@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
-from diag.exporter.collector_thread import CollectorFailed
-from diag.exposition.lines import NotMetrics, is_cut, sample
+from diag.exposition import NotMetrics, is_cut, sample
 from diag.http.address import Address
 from diag.http.client import Client, Manner
 from diag.http.credentials import from_environment
@@ -24,6 +23,17 @@ MOST_STARTS = 64
 """Start times of earlier servers that are kept."""
 _INFO = b"vllm:cache_config_info{"
 _START = b"process_start_time_seconds "
+
+
+class CollectorFailed(Exception):
+    """A collection without a result; the message is a sentence that gives the reason.
+
+    `answered` is True if the collector's source responded all the same.
+    """
+
+    def __init__(self, sentence: str, answered: bool = False) -> None:
+        super().__init__(sentence)
+        self.answered = answered
 
 
 @dataclass(frozen=True)
@@ -110,16 +120,13 @@ class PageScraper:
                 self.server.fetch_facts()
                 self._facts_of = self._reader.start
                 scraped = self._reader.read(scraped.page, self.server.facts)
-            return self._readable(scraped)
         except (Failure, NotMetrics) as error:
             raise CollectorFailed(f"{self.server.address.shown}: {error}", is_answer(error)) from error
 
-    def _readable(self, scraped: Scraped) -> Scraped:
-        """Remove the lines for which Prometheus would reject the whole page, as far as they were read."""
         if not self._reader.unreadable:
             return scraped
         page = scraped.page
-        for line in self._reader.unreadable:
+        for line in self._reader.unreadable:  # for these, Prometheus would reject the whole page
             page = page.replace(line + b"\n", b"")
         shown = printable(self._reader.unreadable[0].decode("utf-8", "replace"), 60)
         return replace(scraped, page=page, problem=scraped.problem or f"left out a line that is no metric: {shown}")

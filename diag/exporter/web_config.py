@@ -1,12 +1,18 @@
 """Access to the exporter's page: TLS and users, from Prometheus' `--web.config.file` or from options.
 
 The format is that of Prometheus' own exporters: https://prometheus.io/docs/prometheus/latest/configuration/https/. As
-in these, a file that has changed is read again.
+in these, passwords are bcrypt hashes, and a file that has changed is read again. Only this file imports bcrypt, and
+only if a configuration names users.
 """
 
+import base64
+import hashlib
+import hmac
 import logging
+import re
 import ssl
 import threading
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +21,6 @@ from typing import Any
 from diag.core.errors import BadUsage
 from diag.core.formatting import listed, printable
 from diag.core.yaml import load
-from diag.exporter.basic_auth import Users, is_hash
 
 log = logging.getLogger("diag.exporter")
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -26,6 +31,54 @@ _CLIENTS = {
 }
 _KEYS = ("tls_server_config", "http_server_config", "basic_auth_users")
 _TLS_KEYS = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version")
+_HASH = re.compile(r"\$2[aby]\$(?:0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
+"""A bcrypt hash."""
+_LONGEST = 72
+"""Bytes of a password that bcrypt uses."""
+
+
+class Users:
+    """Users and the hashes of their passwords; BadUsage if bcrypt is not installed.
+
+    A password that was right is not hashed again. Others are hashed one at a time with a pause as long, so that
+    guessing takes half a core at most. An unknown user takes as long as a known one.
+    """
+
+    def __init__(self, hashes: Mapping[str, str]) -> None:
+        try:
+            from bcrypt import checkpw
+        except ImportError as error:
+            raise BadUsage("basic_auth_users needs the package bcrypt: pip install 'diag[web]'") from error
+        self._check = checkpw
+        self._hashes = {user: text.encode() for user, text in hashes.items()}
+        self._right: dict[str, bytes] = {}
+        self._one = threading.Lock()
+
+    def accept(self, authorization: str) -> bool:
+        """Return True if the value of an Authorization header names a user with the right password."""
+        scheme, _, text = authorization.partition(" ")
+        try:
+            name, colon, password = base64.b64decode(text.strip(), validate=True).partition(b":")
+        except ValueError:
+            return False
+        user = name.decode("utf-8", "replace")
+        if scheme.lower() != "basic" or not colon:
+            return False
+        if self._was_right(user, password):
+            return True
+        with self._one:
+            if self._was_right(user, password):
+                return True
+            begin = time.monotonic()
+            some = next(iter(self._hashes.values()))
+            if self._check(password[:_LONGEST], self._hashes.get(user, some)) and user in self._hashes:
+                self._right[user] = hashlib.sha256(password).digest()
+                return True
+            time.sleep(time.monotonic() - begin)
+            return False
+
+    def _was_right(self, user: str, password: bytes) -> bool:
+        return hmac.compare_digest(self._right.get(user, b""), hashlib.sha256(password).digest())
 
 
 @dataclass(frozen=True)
@@ -84,7 +137,21 @@ class AccessFiles:
         config = read(Path(self._file)) if self._file else WebConfig(self._tls)
         tls = config.tls
         self._watched = tuple(filter(None, (self._file, *((tls.cert, tls.key, tls.client_ca) if tls else ()))))
-        return Access(_context(tls) if tls else None, Users(config.hashes) if config.hashes else None)
+        users = Users(config.hashes) if config.hashes else None
+        if tls is None:
+            return Access(None, users)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(tls.cert, tls.key or None, password="")
+            if tls.client_ca:
+                context.load_verify_locations(tls.client_ca)
+        except OSError as error:
+            files = ", ".join(file for file in (tls.cert, tls.key, tls.client_ca) if file)
+            why = "not PEM, encrypted, or not a pair" if isinstance(error, ssl.SSLError) else error.strerror
+            raise BadUsage(f"the TLS files {files} cannot be used: {why}") from error
+        context.verify_mode = tls.clients
+        context.minimum_version, context.maximum_version = tls.oldest, tls.newest
+        return Access(context, users)
 
     def _stamped(self) -> list[tuple[int, int, int] | None]:
         stamps: list[tuple[int, int, int] | None] = []
@@ -108,7 +175,7 @@ def read(file: Path) -> WebConfig:
         _mapping(top.get("http_server_config"), "http_server_config", ("http2",))
         tls = _mapping(top.get("tls_server_config"), "tls_server_config", _TLS_KEYS)
         users = _mapping(top.get("basic_auth_users"), "basic_auth_users")
-        wrong = [printable(user, 40) for user, text in users.items() if not is_hash(text)]
+        wrong = [printable(user, 40) for user, text in users.items() if not _HASH.fullmatch(str(text))]
         if wrong:
             raise BadUsage(f"the password of {listed(wrong)} is not a bcrypt hash: htpasswd -nBC 10 USER makes one")
         return WebConfig(_tls(tls, file.parent) if tls else None, users)
@@ -151,18 +218,3 @@ def _choice(key: str, node: Mapping[str, Any], choices: Mapping[str, Any], other
     if given and given not in choices:
         raise BadUsage(f"{key} {printable(given, 40)} is not supported: choose {', '.join(choices)}")
     return choices.get(given, otherwise)
-
-
-def _context(tls: TlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(tls.cert, tls.key or None, password="")
-        if tls.client_ca:
-            context.load_verify_locations(tls.client_ca)
-    except OSError as error:
-        files = ", ".join(file for file in (tls.cert, tls.key, tls.client_ca) if file)
-        why = "not PEM, encrypted, or not a pair" if isinstance(error, ssl.SSLError) else error.strerror
-        raise BadUsage(f"the TLS files {files} cannot be used: {why}") from error
-    context.verify_mode = tls.clients
-    context.minimum_version, context.maximum_version = tls.oldest, tls.newest
-    return context

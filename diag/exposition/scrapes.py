@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
-from diag.exposition.lines import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
+from diag.exposition import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import STALE, Labels, distinct
 
 MOST_SERIES = 50_000
@@ -224,23 +224,20 @@ class Target:
         with self._lock:
             del self.scrapes[: bisect_left(self.scrapes, before, key=lambda scrape: scrape.at)]
             pages = [scrape.page for scrape in self.scrapes if scrape.page]
-            if len(self._parser.labels) > FEW_SERIES + 2 * max((len(page.values) for page in pages), default=0):
-                self._keep_series_of(pages)
-
-    def _keep_series_of(self, pages: Sequence[Page]) -> None:
-        """Drop series that are on none of these pages: every restarted engine and unloaded adapter leaves some."""
-        used = sorted({row for page in pages for row in page.layout.rows.tolist()})
-        places = {row: place for place, row in enumerate(used)}
-        layouts = {id(page.layout): page.layout for page in pages}
-        moved = {
-            key: layout._replace(rows=np.array([places[row] for row in layout.rows.tolist()], np.intp))
-            for key, layout in layouts.items()
-        }
-        self._parser = Parser(self.instance, [self._parser.labels[row] for row in used])
-        self.scrapes = [
-            scrape._replace(page=scrape.page._replace(layout=moved[id(scrape.page.layout)])) if scrape.page else scrape
-            for scrape in self.scrapes
-        ]
+            if len(self._parser.labels) <= FEW_SERIES + 2 * max((len(page.values) for page in pages), default=0):
+                return
+            # every restarted engine and unloaded adapter leaves series that are on no page any more
+            used = sorted({row for page in pages for row in page.layout.rows.tolist()})
+            places = {row: place for place, row in enumerate(used)}
+            moved = {
+                key: layout._replace(rows=np.array([places[row] for row in layout.rows.tolist()], np.intp))
+                for key, layout in {id(page.layout): page.layout for page in pages}.items()
+            }
+            self._parser = Parser(self.instance, [self._parser.labels[row] for row in used])
+            self.scrapes = [
+                each._replace(page=each.page._replace(layout=moved[id(each.page.layout)])) if each.page else each
+                for each in self.scrapes
+            ]
 
     @property
     def size(self) -> int:
@@ -291,16 +288,13 @@ class ScrapeTable:
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:
-        """The pages of the scrapes that did not fail."""
         return tuple(scrape.page for scrape in self.scrapes if scrape.page is not None and not scrape.reason)
 
     @property
     def failed(self) -> tuple[Scrape, ...]:
-        """The scrapes that failed."""
         return tuple(scrape for scrape in self.scrapes if scrape.reason)
 
     def rows(self, *names: str) -> list[int]:
-        """Return the rows of all series of these metrics."""
         return [row for row, labels in enumerate(self.labels) if labels["__name__"] in names]
 
     def last(self, name: str) -> list[Labels]:

@@ -18,7 +18,6 @@ PAGE = "/metrics"
 _PARTS = re.compile(r"(?:([^/?#@]*)://)?([^/?#]*)([^?#]*)(.*)", re.DOTALL)
 """Groups: scheme; user, host and port; path; query and fragment. It matches any text."""
 _HOST = re.compile(r"(?:.*@)?(?P<name>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>[^@]*))?", re.DOTALL)
-NO_HOST = "has no valid host name"
 _LEVELS = 5
 """Path levels below which the page is searched, besides the server's root."""
 
@@ -80,34 +79,30 @@ def parse(text: str) -> Address:
     """Parse a URL or host:port; BadUsage, without a possible password, if it is invalid."""
     if not text.strip():
         raise BadUsage("the address of a server is empty: write http://HOST:PORT")
-    why = _refused(text)
+    scheme, authority, path, query = _parts(text)
+    found = _HOST.fullmatch(authority)
+    name, given = (found["name"], found["port"] or "1") if found else ("", "1")
+    is_port = _is_number(given) and 0 < int(given[:6]) < 2**16
+    why = ""
+    if _is_ipv6(text):
+        why = "is an IPv6 address: put it into brackets, http://[ADDRESS]:PORT"
+    elif scheme and scheme.lower() not in PORTS:
+        why = "is not a URL of a server: only http and https are supported (a recording is named by its path)"
+    elif "@" in path or ("@" in query and not is_port):
+        why = "has an @ behind its host: in a password write %2F for /, %3F for ?, %23 for #, in a path %40 for @"
+    elif not _is_host(name):
+        raise NoHostName(f"{without_user(text)} has no valid host name")
+    elif not is_port:
+        why = "has no valid port: a port is a number from 1 to 65535"
+    elif name.lower() in PORTS or (not scheme and text.lower().startswith(("http:", "https:"))):
+        why = "is not a URL: write http://HOST:PORT"
     if why:
-        raise (NoHostName if why == NO_HOST else BadUsage)(f"{without_user(text)} {why}")
+        raise BadUsage(f"{without_user(text)} {why}")
     url = urlsplit(text if "://" in text else f"http://{text}")
     port = PORTS[url.scheme] if url.port is None else url.port
     user = None if url.username is None else f"{unquote(url.username)}:{unquote(url.password or '')}"
     authorization = "" if user is None else basic(user)
     return Address(url.scheme, url.hostname or "", port, url.path, url.query, authorization, url.password is not None)
-
-
-def _refused(text: str) -> str:
-    """Return why the text is no valid address, without quoting it, or ""."""
-    if _is_ipv6(text):
-        return "is an IPv6 address: put it into brackets, http://[ADDRESS]:PORT"
-    scheme, authority, path, query = _parts(text)
-    if scheme and scheme.lower() not in PORTS:
-        return "is not a URL of a server: only http and https are supported (a recording is named by its path)"
-    host = _HOST.fullmatch(authority)
-    port = (host and host["port"]) or "1"
-    is_port = _is_number(port) and 0 < int(port[:6]) < 2**16
-    if "@" in path or ("@" in query and not is_port):
-        return "has an @ behind its host: in a password write %2F for /, %3F for ?, %23 for #, in a path %40 for @"
-    if host is None or not _is_host(host["name"]):
-        return NO_HOST
-    if not is_port:
-        return "has no valid port: a port is a number from 1 to 65535"
-    missing = host["name"].lower() in PORTS or (not scheme and text.lower().startswith(("http:", "https:")))
-    return "is not a URL: write http://HOST:PORT" if missing else ""
 
 
 def _parts(text: str) -> Sequence[str]:

@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 from diag import __version__
 from diag.core.debug_log import timed
 from diag.core.formatting import printable
-from diag.exposition.lines import MOST_BYTES
+from diag.exposition import MOST_BYTES
 from diag.http import failure
 from diag.http.address import PORTS, Address, without_user
 from diag.http.credentials import Credentials, basic, tls
@@ -97,9 +97,9 @@ def proxy_for(address: Address) -> Proxy | None:
         url = urlsplit(text if "://" in text else f"http://{text}")
         host, port = url.hostname, url.port or 80
     except ValueError as error:
-        raise failure.of_proxy() from error
+        raise failure.unusable_proxy() from error
     if url.scheme != "http" or not host:  # neither SOCKS nor a proxy behind TLS is supported
-        raise failure.of_proxy()
+        raise failure.unusable_proxy()
     user = f"{unquote(url.username)}:{unquote(url.password or '')}" if url.username else ""
     return Proxy(host, port, {"Proxy-Authorization": basic(user)} if user else {})
 
@@ -147,9 +147,8 @@ class Client:
         raise Failure("redirects in a loop", "use the address where the redirects should end")
 
     def refusal(self, status: int) -> Failure:
-        """Return the failure for a response with an error status."""
         if status in (401, 403):
-            return failure.of_credentials(status, self._has_credentials)
+            return failure.refused_credentials(status, self._has_credentials)
         return failure.WrongAnswer(f"answered HTTP {status}", self.hints.address)
 
     def _exchange(self, request: Request, path: str, deadline: Deadline) -> Response:
@@ -203,14 +202,14 @@ class Client:
             run_in_thread(connection.connect).result(deadline.left())
         except TimeoutError as error:
             if proxy:
-                raise failure.of_proxy() from error
+                raise failure.unusable_proxy() from error
             if connection.sock:  # connected, but the TLS handshake got no response
                 raise failure.silent(seconds) from error
             # the system's resolver ignores the time limit of a connection
             raise failure.no_connection(deadline.seconds if deadline.is_over else seconds) from error
         except OSError as error:
             if proxy and not isinstance(error, ssl.SSLError):
-                raise failure.of_proxy() from error
+                raise failure.unusable_proxy() from error
             raise
         return connection
 

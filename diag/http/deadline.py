@@ -8,9 +8,9 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from http.client import HTTPResponse
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from diag.http import failure
@@ -50,11 +50,9 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Return True if the deadline has passed."""
         return time.monotonic() - self.begin >= self.seconds
 
     def next(self) -> float:
-        """Seconds to wait for the next byte."""
         return min(self.wait, self.left())
 
     @property
@@ -87,23 +85,11 @@ class TimedReads(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Release the socket."""
         self._raw.close()
         super().close()
 
 
-@dataclass(frozen=True)
-class TimedSocket:
-    """The part of a socket that HTTPResponse uses."""
-
-    connected: socket.socket
-    deadline: Deadline
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        """Return the response's bytes as a file."""
-        return io.BufferedReader(TimedReads(self.connected, self.deadline))
-
-
 def timed_response(deadline: Deadline, connected: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
     """Return an HTTPResponse that is read within the deadline, for `HTTPConnection.response_class`."""
-    return HTTPResponse(TimedSocket(connected, deadline), *args, **options)  # type: ignore[arg-type]
+    timed = SimpleNamespace(makefile=lambda mode: io.BufferedReader(TimedReads(connected, deadline)))
+    return HTTPResponse(timed, *args, **options)  # type: ignore[arg-type]  # only makefile of a socket is used

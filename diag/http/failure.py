@@ -71,7 +71,6 @@ EXCEPTIONS = (OSError, http.client.HTTPException, UnicodeError, zlib.error)
 
 
 def from_exception(error: Exception, hints: Hints) -> Failure:
-    """Return the failure that describes an exception."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = printable(error.verify_message, 80)
         return Failure(f"has a certificate that is not trusted ({why})", "set DIAG_CA_FILE")
@@ -119,12 +118,12 @@ def too_large(most_bytes: int, hints: Hints) -> Failure:
     return Failure(f"sent more than {most_bytes >> 20} MiB", hints.too_large)
 
 
-def of_proxy() -> Failure:
+def unusable_proxy() -> Failure:
     """The proxy named by the environment cannot be used."""
     return Failure("cannot be reached through the proxy", "check http_proxy, https_proxy and no_proxy")
 
 
-def of_credentials(status: int, were_given: bool) -> Failure:
+def refused_credentials(status: int, were_given: bool) -> Failure:
     """The server answered HTTP 401 or 403."""
     if were_given:
         return WrongAnswer(f"rejects the credentials (HTTP {status})", f"check {WAYS}")

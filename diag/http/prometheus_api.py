@@ -83,11 +83,22 @@ class PrometheusApi:
         """
         for pause in (*_PAUSES, None):
             reply = self._send(method, path, form)
-            final = reply.status not in _RETRIED or (reply.document.get("error") and reply.status != _BUSY)
-            if final or pause is None:
-                return self._succeeded(reply).document
+            status, document = reply.status, reply.document
+            if pause is None or status not in _RETRIED or (document.get("error") and status != _BUSY):
+                break
             time.sleep(pause)
-        raise AssertionError("the last round returns")
+
+        if status in (401, 403):
+            raise self._unreachable(self._client.refusal(status))
+        if document.get("error"):
+            raise Refused(status, document)
+        if reply.problem or status != 200:
+            hint = PROMETHEUS.address if status < 500 and status != _BUSY else _STARTING
+            problem = Failure(reply.problem or f"answered HTTP {status}", hint)
+            raise Unusable(failure.sentence(self._shown, problem))
+        warnings = map(str, document.get("warnings") or ())
+        self.warnings |= dict.fromkeys(warning for warning in warnings if not warning.startswith(_ADVICE))
+        return document
 
     def _send(self, method: str, path: str, form: str) -> ApiReply:
         post = method == "POST" and self._takes_forms
@@ -104,21 +115,6 @@ class PrometheusApi:
             self._takes_forms = False
             return self._send(method, path, form)
         return decoded(response)
-
-    def _succeeded(self, reply: ApiReply) -> ApiReply:
-        """Return the reply of a successful query; Refused with the server's message if it failed."""
-        status, document = reply.status, reply.document
-        if status in (401, 403):
-            raise self._unreachable(self._client.refusal(status))
-        if document.get("error"):
-            raise Refused(status, document)
-        if reply.problem or status != 200:
-            hint = PROMETHEUS.address if status < 500 and status != _BUSY else _STARTING
-            problem = Failure(reply.problem or f"answered HTTP {status}", hint)
-            raise Unusable(failure.sentence(self._shown, problem))
-        warnings = map(str, document.get("warnings") or ())
-        self.warnings |= dict.fromkeys(warning for warning in warnings if not warning.startswith(_ADVICE))
-        return reply
 
     def _unreachable(self, error: Failure) -> Unreachable:
         return Unreachable(failure.sentence(self._shown, error))

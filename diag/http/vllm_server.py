@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from diag.core.formatting import printable
-from diag.exposition.lines import MOST_BYTES, NotMetrics, refuse_other_formats
+from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
 from diag.http.client import Client, Response
 from diag.http.deadline import run_in_thread
@@ -60,27 +60,23 @@ class VllmServer:
         tried = []
         for path in self.address.candidates:
             response = self.client.get(path, ACCEPT, self.most_bytes)
-            problem = _page_problem(response, path)
+            shown, problem = path.partition("?")[0], _page_problem(response, path)
             if problem:
-                tried.append((path, problem, response.status))
+                tried.append((shown, problem, response.status))
                 continue
-            self.path, shown = path, path.partition("?")[0]
+            self.path = path
             if self.address.path.rstrip("/") not in ("", shown):
                 self.notes.append(f"{printable(self.address.shown)} is not a metrics page: {printable(shown)} was used")
             return response.body
-        raise self._no_page(tried)
 
-    def _no_page(self, tried: list[tuple[str, str, int]]) -> Failure:
-        """Return the failure for a server without a page; missing credentials take precedence."""
-        path, problem, status = next((found for found in tried if found[2] in _REFUSED), tried[0])
+        path, problem, status = next((each for each in tried if each[2] in _REFUSED), tried[0])
         if status in _REFUSED or (len(tried) == 1 and status not in (200, *_GONE)):
-            return self.client.refusal(status)
+            raise self.client.refusal(status)
         if len(tried) == 1:
-            has_reason = problem.startswith("answered")
-            reason = problem if has_reason else f"has no page {path.partition('?')[0]} ({problem})"
-            return WrongAnswer(reason, VLLM.address)
-        places = ", ".join(f"{printable(path.partition('?')[0], 60)} ({problem})" for path, problem, _ in tried)
-        return WrongAnswer(f"has no metrics at {places}", VLLM.address)
+            reason = problem if problem.startswith("answered") else f"has no page {path} ({problem})"
+            raise WrongAnswer(reason, VLLM.address)
+        places = ", ".join(f"{printable(path, 60)} ({problem})" for path, problem, _ in tried)
+        raise WrongAnswer(f"has no metrics at {places}", VLLM.address)
 
     def fetch_facts(self) -> None:
         """Query version, models and configuration; a path that does not answer leaves its facts unknown."""

@@ -33,12 +33,12 @@ from diag.promql.samples import (
     pinned_labels,
     scalar,
     stack,
-    timestamps,
     without_holes,
 )
 
 MOST_CELLS = 10_000_000
-"""Of the vectors that an evaluator keeps: 90 MB, more than a catalogue takes over thousands of scrapes."""
+"""Cells that an evaluator keeps, of vectors and of the instants that are their keys: 90 MB, more than a catalogue takes
+over thousands of scrapes."""
 MOST_INSTANTS = 64
 """Series of instants at which an evaluator keeps vectors; judging one window takes five."""
 
@@ -60,7 +60,6 @@ class Evaluator:
         self._room = most_cells
 
     def evaluate(self, expression: Expression | Formula | str, instants: Millis) -> Vector:
-        """Evaluate at instants, as the function `evaluate` does."""
         if not isinstance(expression, Expression):
             expression = parse(expression)
         try:
@@ -78,19 +77,25 @@ class Evaluator:
         key = instants.tobytes()
         kept = self._kept.pop(key, None)
         if kept is None:
-            kept = {}
             if len(self._kept) >= MOST_INSTANTS:
-                oldest = self._kept.pop(next(iter(self._kept)))
-                self._room += sum(vector.values.size for vector in oldest.values())
+                oldest = next(iter(self._kept))
+                self._room += len(oldest) // instants.itemsize + sum(map(_cells, self._kept.pop(oldest).values()))
+            kept = {}
+            self._room -= instants.size
         self._kept[key] = kept  # the last one used is the last one dropped
         return _Evaluation(self, instants, kept)
 
     def take_room(self, vector: Vector) -> bool:
         """Take room for a vector; return False if none is left."""
-        if vector.values.size > self._room:
+        if _cells(vector) > self._room:
             return False
-        self._room -= vector.values.size
+        self._room -= _cells(vector)
         return True
+
+
+def _cells(vector: Vector) -> int:
+    """Return the cells that a vector takes; an empty one takes memory too."""
+    return max(vector.values.size, 1)
 
 
 class _Evaluation:
@@ -128,28 +133,25 @@ class _Evaluation:
                 vector = self.vector(node.expr)
                 if isinstance(node.param, String):
                     return count_values(vector, node.param.value, node.labels, node.without)
-                argument = np.empty(0) if node.param is None else self.vector(node.param).values[0]
-                return aggregate(node.op, vector, node.labels, node.without, argument)
-            case Call():
-                return self._over_range(node) if node.function in RANGE_FUNCTIONS else self._call(node)
+                param = np.empty(0) if node.param is None else self.vector(node.param).values[0]
+                return aggregate(node.op, vector, node.labels, node.without, param)
+            case Call("time"):
+                return scalar(self.instants / 1000)
+            case Call("timestamp", (Selector() as selector,)):
+                return nameless(instant_vector(selector, self.samples, self.instants, of_time=True))
+            case Call("timestamp", (computed,)):  # a computed value has the time of evaluation
+                vector = self.vector(computed)
+                times = np.broadcast_to(self.instants / 1000, vector.values.shape)
+                return nameless(Vector(vector.labels, times, vector.present))
+            case Call("absent", (argument,)):
+                return functions.absent(self.vector(argument), pinned_labels(argument))
+            case Call(function) if function in RANGE_FUNCTIONS:
+                return self._over_range(node)
+            case Call(function, arguments):
+                args = [arg.value if isinstance(arg, String) else self.vector(arg) for arg in arguments]
+                # only the calendar functions may have no argument: it is the time of evaluation then
+                return functions.CALLS[function](*args or [scalar(self.instants / 1000)._replace(scalar=False)])
         raise TypeError(f"{node} is not a vector")
-
-    def _call(self, node: Call) -> Vector:
-        if node.function == "time":
-            return scalar(self.instants / 1000)
-        if node.function == "timestamp":
-            argument = node.args[0]
-            if isinstance(argument, Selector):
-                return timestamps(argument, self.samples, self.instants)
-            # A computed value has the time of evaluation.
-            vector = self.vector(argument)
-            times = np.broadcast_to(self.instants / 1000, vector.values.shape)
-            return nameless(Vector(vector.labels, times, vector.present))
-        if node.function == "absent":
-            return functions.absent(self.vector(node.args[0]), pinned_labels(node.args[0]))
-        args = [arg.value if isinstance(arg, String) else self.vector(arg) for arg in node.args]
-        # Only the calendar functions may have no argument: it is the time of evaluation then.
-        return functions.CALLS[node.function](*args or [functions.to_vector(scalar(self.instants / 1000))])
 
     def _over_range(self, node: Call) -> Vector:
         over = next(arg for arg in node.args if isinstance(arg, Range | Subquery))
@@ -157,7 +159,10 @@ class _Evaluation:
         if isinstance(over, Range):
             blocks, offset = self.samples.select_dense(over.selector.matchers), over.selector.offset
         else:
-            steps, offset = _steps(self.instants - over.offset, over.range, over.step), over.offset
+            ends, offset = self.instants - over.offset, over.offset
+            first, last = (ends - over.range) // over.step + 1, ends // over.step  # in the windows (end - range, end]
+            multiples = [np.arange(low, high + 1) for low, high in zip(first, last, strict=True)]
+            steps = distinct(np.concatenate(multiples or [first])) * over.step
             inner = self.evaluator.at(steps).vector(over.expr)
             blocks = list(without_holes(inner.labels, steps, inner.values, inner.present))
 
@@ -169,11 +174,3 @@ class _Evaluation:
         if node.function == "absent_over_time":
             return functions.absent(vector, pinned_labels(over))
         return vector if node.function == "last_over_time" else nameless(vector)
-
-
-def _steps(ends: Millis, span: int, step: int) -> Millis:
-    """Return the multiples of `step` in the windows (end - span, end]."""
-    first, last = (ends - span) // step + 1, ends // step
-    counts = np.maximum(last - first + 1, 0)
-    steps = [np.arange(start, start + count) for start, count in zip(first, counts, strict=True)]
-    return distinct(np.concatenate(steps or [first])) * step

@@ -156,8 +156,19 @@ def _labels(node: Node) -> _Labels:
                     labels = frozenset(names) | added
                 elif labels is not None:
                     labels = (labels | added) - {*names, NAME}
-        case Call():
-            labels = _labels_of_call(node)
+        case Call("vector") | Call(args=()):
+            labels = frozenset()
+        case Call("absent" | "absent_over_time", args):
+            labels = frozenset(pinned_labels(args[0]))
+        case Call(function, args):
+            labels = _labels(next(arg for arg in args if not is_scalar(arg)))
+            if function in ("label_replace", "label_join"):
+                target = args[1]
+                labels = None if labels is None or not isinstance(target, String) else labels | {target.value}
+            elif function == "histogram_quantile":
+                labels = _without(labels, NAME, "le")
+            elif function not in ("sort", "sort_desc", "last_over_time"):
+                labels = _without(labels, NAME)
         case Binary():
             labels = _labels_of_binary(node)
     return labels
@@ -165,23 +176,6 @@ def _labels(node: Node) -> _Labels:
 
 def _without(labels: _Labels, *names: str) -> _Labels:
     return None if labels is None else labels - set(names)
-
-
-def _labels_of_call(node: Call) -> _Labels:
-    if node.function == "vector" or not node.args:
-        return frozenset()
-    if node.function in ("absent", "absent_over_time"):
-        return frozenset(pinned_labels(node.args[0]))
-    inner = _labels(next(arg for arg in node.args if not is_scalar(arg)))
-    match node.function:
-        case "sort" | "sort_desc" | "last_over_time":
-            return inner
-        case "label_replace" | "label_join":
-            target = node.args[1]
-            return None if inner is None or not isinstance(target, String) else inner | {target.value}
-        case "histogram_quantile":
-            return _without(inner, NAME, "le")
-    return _without(inner, NAME)
 
 
 def _labels_of_binary(node: Binary) -> _Labels:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from diag.promql.nodes import compiled, expand
 from diag.promql.numeric import histogram_quantile
-from diag.promql.samples import Bools, Floats, Labels, Vector, merged, nameless, scalar, single
+from diag.promql.samples import Bools, Floats, Labels, Vector, merged, nameless, scalar
 
 _FAR = 1e11  # seconds; beyond the year 5000 nothing is a date
 Moments = npt.NDArray[np.datetime64]
@@ -23,12 +23,6 @@ def _since(whole: str, part: str, first: int) -> Callable[[Moments], npt.NDArray
         return parts.astype(np.int64) + first
 
     return counted
-
-
-def _days_in_month(moments: Moments) -> npt.NDArray[Any]:
-    month = moments.astype("M8[M]")
-    days: npt.NDArray[Any] = (month + np.timedelta64(1, "M")).astype("M8[D]") - month.astype("M8[D]")
-    return days
 
 
 def _date(part: Callable[[Moments], npt.NDArray[Any]]) -> Callable[[Floats], Floats]:
@@ -49,7 +43,9 @@ DATES: dict[str, Callable[[Floats], Floats]] = {
     "day_of_week": _date(lambda moments: (moments.astype("M8[D]").astype(np.int64) + 4) % 7),
     "day_of_month": _date(_since("M", "D", 1)),
     "day_of_year": _date(_since("Y", "D", 1)),
-    "days_in_month": _date(_days_in_month),
+    "days_in_month": _date(
+        lambda moments: (moments.astype("M8[M]") + 1).astype("M8[D]") - moments.astype("M8[M]").astype("M8[D]")
+    ),
     "month": _date(_since("Y", "M", 1)),
     "year": _date(lambda moments: moments.astype("M8[Y]").astype(np.int64) + 1970),
 }
@@ -106,15 +102,10 @@ def to_scalar(vector: Vector) -> Vector:
     return scalar(np.where(alone, np.where(vector.present, vector.values, 0.0).sum(axis=0), np.nan))
 
 
-def to_vector(value: Vector) -> Vector:
-    """Return a scalar as one series without labels (vector)."""
-    return Vector(value.labels, value.values, value.present)
-
-
 def absent(vector: Vector, labels: Labels) -> Vector:
     """Return 1 at the instants at which no series is present (absent, absent_over_time)."""
     missing: Bools = ~np.any(vector.present, axis=0)
-    return single(labels, np.ones(missing.size), missing)
+    return Vector((labels,), np.ones((1, missing.size)), missing[np.newaxis, :])
 
 
 def sort(vector: Vector, descending: bool) -> Vector:
@@ -157,7 +148,7 @@ CALLS: dict[str, Callable[..., Vector]] = {
     "scalar": to_scalar,
     "sort": partial(sort, descending=False),
     "sort_desc": partial(sort, descending=True),
-    "vector": to_vector,
+    "vector": lambda value: value._replace(scalar=False),
     **{function: partial(_elementwise, function) for function in _ELEMENTWISE},
 }
 """Each takes its arguments as vectors and strings."""

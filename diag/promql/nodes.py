@@ -18,7 +18,6 @@ class Matcher(NamedTuple):
     value: str
 
     def accepts(self, value: str) -> bool:
-        """Return True if a label of this value passes."""
         same = value == self.value if self.op in ("=", "!=") else fully_matches(self.value, value)
         return same == (self.op in ("=", "=~"))
 
@@ -124,7 +123,6 @@ class Expression(NamedTuple):
 
 
 def is_scalar(node: Node) -> bool:
-    """Return True if a node yields a scalar rather than a vector."""
     match node:
         case Number():
             return True

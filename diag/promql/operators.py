@@ -1,7 +1,6 @@
 """Operators: arithmetic, comparisons and set operations with vector matching, and aggregations such as sum and topk."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +33,19 @@ SET_OPERATIONS = frozenset({"and", "or", "unless"})
 
 
 def binary(op: str, left: Vector, right: Vector, matching: Matching, return_bool: bool) -> Vector:
-    """Apply a binary operator."""
     if left.scalar and right.scalar:
         return scalar(_computed(op, left.values[0], right.values[0], True)[0])
+    if op in SET_OPERATIONS:
+        if op != "and" and not (left.labels and right.labels):
+            return right if op == "or" and not left.labels else left
+        left_keys, right_keys = (_signatures(side.labels, matching) for side in (left, right))
+        if op == "or":
+            added = right.present & ~_seen(left_keys, left.present, right_keys)
+            values, present = np.concatenate([left.values, right.values]), np.concatenate([left.present, added])
+            return merged((*left.labels, *right.labels), values, present)
+        seen = _seen(right_keys, right.present, left_keys)
+        return Vector(left.labels, left.values, left.present & (seen if op == "and" else ~seen))
     if not left.scalar and not right.scalar:
-        if op in SET_OPERATIONS:
-            return _set_operation(op, left, right, matching)
         return _matched(op, left, right, matching, return_bool)
     vector = right if left.scalar else left
     values, kept = _computed(op, left.values, right.values, return_bool)
@@ -68,18 +74,6 @@ def _signatures(labels: Sequence[Labels], matching: Matching) -> list[frozenset[
     return [frozenset(item for item in series.items() if item[0] not in names) for series in labels]
 
 
-def _set_operation(op: str, left: Vector, right: Vector, matching: Matching) -> Vector:
-    if op != "and" and not (left.labels and right.labels):
-        return right if op == "or" and not left.labels else left
-    left_keys, right_keys = (_signatures(side.labels, matching) for side in (left, right))
-    if op == "or":
-        added = right.present & ~_seen(left_keys, left.present, right_keys)
-        values, present = np.concatenate([left.values, right.values]), np.concatenate([left.present, added])
-        return merged((*left.labels, *right.labels), values, present)
-    seen = _seen(right_keys, right.present, left_keys)
-    return Vector(left.labels, left.values, left.present & (seen if op == "and" else ~seen))
-
-
 def _seen(keys: Sequence[object], present: Bools, asked: Sequence[object]) -> Bools:
     """Return for each asked signature and instant whether any series with that signature is present."""
     place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
@@ -101,11 +95,16 @@ def _matched(op: str, left: Vector, right: Vector, matching: Matching, return_bo
     left_rows, right_rows = (one_rows, many_rows) if matching.many == "right" else (many_rows, one_rows)
     values, kept = _computed(op, left.values[left_rows], right.values[right_rows], return_bool)
     present = many.present[many_rows] & one.present[one_rows] & kept
-    labels = [
-        _result_labels(op, many.labels[i], one.labels[j], matching) for i, j in zip(many_rows, one_rows, strict=True)
-    ]
-    if return_bool:
-        labels = [drop_name(series) for series in labels]
+    labels, kept_labels = [], set(matching.labels)
+    for row, other in pairs:  # the labels of the many side, with those that group_left or group_right adds
+        series = dict(many.labels[row]) if op in COMPARISONS else drop_name(many.labels[row])
+        if not matching.many:
+            series = {name: value for name, value in series.items() if (name in kept_labels) == matching.on}
+        for name in matching.include:
+            series.pop(name, None)
+            if name in one.labels[other]:
+                series[name] = one.labels[other][name]
+        labels.append(drop_name(series) if return_bool else series)
     result = Vector(tuple(labels), values, present)
     if not matching.many:
         keys = [many_keys[row] for row in many_rows]
@@ -126,19 +125,6 @@ def _refuse_repeats(keys: Sequence[object], side: Vector, asked: Bools, complain
         seen[key] = seen.get(key, False) | present
 
 
-def _result_labels(op: str, many: Labels, one: Labels, matching: Matching) -> Labels:
-    """Return the labels of a result: of the many side, with the labels that group_left or group_right adds."""
-    labels = dict(many) if op in COMPARISONS else drop_name(many)
-    if not matching.many:
-        kept = set(matching.labels)
-        return {name: value for name, value in labels.items() if (name in kept) == matching.on}
-    for name in matching.include:
-        labels.pop(name, None)
-        if name in one:
-            labels[name] = one[name]
-    return labels
-
-
 _REDUCTIONS: dict[str, Callable[[Floats, Bools, Floats], Floats]] = {
     "sum": lambda values, mask, _: numeric.total(values, mask),
     "avg": lambda values, mask, _: numeric.mean(values, mask),
@@ -157,39 +143,23 @@ _UNCHANGED_BY_ONE = frozenset({"sum", "avg", "min", "max"})
 """Aggregations that return the value of the only member of a group."""
 
 
-class _Groups(NamedTuple):
-    """Groups of series. labels: of each group. of_row: the group of each row."""
-
-    labels: tuple[Labels, ...]
-    of_row: Rows
-
-    def places(self) -> Rows:
-        """Return the number of each row within its group, from 0."""
-        order = np.argsort(self.of_row, kind="stable")
-        sizes = np.bincount(self.of_row)
-        place = np.empty_like(self.of_row)
-        place[order] = np.arange(self.of_row.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return place
-
-    def members(self, vector: Vector) -> tuple[Floats, Bools]:
-        """Return the values of the rows as (G, T, M), and which of these cells are present."""
-        place = self.places()
-        shape = (len(self.labels), int(place.max()) + 1, vector.values.shape[1])
-        values, mask = np.zeros(shape), np.zeros(shape, dtype=bool)
-        values[self.of_row, place], mask[self.of_row, place] = vector.values, vector.present
-        return values.swapaxes(1, 2), mask.swapaxes(1, 2)
-
-
 def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, param: Floats) -> Vector:
     """Aggregate series by the given labels, or without them. param: of quantile or topk, shape (T,)."""
     if not vector.labels:
         return vector
-    groups = _groups(vector.labels, labels, without)
-    if op in _UNCHANGED_BY_ONE and len(groups.labels) == len(vector.labels):
-        return Vector(groups.labels, vector.values, vector.present)
-    values, mask = groups.members(vector)
+    groups, of_row = _groups(vector.labels, labels, without)
+    if op in _UNCHANGED_BY_ONE and len(groups) == len(vector.labels):
+        return Vector(groups, vector.values, vector.present)
+
+    # the members of each group beside each other, (G, T, M); place: the number of each row within its group
+    order, sizes = np.argsort(of_row, kind="stable"), np.bincount(of_row)
+    place = np.empty_like(of_row)
+    place[order] = np.arange(of_row.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    shape = (len(groups), vector.values.shape[1], int(sizes.max()))
+    values, mask = np.zeros(shape), np.zeros(shape, dtype=bool)
+    values[of_row, :, place], mask[of_row, :, place] = vector.values, vector.present
     if op in _REDUCTIONS:
-        return Vector(groups.labels, _REDUCTIONS[op](values, mask, param), np.any(mask, axis=-1))
+        return Vector(groups, _REDUCTIONS[op](values, mask, param), np.any(mask, axis=-1))
     if not (param[mask.any(axis=(0, 2))] < 2**63).all():
         raise QueryFailed(f"The parameter of {op} is not an integer of 64 bits.")
 
@@ -197,15 +167,15 @@ def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, par
     order = np.lexsort((-values if op == "topk" else values, ~mask), axis=-1)
     ranks = np.argsort(order, axis=-1)
     chosen = mask & (ranks < np.trunc(param)[:, np.newaxis])
-    place = groups.places()
-    present = chosen[groups.of_row, :, place]
+    present = chosen[of_row, :, place]
     if present.shape[1] != 1:
         return Vector(vector.labels, vector.values, present)
-    rows = np.lexsort((ranks[groups.of_row, 0, place], groups.of_row))  # one instant: ordered by rank in each group
+    rows = np.lexsort((ranks[of_row, 0, place], of_row))  # one instant: ordered by rank in each group
     return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], present[rows])
 
 
-def _groups(labels: Sequence[Labels], names: Sequence[str], without: bool) -> _Groups:
+def _groups(labels: Sequence[Labels], names: Sequence[str], without: bool) -> tuple[tuple[Labels, ...], Rows]:
+    """Return the labels of each group of series, and the group of each row."""
     dropped = {*names, NAME}
     groups: dict[tuple[tuple[str, str], ...], int] = {}
     of_row = np.empty(len(labels), dtype=np.intp)
@@ -215,7 +185,7 @@ def _groups(labels: Sequence[Labels], names: Sequence[str], without: bool) -> _G
         else:
             kept = [(name, series[name]) for name in names if name in series]
         of_row[row] = groups.setdefault(tuple(kept), len(groups))
-    return _Groups(tuple(dict(group) for group in groups), of_row)
+    return tuple(map(dict, groups)), of_row
 
 
 def count_values(vector: Vector, label: str, labels: Sequence[str], without: bool) -> Vector:

@@ -99,7 +99,14 @@ def parse(promql: str | Formula) -> nodes.Expression:
     """
     text, parts = (promql, {}) if isinstance(promql, str) else (promql.text, promql.parts)
     try:
-        tree = _tree(text)
+        if depth(text) > MOST_DEEP:
+            raise RecursionError
+        try:
+            tree = ast.parse(text)
+        except BaseException as error:
+            if type(error).__name__ not in ("PanicException", "OverflowError"):  # the latter: a duration too long
+                raise
+            raise ValueError(str(error)) from None
         if _BYTE_ESCAPE.search(text):
             raise _Refused("an escaped byte")
         node = _node(tree, {name: parse(part).node for name, part in parts.items()})
@@ -112,21 +119,6 @@ def parse(promql: str | Formula) -> nodes.Expression:
     except _Refused as refused:
         raise Unsupported(f"`{text}` uses {refused}, which is not supported.") from None
     return nodes.Expression(text, node)
-
-
-def _tree(promql: str) -> ast.Expr:
-    """Return the tree of Prometheus' parser.
-
-    ValueError if it is no PromQL, or a duration is too long; RecursionError if a text is too deep.
-    """
-    if depth(promql) > MOST_DEEP:
-        raise RecursionError
-    try:
-        return ast.parse(promql)
-    except BaseException as error:
-        if type(error).__name__ not in ("PanicException", "OverflowError"):
-            raise
-        raise ValueError(str(error)) from None
 
 
 def depth(text: str) -> int:
@@ -152,13 +144,33 @@ def depth(text: str) -> int:
 
 
 def _node(tree: ast.Expr, parts: _Parts) -> nodes.Node:
-    convert = _CONVERTERS.get(type(tree))
-    if convert is None:
-        raise _Refused(type(tree).__name__)
     try:
-        return convert(tree, parts)
+        match tree:
+            case ast.ParenExpr():
+                return _node(tree.expr, parts)
+            case ast.NumberLiteral():
+                return _only(_number, repr(tree.val))
+            case ast.StringLiteral():
+                return _only(nodes.String, tree.val)
+            case ast.VectorSelector():
+                return parts.get(tree.name or "") or _selector(tree)
+            case ast.MatrixSelector():
+                return _only(nodes.Range, _selector(tree.vector_selector), _millis(tree.range))
+            case ast.SubqueryExpr():
+                _refuse_at(tree)
+                step = _millis(tree.step) or _DEFAULT_STEP
+                return _only(nodes.Subquery, _node(tree.expr, parts), _millis(tree.range), step, _millis(tree.offset))
+            case ast.UnaryExpr():
+                return _only(nodes.Negate, _node(tree.expr, parts))
+            case ast.AggregateExpr():
+                return _aggregate(tree, parts)
+            case ast.BinaryExpr():
+                return _binary(tree, parts)
+            case ast.Call():
+                return _call(tree, parts)
     except OverflowError as error:  # the parser hands a duration over when it is asked for
         raise ValueError(str(error)) from None
+    raise _Refused(type(tree).__name__)
 
 
 def _only(kind: Callable[..., _N], *fields: Hashable) -> _N:
@@ -181,9 +193,13 @@ def _number(text: str) -> nodes.Number:
     return nodes.Number(float(text))
 
 
-def _selector(tree: ast.VectorSelector) -> nodes.Selector:
+def _refuse_at(tree: ast.VectorSelector | ast.SubqueryExpr) -> None:
     if tree.at is not None:
         raise _Refused("the @ modifier")
+
+
+def _selector(tree: ast.VectorSelector) -> nodes.Selector:
+    _refuse_at(tree)
     if tree.matchers.or_matchers:
         raise _Refused("`or` between matchers")
     matchers = [nodes.Matcher(m.name, _OPS[str(m.op)], m.value) for m in tree.matchers.matchers]
@@ -193,13 +209,6 @@ def _selector(tree: ast.VectorSelector) -> nodes.Selector:
         if matcher.op in ("=~", "!~"):
             _check_pattern(matcher.value)
     return _only(nodes.Selector, tuple(matchers), _millis(tree.offset), str(tree) if tree.name is None else tree.name)
-
-
-def _subquery(tree: ast.SubqueryExpr, parts: _Parts) -> nodes.Subquery:
-    if tree.at is not None:
-        raise _Refused("the @ modifier")
-    step = _millis(tree.step) or _DEFAULT_STEP
-    return _only(nodes.Subquery, _node(tree.expr, parts), _millis(tree.range), step, _millis(tree.offset))
 
 
 def _call(tree: ast.Call, parts: _Parts) -> nodes.Call:
@@ -270,17 +279,3 @@ def _check_pattern(pattern: str) -> None:
     refusal = nodes.refusal(pattern)
     if refusal:
         raise _Refused(refusal)
-
-
-_CONVERTERS: dict[type[ast.Expr], Callable[[Any, _Parts], nodes.Node]] = {
-    ast.AggregateExpr: _aggregate,
-    ast.BinaryExpr: _binary,
-    ast.Call: _call,
-    ast.MatrixSelector: lambda tree, parts: _only(nodes.Range, _selector(tree.vector_selector), _millis(tree.range)),
-    ast.NumberLiteral: lambda tree, parts: _only(_number, repr(tree.val)),
-    ast.ParenExpr: lambda tree, parts: _node(tree.expr, parts),
-    ast.StringLiteral: lambda tree, parts: _only(nodes.String, tree.val),
-    ast.SubqueryExpr: _subquery,
-    ast.UnaryExpr: lambda tree, parts: _only(nodes.Negate, _node(tree.expr, parts)),
-    ast.VectorSelector: lambda tree, parts: parts.get(tree.name) or _selector(tree),
-}

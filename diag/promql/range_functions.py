@@ -1,7 +1,8 @@
 """Functions over windows of samples: rate, increase, *_over_time and the like."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,10 +30,6 @@ class Spans(NamedTuple):
         """Time before each window, ms."""
         return self.end - self.length
 
-    def bounds(self, times: Millis) -> tuple[Millis, Millis]:
-        """Return the index of the first sample in each window and of the first after it."""
-        return np.searchsorted(times, self.start, side="right"), np.searchsorted(times, self.end, side="right")
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Windows:
@@ -52,11 +49,6 @@ class Windows:
     def count(self) -> Millis:
         """Number of samples in each window, (T,)."""
         return self.after - self.first
-
-    def earliest(self) -> tuple[Floats, Millis]:
-        """Return values (S, T) and times (T,) of the first sample of each window; garbage where there is none."""
-        place = np.minimum(self.first, self.times.size - 1)
-        return self.values[:, place], self.times[place]
 
     def nth_last(self, n: int) -> tuple[Floats, Millis]:
         """Return values (S, T) and times (T,) of the n-th last sample of each window; garbage where there are fewer."""
@@ -89,18 +81,6 @@ class Gathered:
     spans: Spans
 
 
-def chunks(whole: Windows) -> Iterator[tuple[slice, slice, Gathered]]:
-    """Gather windows by slices of series and instants that fit into memory; at least one window must hold a sample."""
-    width, instants = int(whole.count.max()), whole.first.size
-    instants_at_once = max(1, min(instants, _MOST_CELLS // width))
-    series_at_once = max(1, _MOST_CELLS // (width * instants_at_once))
-    for row in range(0, len(whole.values), series_at_once):
-        for instant in range(0, instants, instants_at_once):
-            rows, at = slice(row, row + series_at_once), slice(instant, instant + instants_at_once)
-            spans = whole.spans._replace(asked=whole.spans.asked[at])
-            yield rows, at, Windows(whole.values[rows], whole.times, whole.first[at], whole.after[at], spans).gathered()
-
-
 class RangeFunction(NamedTuple):
     """A function over windows.
 
@@ -115,8 +95,9 @@ class RangeFunction(NamedTuple):
 
 def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: Floats) -> Vector:
     """Evaluate a function for the series of a block without holes."""
-    windows = Windows(block.values, block.times, *spans.bounds(block.times), spans)
-    shape = (len(block.labels), spans.asked.size)
+    first, after = (np.searchsorted(block.times, bound, side="right") for bound in (spans.start, spans.end))
+    windows = Windows(block.values, block.times, first, after, spans)
+    shape = len(block.labels), spans.asked.size
     present = np.empty(shape, dtype=bool)
     present[:] = windows.count >= function.fewest
     values = np.zeros(shape)
@@ -124,8 +105,15 @@ def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: 
         return Vector(block.labels, values, present)
     if not function.gathers:
         return Vector(block.labels, function.compute(windows, argument), present)
-    for rows, instants, gathered in chunks(windows):
-        values[rows, instants] = function.compute(gathered, argument[instants])
+
+    width = int(windows.count.max())  # gather slices of series and instants that fit into memory
+    instants_at_once = max(1, min(spans.asked.size, _MOST_CELLS // width))
+    series_at_once = max(1, _MOST_CELLS // (width * instants_at_once))
+    for row, instant in product(range(0, shape[0], series_at_once), range(0, shape[1], instants_at_once)):
+        rows, at = slice(row, row + series_at_once), slice(instant, instant + instants_at_once)
+        part = spans._replace(asked=spans.asked[at])
+        gathered = Windows(block.values[rows], block.times, first[at], after[at], part).gathered()
+        values[rows, at] = function.compute(gathered, argument[at])
     return Vector(block.labels, values, present)
 
 
@@ -134,7 +122,9 @@ def _extrapolated(windows: Windows, is_counter: bool, per: float = 1.0) -> Float
 
     The order of operations is that of Prometheus, so that the last digit is the same: the rate of a rate depends on it.
     """
-    (last, last_time), (first, first_time) = windows.nth_last(1), windows.earliest()
+    earliest = np.minimum(windows.first, windows.times.size - 1)
+    first, first_time = windows.values[:, earliest], windows.times[earliest]
+    last, last_time = windows.nth_last(1)
     increase = last - first
     if is_counter:
         before, fell = windows.values[:, :-1], windows.values[:, 1:] < windows.values[:, :-1]

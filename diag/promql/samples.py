@@ -45,12 +45,6 @@ class Block(NamedTuple):
     times: Millis
     values: Floats
 
-    def rows(self, rows: Sequence[int]) -> "Block":
-        """Return a block of these rows only."""
-        if len(rows) == len(self.labels):
-            return self
-        return Block(tuple(self.labels[row] for row in rows), self.times, self.values[list(rows)])
-
 
 class Samples:
     """Blocks indexed by metric name; a series may be in one block only."""
@@ -77,7 +71,6 @@ class Samples:
 
     @property
     def names(self) -> AbstractSet[str]:
-        """The metrics that have a series."""
         return self._blocks.keys()
 
     def select(self, matchers: Sequence[Matcher]) -> list[Block]:
@@ -126,7 +119,8 @@ def _matching(blocks: Iterable[Block], matchers: Sequence[Matcher]) -> Iterator[
     for block in blocks:
         rows = [row for row, series in enumerate(block.labels) if _accept(others, series)]
         if rows:
-            yield block.rows(rows)
+            labels = tuple(block.labels[row] for row in rows)
+            yield block if len(rows) == len(block.labels) else Block(labels, block.times, block.values[rows])
 
 
 def _accept(matchers: Sequence[Matcher], series: Labels) -> bool:
@@ -147,13 +141,7 @@ class Vector(NamedTuple):
 
 
 def scalar(values: Floats) -> Vector:
-    """Make a scalar of values of shape (T,)."""
     return Vector(({},), values[np.newaxis, :], np.ones((1, values.size), dtype=bool), scalar=True)
-
-
-def single(labels: Labels, values: Floats, present: Bools) -> Vector:
-    """Make a vector of one series from arrays of shape (T,)."""
-    return Vector((labels,), values[np.newaxis, :], present[np.newaxis, :])
 
 
 def stack(parts: Sequence[Vector], instants: int) -> Vector:
@@ -204,17 +192,8 @@ def show(labels: Labels) -> str:
     return "{" + ", ".join(f'{name}="{value}"' for name, value in sorted(labels.items())) + "}"
 
 
-def instant_vector(selector: Selector, samples: Samples, instants: Millis) -> Vector:
-    """Take the last sample of each series; a stale marker ends the series."""
-    return _last_samples(selector, samples, instants, of_time=False)
-
-
-def timestamps(selector: Selector, samples: Samples, instants: Millis) -> Vector:
-    """Take the time of the last sample of each series, in unix seconds."""
-    return nameless(_last_samples(selector, samples, instants, of_time=True))
-
-
-def _last_samples(selector: Selector, samples: Samples, instants: Millis, of_time: bool) -> Vector:
+def instant_vector(selector: Selector, samples: Samples, instants: Millis, of_time: bool = False) -> Vector:
+    """Take the last sample of each series, its time in unix seconds if `of_time`; a stale marker ends the series."""
     parts = []
     at = instants - selector.offset
     for block in samples.select(selector.matchers):

@@ -21,6 +21,7 @@ ASSUMED = 512, 128
 """Tokens of prompt and answer if the server has not finished a request yet."""
 WIDEST = 0.9
 """Lengths vary from a tenth of their mean to nearly twice that at most."""
+_KINDS = ("prompt", "generation")
 _TOTAL = "sum(last_over_time(vllm:request_{0}_tokens_{1}[1h]))"
 _QUANTILE = "histogram_quantile({1}, sum by (le) (last_over_time(vllm:request_{0}_tokens_bucket[1h])))"
 _CACHE = "sum(last_over_time(vllm:prefix_cache_{0}_total[1h]))"
@@ -47,7 +48,6 @@ class RequestLengths(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The lengths in words."""
         spread = f" +- {quantity(self.spread, 'share')}" if self.spread >= 0.01 else ""
         prefix = f", {self.prefix} of them a shared prefix" if self.prefix else ""
         return f"{self.prompt} + {self.output} tokens a request{spread}{prefix} ({self.source})"
@@ -62,17 +62,24 @@ def own_traffic(seen: Observation, contract: Contract) -> OwnTraffic:
 
 def request_lengths(seen: Observation, prompt: int | None, output: int | None) -> RequestLengths:
     """Return the lengths as given, else like all requests that the server has finished; never beyond its context."""
-    last = _LastScrape(seen)
-    own = [last.mean("prompt"), last.mean("generation")]
+    last = SampleSource(seen.samples, seen.instants[-1:], seen.interval)  # with counters since the server's start
+    mean = {kind: _ratio(last, _TOTAL.format(kind, "sum"), _TOTAL.format(kind, "count")) for kind in _KINDS}
     if prompt and output:
         found = RequestLengths(prompt, output, "as given")
-    elif all(own):
-        found = RequestLengths(prompt or round(own[0]), output or round(own[1]), "as this server's own")
-        found = found._replace(spread=last.spread(), prefix=math.floor(found.prompt * last.hit_rate()))
+    elif all(mean.values()):
+        prompt, output = prompt or round(mean["prompt"]), output or round(mean["generation"])
+        # half the range of a uniform distribution with the same 10th and 90th percentiles, as a share of the mean
+        spreads = []
+        for kind in _KINDS:
+            low, high = (_last_value(last, _QUANTILE.format(kind, share)) for share in (0.1, 0.9))
+            spreads.append(min(max(high - low, 0.0) / (1.6 * mean[kind]), WIDEST))
+        hit_rate = min(_ratio(last, _CACHE.format("hits"), _CACHE.format("queries")), 0.95)
+        prefix, spread = math.floor(prompt * hit_rate), sum(spreads) / len(spreads)
+        found = RequestLengths(prompt, output, "as this server's own", prefix, spread)
     else:
         found = RequestLengths(prompt or ASSUMED[0], output or ASSUMED[1], "assumed: it has finished none")
 
-    longest = last.longest()
+    longest = _last_value(last, formula("$config_max_model_len", ("instance",), "1h", Contract()))
     room = longest - 16  # a tokenizer adds some tokens
     if not longest or (found.prompt + found.output) * (1 + found.spread) <= room:
         return found
@@ -82,43 +89,15 @@ def request_lengths(seen: Observation, prompt: int | None, output: int | None) -
     return RequestLengths(prompt, output, f"{found.source}, cut to --max-model-len", min(found.prefix, prompt // 2))
 
 
-class _LastScrape:
-    """Numbers of the last scrape: counters since the server's start."""
+def _ratio(source: SampleSource, above: str, below: str) -> float:
+    total = _last_value(source, below)
+    return _last_value(source, above) / total if total else 0.0
 
-    def __init__(self, seen: Observation) -> None:
-        self._source = SampleSource(seen.samples, seen.instants[-1:], seen.interval)
 
-    def mean(self, kind: str) -> float:
-        """Mean tokens; 0 if no request has finished."""
-        return self._ratio(_TOTAL.format(kind, "sum"), _TOTAL.format(kind, "count"))
-
-    def hit_rate(self) -> float:
-        """Prefix cache hit rate; 0 if the cache is off."""
-        return min(self._ratio(_CACHE.format("hits"), _CACHE.format("queries")), 0.95)
-
-    def spread(self) -> float:
-        """Half the range of a uniform distribution with the same 10th and 90th percentiles, as a share of the mean.
-
-        The mean of that of the prompts and of the answers.
-        """
-        spreads = []
-        for kind in ("prompt", "generation"):
-            low, high = (self._number(_QUANTILE.format(kind, share)) for share in (0.1, 0.9))
-            mean = self.mean(kind)
-            spreads.append(min(max(high - low, 0.0) / (1.6 * mean), WIDEST) if mean else 0.0)
-        return sum(spreads) / 2
-
-    def longest(self) -> float:
-        """--max-model-len; 0 if unknown."""
-        return self._number(formula("$config_max_model_len", ("instance",), "1h", Contract()))
-
-    def _ratio(self, above: str, below: str) -> float:
-        total = self._number(below)
-        return self._number(above) / total if total else 0.0
-
-    def _number(self, promql: Formula | str) -> float:
-        rows = list(self._source.ask(promql, self._source.instants).values())
-        return float(rows[0][-1]) if rows and math.isfinite(rows[0][-1]) else 0.0
+def _last_value(source: SampleSource, promql: Formula | str) -> float:
+    """Return a number of the last scrape; 0 if it has none."""
+    rows = list(source.ask(promql, source.instants).values())
+    return float(rows[0][-1]) if rows and math.isfinite(rows[0][-1]) else 0.0
 
 
 GAIN = 1.1
@@ -154,7 +133,6 @@ class ServingCeiling(NamedTuple):
 
     @property
     def concurrency(self) -> float | None:
-        """Requests in flight."""
         return self.step.in_flight
 
 
@@ -256,7 +234,7 @@ def prompts(offer: Offer, steps: Sequence[Step], warm: float, limits: Limits) ->
     return max(20, 3 * concurrency, math.ceil(1.2 * limits.seconds * expected))
 
 
-def again(step: Step, sent: int, limits: Limits) -> int:
+def requests_for_repeat(step: Step, sent: int, limits: Limits) -> int:
     """Return how many requests make a step that was too short long enough; 0 if it counts."""
     if step.counts(limits.seconds) or step.seconds >= 0.6 * limits.seconds:
         return 0

@@ -6,7 +6,7 @@ milliseconds except guidellm's request latency, which is in seconds.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ MOST_BYTES = 2**30
 """Bytes of a report at most; guidellm writes every request into it."""
 ABSURD = 1e15
 """Numbers from here on are not measurements."""
+PERCENTILES = ("p50", "p90", "p99")
 Found = tuple[Offer, ClientResult]
 
 
@@ -33,7 +34,17 @@ def read(paths: Sequence[Path]) -> list[Found]:
     for path in paths:
         shown = printable(str(path))
         try:
-            found += _steps(json.loads(read_text(str(path), MOST_BYTES)))
+            document = json.loads(read_text(str(path), MOST_BYTES))
+            keys = document.keys() if isinstance(document, dict) else frozenset()
+            if "benchmarks" in keys and isinstance(document["benchmarks"], list):
+                found += [_guidellm_step(each) for each in document["benchmarks"] if isinstance(each, dict)]
+            elif "aiperf_version" in keys or {"request_throughput", "time_to_first_token"} <= keys:
+                found.append(_aiperf(document))
+            elif {"max_concurrency", "completed"} <= keys:
+                offer = _offer(document["max_concurrency"], document.get("request_rate"))
+                found.append((offer, parse_vllm_bench(document)))
+            else:
+                raise ResultUnreadable("not a result of vllm bench serve, guidellm or AIPerf")
         except OSError as error:
             raise BadUsage(f"{shown} cannot be read: {error.strerror or error}") from error
         except ResultUnreadable as error:
@@ -43,22 +54,10 @@ def read(paths: Sequence[Path]) -> list[Found]:
     return sorted(found, key=lambda step: (step[0].concurrency or 0, step[0].rate or 0.0))
 
 
-def _steps(document: Any) -> list[Found]:
-    if not isinstance(document, dict):
-        raise ResultUnreadable("not a result of vllm bench serve, guidellm or AIPerf")
-    if isinstance(document.get("benchmarks"), list):
-        return [_guidellm_step(benchmark) for benchmark in document["benchmarks"] if isinstance(benchmark, dict)]
-    if "aiperf_version" in document or {"request_throughput", "time_to_first_token"} <= document.keys():
-        return [_aiperf(document)]
-    if "max_concurrency" in document and "completed" in document:
-        return [(_offer(document.get("max_concurrency"), document.get("request_rate")), of_vllm_bench(document))]
-    raise ResultUnreadable("not a result of vllm bench serve, guidellm or AIPerf")
-
-
 # -- vllm bench serve --------------------------------------------------------------------------------------------------
 
 
-def of_vllm_bench(document: Any) -> ClientResult:
+def parse_vllm_bench(document: Any) -> ClientResult:
     """Read the output of `vllm bench serve --save-result`; ResultUnreadable if it lacks a number."""
     if not isinstance(document, dict):
         raise ResultUnreadable("not a result of vllm bench serve")
@@ -77,9 +76,8 @@ def of_vllm_bench(document: Any) -> ClientResult:
 
 
 def _bench_latency(document: Mapping[str, Any], name: str) -> Latency:
-    known = (_optional(document, f"{which}_{name}_ms") for which in ("median", "p90", "p99"))
-    p50, p90, p99 = (None if value is None else value / 1000 for value in known)
-    return Latency(p50, p90, p99, _optional(document, "completed") or 0.0)
+    names = (f"{which}_{name}_ms" for which in ("median", "p90", "p99"))
+    return _latency(document, names, 1000, _optional(document, "completed") or 0.0)
 
 
 # -- guidellm ----------------------------------------------------------------------------------------------------------
@@ -130,17 +128,13 @@ def _guidellm_step(benchmark: Mapping[str, Any]) -> Found:
 
 def _guidellm_latency(metrics: Mapping[str, Any], name: str, per_second: float) -> Latency:
     spread = _within(metrics, name, "successful")
-    percentiles = _within(spread, "percentiles")
-    values = [_optional(percentiles, name) for name in ("p50", "p90", "p99")]
-    p50, p90, p99 = (None if value is None else value / per_second for value in values)
-    observed = _optional(spread, "count") or 0.0
-    return Latency(p50, p90, p99, observed) if observed else Latency()
+    observed = _optional(spread, "count")
+    return _latency(_within(spread, "percentiles"), PERCENTILES, per_second, observed) if observed else Latency()
 
 
 def _mean(metrics: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
     value = _optional(_within(metrics, name, "successful"), "mean")
-    if value is None:
-        value = otherwise
+    value = otherwise if value is None else value
     if value is None:
         raise ResultUnreadable(f"a benchmark of guidellm lacks {name}: expected a report of version 2")
     return value
@@ -178,9 +172,7 @@ def _aiperf(document: Mapping[str, Any]) -> Found:
 
 def _aiperf_latency(document: Mapping[str, Any], name: str) -> Latency:
     spread = _within(document, name)
-    values = [_optional(spread, percentile) for percentile in ("p50", "p90", "p99")]
-    p50, p90, p99 = (None if value is None else value / 1000 for value in values)
-    return Latency(p50, p90, p99, _optional(spread, "count") or _average(document, "request_count"))
+    return _latency(spread, PERCENTILES, 1000, _optional(spread, "count") or _average(document, "request_count"))
 
 
 def _average(document: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
@@ -209,6 +201,13 @@ def _offer(concurrency: object, rate: object) -> Offer:
         return Offer(concurrency=int(concurrency))
     known = isinstance(rate, int | float) and math.isfinite(rate) and rate > 0
     return Offer(rate=float(rate)) if known else Offer()  # type: ignore[arg-type]
+
+
+def _latency(document: Mapping[str, Any], names: Iterable[str], per_second: float, observed: float) -> Latency:
+    """Return the percentiles of these names; `per_second` is 1000 for milliseconds."""
+    values = (_optional(document, name) for name in names)
+    p50, p90, p99 = (None if value is None else value / per_second for value in values)
+    return Latency(p50, p90, p99, observed)
 
 
 def _within(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:

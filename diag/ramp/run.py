@@ -22,9 +22,9 @@ import numpy as np
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import plural, printable
-from diag.ramp.plan import Limits, RequestLengths, again, next_offer, prompts
-from diag.ramp.results import ResultUnreadable, of_vllm_bench
-from diag.ramp.step import ClientResult, Offer, Step, measure, of_client
+from diag.ramp.plan import Limits, RequestLengths, next_offer, prompts, requests_for_repeat
+from diag.ramp.results import ResultUnreadable, parse_vllm_bench
+from diag.ramp.step import ClientResult, Offer, Step, measure, step_from_client
 from diag.sources.live.scrape import BackgroundScraper
 from diag.sources.observation import Observation
 
@@ -123,7 +123,7 @@ class Generator:
             self._host.stdin.flush()
         cores = self._wait(time.monotonic() + most_seconds, tick)
         try:
-            return of_vllm_bench(json.loads(result.read_text(encoding="utf-8")))._replace(cores=cores)
+            return parse_vllm_bench(json.loads(result.read_text(encoding="utf-8")))._replace(cores=cores)
         except (OSError, ValueError, RecursionError, ResultUnreadable) as error:
             raise GeneratorFailed(f"the result of vllm bench serve cannot be read: {printable(str(error))}") from error
 
@@ -134,7 +134,15 @@ class Generator:
         while True:
             message = self._message()
             if status := message.get("status"):
-                raise GeneratorFailed(_why(status, self.folder / "output"))
+                output = ""
+                with suppress(OSError):
+                    output = (self.folder / "output").read_bytes()[-_OUTPUT:].decode(errors="replace")
+                known = next((reason for text, reason in _REASONS.items() if text in output), "")
+                if known:
+                    raise GeneratorFailed(f"vllm bench serve failed: {known}")
+                lines = [line.strip() for line in output.splitlines() if line.strip()]
+                last = printable(lines[-1]) if lines else "no output"
+                raise GeneratorFailed(f"vllm bench serve ended with status {status}: {last}")
             if status is not None:
                 lasted = seen[-1][0] - seen[0][0] if seen else 0.0
                 return (seen[-1][1] - seen[0][1]) / lasted if lasted > 1 else None
@@ -201,18 +209,6 @@ def environment(given: Mapping[str, str], authorization: str, ca_file: str) -> d
     }
 
 
-def _why(status: int, file: Path) -> str:
-    """Return a known reason that the generator's output shows, else the last line of the output."""
-    output = ""
-    with suppress(OSError):
-        output = file.read_bytes()[-_OUTPUT:].decode(errors="replace")
-    known = next((reason for text, reason in _REASONS.items() if text in output), "")
-    if known:
-        return f"vllm bench serve failed: {known}"
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return f"vllm bench serve ended with status {status}: {printable(lines[-1]) if lines else 'no output'}"
-
-
 WARM_UP = 3
 """Requests, one at a time, before anything counts: they show that the load can be made, and how fast one is."""
 MOST_SECONDS = 60.0
@@ -252,21 +248,18 @@ class RampRun:
                 elif client:
                     self.warm = max(client.requests_per_second, 0.01)
                 while not self.stopped and (offer := next_offer(self.steps, self.limits, self.first)):
-                    self._step(offer)
+                    count = prompts(offer, self.steps, self.warm, self.limits)
+                    step = self._measured(offer, count)
+                    if step is None and not self.stopped:
+                        why = self.watched.scraper.last_failures(1) or "they were over between two scrapes"
+                        self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
+                    more = requests_for_repeat(step, count, self.limits) if step and not self.stopped else 0
+                    if more and self._measured(offer, more):  # the step was over too soon: the longer one replaces it
+                        self.steps = [kept for kept in self.steps if kept is not step]
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         except GeneratorFailed as error:
             self.stopped = self.stopped or str(error)
-
-    def _step(self, offer: Offer) -> None:
-        """Run one step, and once more with more requests if it was over too soon."""
-        count = prompts(offer, self.steps, self.warm, self.limits)
-        step = self._measured(offer, count)
-        if step and not self.stopped and (more := again(step, count, self.limits)) and self._measured(offer, more):
-            self.steps = [kept for kept in self.steps if kept is not step]
-        if step is None and not self.stopped:
-            why = self.watched.scraper.last_failures(1) or "they were over between two scrapes"
-            self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
 
     def _measured(self, offer: Offer, count: int) -> Step | None:
         """Run and measure a step with so many requests; it is measured also if it was cut short."""
@@ -275,7 +268,7 @@ class RampRun:
             client = self._load(offer, count, f"{offer.shown} requests", self.limits.seconds)
         finally:
             step = measure(offer, between(self.watched.seen(), start, time.time()), self.limits.contract, client)
-            step = step or (of_client(offer, client, self.limits.contract) if client else None)
+            step = step or (step_from_client(offer, client, self.limits.contract) if client else None)
             self.steps += [step] if step else []
         return step
 

@@ -80,7 +80,6 @@ class ClientResult(NamedTuple):
 
     @property
     def failed_share(self) -> float:
-        """The share of its requests that failed."""
         return self.failed / max(self.completed + self.failed, 1)
 
 
@@ -128,7 +127,6 @@ class Step(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        """Prompt and output tokens."""
         return self.prompt_tokens_per_second + self.output_tokens_per_second
 
     @property
@@ -241,7 +239,7 @@ def value(queries: QueryCache, promql: str) -> float | None:
     return float(rows[0][-1]) if rows and math.isfinite(rows[0][-1]) else None
 
 
-def of_client(offer: Offer, client: ClientResult, contract: Contract) -> Step:
+def step_from_client(offer: Offer, client: ClientResult, contract: Contract) -> Step:
     """Return a step that only a load tool has measured."""
     in_flight = client.requests_per_second * client.e2e.p50 if client.e2e.p50 else None
     return Step(

@@ -25,7 +25,7 @@ from diag.commands.exporter import ReplayedServer
 from diag.commands.observe import ObserveOptions
 from diag.commands.top import make_app, on_this_host
 from diag.core.errors import BadUsage
-from diag.exporter.process.server import servers_here
+from diag.exporter.process.server import find_local_servers
 from diag.exposition import scrapes
 from diag.exposition.scrapes import Target
 from diag.sources.recording.reader import read, read_pages
@@ -122,7 +122,7 @@ def test_scrapes_that_are_forgotten_take_their_series_along(monkeypatch: pytest.
 
 def test_without_arguments_the_servers_on_this_host_are_shown(tmp_path: Path) -> None:
     with vllm_processes(tmp_path) as fake:
-        assert f"http://127.0.0.1:{fake.port}" in servers_here()
+        assert f"http://127.0.0.1:{fake.port}" in find_local_servers()
         assert f"http://127.0.0.1:{fake.port}" in on_this_host(ObserveOptions([""])).targets
 
 

@@ -4,7 +4,8 @@ import gc
 import threading
 import time
 
-from diag.exporter.collector_thread import CollectorFailed, CollectorThread
+from diag.exporter.page import CollectorThread
+from diag.exporter.vllm_page import CollectorFailed
 
 LONG = 30.0
 """Seconds that nothing here takes, unless it is broken."""

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from support.paths import LOGS
 
-from diag.exporter.collector_thread import CollectionResult
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import LogTail
-from diag.exporter.page import HostCollectors, HostPage
+from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()

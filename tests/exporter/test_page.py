@@ -14,8 +14,7 @@ from support.paths import MODELS
 
 from diag.commands.exporter import Exporter, ExporterOptions
 from diag.core.metric_families import FAMILIES, Collected, render
-from diag.exporter.collector_thread import CollectionResult
-from diag.exporter.page import HostCollectors, HostPage
+from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
 from diag.exposition.scrapes import Target
 from diag.vllm.server.config import ServerFacts

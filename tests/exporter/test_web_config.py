@@ -19,9 +19,8 @@ from support.prometheus_server import PLACES, Server, program, serving
 from support.waiting import until
 
 from diag.core.errors import BadUsage
-from diag.exporter.basic_auth import Users
 from diag.exporter.http_server import CONTENT_TYPE, Answer, Listen
-from diag.exporter.web_config import read
+from diag.exporter.web_config import Users, read
 
 SALT = b"$2b$04$tkA8ojxc1D.959y4p5lQC."  # the same in every process that collects these tests
 HASH, OTHER = (bcrypt.hashpw(password, SALT).decode() for password in (b"opensesame", b"another"))

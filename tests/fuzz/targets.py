@@ -32,7 +32,7 @@ from diag.diagnosis.report import Report
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
 from diag.exporter.vllm_page import PageReader
-from diag.exposition.lines import NotMetrics
+from diag.exposition import NotMetrics
 from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.failure import Failure

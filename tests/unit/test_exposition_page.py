@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.paths import RECORDINGS
 
-from diag.exposition.lines import CUT, NotMetrics
+from diag.exposition import CUT, NotMetrics
 from diag.exposition.scrapes import Parser
 
 KV_CASCADE = RECORDINGS / "kv_cascade" / "metrics.prom.gz"

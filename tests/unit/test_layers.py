@@ -13,7 +13,7 @@ PACKAGE = ROOT / "diag"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ONE_FILE = {
     "grafanalib": "artefacts/grafana.py",
-    "bcrypt": "exporter/basic_auth.py",
+    "bcrypt": "exporter/web_config.py",
     "kubernetes": "sources/kubernetes/cluster.py",
     "mcp": "commands/mcp/server.py",
     "jsonschema": "commands/mcp/server.py",

@@ -13,8 +13,7 @@ from diag.commands.mcp.tools import COMMAND
 from diag.core import files, yaml
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
-from diag.exposition import lines, scrapes
-from diag.exposition.lines import NotMetrics
+from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
 from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.promql import parser
@@ -32,8 +31,8 @@ ROWS = {
     if len(cells) == 6
 }
 STATED = {
-    "metrics page": f"{lines.MOST_BYTES // MIB} MiB, {lines.MOST_LINES:,} lines",
-    "line of a page": f"{lines.LONGEST_LINE // 1024} KiB",
+    "metrics page": f"{MOST_BYTES // MIB} MiB, {MOST_LINES:,} lines",
+    "line of a page": f"{LONGEST_LINE // 1024} KiB",
     "series of one server": f"{scrapes.MOST_SERIES:,}",
     "line of a log": f"{parse_line.MOST_CHARACTERS // 1024} KiB",
     "log that is followed (`--log`)": f"first {tail.FIRST // MIB} MiB and last {tail.LAST // MIB} MiB",
@@ -70,7 +69,7 @@ STATED = {
 def test_the_documentation_states_the_limit_of_the_code(name: str) -> None:
     assert STATED[name] in ROWS[name]
     assert yaml.MOST_BYTES == parse.MOST_BYTES
-    assert client.Request("/").most_bytes == lines.MOST_BYTES
+    assert client.Request("/").most_bytes == MOST_BYTES
 
 
 def series(count: int) -> bytes:
@@ -78,12 +77,12 @@ def series(count: int) -> bytes:
 
 
 def test_a_page_of_too_many_lines_is_a_failed_scrape_at_once() -> None:
-    with pytest.raises(NotMetrics, match=f"sent more than {lines.MOST_LINES:,} lines"):
-        Parser("h:1").parse(b"\n" * (lines.MOST_LINES + 1))
+    with pytest.raises(NotMetrics, match=f"sent more than {MOST_LINES:,} lines"):
+        Parser("h:1").parse(b"\n" * (MOST_LINES + 1))
 
 
 def test_a_line_that_is_too_long_costs_itself_alone() -> None:
-    parsed = Parser("h:1").parse(b'vllm:x{a="%s"} 1\nvllm:y 2\n' % (b"z" * lines.LONGEST_LINE))
+    parsed = Parser("h:1").parse(b'vllm:x{a="%s"} 1\nvllm:y 2\n' % (b"z" * LONGEST_LINE))
     assert parsed.values.tolist() == [2]
     assert "line 1 is not a metric" in parsed.faults["malformed"]
 

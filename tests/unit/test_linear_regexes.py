@@ -20,7 +20,7 @@ from diag.exporter.log.patterns import PATTERNS, Pattern
 from diag.exporter.log.recognise import MOST_SEARCHED, read_values
 
 OTHERS = (
-    "diag.exposition.lines",
+    "diag.exposition",
     "diag.sources.recording.reader",
     "diag.sources.recording.writer",
     "diag.http.prometheus_api",

@@ -24,8 +24,7 @@ from diag.core.errors import DiagError
 from diag.diagnosis import configuration
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.report import build_report
-from diag.exporter.collector_thread import CollectionResult
-from diag.exporter.page import HostCollectors, HostPage
+from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import PageReader
 from diag.exposition.scrapes import Target
 from diag.report import gpu_sizing, html, markdown, terminal

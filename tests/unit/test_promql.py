@@ -1,6 +1,10 @@
+import importlib
+import pkgutil
+
 import numpy as np
 import pytest
 
+import diag.promql
 from diag.core.errors import QueryFailed, Unsupported
 from diag.promql import (
     STALE,
@@ -261,13 +265,39 @@ def test_an_evaluator_that_has_no_room_left_still_answers() -> None:
 
 
 def test_an_evaluator_keeps_only_the_latest_instants_and_answers_at_all() -> None:
-    evaluator = Evaluator(Samples([series("x", [float(value) for value in range(300)])]), most_cells=200)
+    evaluator = Evaluator(Samples([series("x", [float(value) for value in range(300)])]), most_cells=300)
     for _ in range(2):
         assert [answers(evaluator.evaluate("x * 2", np.array([at * 10_000]))) for at in range(300)] == [
             [({}, 2.0 * at)] for at in range(300)
         ]
     assert len(evaluator._kept) == MOST_INSTANTS
     assert sum(vector.values.size for kept in evaluator._kept.values() for vector in kept.values()) == 3 * MOST_INSTANTS
+
+
+def test_every_cache_of_functions_has_a_bound() -> None:
+    names = [each.name for each in pkgutil.iter_modules(diag.promql.__path__, "diag.promql.")]
+    caches = {
+        value.__wrapped__.__name__: value.cache_parameters()["maxsize"]
+        for module in map(importlib.import_module, names)
+        for value in vars(module).values()
+        if hasattr(value, "cache_parameters")
+    }
+    assert {"parse", "compiled"} <= caches.keys()
+    assert [name for name, most in caches.items() if most is None] == []
+
+
+def test_the_memory_of_an_evaluator_has_a_bound_over_many_windows_and_queries() -> None:
+    """Subqueries have as many instants as steps, and a query without a result has no cell; both take memory."""
+    evaluator, most = Evaluator(Samples([series("x", [1.0] * 100)]), most_cells=20_000), 0
+    for window in range(300):
+        evaluator.evaluate(f"sum(gone{window})", np.array([0]))
+        evaluator.evaluate("max_over_time((x + gone)[10m:1s])", np.array([window * 10_000]))
+        keys = sum(len(instants) // 8 for instants in evaluator._kept)
+        vectors = sum(max(vector.values.size, 1) for kept in evaluator._kept.values() for vector in kept.values())
+        assert evaluator._room == 20_000 - keys - vectors
+        most = max(most, keys + vectors)
+    assert most <= 20_000 + 600 * MOST_INSTANTS
+    assert len(evaluator._kept) <= MOST_INSTANTS
 
 
 def test_a_series_in_two_blocks_is_refused() -> None:

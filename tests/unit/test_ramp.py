@@ -10,9 +10,9 @@ from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.ramp import results
 from diag.ramp.analysis import Circumstances, compared, conclude, gain_per_doubling
-from diag.ramp.plan import Limits, again, ceiling, next_offer, prompts, why_enough
+from diag.ramp.plan import Limits, ceiling, next_offer, prompts, requests_for_repeat, why_enough
 from diag.ramp.run import environment
-from diag.ramp.step import ClientResult, Latency, Offer, Step, of_client, steady_part
+from diag.ramp.step import ClientResult, Latency, Offer, Step, steady_part, step_from_client
 
 LIMITS = Limits(Contract(ttft_seconds=5.0), seconds=30.0, most=64)
 DATA = Path(__file__).parent.parent / "data" / "load_tools"
@@ -102,8 +102,8 @@ def test_a_step_has_as_many_requests_as_its_seconds_need() -> None:
     assert prompts(Offer(concurrency=8), [closed(2, 2), closed(4, 2)], 1.0, LIMITS) == 80, "a rate that no longer rises"
     assert prompts(Offer(concurrency=4), [], 2.0, LIMITS) == 288, "the first step, with four at a time"
     assert prompts(Offer(rate=10.0), [], 1.0, LIMITS) == 360
-    assert again(closed(4, 4), 100, LIMITS) == 0
-    assert again(closed(4, 4)._replace(seconds=9.0), 100, LIMITS) == 500
+    assert requests_for_repeat(closed(4, 4), 100, LIMITS) == 0
+    assert requests_for_repeat(closed(4, 4)._replace(seconds=9.0), 100, LIMITS) == 500
 
 
 def test_a_step_is_judged_without_its_begin_and_its_end() -> None:
@@ -166,9 +166,9 @@ def test_a_report_of_guidellm_is_read() -> None:
     assert found.requests_per_second == pytest.approx(17.8, abs=0.1)
     assert found.ttft.p50 == pytest.approx(0.142, abs=0.001)
     assert found.end - found.start == pytest.approx(found.seconds)
-    step = of_client(*four, LIMITS.contract)
+    step = step_from_client(*four, LIMITS.contract)
     assert (step.by, step.in_flight, step.ttft.late) == ("client", 4.0, 0.0)
-    assert of_client(*two, LIMITS.contract).ttft.late == pytest.approx(0.1), "percentiles above the SLO"
+    assert step_from_client(*two, LIMITS.contract).ttft.late == pytest.approx(0.1), "percentiles above the SLO"
 
 
 def test_a_result_of_aiperf_is_read() -> None:

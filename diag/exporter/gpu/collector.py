@@ -6,14 +6,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.gpu import nvml
 from diag.exporter.gpu.nvml import NvmlUnavailable
-from diag.exporter.gpu.readings import Gpu, identified, is_named, peers
+from diag.exporter.gpu.readings import Gpu, identify_gpu, is_named, peers
 
 if TYPE_CHECKING:
     from diag.exporter.process.server import Owner
@@ -24,15 +23,6 @@ COUNTED = (13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140
 """Xids that have a series from the start, at 0: a counter that begins at 1 never increases."""
 
 
-@dataclass(frozen=True)
-class _Counting:
-    """State that the thread shares with its watch; the thread must not hold the watch, or neither would ever end."""
-
-    counts: Counter[tuple[str, int]] = field(default_factory=Counter)
-    watched: set[str] = field(default_factory=set)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-
 class XidWatch:
     """Counts Xid errors, which NVML reports only while a thread waits for them.
 
@@ -40,51 +30,54 @@ class XidWatch:
     """
 
     def __init__(self) -> None:
-        self._counting = _Counting()
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._watched: set[str] = set()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to count, until `stop` or until this object is collected."""
-        self._counting = replace(self._counting, stop=threading.Event())
-        weakref.finalize(self, self._counting.stop.set)
-        self._thread = threading.Thread(target=_count_xids, args=(self._counting,), name="diag-xid", daemon=True)
+        self._stop = threading.Event()
+        weakref.finalize(self, self._stop.set)
+        shared = self._counts, self._watched, self._stop  # the thread must not hold this object, or neither would end
+        self._thread = threading.Thread(target=_count_xids, args=shared, name="diag-xid", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop using NVML; takes as long as one wait, and does not wait for a driver that hangs."""
-        self._counting.stop.set()
+        self._stop.set()
         if self._thread:
             self._thread.join(4 * nvml.WAIT / 1000)
             self._thread = None
 
     def samples(self, gpu: str, uuid: str) -> Iterator[Sample]:
         """Yield the counts of one GPU; also of a lost one, whose last Xid shows why."""
-        if uuid in self._counting.watched:
-            found = list(self._counting.counts.items())
+        if uuid in self._watched:
+            found = list(self._counts.items())
             counts = dict.fromkeys(COUNTED, 0) | {xid: n for (of, xid), n in found if of == uuid}
             for xid, count in counts.items():
                 yield "diag_gpu_xid_errors_total", (gpu, uuid, str(xid)), float(count)
 
 
-def _count_xids(counting: _Counting) -> None:
-    while not counting.stop.is_set():
+def _count_xids(counts: Counter[tuple[str, int]], watched: set[str], stop: threading.Event) -> None:
+    while not stop.is_set():
         with suppress(nvml.NvmlUnavailable):
             nvml.start()
             try:
                 events = nvml.Events(device for device in nvml.devices() if device)
                 try:
-                    counting.watched.update(events.watched)
-                    while events.watched and not counting.stop.is_set():
+                    watched.update(events.watched)
+                    while events.watched and not stop.is_set():
                         try:
                             if found := events.wait():
-                                counting.counts[found] += 1
+                                counts[found] += 1
                         except nvml.GpuLost:  # raised at once, again and again; other GPUs may still report errors
-                            counting.stop.wait(1)
+                            stop.wait(1)
                 finally:
                     events.close()
             finally:
                 nvml.stop()
-        counting.stop.wait(PAUSE)
+        stop.wait(PAUSE)
 
 
 NVIDIA = "0x10de"
@@ -125,17 +118,14 @@ class GpuCollector:
         self._xids: XidWatch | None = None
 
     def start(self) -> None:
-        """Count Xid errors from now on."""
         self._xids = XidWatch()
         self._xids.start()
 
     def stop(self) -> None:
-        """Stop counting Xid errors."""
         if self._xids:
             self._xids.stop()
 
     def collect(self) -> Collected:
-        """Read every GPU of the server."""
         now = time.monotonic()
         try:
             if not self._started:
@@ -152,36 +142,32 @@ class GpuCollector:
                 nvml.stop()
             if self._started or now >= self._start_at:
                 self._start_at = now + RETRY
-            self._started, self._why = False, str(error) if self._expects_gpus() else ""
+            vendors = list(self._pci.glob("*/vendor"))
+            has_gpu = any(vendor.read_text(encoding="ascii").strip() == NVIDIA for vendor in vendors)
+            is_problem = self._select or self._gpus or has_gpu or not vendors  # without any vendor, it is unknown
+            self._started, self._why = False, str(error) if is_problem else ""
             for gpu in self._gpus:
                 gpu.is_up = False
             return Collected([sample for gpu in self._gpus for sample in gpu.info()], self._why)
-        return Collected(list(self._samples(by_gpu)), self._problem(now))
 
-    def _expects_gpus(self) -> bool:
-        """Return True if GPUs were named or seen, if the host has an NVIDIA device, or if that is unknown."""
-        vendors = list(self._pci.glob("*/vendor"))
-        found = any(vendor.read_text(encoding="ascii").strip() == NVIDIA for vendor in vendors)
-        return bool(self._select or self._gpus) or found or not vendors
+        samples = list(self._samples(by_gpu))
+        lost = [str(gpu.index) for gpu in self._gpus if not gpu.is_up]
+        if lost and now >= self._anew_at:  # only a restart of NVML finds a GPU that was reset
+            self._anew_at = now + RETRY
+            nvml.stop()
+            self._started = False
+        problem = f"GPU {', '.join(lost)} does not answer" if lost else ""
+        if self._select and not any(is_named(gpu, self._select) for gpu in self._gpus):
+            problem = f"--gpus {','.join(self._select)} names no GPU of this host"
+        return Collected(samples, problem)
 
     def _enumerate(self) -> None:
         known = {gpu.index: gpu for gpu in self._gpus}
         version = nvml.driver_version()
-        found = {i: identified(i, device, version, known.get(i)) for i, device in enumerate(nvml.devices())}
-        gone = {i: identified(i, None, version, gpu) for i, gpu in known.items() if i not in found}
+        found = {i: identify_gpu(i, device, version, known.get(i)) for i, device in enumerate(nvml.devices())}
+        gone = {i: identify_gpu(i, None, version, gpu) for i, gpu in known.items() if i not in found}
         self._gpus = [gpu for _, gpu in sorted((found | gone).items())]
         self._peers = list(peers([gpu for gpu in self._gpus if gpu.device]))
-
-    def _problem(self, now: float) -> str:
-        """Return the problem to report; restart NVML if a GPU is lost, for only that finds one that was reset."""
-        lost = [str(gpu.index) for gpu in self._gpus if not gpu.is_up]
-        if lost and now >= self._anew_at:
-            self._anew_at = now + RETRY
-            nvml.stop()
-            self._started = False
-        if self._select and not any(is_named(gpu, self._select) for gpu in self._gpus):
-            return f"--gpus {','.join(self._select)} names no GPU of this host"
-        return f"GPU {', '.join(lost)} does not answer" if lost else ""
 
     def _samples(self, by_gpu: Sequence[tuple[Gpu, list[Sample]]]) -> Iterator[Sample]:
         owners = self._owners()

@@ -130,29 +130,30 @@ class Device:
     def read(self, readings: Sequence[NvmlReading]) -> list[tuple[NvmlReading, float]]:
         """Return the readings that have a value; a tuple of readings that the caller keeps is planned once."""
         while True:
-            plan, refused = self._plan(readings), len(self._refused)
+            plan, refused = self._plans.get(id(readings)), len(self._refused)
+            if plan is None or plan.readings is not readings or plan.refused != refused:
+                sources = []  # the first one of each reading that has not been refused
+                for reading in readings:
+                    usable = [source for source in reading.sources if source[:2] not in self._refused]
+                    sources += [(reading, usable[0])] if usable else []
+                fields, calls = (
+                    list(dict.fromkeys(source[:2] for _, source in sources if isinstance(source, kind)))
+                    for kind in (Field, NvmlCall)
+                )
+                places = {request: at for at, request in enumerate([*fields, *calls])}
+                placed = [(reading, source, places[source[:2]]) for reading, source in sources]
+                plan = self._plans[id(readings)] = ReadPlan(readings, refused, placed, fields, calls)
             answers = [*self._fields(plan.fields), *map(self._call, plan.calls)]
             if len(self._refused) == refused:
                 break
-        known = ((reading, source, answers[place]) for reading, source, place in plan.sources)
-        return [(reading, _number(source, answer)) for reading, source, answer in known if answer is not None]
-
-    def _plan(self, readings: Sequence[NvmlReading]) -> "ReadPlan":
-        """Choose the first source of each reading that has not been refused."""
-        plan = self._plans.get(id(readings))
-        if plan is None or plan.readings is not readings or plan.refused != len(self._refused):
-            sources = []
-            for reading in readings:
-                usable = [source for source in reading.sources if source[:2] not in self._refused]
-                sources += [(reading, usable[0])] if usable else []
-            fields, calls = (
-                list(dict.fromkeys(source[:2] for _, source in sources if isinstance(source, kind)))
-                for kind in (Field, NvmlCall)
-            )
-            place = {request: at for at, request in enumerate([*fields, *calls])}
-            placed = [(reading, source, place[source[:2]]) for reading, source in sources]
-            plan = self._plans[id(readings)] = ReadPlan(readings, len(self._refused), placed, fields, calls)
-        return plan
+        found = []
+        for reading, source, place in plan.sources:
+            answer = answers[place]
+            if answer is not None:
+                if isinstance(source, NvmlCall) and source.pick != "":
+                    answer = answer[source.pick] if isinstance(source.pick, int) else getattr(answer, source.pick)
+                found.append((reading, float(answer * source.times / source.per)))
+        return found
 
     def processes(self) -> dict[int, int | None]:
         """Return bytes by PID, None if unknown. Never skipped as refused: the call shows a lost GPU."""
@@ -169,7 +170,6 @@ class Device:
         return found
 
     def instances(self) -> list["Device"]:
-        """Return the MIG instances of this GPU."""
         mode = self.ask("nvmlDeviceGetMigMode")
         if not mode or mode[0] != 1:
             return []
@@ -232,7 +232,6 @@ class Events:
         return (uuid, int(event.eventData)) if uuid is not None else None
 
     def close(self) -> None:
-        """Free the event set."""
         with suppress(pynvml.NVMLError):
             _function("nvmlEventSetFree")(self._set)
 
@@ -308,9 +307,3 @@ def _sentence(error: Any) -> str:
 
 def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
-
-
-def _number(source: Source, answer: Any) -> float:
-    if isinstance(source, NvmlCall) and source.pick != "":
-        answer = answer[source.pick] if isinstance(source.pick, int) else getattr(answer, source.pick)
-    return float(answer * source.times / source.per)

@@ -5,6 +5,7 @@ Numbers and units: nvml.h 13.5. A function of readings returns the same tuple fo
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations
@@ -148,7 +149,6 @@ def _labelled(gpu: GpuLabels, readings: Iterable[NvmlReading]) -> tuple[NvmlRead
 
 @lru_cache(MOST_KEPT)
 def each_time(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
-    """Return the readings of every scrape."""
     return _labelled(gpu, _EACH_TIME)
 
 
@@ -223,41 +223,35 @@ class Gpu:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Labels of every sample of this GPU."""
         return str(self.index), self.uuid
 
     def read(self, now: float) -> list[Sample]:
         """Read all samples; none if the GPU is lost. Raises NvmlUnavailable."""
-        samples: list[Sample] = []
-        self.is_up = self.device is not None
-        try:
-            if self.device:
-                samples = self._samples(self.device, now)
-                self.is_up = not self.device.fell_silent()
-        except GpuLost:
-            self.is_up = False
+        self.is_up, device = False, self.device
+        if device is None:
+            return []
+        with suppress(GpuLost):
+            if now >= self._anew_at:
+                self._renew(device, now)
+            processes: dict[int, int | None] = {}
+            for part in (device, *self.instances):
+                processes |= part.processes()
+            self.processes = processes
+            found = self._read(device, each_time(self.labels))
+            if self._links and (NVLINK_BYTES, (*self.labels, "tx")) not in found:
+                found |= self._read(device, link_traffic(self.labels, self._links))
+            if now >= self._seldom_at:
+                kinds = frozenset(labels[2] for family, labels in found if family == NVLINK_ERRORS_TOTAL)
+                counted = any(family == PCIE_BYTES_TOTAL for family, _ in found)
+                self._rare = _as_samples(self._read(device, slow(self.labels, self._links, kinds, not counted)))
+                self._seldom_at = now + SELDOM
+            margin: Found = {}
+            heat = found.get((TEMPERATURE, (*self.labels, "gpu")))
+            if (MARGIN, self.labels) not in found and heat is not None and self._slowdown is not None:
+                margin[MARGIN, self.labels] = self._slowdown - heat  # an older driver does not report it
+            samples = [*_as_samples(found), *self._rare, *self._constant, *_as_samples(margin)]
+            self.is_up = not device.fell_silent()
         return samples if self.is_up else []
-
-    def _samples(self, device: Device, now: float) -> list[Sample]:
-        if now >= self._anew_at:
-            self._renew(device, now)
-        processes: dict[int, int | None] = {}
-        for part in (device, *self.instances):
-            processes |= part.processes()
-        self.processes = processes
-        found = self._read(device, each_time(self.labels))
-        if self._links and (NVLINK_BYTES, (*self.labels, "tx")) not in found:
-            found |= self._read(device, link_traffic(self.labels, self._links))
-        if now >= self._seldom_at:
-            kinds = frozenset(labels[2] for family, labels in found if family == NVLINK_ERRORS_TOTAL)
-            counted = any(family == PCIE_BYTES_TOTAL for family, _ in found)
-            self._rare = _as_samples(self._read(device, slow(self.labels, self._links, kinds, not counted)))
-            self._seldom_at = now + SELDOM
-        margin: Found = {}
-        heat = found.get((TEMPERATURE, (*self.labels, "gpu")))
-        if (MARGIN, self.labels) not in found and heat is not None and self._slowdown is not None:
-            margin[MARGIN, self.labels] = self._slowdown - heat  # an older driver does not report it
-        return [*_as_samples(found), *self._rare, *self._constant, *_as_samples(margin)]
 
     def _renew(self, device: Device, now: float) -> None:
         """Read what does not change, and try again what the GPU refused."""
@@ -300,7 +294,7 @@ def _as_samples(found: Found) -> list[Sample]:
     return [(family, labels, value) for (family, labels), value in found.items()]
 
 
-def identified(index: int, device: Device | None, version: str, known: Gpu | None) -> Gpu:
+def identify_gpu(index: int, device: Device | None, version: str, known: Gpu | None) -> Gpu:
     """Return the GPU at an index: the `known` one if it is still there, else a new one."""
     try:
         uuid = device.ask("nvmlDeviceGetUUID") if device else None
@@ -332,7 +326,6 @@ def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
 
 
 def peers(gpus: Sequence[Gpu]) -> Iterator[Sample]:
-    """Yield the path between each pair of GPUs."""
     for gpu, peer in permutations(gpus, 2):
         if gpu.device is None or peer.device is None:
             continue

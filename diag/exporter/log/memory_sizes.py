@@ -141,7 +141,22 @@ class _MemoryInterpreter(LogInterpreter):
         if serves and (origin is not LineOrigin.VLLM or (pattern and pattern.kind != "event")):
             return
         if pattern:
-            self._read_values(pattern, line.text)
+            settings = parse_settings(line.text) if pattern.name in ("args", "config") else {}
+            values = read_values(pattern, line.text)
+            if "utilization" in values:
+                settings["gpu_memory_utilization"] = values["utilization"]
+            for name in settings.keys() & set(SETTINGS):
+                with suppress(ValueError, OverflowError):
+                    self.memory.settings[name] = float(settings[name])
+            if pattern.name == NO_KV_CACHE_MEMORY:
+                self.memory.sizes.setdefault("kv_cache", (0, 0))
+            for name, value in values.items():
+                with suppress(ValueError, OverflowError):
+                    if name in _NUMBERS:
+                        self.memory.numbers[_NUMBERS[name]] = parse_amount(value)
+                    elif name in _SIZES and (name == "total_gibibytes" or pattern.name != CUDA_OUT_OF_MEMORY):
+                        # when memory runs out, the free memory is not that of the start
+                        self.memory.note(_SIZES[name], f"{parse_amount(value):.2f}")
         if serves or not (line.level in ("INFO", "DEBUG") or line.text.startswith(_WITHOUT_LEVEL)):
             return
         for regex, names in _LOOKED_FOR:
@@ -149,21 +164,3 @@ class _MemoryInterpreter(LogInterpreter):
             for name, value in zip(names, match.groups(), strict=True) if match else ():
                 with suppress(ValueError, OverflowError):  # a line that only looks like one of vLLM's
                     self.memory.note(name, value)
-
-    def _read_values(self, pattern: Pattern, text: str) -> None:
-        """Read the values that the pattern finds; the free memory when memory runs out is not that of the start."""
-        memory, values = self.memory, read_values(pattern, text)
-        settings = parse_settings(text) if pattern.name in ("args", "config") else {}
-        if "utilization" in values:
-            settings["gpu_memory_utilization"] = values["utilization"]
-        for name in settings.keys() & set(SETTINGS):
-            with suppress(ValueError, OverflowError):
-                memory.settings[name] = float(settings[name])
-        if pattern.name == NO_KV_CACHE_MEMORY:
-            memory.sizes.setdefault("kv_cache", (0, 0))
-        for name, value in values.items():
-            with suppress(ValueError, OverflowError):
-                if name in _NUMBERS:
-                    memory.numbers[_NUMBERS[name]] = parse_amount(value)
-                elif name in _SIZES and (name == "total_gibibytes" or pattern.name != CUDA_OUT_OF_MEMORY):
-                    memory.note(_SIZES[name], f"{parse_amount(value):.2f}")

@@ -260,7 +260,14 @@ class RecordTracker:
         """
         if phase == "serving":
             clock = line.at if line.stamped else read_at
-            is_quoted = line.form == "inside" or self._is_in_endless(line, clock)
+            is_quoted = line.form == "inside"
+            if self._endless is not None and not is_quoted:
+                began, before = self._endless
+                is_over = clock is not None and (began is None or clock - began >= QUIET)
+                is_quoted = not is_over
+                # a line's own time may be a part of the text too, so it ends the text for later lines at most
+                is_last = clock is None and line.source and line.at is not None and line.at - before >= QUIET
+                self._endless = None if is_over or is_last else self._endless
             is_exception = line.level != RAW or (pattern is None and line.text.startswith(_ENDLESS))
             if line.form == "line" and not line.source and line.level in FAILED and is_exception:
                 self._endless = clock, latest or 0.0
@@ -281,21 +288,6 @@ class RecordTracker:
     def has_process(self, pid: str) -> bool:
         """Return True if a process of the start has that PID; "" in releases that log no PID."""
         return pid in self._pids
-
-    def _is_in_endless(self, line: ParsedLine, clock: float | None) -> bool:
-        """Return True if a line may be a part of a text without an end.
-
-        Its own time may be a part of the text too, so it ends the text for later lines at most.
-        """
-        if self._endless is None:
-            return False
-        began, latest = self._endless
-        if clock is not None and (began is None or clock - began >= QUIET):
-            self._endless = None
-            return False
-        if clock is None and line.source and line.at is not None and line.at - latest >= QUIET:
-            self._endless = None
-        return True
 
     def _origin_by_head(self, line: ParsedLine, pattern: Pattern | None, phase: Phase) -> LineOrigin:
         """Return the origin of a line with a head: by the record that it continues, else by the file that logs it."""
@@ -318,23 +310,19 @@ class RecordTracker:
         if record is not None:
             if line.text.startswith(TRACEBACK):
                 self._open[line.head] = record._replace(has_traceback=True)
-            return LineOrigin.VLLM if _continues(record, pattern, is_logged_by_file) else LineOrigin.QUOTED
+            if record.ends:
+                continues = pattern is None or not pattern.logger or is_logged_by_file
+            elif record.is_blank:  # of the logo
+                continues = pattern is None or pattern.name in ("logo", "model")
+            elif pattern is None or record.pattern is None:
+                continues = False
+            else:
+                is_event = record.has_traceback and pattern.record_event == record.pattern.name != ""
+                continues = pattern == record.pattern or is_event
+            return LineOrigin.VLLM if continues else LineOrigin.QUOTED  # else the record quotes a text
         if pattern is None or (phase == "unknown" and pattern.kind in _STARTUP_KINDS):
             return LineOrigin.VLLM
         if not (is_logged_by_file if pattern.logger else pattern.kind in _STARTUP_KINDS or says_end):
             return LineOrigin.QUOTED
         is_known = not self._pids or line.pid in self._pids or pattern.kind != "event" or not is_vllm_head
         return LineOrigin.VLLM if is_known else LineOrigin.UNPROVEN
-
-
-def _continues(record: _Record, pattern: Pattern | None, is_logged_by_file: bool) -> bool:
-    """Return True if a further line of a record counts, False if it is a text that the record quotes."""
-    if record.ends:
-        return pattern is None or not pattern.logger or is_logged_by_file
-    if record.is_blank:  # of the logo
-        return pattern is None or pattern.name in ("logo", "model")
-    if pattern is None or record.pattern is None:
-        return False
-    return pattern == record.pattern or (
-        record.has_traceback and pattern.record_event == record.pattern.name and pattern.record_event != ""
-    )

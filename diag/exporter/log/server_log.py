@@ -162,8 +162,14 @@ class LogInterpreter:
         if pattern is None:
             return
         if origin is LineOrigin.VLLM:
-            if self._next_start and pattern.kind in ("hint", "stage", "setting", "progress"):
-                self._begin_if_another_file(line)
+            banners = self._next_start
+            if banners and pattern.kind in ("hint", "stage", "setting", "progress") and line.source:
+                file, other = (each.source.partition(":")[0] for each in (line, banners[0][1]))
+                if file != other:  # the banners did announce a start: its lines are from several files of vLLM's
+                    self._next_start = []
+                    self._begin(banners[0][2])
+                    for banner in banners:
+                        self._on_banner(*banner)
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
         elif pattern.kind == "event" and not self._was_stopped:
             self._events.note_unproven(pattern.name, at)
@@ -192,16 +198,6 @@ class LogInterpreter:
         if not self._startup.exists:
             self._begin(at)
         self._on_setting(pattern, line, at)
-
-    def _begin_if_another_file(self, line: ParsedLine) -> None:
-        """Begin a start that banners announced, if `line` is of a start too and from another file of vLLM's."""
-        banners = self._next_start
-        if not line.source or line.source.partition(":")[0] == banners[0][1].source.partition(":")[0]:
-            return
-        self._next_start = []
-        self._begin(banners[0][2])
-        for banner in banners:
-            self._on_banner(*banner)
 
     def _begin(self, at: float) -> None:
         self._listens, self._ending = False, set()
@@ -303,7 +299,6 @@ class LogInterpreter:
         self._crashes.crash(at)
 
     def samples(self, now: float) -> list[Sample]:
-        """Return everything that is known at that time."""
         found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
         found += self._events.samples()
         found += self._root_cause.samples()
@@ -373,22 +368,20 @@ class ServerLog:
             self._interpreter.take_request(self._parser.parse_time(request["iso"], read_at), read_at, live)
             self._if_ended = None
             return
-        for parsed in self._parser.parse(line[:MOST_CHARACTERS], read_at):
-            self._take(parsed._replace(number=number), read_at, live)
-
-    def _take(self, line: ParsedLine, read_at: float, live: bool) -> None:
-        pattern, main = recognise(line.text, line.level), self._interpreter
-        if self._if_ended is None and main.phase == "serving" and main.shows_failed_start(line, pattern):
-            self._if_ended = main.with_server_ended(read_at, live)
-        starts, served = main.starts, main.served
-        main.take(line, pattern, read_at, live)
-        if self._if_ended is None:
-            return
-        self._if_ended.take(line, pattern, read_at, live)
-        if main.starts > starts and self._has_ended(read_at):
-            self._interpreter = self._if_ended
-        if main.starts > starts or main.served > served or main.phase != "serving":
-            self._if_ended = None
+        for each in self._parser.parse(line[:MOST_CHARACTERS], read_at):
+            parsed, main = each._replace(number=number), self._interpreter
+            pattern = recognise(parsed.text, parsed.level)
+            if self._if_ended is None and main.phase == "serving" and main.shows_failed_start(parsed, pattern):
+                self._if_ended = main.with_server_ended(read_at, live)
+            starts, served = main.starts, main.served
+            main.take(parsed, pattern, read_at, live)
+            if self._if_ended is None:
+                continue
+            self._if_ended.take(parsed, pattern, read_at, live)
+            if main.starts > starts and self._has_ended(read_at):
+                self._interpreter = self._if_ended
+            if main.starts > starts or main.served > served or main.phase != "serving":
+                self._if_ended = None
 
     def page(self, at: float, answers: bool, live: bool = True) -> None:
         """Note whether /metrics answered; if it did, no line that was read live before was of another start."""
@@ -410,6 +403,5 @@ class ServerLog:
         return is_silent and self._if_ended is not None and self._if_ended.failed > 0
 
     def samples(self, now: float) -> list[Sample]:
-        """Return everything that is known at that time."""
         interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self._interpreter
         return interpreter.samples(now)

@@ -160,7 +160,6 @@ class LogFile:
         return True
 
     def wait(self, stopped: threading.Event) -> None:
-        """Wait until the next look."""
         if self.path == STDIN and self._fd == 0:
             select.select([self._fd], [], [], EVERY)
         else:
@@ -195,12 +194,21 @@ class LogTail:
 
     def start(self) -> None:
         """Follow the log in a thread, which ends on `stop` or when nothing refers to this object any more."""
-        thread_args = (weakref.ref(self), self._stopped, self._source)
-        self._thread = threading.Thread(target=_follow, args=thread_args, name="diag-log-tail", daemon=True)
+        tail_ref, stopped, source = weakref.ref(self), self._stopped, self._source
+
+        def follow() -> None:  # must not hold this object
+            while not stopped.is_set() and not source.ended and (tail := tail_ref()):
+                tail.step()
+                del tail
+                source.wait(stopped)
+            if last := tail_ref():
+                last.finish()
+            source.close()
+
+        self._thread = threading.Thread(target=follow, name="diag-log-tail", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following the log."""
         self._stopped.set()
         if self._thread:
             self._thread.join(5)
@@ -279,13 +287,3 @@ class LogTail:
         with self._lock:
             for line in lines:
                 self.state.feed(line.text, read_at, self._live, line.number)
-
-
-def _follow(tail_ref: "weakref.ref[LogTail]", stopped: threading.Event, source: LogFile) -> None:
-    while not stopped.is_set() and not source.ended and (tail := tail_ref()):
-        tail.step()
-        del tail
-        source.wait(stopped)
-    if last := tail_ref():
-        last.finish()
-    source.close()

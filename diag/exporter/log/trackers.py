@@ -55,7 +55,6 @@ class StartupProgress:
         return self.exists and not self.is_ready
 
     def reach(self, stage: int, at: float) -> None:
-        """Note a line of that stage."""
         if self.has_ended or self.is_ready:
             return
         if self.stage is None:
@@ -152,7 +151,6 @@ class CrashStreak:
             self._count, self._runs = 0, False
 
     def count(self, now: float) -> int:
-        """Return the crashes in a row at that time."""
         is_steady = self._runs and self._ready_at is not None and now - self._ready_at >= STEADY_SECONDS
         return 0 if is_steady else self._count
 
@@ -186,7 +184,6 @@ class EventCounts:
         self._unproven[event] = max(at, self._unproven.get(event, 0.0))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield counts, times and numbers."""
         for event, count in self._counts.items():
             yield "diag_vllm_log_events_total", (event,), count
             yield "diag_vllm_log_event_last_timestamp_seconds", (event,), self._times[event]

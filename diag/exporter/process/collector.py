@@ -6,12 +6,12 @@ A look reads the processes that are new since the last one, and one small file f
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
-from diag.exporter.process.server import Owner, ServerProcess, axis_sizes, find_server, owners_of
+from diag.exporter.process.server import Owner, ServerProcess, assign_owners, axis_sizes, find_server
 from diag.exporter.process.table import (
     HALTED,
     ProcessEntry,
@@ -69,14 +69,22 @@ class ProcessCollector:
     def collect(self) -> Collected:
         """Collect CPU time and state of every process, how many run in each role, and when the server was started."""
         view = self._view = self._look(self._view or ProcessView())
-        helped = _helped(view)
+        helped: dict[int, float] = defaultdict(float)  # by processes without a role, such as a compiler
+        for pid in view.members.keys() - view.owners.keys():
+            helper, owner = view.members[pid], next((p for p in ancestry(view.members, pid) if p in view.owners), None)
+            if owner and (usage := helper.usage()):
+                helped[owner] += usage.cpu + usage.ended
         samples = [
             sample
             for pid, owner in view.owners.items()
-            for sample in _samples(pid, view.members[pid], owner, helped.get(pid, 0.0))
+            for sample in _samples(pid, view.members[pid], owner, helped[pid])
         ]
         problem = "" if samples else view.problem
-        running = _running(samples, view.members)
+        # zombies do not run, and an engine counts once it has its title: without one, any process that an API server
+        # starts may be taken for it
+        stopped = [(int(labels[0]), labels[1], value) for name, labels, value in samples if name == STOPPED]
+        there = ((role, view.members[pid]) for pid, role, halted in stopped if not halted or view.members[pid].runs())
+        running = Counter(role for role, entry in there if role != "engine" or entry.role == role)
         ended = {"engine"} if "api_server" in view.roles and not running["api_server"] else set()
         self._view = replace(view, roles=view.roles | running.keys() | ended)  # no engine outlives its API server
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
@@ -118,7 +126,6 @@ class ProcessCollector:
         return server.started if server else None
 
     def server_pid(self) -> int | None:
-        """Return the PID of the server's topmost process."""
         server = self._last().server
         return server.pid if server else None
 
@@ -148,7 +155,7 @@ class ProcessCollector:
             members |= added
         same = server is not None and last.server is not None and server.pid == last.server.pid
         sizes = axis_sizes(members, last.sizes if same else {})
-        owners = owners_of(members, server.pid if server else 0, sizes, last.owners)
+        owners = assign_owners(members, server.pid if server else 0, sizes, last.owners)
         roles = last.roles if same or server is None else frozenset()
         ended = time.monotonic()
         search_at = ended + max(SEARCH_SECONDS, (ended - begun) / SEARCH_SHARE) if search else last.search_at
@@ -159,17 +166,6 @@ def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:
     """Return children that are no members yet; a parent is older than its child, or its PID was reused."""
     found = ((pid, entry) for pid, entry in table.items() if entry.parent in members and pid not in members)
     return {pid: entry for pid, entry in found if members[entry.parent].created <= entry.created}
-
-
-def _helped(view: ProcessView) -> Mapping[int, float]:
-    """Return CPU seconds of processes without a role, such as a compiler, by the process of vLLM that they run for."""
-    seconds: dict[int, float] = defaultdict(float)
-    for pid in view.members.keys() - view.owners.keys():
-        owner = next((above for above in ancestry(view.members, pid) if above in view.owners), None)
-        usage = view.members[pid].usage() if owner else None
-        if owner and usage:
-            seconds[owner] += usage.cpu + usage.ended
-    return seconds
 
 
 def _samples(pid: int, entry: ProcessEntry, owner: Owner, helped: float) -> Iterator[Sample]:
@@ -189,13 +185,3 @@ def _samples(pid: int, entry: ProcessEntry, owner: Owner, helped: float) -> Iter
         yield STOPPED, labels, float(bool(usage.halted))
         for state in HALTED.values():
             yield "diag_vllm_process_state", (*labels, socket.gethostname(), state), float(state == usage.halted)
-
-
-def _running(samples: Sequence[Sample], members: ProcessTable) -> Counter[str]:
-    """Count the processes that run in each role, without zombies.
-
-    An engine counts once it has its title: without one, any process that an API server starts may be taken for it.
-    """
-    stopped = [(int(labels[0]), labels[1], value) for name, labels, value in samples if name == STOPPED]
-    there = ((role, members[pid]) for pid, role, is_stopped in stopped if not is_stopped or members[pid].runs())
-    return Counter(role for role, entry in there if role != "engine" or entry.role == role)

@@ -43,7 +43,6 @@ class ControlGroup:
     proc: Path = Path("/proc")
 
     def samples(self) -> Iterator[Sample]:
-        """Yield every sample that can be read now."""
         yield from self._memory()
         for folder in self.memory[:1]:
             counts = _pairs(read_file(f"{folder}/memory.events") or read_file(f"{folder}/memory.oom_control"))

@@ -36,11 +36,17 @@ def find_server(
     table: ProcessTable, port: int | None, outlived: Collection[int], listening: Collection[int]
 ) -> tuple[ServerProcess | None, str]:
     """Return the server, or a sentence why there is none; `outlived` are processes of an earlier server."""
-    tops = [top for pid in listening if (top := _top(table, pid))]
-    if tops:
-        return _server(table, tops[0], True), ""
+    for listener in listening:  # children inherit sockets, and psutil names any one of their owners
+        chain = ancestry(table, listener)
+        replicas = [pid for pid in chain if table[pid].role == "api_server" and "DP" in table[pid].index]
+        engines = (pid for pid, entry in table.items() if entry.role == "engine")
+        embeds = any(listener in ancestry(table, pid) for pid in engines)
+        tops = [*replicas, *(pid for pid in reversed(chain) if table[pid].serves), *([listener] if embeds else [])]
+        if tops:
+            return _server(table, tops[0], True), ""
+
     serving = {pid for pid, entry in table.items() if entry.serves and pid not in outlived}
-    on_port = [pid for pid in serving if port is None or port_of(table[pid].argv) == str(port)]
+    on_port = [pid for pid in serving if port is None or parse_port(table[pid].argv) == str(port)]
     tops = [pid for pid in on_port if serving.isdisjoint(ancestry(table, pid)[1:])]
     if len(tops) == 1:
         return _server(table, tops[0], False), ""
@@ -51,18 +57,7 @@ def find_server(
     return None, f"no vLLM process is visible that {which}: {share}"
 
 
-def _top(table: ProcessTable, listener: int) -> int:
-    """Return the server of a socket, or 0: children inherit sockets, and psutil names any one of their owners."""
-    chain = ancestry(table, listener)
-    replicas = [pid for pid in chain if table[pid].role == "api_server" and "DP" in table[pid].index]
-    serving = [pid for pid in reversed(chain) if table[pid].serves]
-    embedding = [
-        listener for pid, entry in table.items() if entry.role == "engine" and listener in ancestry(table, pid)
-    ]
-    return next(iter([*replicas, *serving, *embedding]), 0)
-
-
-def port_of(argv: tuple[str, ...]) -> str:
+def parse_port(argv: tuple[str, ...]) -> str:
     """Return the port in a vLLM server's command line; "" if a config file may set it or the value is missing."""
     return _last_given(argv, "--port", "" if any(_named(word, "--config") for word in argv) else "8000")
 
@@ -77,14 +72,14 @@ def _named(word: str, flag: str) -> bool:
     return word.partition("=")[0] == flag
 
 
-def servers_here() -> list[str]:
+def find_local_servers() -> list[str]:
     """Return the URLs of the vLLM servers on this host whose command lines show the port."""
     table = read_table({}, {})
     serving = {pid for pid, entry in table.items() if entry.serves}
     urls = []
     for pid in sorted(serving):
         argv = table[pid].argv
-        if serving.isdisjoint(ancestry(table, pid)[1:]) and (port := port_of(argv)):
+        if serving.isdisjoint(ancestry(table, pid)[1:]) and (port := parse_port(argv)):
             scheme = "https" if _last_given(argv, "--ssl-certfile") else "http"
             host = _last_given(argv, "--host")
             host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
@@ -137,7 +132,7 @@ def axis_sizes(members: ProcessTable, last: Mapping[str, int]) -> Mapping[str, i
     return sizes
 
 
-def owners_of(
+def assign_owners(
     members: ProcessTable, server: int, sizes: Mapping[str, int], last: Mapping[int, Owner]
 ) -> Mapping[int, Owner]:
     """Return role and rank of the members that have a role; `last` has those of the look before."""
@@ -147,7 +142,7 @@ def owners_of(
         if pid == server:
             roles[pid] = "api_server"
         elif entry.parent in members:
-            roles[pid] = role_of(entry, members[entry.parent], roles[entry.parent])
+            roles[pid] = infer_role(entry, members[entry.parent], roles[entry.parent])
         else:
             roles[pid] = last[pid].role if pid in last else entry.role
     roles = {pid: role for pid, role in roles.items() if role}
@@ -173,7 +168,7 @@ def owners_of(
     return owners
 
 
-def role_of(entry: ProcessEntry, parent: ProcessEntry, parent_role: str) -> str:
+def infer_role(entry: ProcessEntry, parent: ProcessEntry, parent_role: str) -> str:
     """Return the role in the title; a child without one, or with its parent's, has the role that its parent starts."""
     forked = parent.argv == entry.argv
     if entry.role and not forked:

@@ -52,12 +52,10 @@ class ProcessEntry:
 
     @cached_property
     def serves(self) -> bool:
-        """True for the command line of a vLLM server."""
         return bool(_SERVER.match(" ".join(self.argv)))
 
     @cached_property
     def role(self) -> str:
-        """The role in the process title, "" without one."""
         title = _TITLE.fullmatch(self.argv[0]) if self.argv else None
         return _ROLES[title[1]] if title else ""
 
@@ -68,7 +66,6 @@ class ProcessEntry:
 
     @property
     def age(self) -> float:
-        """Seconds since it was created."""
         return time.time() - self.created
 
     def exists(self) -> bool:
@@ -178,7 +175,6 @@ def oom_kills() -> int | None:
 
 
 def ancestry(table: ProcessTable, pid: int) -> list[int]:
-    """Return a process, its parent, and so on."""
     chain: list[int] = []
     while pid in table and pid not in chain:
         chain.append(pid)

@@ -3,10 +3,9 @@
 import time
 
 from diag.core.metric_families import plain
-from diag.exporter.collector_thread import CollectionResult
-from diag.exporter.page import HostPage, ServerView
+from diag.exporter.page import CollectionResult, HostPage, ServerView
 from diag.exporter.vllm_page import PageReader, Scraped, is_answer, is_ours
-from diag.exposition.lines import NotMetrics
+from diag.exposition import NotMetrics
 from diag.http.failure import Failure
 from diag.http.vllm_server import VllmServer
 from diag.sources.live.server import Unanswered

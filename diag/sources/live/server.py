@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from diag.core.formatting import clock, printable
-from diag.exposition.lines import NotMetrics
+from diag.exposition import NotMetrics
 from diag.exposition.scrapes import Target
 from diag.http.deadline import run_in_thread
 from diag.http.failure import Failure

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from diag.core.errors import BadRecording
 from diag.core.files import exists, opened, read_toml
 from diag.core.formatting import moment, plural, printable
-from diag.exposition.lines import MOST_BYTES
+from diag.exposition import MOST_BYTES
 from diag.exposition.scrapes import Target
 from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
 from diag.sources.observation import Observation, Origin, observation

@@ -16,7 +16,7 @@ from diag import __version__
 from diag.core.errors import BadRecording, BadUsage
 from diag.core.files import exists, only_writer, written_whole
 from diag.core.formatting import printable
-from diag.exposition.lines import CUT, is_cut
+from diag.exposition import CUT, is_cut
 from diag.sources.live.scrape import ScrapePlan, ScrapeProgress, Scraper
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import ABOUT, PAGES
