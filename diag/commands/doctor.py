@@ -32,8 +32,8 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
     if file is None:
         report, queries = look(options, contract, incidents, only_suspects=only_suspects)
         return report._replace(normality=_by_peers(queries, report))
-    from diag.verify.baseline import read
-    from diag.verify.normal import by_baseline
+    from diag.normal.baseline import read
+    from diag.normal.comparison import by_baseline
 
     known = read(file)  # an error in it is reported before servers are scraped
     report, queries = look(options, contract, incidents, only_suspects=only_suspects)
@@ -61,7 +61,7 @@ def _by_peers(queries: QueryCache, report: Report) -> Normality:
     ill = list(dict.fromkeys(dict(diagnosis.subject).get("instance", "") for diagnosis in diagnoses))
     if not ill or len(report.observed.servers) < 2:
         return report.normality
-    from diag.verify.normal import by_peers
+    from diag.normal.comparison import by_peers
 
     return by_peers(queries, ill[:MOST_COMPARED])
 

@@ -22,10 +22,10 @@ from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache, TelemetrySource
 from diag.diagnosis.report import Observed, build_report, not_measured, server
+from diag.diagnosis.snapshot import Snapshot
 from diag.knowledge.catalog import load
 from diag.sources.observation import Observation, SampleSource
 from diag.sources.prometheus.scope import Scope
-from diag.verify.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from diag.http.vllm_server import VllmServer

@@ -13,9 +13,10 @@ from diag.core.formatting import number, quantity
 from diag.core.incident import Fix
 from diag.diagnosis.proposals import command_in, written
 from diag.diagnosis.report import Finding
+from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
-from diag.verify.load import SAME_LOAD, Load, direction, flat, requests_in_flight
-from diag.verify.snapshot import ServerSnapshot
+from diag.normal.measures import SAME_LOAD
+from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"

@@ -14,6 +14,7 @@ import numpy as np
 from diag.core.incident import OPPOSITE, Condition, Incident
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import (
     ITL,
     progress,
@@ -28,7 +29,6 @@ from diag.knowledge.signals.gpu import serving
 from diag.knowledge.signals.peers import tokens_of_peers
 from diag.verify.changes import AppliedFix
 from diag.verify.load import Load
-from diag.verify.snapshot import ServerSnapshot
 
 CLEAR = 1 / 3
 """Share of the signal's size: preemptions differ by 0.21 between two runs of one load (kv_cascade, kv_cascade_base), by

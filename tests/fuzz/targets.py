@@ -29,6 +29,7 @@ from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.core.metric_families import plain
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
+from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
 from diag.exporter.vllm_page import PageReader
@@ -37,13 +38,12 @@ from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load
+from diag.normal.baseline import learn, save
+from diag.normal.baseline import read as read_baseline
+from diag.normal.comparison import by_baseline
 from diag.report import html, markdown, settings, terminal
 from diag.report import json as as_json
 from diag.sources.recording.reader import read as read_recording
-from diag.verify.baseline import learn, save
-from diag.verify.baseline import read as read_baseline
-from diag.verify.normal import by_baseline
-from diag.verify.snapshot import Snapshot
 from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.server import launch

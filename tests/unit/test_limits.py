@@ -17,11 +17,11 @@ from diag.exposition import lines, scrapes
 from diag.exposition.lines import NotMetrics
 from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
+from diag.normal import baseline
 from diag.promql import parser
 from diag.sources.kubernetes import cluster, servers
 from diag.sources.prometheus import client as queries
 from diag.sources.recording import reader
-from diag.verify import baseline
 from diag.vllm.command import parse
 from diag.vllm.memory import model
 

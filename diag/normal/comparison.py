@@ -12,9 +12,8 @@ from diag.core.formatting import listed, plural, printable
 from diag.core.subjects import Floats
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, NormalReading
-from diag.verify.baseline import Baseline
-from diag.verify.load import SAME_LENGTHS, SAME_LOAD
-from diag.verify.measures import Measured, Row, ServerKind, measure, starts
+from diag.normal.baseline import Baseline
+from diag.normal.measures import SAME_LENGTHS, SAME_LOAD, Measured, Row, ServerKind, measure, starts
 
 FEWEST = 5
 """Windows of the baseline at a load, below which no speed is called normal (judged)."""

@@ -17,21 +17,26 @@ from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.signals import RUNNING
 from diag.knowledge.signals.kv_cache import prefix_cache_hit_rate
 from diag.knowledge.signals.startup import PHASE, SPENT
-from diag.verify.load import FEWEST
 
 WINDOW = 10.0
 """Seconds of one row; three scrape intervals if these are longer than 3 s."""
 FEWEST_TOKENS = 50
 """Tokens in a window below which its mean depends more on single requests than on the server (judged)."""
+FEWEST_REQUESTS = 3
+"""Requests below which the signals have no value either."""
+SAME_LOAD = 1.33
+"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
+SAME_LENGTHS = 1.5
+"""Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base), by more if few are long."""
 ENGINE = ("instance", "engine")
 COLUMNS: Mapping[str, str] = {
     "running": "$requests_running_mean",
     "waiting": "$requests_waiting_mean",
-    "prompt_tokens": f"$prompt_tokens / ($first_tokens >= {FEWEST})",
-    "output_tokens": f"$finished_output_tokens / ($finished_requests >= {FEWEST})",
+    "prompt_tokens": f"$prompt_tokens / ($first_tokens >= {FEWEST_REQUESTS})",
+    "output_tokens": f"$finished_output_tokens / ($finished_requests >= {FEWEST_REQUESTS})",
     "itl_seconds": f"$itl_sum / ($itl_count >= {FEWEST_TOKENS})",
     "ttft_seconds": "sum by ($by) (increase(vllm:time_to_first_token_seconds_sum[$window]))"
-    f" / ($first_tokens >= {FEWEST})",
+    f" / ($first_tokens >= {FEWEST_REQUESTS})",
     "tokens_per_second": "$output_tokens_rate > 0",
     "joules_per_token": "sum by (instance) (avg_over_time(diag_gpu_power_watts[$window])"
     " unless on (instance, gpu) $gpus_not_serving) / ($output_tokens_rate by (instance) > 0)",

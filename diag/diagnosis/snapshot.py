@@ -1,4 +1,4 @@
-"""Snapshots of servers before or after a change: judged, with further queries over the whole span."""
+"""A snapshot: the report of one run, with further queries about each server over the whole span."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
