@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diag.core.contract import Contract
-from diag.core.contract_file import apply_overrides, find, renamed_thresholds
+from diag.core.contract import Contract, apply_overrides, find, renamed_thresholds
 from diag.core.errors import BadUsage, NoHostName, UnknownHost
 from diag.core.files import exists
 from diag.core.formatting import plural, printable

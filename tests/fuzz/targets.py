@@ -21,9 +21,8 @@ from support.bad_servers import Reply, Request
 from diag import promql
 from diag.commands import lint
 from diag.commands.observe import ObserveOptions, judge_observation, prometheus_source, site, take_snapshot
-from diag.core.contract import Contract
-from diag.core.contract_file import apply_overrides
-from diag.core.contract_file import read as read_contract
+from diag.core.contract import Contract, apply_overrides
+from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.core.metric_families import plain
