@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from diag.core.formatting import quantity
+
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", ">=", "<", "<="]
 RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
@@ -23,7 +25,10 @@ OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=":
 
 
 class Source(NamedTuple):
-    """The rationale of a number; `reference` is a permalink, a recording's name, or empty (judged)."""
+    """The rationale of a number; `reference` is a permalink, a recording's name, or empty (judged).
+
+    `{threshold}` in `says` stands for the threshold of the condition that it explains.
+    """
 
     kind: Literal["documented", "measured", "reported", "judged"]
     says: str
@@ -117,19 +122,19 @@ class Signal(NamedTuple):
 
     def above(self, limit: float | str, why: Source) -> "Condition":
         """`self > limit`; a limit given by name is an entry of the measurement contract."""
-        return Condition(self, ">", limit, why)
+        return _condition(self, ">", limit, why)
 
     def at_least(self, limit: float | str, why: Source) -> "Condition":
         """`self >= limit`."""
-        return Condition(self, ">=", limit, why)
+        return _condition(self, ">=", limit, why)
 
     def below(self, limit: float | str, why: Source) -> "Condition":
         """`self < limit`."""
-        return Condition(self, "<", limit, why)
+        return _condition(self, "<", limit, why)
 
     def at_most(self, limit: float | str, why: Source) -> "Condition":
         """`self <= limit`."""
-        return Condition(self, "<=", limit, why)
+        return _condition(self, "<=", limit, why)
 
 
 class Condition(NamedTuple):
@@ -139,6 +144,18 @@ class Condition(NamedTuple):
     op: Comparison
     limit: float | str
     why: Source
+
+    @property
+    def limit_with_unit(self) -> str:
+        """The threshold for a text beside the condition, "5 %"; the name of an entry of the contract stays a name."""
+        return self.limit if isinstance(self.limit, str) else quantity(self.limit, self.signal.unit)
+
+
+def _condition(signal: Signal, op: Comparison, limit: float | str, why: Source) -> Condition:
+    """Return the condition, with its threshold in the place of `{threshold}` in the rationale."""
+    condition = Condition(signal, op, limit, why)
+    says = why.says.replace("{threshold}", condition.limit_with_unit)
+    return condition._replace(why=why._replace(says=says))
 
 
 class LookAlike(NamedTuple):
