@@ -229,21 +229,18 @@ def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
         "versions": released(fix),
         "rationale": why(fix.why),
     }
-    change = f" `{_typed(fix)}`:" if fix.name else ""
+    if fix.command:
+        typed = re.sub(r"\{(\w+)\}", r"<\1>", fix.command)
+    elif fix.value is None:
+        typed = f"remove {fix.name}" if fix.flag else fix.name
+    else:
+        value = "<computed>" if isinstance(fix.value, Signal) else fix.value
+        typed = f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
+    change = f" `{typed}`:" if fix.name else ""
     margin = " " * len(f"{number}. ")
     text = fix.change.replace("{value}", "`<computed>`")  # code, or Markdown takes it for an HTML tag
     lines = [f"{margin}- {name}: {text}" for name, text in details.items() if text]
     return [f"{number}.{change} {text}", *lines]
-
-
-def _typed(fix: Fix) -> str:
-    """Return the change as it is typed."""
-    if fix.command:
-        return re.sub(r"\{(\w+)\}", r"<\1>", fix.command)
-    if fix.value is None:
-        return f"remove {fix.name}" if fix.flag else fix.name
-    value = "<computed>" if isinstance(fix.value, Signal) else fix.value
-    return f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
 
 
 def _verify(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:

@@ -64,14 +64,34 @@ class AppliedFix:
 
 def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChange, ...]:
     """Return all known differences between two snapshots of a server; settings that vLLM derives come last."""
-    facts = []
+    found = []
     for name, query, label in FACTS:
         old, new = _fact(before, query, label), _fact(after, query, label)
         if old and new and old != new:
-            facts.append(SettingChange(name, old, new))
-    launched = {change.name: change for change in _launch_changes(before, after)}
-    by_name = launched | {change.name: change for change in _config_changes(before, after)}
-    return tuple(sorted([*facts, *by_name.values()], key=lambda change: change.derived))
+            found.append(SettingChange(name, old, new))
+
+    # the options of the launch commands, if both are known; the command of a process has no variables
+    by_name: dict[str, SettingChange] = {}
+    launches = _launch_options(before), _launch_options(after)
+    if all(launches):
+        variables = all(any(not name.startswith("-") for name in launch) for launch in launches)
+        for name in sorted(launches[0].keys() | launches[1].keys()):
+            earlier, later = (launch.get(name) for launch in launches)
+            if name not in ADDRESS and earlier != later:
+                by_name[name] = SettingChange(name, earlier, later, known=name.startswith("-") or variables)
+
+    # settings that are numbers; one that only a single side publishes may be the default of the other
+    before_by_flag, after_by_flag = (
+        {labels["flag"]: f"{value:.12g}" for labels, value in server.series(CONFIG) if labels.get("flag")}
+        for server in (before, after)
+    )
+    for flag in sorted(before_by_flag.keys() | after_by_flag.keys()):
+        earlier, later, derived = before_by_flag.get(flag), after_by_flag.get(flag), flag in DERIVED
+        on_both = earlier is not None and later is not None
+        if earlier != later and (on_both or not (all(launches) or derived)):
+            name = flag if derived else f"--{flag.replace('_', '-')}"
+            by_name[name] = SettingChange(name, earlier, later, derived, on_both)
+    return tuple(sorted([*found, *by_name.values()], key=lambda change: change.derived))
 
 
 def models(server: ServerSnapshot) -> str:
@@ -82,35 +102,6 @@ def models(server: ServerSnapshot) -> str:
 def _fact(server: ServerSnapshot, query: str, label: str) -> str:
     counted = ((labels.get(label, ""), count) for labels, count in server.series(query))
     return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPUS else text for text, count in counted if text))
-
-
-def _config_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
-    """Yield the changes of settings that are numbers, as every source publishes them.
-
-    A setting that only one side publishes may be the default of the other: it counts only if no launch commands are
-    known.
-    """
-    old, new = (
-        {labels["flag"]: f"{value:.12g}" for labels, value in server.series(CONFIG) if labels.get("flag")}
-        for server in (before, after)
-    )
-    has_commands = bool(_launch_options(before) and _launch_options(after))
-    for flag in sorted(old.keys() | new.keys()):
-        on_both, derived = flag in old and flag in new, flag in DERIVED
-        if old.get(flag) != new.get(flag) and (on_both or not (has_commands or derived)):
-            name = flag if derived else f"--{flag.replace('_', '-')}"
-            yield SettingChange(name, old.get(flag), new.get(flag), derived, on_both)
-
-
-def _launch_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
-    """Yield the differences of two launch commands, if both are known; the command of a process has no variables."""
-    old, new = _launch_options(before), _launch_options(after)
-    if not old or not new:
-        return
-    variables = all(any(not name.startswith("-") for name in command) for command in (old, new))
-    for name in sorted(old.keys() | new.keys()):
-        if name not in ADDRESS and old.get(name) != new.get(name):
-            yield SettingChange(name, old.get(name), new.get(name), known=name.startswith("-") or variables)
 
 
 def _launch_options(server: ServerSnapshot) -> Mapping[str, str]:

@@ -212,8 +212,13 @@ def mostly_idle(side: str, load: Load) -> str:
 def _amount_difference(before: Load, after: Load) -> str:
     """Return how the number of requests differs, "" if it may be the same."""
     moved = direction(SAME_LOAD, before.in_flight, after.in_flight)
-    if not moved or (before.closed_loop and _same_clients(before, after)):
+    if not moved or before.in_flight is None or after.in_flight is None:
         return ""
+    if before.closed_loop and before.arrivals and after.arrivals is not None:
+        # few clients that pause vary as the requests in flight do (Poisson), and more if they send more often
+        pausing = before.variance, before.variance * after.arrivals / before.arrivals
+        if not direction(SAME_LOAD, before.in_flight + pausing[0], after.in_flight + pausing[1]):
+            return ""
     in_flight = f"{_shown(before.in_flight)} -> {_shown(after.in_flight)}"
     arrivals = f"arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} per second"
     if before.closed_loop:
@@ -226,17 +231,6 @@ def _amount_difference(before: Load, after: Load) -> str:
     if _by_chance(CHANCE, (before.arrivals * seconds[0], after.arrivals * seconds[1]), seconds):
         return f"too few requests arrived to tell their rates apart ({arrivals}): observe for longer"
     return f"the load differs: {arrivals}, and requests in flight with them {in_flight}"
-
-
-def _same_clients(before: Load, after: Load) -> bool:
-    """Return True if closed-loop clients may be as many as before: with a request in flight, or pausing.
-
-    If few pause, as many of them do as the requests in flight vary (Poisson), and more if they send more often.
-    """
-    if before.in_flight is None or after.in_flight is None or not before.arrivals or after.arrivals is None:
-        return False
-    pausing = before.variance, before.variance * after.arrivals / before.arrivals
-    return not direction(SAME_LOAD, before.in_flight + pausing[0], after.in_flight + pausing[1])
 
 
 def direction(factor: float, old: float | None, new: float | None) -> int:
