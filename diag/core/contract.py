@@ -14,7 +14,7 @@ and an invalid file is refused with the line of the mistake:
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ class Contract:
 
     def values(self) -> dict[str, float]:
         """Return every entry by its placeholder's name."""
-        return {name: getattr(self, name) for name in names()}
+        return {name: getattr(self, name) for name in ENTRIES}
 
     def limit(self, limit: float | str) -> float:
         """Return a condition's threshold as a number: the number itself, or the entry of that name."""
@@ -92,20 +92,14 @@ class Contract:
     def lines(self) -> list[str]:
         """Return a line for each SLO and threshold: its value, and the file that set it."""
         lines = []
-        for entry in _entries():
-            value = quantity(getattr(self, entry.name), entry.metadata["unit"])
-            origin = self.origin if entry.name in self.stated else "default"
-            lines.append(f"{entry.metadata['meaning']}: {value} ({origin})")
+        for name, entry in ENTRIES.items():
+            origin = self.origin if name in self.stated else "default"
+            lines.append(f"{entry['meaning']}: {quantity(getattr(self, name), entry['unit'])} ({origin})")
         return lines
 
 
-def _entries() -> list[Field[Any]]:
-    return [entry for entry in fields(Contract) if entry.metadata]
-
-
-def names() -> list[str]:
-    """Return the keys that [contract] may have."""
-    return [entry.name for entry in _entries()]
+ENTRIES = {entry.name: entry.metadata for entry in fields(Contract) if entry.metadata}
+"""Meaning, unit and buckets of each key that [contract] may have."""
 
 
 # -- diag.toml
@@ -145,7 +139,7 @@ class _File(NamedTuple):
                 place = f"{self.path}{self._line('', name)}"
                 raise BadContract(f"{place}: there is no table [{name}]; the tables are {tables}")
 
-        stated = self._table("contract", (*names(), "buckets"))
+        stated = self._table("contract", (*ENTRIES, "buckets"))
         listed = stated.pop("buckets", [])
         if not isinstance(listed, list):
             raise self.bad("contract", "buckets", f"buckets must be a list of numbers, not {_shown(listed)}")
@@ -153,7 +147,14 @@ class _File(NamedTuple):
         entries = {name: self._entry(name, value, buckets) for name, value in stated.items()}
 
         site = self._site()
-        limits = self._limits()
+        limits: dict[str, dict[str, float]] = {}
+        for incident in self._table("limits"):
+            limits[incident] = {}
+            for signal, value in self._table(f"limits.{incident}").items():
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if not is_number or not abs(value) <= sys.float_info.max:
+                    raise self.bad(f"limits.{incident}", signal, f"{signal} must be a number, not {_shown(value)}")
+                limits[incident][signal] = float(value)
         ignored = self._table("lint", ("ignore",)).get("ignore", [])
         if not (isinstance(ignored, list) and all(isinstance(rule, str) for rule in ignored)):
             raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {_shown(ignored)}")
@@ -203,7 +204,7 @@ class _File(NamedTuple):
 
     def _entry(self, name: str, value: object, buckets: list[float]) -> float:
         number = self._number("contract", name, value)
-        entry = next(field.metadata for field in fields(Contract) if field.name == name)
+        entry = ENTRIES[name]
         if entry["buckets"] and number not in (*entry["buckets"], *buckets):
             known = ", ".join(f"{bucket:g}" for bucket in entry["buckets"])
             reason = f"{name} must be a bucket of vLLM's histogram ({known}) or listed in `buckets`, not {number:g}"
@@ -211,17 +212,6 @@ class _File(NamedTuple):
         if entry["unit"] == "share" and number >= 1:
             raise self.bad("contract", name, f"{name} must be a fraction below 1 (0.99 is 99 %), not {number:g}")
         return number
-
-    def _limits(self) -> dict[str, dict[str, float]]:
-        tables = {incident: self._table(f"limits.{incident}") for incident in self._table("limits")}
-        for incident, table in tables.items():
-            for signal, value in table.items():
-                number = isinstance(value, int | float) and not isinstance(value, bool)
-                if not number or not abs(value) <= sys.float_info.max:
-                    raise self.bad(f"limits.{incident}", signal, f"{signal} must be a number, not {_shown(value)}")
-        return {
-            incident: {signal: float(value) for signal, value in table.items()} for incident, table in tables.items()
-        }
 
     def _site(self) -> Site:
         site: dict[str, Any] = {}
