@@ -76,7 +76,6 @@ class Alert:
     cases: tuple[AlertCase, ...]
 
     def conditions(self) -> Iterator[tuple[str, Condition]]:
-        """Yield the conditions of all cases."""
         for case in self.cases:
             yield from case.conditions()
 

@@ -125,15 +125,12 @@ class Signal(NamedTuple):
         return _condition(self, ">", limit, why)
 
     def at_least(self, limit: float | str, why: Source) -> "Condition":
-        """`self >= limit`."""
         return _condition(self, ">=", limit, why)
 
     def below(self, limit: float | str, why: Source) -> "Condition":
-        """`self < limit`."""
         return _condition(self, "<", limit, why)
 
     def at_most(self, limit: float | str, why: Source) -> "Condition":
-        """`self <= limit`."""
         return _condition(self, "<=", limit, why)
 
 

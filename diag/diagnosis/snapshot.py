@@ -27,7 +27,6 @@ class Snapshot(NamedTuple):
         return tuple(sorted(dict(subject)["instance"] for subject in self.queries.subjects(INSTANCE)))
 
     def server(self, instance: str) -> "ServerSnapshot":
-        """Return one of the servers."""
         return ServerSnapshot(instance, self.report, self.queries, self.running.get(instance))
 
 

@@ -151,7 +151,6 @@ class _Band(NamedTuple):
 
     @classmethod
     def of(cls, values: Floats) -> "_Band":
-        """Summarise values."""
         median = float(np.median(values))
         return cls(median, 1.4826 * float(np.median(np.abs(values - median))), len(values))
 

@@ -15,6 +15,7 @@ from diag.core.subjects import Rows, Subject
 from diag.diagnosis.fleet import VERSIONS
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.signals import RUNNING
+from diag.knowledge.signals.expressions import configured
 from diag.knowledge.signals.kv_cache import prefix_cache_hit_rate
 from diag.knowledge.signals.startup import PHASE, SPENT
 
@@ -44,15 +45,13 @@ COLUMNS: Mapping[str, str] = {
 }
 """PromQL of the columns of a row, by their names in a baseline file."""
 MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
+"""Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
 GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 SPEED_FLAGS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs"),
     *("max_num_batched_tokens", "max_model_len", "enforce_eager", "enable_prefix_caching", "block_size"),
 )
 """The settings that decide on the speed, as far as they are numbers."""
-FLAG_VALUES = {
-    flag: f'max by (instance) (last_over_time(diag_vllm_config{{flag="{flag}"}}[$window]))' for flag in SPEED_FLAGS
-}
 PHASES = f"max by (instance, phase) (last_over_time({SPENT}[$window]))"
 READY = f'max by (instance) (last_over_time({PHASE}{{phase="ready"}}[$window]))'
 Bools = NDArray[np.bool_]
@@ -78,7 +77,6 @@ class Measured(NamedTuple):
 
     @property
     def instance(self) -> str:
-        """The server of the engine."""
         return _instance(self.subject)
 
 
@@ -115,7 +113,7 @@ class _Kinds:
             return {name: ", ".join(sorted({text for text, _ in texts})) for name, texts in found.items()}
 
         self._models, self._gpus = names(MODELS, "model_name"), names(GPU_NAMES, "name")
-        self._flags = {flag: queries.ask(promql, (), queries.whole) for flag, promql in FLAG_VALUES.items()}
+        self._flags = {flag: queries.ask(configured(flag), (), queries.whole) for flag in SPEED_FLAGS}
 
     def of(self, instance: str, version: str) -> ServerKind:
         """Return the kind of a server while it ran this release."""

@@ -11,20 +11,17 @@ import numpy as np
 
 from diag.core.formatting import number, quantity
 from diag.core.incident import Fix
+from diag.diagnosis.fleet import VERSIONS
 from diag.diagnosis.proposals import command_in, written
 from diag.diagnosis.report import Finding
 from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
-from diag.normal.measures import SAME_LOAD
+from diag.normal.measures import GPU_NAMES, MODELS, SAME_LOAD
 from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"
-INFO = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
-MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
-"""Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
-GPUS = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
-FACTS = (("vLLM", INFO, "version"), ("models served", MODELS, "model_name"), ("GPUs", GPUS, "name"))
+FACTS = (("vLLM", VERSIONS, "version"), ("models served", MODELS, "model_name"), ("GPUs", GPU_NAMES, "name"))
 """Facts that identify a server: the name in a report, the query, and the label with the answer."""
 DERIVED = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
 """Settings that vLLM derives from its flags and the memory that it finds."""
@@ -101,7 +98,7 @@ def models(server: ServerSnapshot) -> str:
 
 def _fact(server: ServerSnapshot, query: str, label: str) -> str:
     counted = ((labels.get(label, ""), count) for labels, count in server.series(query))
-    return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPUS else text for text, count in counted if text))
+    return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPU_NAMES else text for text, count in counted if text))
 
 
 def _launch_options(server: ServerSnapshot) -> Mapping[str, str]:

@@ -8,11 +8,11 @@ from diag.artefacts import grafana
 from diag.artefacts.dashboards.scope import DashboardScope, legend
 from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, Threshold
 from diag.artefacts.names import (
+    GRAFANA_UNITS,
     TOKENS_PER_SECOND,
     capitalized,
     claim,
     expression,
-    grafana_unit,
     in_words,
     opposite,
     runbook_url,
@@ -135,7 +135,7 @@ def signal_panel(
     if promql in scope.series.values():
         description += f" Condition: `{comparison(promql, condition, scope.contract)}`."
     header = PanelHeader(
-        f"{prefix}{claim(condition, scope.contract)}", description, grafana_unit(condition.signal.unit)
+        f"{prefix}{claim(condition, scope.contract)}", description, GRAFANA_UNITS.get(condition.signal.unit, "short")
     )
     return grafana.time_series(
         header, [PanelQuery(scope.add_matchers(promql), legend(subject_labels(incident, scope.site)))], line
