@@ -22,14 +22,7 @@ from diag.artefacts.dashboards.shared import (
     worst_severity,
 )
 from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, DashboardPage, PanelHeader, PanelQuery, TableColumn, Threshold
-from diag.artefacts.names import (
-    GENERATED_MARK,
-    TOKENS_PER_SECOND,
-    dashboard_uid,
-    expression,
-    subject_labels,
-    threshold,
-)
+from diag.artefacts.names import GENERATED_MARK, TOKENS_PER_SECOND, dashboard_uid, expression, subject_labels, threshold
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.incident import Incident, regroup

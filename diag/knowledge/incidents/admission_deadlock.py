@@ -73,13 +73,7 @@ incident = Incident(
             requires=scheduler_paused.at_most(0, documented("a paused scheduler schedules nothing", PAUSE)),
         ),
     ),
-    explains=(
-        "queue_saturation",
-        "kv_pool_saturated",
-        "replicas_unbalanced",
-        "requests_aborted",
-        "contract_breached",
-    ),
+    explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
         Fix(
             change="Drop the request at the head of the queue: let its client or the gateway give it up, which aborts "

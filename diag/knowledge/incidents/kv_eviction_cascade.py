@@ -52,8 +52,7 @@ incident = Incident(
     symptoms=(
         preempts,
         kv_cache_usage_peak_with_next.above(
-            0.9,
-            measured("102-115 % at any cadence: every preemption frees the blocks of one request", "kv_cascade"),
+            0.9, measured("102-115 % at any cadence: every preemption frees the blocks of one request", "kv_cascade")
         ),
         requests_waiting_median.at_least(1, documented("a preempted request goes back to the queue", TUNING)),
     ),

@@ -63,10 +63,7 @@ incident = Incident(
             "adapters used one after the other", distinguish="There are more adapters than slots, but no request waits."
         ),
     ),
-    explains=(
-        "requests_aborted",
-        "contract_breached",
-    ),
+    explains=("requests_aborted", "contract_breached"),
     fixes=(
         SLOTS,
         SLOTS._replace(

@@ -85,8 +85,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "tokens_late",
         any_of(
-            tokens=f"($itl_median > bool {LATE})",
-            steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))",
+            tokens=f"($itl_median > bool {LATE})", steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))"
         ),
         "bool",
     ),
