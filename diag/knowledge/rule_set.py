@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.incident import Incident, regroup, seconds
-from diag.knowledge.formulas import formula
+from diag.knowledge.formulas import formula, parts_first
 from diag.promql import Formula, pretty
 
 GENERATION = "diag_rules:generation"
@@ -81,16 +81,7 @@ class RuleSet(NamedTuple):
 def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
     signals = {name: found for incident in incidents for name, found in alert_signals(incident, contract).items()}
-    formulas: dict[str, Formula] = {}
-
-    def add_parts_first(found: Formula) -> None:
-        if found.name not in formulas:
-            for part in found.parts.values():
-                add_parts_first(part)
-            formulas[found.name] = found
-
-    for signal in signals.values():
-        add_parts_first(signal)
+    formulas = parts_first(signals.values())
     chosen = _recorded(formulas, signals)
     labels = contract.site.labels
     recorded: dict[str, str] = {}
