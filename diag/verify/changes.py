@@ -134,23 +134,20 @@ def applied_fixes(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[A
         proposed = next((written(value) for value in values if value not in (None, "")), "")
         known = AppliedFix(fix, proposed)
         change = by_name.get(known.name)
-        if change and _is_fix(fix, change):
+        if change is None:
+            continue
+        old, new = _number(change.before), _number(change.after)
+        if fix.value is None or change.after is None:
+            is_applied = fix.value is None and change.after is None
+        elif not fix.direction:
+            is_applied = fix.value in ("", change.after) or not isinstance(fix.value, str)
+        elif new is None or old is None:
+            is_applied = new is not None
+        else:
+            is_applied = (new < old or old == 0) if fix.direction == "lower" else new > old
+        if is_applied:
             applied.append(known)
     return tuple(applied)
-
-
-def _is_fix(fix: Fix, change: SettingChange) -> bool:
-    """Return True if a setting moved in the direction of the fix."""
-    if fix.value is None:
-        return change.after is None
-    if change.after is None:
-        return False
-    if not fix.direction:
-        return fix.value in ("", change.after) or not isinstance(fix.value, str)
-    old, new = _number(change.before), _number(change.after)
-    if new is None or old is None:
-        return new is not None
-    return (new < old or old == 0) if fix.direction == "lower" else new > old
 
 
 def _number(text: str | None) -> float | None:
