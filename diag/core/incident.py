@@ -89,8 +89,8 @@ class Signal(NamedTuple):
 
     `sentence` has one `{value}`. `unit` decides how the value is printed (`diag.core.formatting.quantity`): "share" for
     0..1, "seconds", "bytes", "celsius", "watts", "bool" for 1 or 0, "ratio" for x per y; any other unit names what is
-    counted. `window_scaling` says whether a threshold holds at any window ("rate": shares, ratios, means) or grows with
-    the window ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
+    counted. `window_scaling`: a threshold holds at any window ("rate": shares, ratios, means) or grows with the window
+    ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
     the whole window, so it began a window before it shows. `hindsight`: a condition that does not hold now did not hold
     two minutes ago either, when its value was not known yet. `needs` names what has to happen before the signal has a
     value ("10 finished requests"): a few events prove nothing. `formerly` are former names, which a site's file may
@@ -175,8 +175,8 @@ class Fix(NamedTuple):
 
     `value` is a constant, or a Signal that computes the number from this server's telemetry; it is then rounded and
     kept between `least` and `most`, each a number or a Signal. None with a flag removes the flag. `also` are flags that
-    change together with it. `direction` says which way the value may go: a proposal that would not move the running
-    value that way is omitted. `only_if` are the conditions under which the fix applies: if one is false, the fix is
+    change together with it. `direction` is the way the value may go: a proposal that would not move the running value
+    that way is omitted. `only_if` are the conditions under which the fix applies: if one is false, the fix is
     omitted; if one cannot be judged, the fix is kept and reports the telemetry it needs. `expects` are the conditions
     that must hold once the fix is applied; without any, the incident's first symptom must be gone. `risk` is the
     trade-off.

@@ -1,4 +1,4 @@
-"""How far the signals that a fix should move did move, and user-visible latency and throughput.
+"""Signals that a fix should move, and user-visible latency and throughput, before and after a change.
 
 User metrics are as exact as a histogram: bucket edges.
 """
@@ -123,7 +123,7 @@ class UserMetric:
 
 @dataclass(frozen=True)
 class _Metric:
-    """How a metric is measured: one number, or a quantile of the first of these histograms that the page has.
+    """The measurement of a metric: one number, or a quantile of the first of these histograms that the page has.
 
     `notable` is the least difference that a user notices (judged).
     """
