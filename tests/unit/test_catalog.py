@@ -11,7 +11,7 @@ from support.paths import ROOT
 import diag.signals
 from diag.core.errors import BadIncident
 from diag.core.incident import Condition, Signal, judged
-from diag.knowledge import incidents, signals
+from diag.knowledge import incidents, shared_fixes, signals
 from diag.knowledge.catalog import CatalogEntry, built_in, check, load
 from diag.knowledge.signals import DECLARED
 
@@ -96,6 +96,11 @@ def repeated_thresholds(name: str, source: str, declared: Iterable[Condition]) -
 def test_a_text_takes_the_number_of_a_threshold_from_its_condition(entry: CatalogEntry) -> None:
     source = entry.file.read_text(encoding="utf-8")
     assert repeated_thresholds(entry.incident.id, source, conditions(entry.incident)) == []
+
+
+def test_a_text_of_a_shared_fix_takes_the_number_of_a_threshold_from_its_condition() -> None:
+    source = Path(str(shared_fixes.__file__)).read_text(encoding="utf-8")
+    assert repeated_thresholds("shared_fixes", source, conditions(tuple(vars(shared_fixes).values()))) == []
 
 
 def test_a_repeated_threshold_is_found() -> None:
