@@ -14,7 +14,6 @@ from diag.artefacts.names import (
     capitalized,
     claim,
     in_words,
-    opposite,
     subject_labels,
     threshold,
 )
@@ -170,7 +169,7 @@ def _symptoms(incident: Incident, contract: Contract, rules: RuleSet) -> list[st
     for condition in incident.symptoms:
         series = rules.series[formula(condition.signal, incident.per, incident.windows[0], contract).name]
         reading = condition.signal.sentence.format(value="`<value>`")
-        other_side = capitalized(in_words(opposite(condition), contract))
+        other_side = capitalized(in_words(condition.opposite, contract))
         lines += [
             f"**{claim(condition, contract)}**: {reading}. {other_side} rules the incident out.",
             "",
@@ -249,7 +248,7 @@ def _verify(incident: Incident, known: Mapping[str, Incident], contract: Contrac
     return [
         f"Under the same load, at least one of these holds within {incident.window} and two scrapes of the change:",
         "",
-        *(f"- {claim(opposite(condition), contract)}" for condition in incident.symptoms),
+        *(f"- {claim(condition.opposite, contract)}" for condition in incident.symptoms),
         "",
         f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves {minutes:.0f}"
         " minutes later (`keep_firing_for`). If you recorded the server before the change (`diag record"

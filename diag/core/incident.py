@@ -143,6 +143,11 @@ class Condition(NamedTuple):
     why: Source
 
     @property
+    def opposite(self) -> "Condition":
+        """The condition that holds if and only if this one does not."""
+        return self._replace(op=OPPOSITE[self.op])
+
+    @property
     def limit_with_unit(self) -> str:
         """The threshold for a text beside the condition, "5 %"; the name of an entry of the contract stays a name."""
         return self.limit if isinstance(self.limit, str) else quantity(self.limit, self.signal.unit)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from diag.core.incident import OPPOSITE, Condition, Incident
+from diag.core.incident import Condition, Incident
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.snapshot import ServerSnapshot
@@ -73,7 +73,7 @@ def expected(incident: Incident, fixes: Sequence[AppliedFix]) -> tuple[Condition
     effects = dict.fromkeys(condition for applied in fixes for condition in applied.fix.expects)
     taken = {condition.signal for condition in effects} | {*WORK}
     symptoms = (symptom for symptom in incident.symptoms if symptom.signal not in taken)
-    return (*effects, *(symptom._replace(op=OPPOSITE[symptom.op]) for symptom in symptoms))
+    return (*effects, *(symptom.opposite for symptom in symptoms))
 
 
 def signal_deltas(

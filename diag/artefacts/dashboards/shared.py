@@ -14,7 +14,6 @@ from diag.artefacts.names import (
     claim,
     expression,
     in_words,
-    opposite,
     runbook_url,
     subject_labels,
 )
@@ -114,7 +113,7 @@ def worst_severity(matchers: str, by: Sequence[str]) -> str:
 
 def symptom_panel(condition: Condition, incident: Incident, scope: DashboardScope) -> Any:
     """Return a symptom with its threshold, red on the side where it holds."""
-    other_side = in_words(opposite(condition), scope.contract)
+    other_side = in_words(condition.opposite, scope.contract)
     return alarm_panel(condition, incident, f"{capitalized(other_side)} rules out {incident.id}.", scope)
 
 
