@@ -8,15 +8,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 
 from diag.artefacts.alerts import alert_expressions, keeps_firing
-from diag.artefacts.names import (
-    GENERATED_MARK,
-    alert_name,
-    capitalized,
-    claim,
-    in_words,
-    subject_labels,
-    threshold,
-)
+from diag.artefacts.names import GENERATED_MARK, alert_name, capitalized, claim, in_words, subject_labels, threshold
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, telemetry_expression
 from diag.core.contract import Contract
 from diag.core.incident import Fix, Incident, Signal
