@@ -4,10 +4,12 @@ Every incident is an alert: a conjunction of recorded signals and thresholds. Th
 order, so that an alert reads what was recorded at the same instant; only long ranges are recorded in a slower group.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote_plus
 
 from diag.artefacts.names import (
     alert_label,
@@ -19,8 +21,10 @@ from diag.artefacts.names import (
     subject_labels,
     threshold,
 )
+from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, TELEMETRY_ALERTS
 from diag.core.contract import Contract, Site
 from diag.core.incident import RANK, Condition, Incident, Severity, regroup, seconds
+from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge.formulas import comparison, formula
 from diag.knowledge.rule_set import (
     INTERVAL,
@@ -72,7 +76,6 @@ class Alert:
     cases: tuple[AlertCase, ...]
 
     def conditions(self) -> Iterator[tuple[str, Condition]]:
-        """Yield the conditions of all cases."""
         for case in self.cases:
             yield from case.conditions()
 
@@ -107,8 +110,20 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
         by_group[placed[series]].append({"record": series, "expr": pretty(record.promql)})
     for alert in found:
         by_group[placed[alert]].append(rule(alert, contract, recorded.series, known))
+
+    # a group that shows which rules are evaluated, for which servers, engines and GPUs
+    labels = contract.site.labels
+    server, ours = generation_series(("instance",), ("instance",)), generation_series(("instance",), labels)
+    generation = [
+        {
+            "record": generation_series(per, labels),
+            "expr": pretty(regroup(promql, labels).replace(server, ours)),
+            "labels": {"generation": recorded.generation},
+        }
+        for per, promql in SUBJECTS.items()
+    ]
     return [
-        _generation_group(recorded.generation, contract.site.labels),
+        {"name": "diag-generation", "interval": SLOW_INTERVAL, "rules": generation},
         *(
             {"name": name, "interval": SLOW_INTERVAL if name == SLOW_GROUP else INTERVAL, "rules": rules}
             for name, rules in sorted(by_group.items(), key=lambda group: (group[0] != SLOW_GROUP, group[0]))
@@ -150,24 +165,21 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
     return placed
 
 
-def _generation_group(generation: str, labels: tuple[str, ...]) -> Group:
-    """Return the group that shows which rules are evaluated, for which servers, engines and GPUs."""
-    server = generation_series(("instance",), ("instance",))
-    rules = [
-        {
-            "record": generation_series(per, labels),
-            "expr": pretty(regroup(promql, labels).replace(server, generation_series(("instance",), labels))),
-            "labels": {"generation": generation},
-        }
-        for per, promql in SUBJECTS.items()
-    ]
-    return {"name": "diag-generation", "interval": SLOW_INTERVAL, "rules": rules}
-
-
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
     """Return one alerting rule as Prometheus reads it; `series` are the recorded series by the names of formulas."""
     incident = alert.incident
-    cases = [_case(alert, case, contract, series, known) for case in alert.cases]
+    causes = [cause.id for cause in known.values() if incident.id in cause.explains and _mutes(cause, incident)]
+    paged = f'ALERTS{{alertstate="firing",severity="{incident.severity}",incident=~"{"|".join(causes)}"}}'
+    cases = []
+    for case in alert.cases:
+        terms = [
+            comparison(series[_signal(window, condition, alert, contract)], condition, contract)
+            for window, condition in case.conditions()
+        ]
+        text, window = "\nand ".join(terms), case.windows[0]
+        if causes and seconds(window) > KEEP_FIRING:  # the window outlasts the alert of the cause: no second page
+            text += f"\nunless on ({', '.join(contract.site.labels)}) max_over_time({paged}[{window}])"
+        cases.append(text)
     return {
         "alert": alert_name(incident.id),
         "expr": cases[0] if len(cases) == 1 else "\nor ".join(f"(\n{indent(case, '  ')}\n)" for case in cases),
@@ -196,24 +208,6 @@ def keeps_firing(cause: Incident, known: Known) -> float:
 def _mutes(cause: Incident, effect: Incident) -> bool:
     """Return True if the alert of a cause mutes that of an effect; a warning never mutes a critical alert."""
     return RANK[cause.severity] >= RANK[effect.severity]
-
-
-def _case(alert: Alert, case: AlertCase, contract: Contract, series: Mapping[str, str], known: Known) -> str:
-    """Return the conditions of a case, one on each line.
-
-    If the window outlasts the alert of a cause, that alert in the past mutes the case: the effect does not page again.
-    """
-    terms = [
-        comparison(series[_signal(window, condition, alert, contract)], condition, contract)
-        for window, condition in case.conditions()
-    ]
-    text = "\nand ".join(terms)
-    effect, window = case.incident, case.windows[0]
-    causes = [cause.id for cause in known.values() if effect.id in cause.explains and _mutes(cause, effect)]
-    if causes and seconds(window) > KEEP_FIRING:
-        paged = f'ALERTS{{alertstate="firing",severity="{effect.severity}",incident=~"{"|".join(causes)}"}}'
-        text += f"\nunless on ({', '.join(contract.site.labels)}) max_over_time({paged}[{window}])"
-    return text
 
 
 def _signal(window: str, condition: Condition, alert: Alert, contract: Contract) -> str:
@@ -264,26 +258,90 @@ def doctor_command(site: Site) -> str:
 def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any]]:
     """Return Alertmanager's inhibition rules: a cause mutes its effects, a critical alert its own warning."""
     known = {incident.id: incident for incident in incidents}
-    explained = [(cause, known[name]) for cause in incidents for name in cause.explains if name in known]
-    rules = [
-        _inhibit(
-            f'incident="{cause.id}"',
-            f'incident="{effect.id}"',
-            [label for label in subject_labels(cause, site) if label in subject_labels(effect, site)],
+    rules: list[dict[str, Any]] = []
+    for cause in incidents:
+        for effect in (known[name] for name in cause.explains if name in known):
+            if _mutes(cause, effect):
+                rules.append(
+                    {
+                        "source_matchers": [f'incident="{cause.id}"'],
+                        "target_matchers": [f'incident="{effect.id}"'],
+                        "equal": [*filter(subject_labels(effect, site).__contains__, subject_labels(cause, site))],
+                    }
+                )
+    for incident in (incident for incident in incidents if incident.escalates):
+        own = f'incident="{incident.id}"'
+        rules.append(
+            {
+                "source_matchers": [own, 'severity="critical"'],
+                "target_matchers": [own, 'severity="warning"'],
+                "equal": [*subject_labels(incident, site)],
+            }
         )
-        for cause, effect in explained
-        if _mutes(cause, effect)
-    ]
-    return rules + [
-        _inhibit(
-            f'incident="{incident.id}",severity="critical"',
-            f'incident="{incident.id}",severity="warning"',
-            subject_labels(incident, site),
-        )
-        for incident in incidents
-        if incident.escalates
-    ]
+    return rules
 
 
-def _inhibit(source: str, target: str, equal: Sequence[str]) -> dict[str, Any]:
-    return {"source_matchers": source.split(","), "target_matchers": target.split(","), "equal": list(equal)}
+# -- the alerts of a diagnosis, for a site without Prometheus
+
+_UNNAMED = re.compile(r"//+|[^\w.:/[\] -]", re.ASCII)
+_TIME = re.compile(r'\{\{ printf "%\.0f" \(query "vector\(([^"]*)\)" \| first \| value\) \}\}')
+_LONGEST = 100
+_LONGEST_REASON = 300
+ABSENT = TELEMETRY_ALERTS[0]
+
+
+class FilledAlert(NamedTuple):
+    """One alert: its labels with `alertname`, its annotations, and the unix seconds since which it holds."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    since: float
+
+
+def filled_alerts(diagnosis: Diagnosis, contract: Contract, now: float) -> Iterator[FilledAlert]:
+    """Yield the alerts that fire for a diagnosis: the one of its incident, and the critical one if it is critical."""
+    own = dict(diagnosis.subject)
+    site_values = own.get("instance", "").split("/")  # a site's own labels are parts of the name of its server
+    if contract.site.labels != ("instance",) and len(site_values) == len(contract.site.labels):
+        del own["instance"]
+        own = {**dict(zip(contract.site.labels, site_values, strict=True)), **own}
+    since = diagnosis.watched_since if diagnosis.since is None else diagnosis.since
+    symptoms = [reading.condition for reading in diagnosis.symptoms]
+    readings = [*diagnosis.symptoms, *diagnosis.escalation]
+    times = {"time() - 3600": now - 3600, "(time() - 3600) * 1000": (now - 3600) * 1000, "time() * 1000": now * 1000}
+    for alert in alerts(diagnosis.incident):
+        if RANK[alert.severity] > RANK[diagnosis.severity]:
+            continue
+        first = next((reading for reading in readings if reading.condition == alert.cases[0].first), readings[0])
+        signal = first.condition.signal
+        limit = "" if signal.unit == "bool" else f" (threshold {first.threshold})"
+        others = dict.fromkeys(claim(condition, contract) for condition in symptoms if condition != first.condition)
+        also = f"; also true: {'; '.join(others)}" if others else ""
+        description = f"{signal.sentence.format(value=first.shown)}{limit}{also}"
+        texts = {**annotations(alert, contract), "description": description}
+        for annotation, template in texts.items():
+            text = _TIME.sub(lambda found: f"{times[found[1]]:.0f}", template)
+            for label in re.findall(r"\$labels\.(\w+)", text):
+                value = own.get(label, "")
+                text = text.replace(alert_label(label), shown(value))
+                text = text.replace(f"{{{{ $labels.{label} | urlquery }}}}", quote_plus(value))
+            texts[annotation] = text
+        named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
+        yield FilledAlert({**named, "severity": alert.severity, **own}, texts, since)
+
+
+def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAlert:
+    """Return the alert about a server that has no telemetry."""
+    labels = {"alertname": ABSENT.name, "severity": ABSENT.severity, "instance": instance}
+    texts = {
+        "summary": f"diag has no metrics from {shown(instance)}",
+        "description": re.sub(r"[^\w.,:;/()?' -]", "?", reason, flags=re.ASCII)[:_LONGEST_REASON],
+        "impact": ABSENT.impact,
+        "runbook_url": runbook_url(site, RUNBOOK_PAGE),
+    }
+    return FilledAlert(labels, texts, now)
+
+
+def shown(label: str) -> str:
+    """Write a label's value as Prometheus writes the template of `alert_label`."""
+    return _UNNAMED.sub("?", label)[:_LONGEST]

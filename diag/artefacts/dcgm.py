@@ -5,14 +5,13 @@ Fields and units: dcgm_fields.h of DCGM 4.6; which of them are scraped: default-
 field with another meaning than our metric is left out: a missing sample is unknown, a wrong one misleads.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 from diag.core.incident import RecordingRule
 from diag.core.metric_families import THROTTLE_REASONS
+from diag.knowledge.containers import label_list
+from diag.knowledge.signals.expressions import RUNNING
 
-RUNNING = "vllm:num_requests_running"
-"""A metric of every vLLM server that is up."""
 MEBI = 1024**2
 
 
@@ -196,8 +195,8 @@ def group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
     rules = (*RECORDING_RULES, SERVING) if "pod" in key else RECORDING_RULES
     servers_alone = f"{'_'.join(key)}:vllm_servers:alone"
     named = ",".join(f'{label}!=""' for label in key)
-    servers = f"group by ({_list(key, labels)}) ({RUNNING}{{{named}}})"
-    alone = f"({servers} and on ({_list(key)}) count by ({_list(key)}) ({servers}) == 1)"
+    servers = f"group by ({label_list(key, labels)}) ({RUNNING}{{{named}}})"
+    alone = f"({servers} and on ({label_list(key)}) count by ({label_list(key)}) ({servers}) == 1)"
     copied = [label for label in labels if label not in key]  # Prometheus refuses a label that is also in `on`
     # Prometheus keeps the exporter's own `pod` and calls the workload's `exported_pod`, unless honor_labels is set
     renamed = {"uuid": "UUID", **{label: f"exported_{label}" for label in key}}
@@ -207,16 +206,11 @@ def group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
         for ours, theirs in renamed.items():
             promql = f'label_replace({promql}, "{ours}", "$1", "{theirs}", "(.+)")'
         expr = (
-            f"max by ({_list(labels, ('gpu', 'uuid'), rule.kept)}) (\n"
+            f"max by ({label_list(labels, ('gpu', 'uuid'), rule.kept)}) (\n"
             f"  {promql}\n"
-            f"  * on ({_list(key, WHOLE)}) group_left ({_list(copied)})\n"
+            f"  * on ({label_list(key, WHOLE)}) group_left ({label_list(copied)})\n"
             f"  {servers_alone}\n"
             ")"
         )
         found.append({"record": rule.metric, "expr": expr, **({"labels": dict(rule.labels)} if rule.labels else {})})
     return {"name": "diag-dcgm", "rules": found}
-
-
-def _list(*groups: Iterable[str]) -> str:
-    """List each label once."""
-    return ", ".join(dict.fromkeys(label for labels in groups for label in labels))

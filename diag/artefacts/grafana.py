@@ -170,7 +170,6 @@ def _cells(header: PanelHeader, query: PanelQuery, form: str) -> Any:
 
 
 def text(content: str, width: int = 12) -> Any:
-    """Return a panel of Markdown."""
     return core.Text(content=content, mode="markdown", gridPos=core.GridPos(h=8, w=width, x=0, y=0), maxDataPoints=None)
 
 

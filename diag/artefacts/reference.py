@@ -9,13 +9,13 @@ from diag.core.formatting import listed, quantity
 from diag.core.incident import Incident, Part, Signal, regroup
 from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 from diag.core.metric_families import FAMILIES, LABELS
-from diag.knowledge.formulas import formula
+from diag.knowledge.formulas import formula, parts_first
 from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import DECLARED
 from diag.lint.rule import LintRule
 from diag.lint.rules import RULES
 from diag.lint.target import LintTarget
-from diag.promql import Formula, metric_names, parse, pretty
+from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read
 
@@ -139,6 +139,10 @@ def signal_page(asked: Part | Signal, incidents: Sequence[Incident], contract: C
         uses.append(f"- incident `{incident.id}`: {'; '.join(dict.fromkeys(claims))}")
     readers = (other for other in DECLARED.values() if asked.id in _PLACEHOLDER.findall(other.promql))
     uses += [f"- `{other.id}`" for other in readers if other.id != asked.id]
+    # the formula over named series, and before it the definition of each of them
+    definitions: list[str] = []
+    for name, part in parts_first([found]).items():
+        definitions += [f"# {name}", *pretty(regroup(part.text, contract.site.labels)).splitlines()]
     sections = {
         "Formula": ["```promql", asked.promql, "```"],
         "Parts": [f"- `${name}`: `{DECLARED[name].promql}`" for name in parts],
@@ -146,27 +150,13 @@ def signal_page(asked: Part | Signal, incidents: Sequence[Incident], contract: C
         f"Over {window} per {' and '.join(per)}": [
             *([f"Recorded as `{series[found.name]}`.", ""] if found.name in series else []),
             "```promql",
-            *_definitions(found, contract),
+            *definitions,
             "```",
         ],
     }
     sentence = f" {asked.sentence.format(value='`<value>`')}." if isinstance(asked, Signal) else ""
     head = f"# {asked.name}\n\n*{GENERATED_MARK}.* Id `{asked.id}`, unit: {unit}.{sentence}\n"
     return head + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
-
-
-def _definitions(found: Formula, contract: Contract) -> list[str]:
-    """Return the formula over named series, and before it the definition of each of them."""
-    definitions: dict[str, Formula] = {}
-
-    def collect(part: Formula) -> None:
-        for inner in part.parts.values():
-            collect(inner)
-        definitions[part.name] = part
-
-    collect(found)
-    texts: Mapping[str, str] = {name: regroup(part.text, contract.site.labels) for name, part in definitions.items()}
-    return [line for name, text in texts.items() for line in (f"# {name}", *pretty(text).splitlines())]
 
 
 # -- metrics of the exporter

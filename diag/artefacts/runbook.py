@@ -8,16 +8,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 
 from diag.artefacts.alerts import alert_expressions, keeps_firing
-from diag.artefacts.names import (
-    GENERATED_MARK,
-    alert_name,
-    capitalized,
-    claim,
-    in_words,
-    opposite,
-    subject_labels,
-    threshold,
-)
+from diag.artefacts.names import GENERATED_MARK, alert_name, capitalized, claim, in_words, subject_labels, threshold
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, telemetry_expression
 from diag.core.contract import Contract
 from diag.core.incident import Fix, Incident, Signal
@@ -170,7 +161,7 @@ def _symptoms(incident: Incident, contract: Contract, rules: RuleSet) -> list[st
     for condition in incident.symptoms:
         series = rules.series[formula(condition.signal, incident.per, incident.windows[0], contract).name]
         reading = condition.signal.sentence.format(value="`<value>`")
-        other_side = capitalized(in_words(opposite(condition), contract))
+        other_side = capitalized(in_words(condition.opposite, contract))
         lines += [
             f"**{claim(condition, contract)}**: {reading}. {other_side} rules the incident out.",
             "",
@@ -229,21 +220,18 @@ def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
         "versions": released(fix),
         "rationale": why(fix.why),
     }
-    change = f" `{_typed(fix)}`:" if fix.name else ""
+    if fix.command:
+        typed = re.sub(r"\{(\w+)\}", r"<\1>", fix.command)
+    elif fix.value is None:
+        typed = f"remove {fix.name}" if fix.flag else fix.name
+    else:
+        value = "<computed>" if isinstance(fix.value, Signal) else fix.value
+        typed = f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
+    change = f" `{typed}`:" if fix.name else ""
     margin = " " * len(f"{number}. ")
     text = fix.change.replace("{value}", "`<computed>`")  # code, or Markdown takes it for an HTML tag
     lines = [f"{margin}- {name}: {text}" for name, text in details.items() if text]
     return [f"{number}.{change} {text}", *lines]
-
-
-def _typed(fix: Fix) -> str:
-    """Return the change as it is typed."""
-    if fix.command:
-        return re.sub(r"\{(\w+)\}", r"<\1>", fix.command)
-    if fix.value is None:
-        return f"remove {fix.name}" if fix.flag else fix.name
-    value = "<computed>" if isinstance(fix.value, Signal) else fix.value
-    return f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
 
 
 def _verify(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
@@ -252,7 +240,7 @@ def _verify(incident: Incident, known: Mapping[str, Incident], contract: Contrac
     return [
         f"Under the same load, at least one of these holds within {incident.window} and two scrapes of the change:",
         "",
-        *(f"- {claim(opposite(condition), contract)}" for condition in incident.symptoms),
+        *(f"- {claim(condition.opposite, contract)}" for condition in incident.symptoms),
         "",
         f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves {minutes:.0f}"
         " minutes later (`keep_firing_for`). If you recorded the server before the change (`diag record"

@@ -29,8 +29,8 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
     if file is None:
         snapshot = look(options, contract, incidents, only_suspects=only_suspects)
         return snapshot.report._replace(normality=_by_peers(snapshot.queries, snapshot.report))
-    from diag.verify.baseline import read
-    from diag.verify.normal import by_baseline
+    from diag.normal.baseline import read
+    from diag.normal.comparison import by_baseline
 
     known = read(file)  # an error in it is reported before servers are scraped
     snapshot = look(options, contract, incidents, only_suspects=only_suspects)
@@ -43,7 +43,7 @@ def _by_peers(queries: QueryCache, report: Report) -> Normality:
     ill = list(dict.fromkeys(dict(diagnosis.subject).get("instance", "") for diagnosis in diagnoses))
     if not ill or len(report.observed.servers) < 2:
         return report.normality
-    from diag.verify.normal import by_peers
+    from diag.normal.comparison import by_peers
 
     return by_peers(queries, ill[:MOST_COMPARED])
 

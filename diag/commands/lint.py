@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from diag.core.contract import Contract
-from diag.core.contract_file import find
+from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage
 from diag.exporter.gpu.collector import GpuCollector
 from diag.lint.host import is_without_config

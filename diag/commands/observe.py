@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diag.core.contract import Contract
-from diag.core.contract_file import apply_overrides, find, renamed_thresholds
+from diag.core.contract import Contract, apply_overrides, find, renamed_thresholds
 from diag.core.formatting import plural
 from diag.core.incident import Incident
 from diag.core.metric_prefix import OWN
@@ -17,11 +16,11 @@ from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Observed, build_report, not_measured, server
+from diag.diagnosis.snapshot import Snapshot
 from diag.knowledge.catalog import load
 from diag.sources import source
 from diag.sources.observation import Observation
 from diag.sources.source import Scraping, SourceOptions, open_source, scrape_plan, shown_targets
-from diag.verify.snapshot import Snapshot
 
 LONGEST_SCRAPING = 125.0
 """Seconds to scrape for at most while requests are in flight and nothing moves: a huge prefill may take two minutes."""

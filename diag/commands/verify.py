@@ -18,7 +18,7 @@ from diag.sources.source import is_path, shown_targets
 from diag.verify.compare import Verification, compare
 
 if TYPE_CHECKING:
-    from diag.verify.baseline import Baseline
+    from diag.normal.baseline import Baseline
 
 EXIT = {"fixed": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3}
 
@@ -63,7 +63,7 @@ def save_baseline(options: ObserveOptions, file: Path | None, even_ill: bool) ->
 
     Servers that are not healthy, or whose health is unknown, are left out unless `even_ill`.
     """
-    from diag.verify.baseline import learn, merged, save
+    from diag.normal.baseline import learn, merged, save
 
     contract, incidents = site(options.incidents, options.contract)
     goal = file or (Path(contract.baseline) if contract.baseline else Path("baseline.json"))

@@ -11,12 +11,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from diag.artefacts.alerts import keeps_firing
-from diag.artefacts.filled_alerts import FilledAlert, filled_alerts, no_telemetry
+from diag.artefacts.alerts import FilledAlert, filled_alerts, keeps_firing, no_telemetry
 from diag.commands.doctor import run
 from diag.commands.observe import ObserveOptions
-from diag.core.contract import Contract, Site
-from diag.core.contract_file import find
+from diag.core.contract import Contract, Site, find
 from diag.core.errors import Unreachable
 from diag.core.incident import Incident
 from diag.core.subjects import agree

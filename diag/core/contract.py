@@ -1,14 +1,28 @@
-"""The decisions of a site: its SLOs, its own thresholds, and how it names its servers.
+"""The decisions of a site: its SLOs, its own thresholds, and how it names its servers, as diag.toml states them.
 
-A declaration names a threshold that a site may set; the number is here.
+A declaration names a threshold that a site may set; the number is here. A key that diag.toml lacks keeps its default,
+and an invalid file is refused with the line of the mistake:
+
+[contract]    ttft_seconds = 2.5    ...      SLOs: the entries of `Contract`
+[limits.kv_eviction_cascade]                 thresholds, by the signal that `diag explain` names, or "escalates"
+"preemptions / finished request" = 0.3
+[site]        labels = ["cluster", "pod"]    the entries of `Site`
+[lint]        ignore = ["no_model"]          ids of rules whose findings `diag lint` drops
+[baseline]    file = "normal.json"           the file that `diag baseline save` wrote, beside diag.toml
 """
 
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from diag.core.formatting import quantity
-from diag.core.metric_prefix import OWN
+from diag.core.errors import BadContract
+from diag.core.files import exists, read_toml
+from diag.core.formatting import printable, quantity
+from diag.core.incident import Condition, Incident, LookAlike, judged
+from diag.core.metric_prefix import ANY, OWN
 
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 TTFT_BUCKETS = (
@@ -18,6 +32,10 @@ TTFT_BUCKETS = (
 LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 """The buckets of vLLM's histograms (0.8 - 0.33); since 0.32 a server may have others: `buckets`."""
 STALL_BUCKETS = tuple(sorted({*ITL_BUCKETS} & {*LATENCY_BUCKETS}))
+
+ESCALATES = "escalates"
+"""The key of the threshold from which a warning is critical: its signal may support the incident at another one."""
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def _entry(default: float, meaning: str, unit: str, buckets: tuple[float, ...] = ()) -> Any:
@@ -65,7 +83,7 @@ class Contract:
 
     def values(self) -> dict[str, float]:
         """Return every entry by its placeholder's name."""
-        return {name: getattr(self, name) for name in names()}
+        return {name: getattr(self, name) for name in ENTRIES}
 
     def limit(self, limit: float | str) -> float:
         """Return a condition's threshold as a number: the number itself, or the entry of that name."""
@@ -74,17 +92,210 @@ class Contract:
     def lines(self) -> list[str]:
         """Return a line for each SLO and threshold: its value, and the file that set it."""
         lines = []
-        for entry in _entries():
-            value = quantity(getattr(self, entry.name), entry.metadata["unit"])
-            origin = self.origin if entry.name in self.stated else "default"
-            lines.append(f"{entry.metadata['meaning']}: {value} ({origin})")
+        for name, entry in ENTRIES.items():
+            origin = self.origin if name in self.stated else "default"
+            lines.append(f"{entry['meaning']}: {quantity(getattr(self, name), entry['unit'])} ({origin})")
         return lines
 
 
-def _entries() -> list[Field[Any]]:
-    return [entry for entry in fields(Contract) if entry.metadata]
+ENTRIES = {entry.name: entry.metadata for entry in fields(Contract) if entry.metadata}
+"""Meaning, unit and buckets of each key that [contract] may have."""
 
 
-def names() -> list[str]:
-    """Return the keys that [contract] may have."""
-    return [entry.name for entry in _entries()]
+# -- diag.toml
+
+
+def find(explicit: Path | None) -> Contract:
+    """Read the file named on the command line, else ./diag.toml if it exists, else return the defaults."""
+    here = Path("diag.toml")
+    if explicit is None and not exists(here):
+        return Contract()
+    return read(explicit or here)
+
+
+def read(path: Path) -> Contract:
+    """Read the SLOs, thresholds and names in a diag.toml; BadContract, with the line, if it is invalid."""
+    try:
+        text, tables = read_toml(path)
+    except OSError as error:
+        raise BadContract(f"{printable(str(path))} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadContract(f"{path} is not valid TOML: {error}") from error
+    return _File(path, text, tables).contract()
+
+
+class _File(NamedTuple):
+    """A diag.toml: its tables, and its text, in which the line of a mistake is found."""
+
+    path: Path
+    text: str
+    tables: Mapping[str, Any]
+
+    def contract(self) -> Contract:
+        known = ("contract", "limits", "site", "lint", "baseline")
+        for name in self.tables:
+            if name not in known:
+                tables = ", ".join(f"[{table}]" for table in known)
+                place = f"{self.path}{self._line('', name)}"
+                raise BadContract(f"{place}: there is no table [{name}]; the tables are {tables}")
+
+        stated = self._table("contract", (*ENTRIES, "buckets"))
+        listed = stated.pop("buckets", [])
+        if not isinstance(listed, list):
+            raise self.bad("contract", "buckets", f"buckets must be a list of numbers, not {_shown(listed)}")
+        buckets = [self._number("contract", "buckets", bucket) for bucket in listed]
+        entries = {name: self._entry(name, value, buckets) for name, value in stated.items()}
+
+        site = self._site()
+        limits: dict[str, dict[str, float]] = {}
+        for incident in self._table("limits"):
+            limits[incident] = {}
+            for signal, value in self._table(f"limits.{incident}").items():
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if not is_number or not abs(value) <= sys.float_info.max:
+                    raise self.bad(f"limits.{incident}", signal, f"{signal} must be a number, not {_shown(value)}")
+                limits[incident][signal] = float(value)
+        ignored = self._table("lint", ("ignore",)).get("ignore", [])
+        if not (isinstance(ignored, list) and all(isinstance(rule, str) for rule in ignored)):
+            raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {_shown(ignored)}")
+        baseline = self._table("baseline", ("file",)).get("file", "")
+        if not isinstance(baseline, str):
+            raise self.bad("baseline", "file", f"file must be the name of a file, not {_shown(baseline)}")
+        return Contract(
+            **entries,
+            site=site,
+            limits=limits,
+            ignored_rules=dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}"),
+            baseline=str(self.path.parent / baseline) if baseline else "",
+            origin=str(self.path),
+            stated=frozenset(entries),
+        )
+
+    def bad(self, table: str, key: str, reason: str) -> BadContract:
+        """Return the error about a key, with its line."""
+        return BadContract(f"{self.path}{self._line(table, key)}: [{table}] {reason}")
+
+    def _line(self, table: str, key: str) -> str:
+        """Return the line of a key, ":3"; empty if the key is written in a way that only a parser finds."""
+        current = ""
+        assignment = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
+        for number, line in enumerate(self.text.splitlines(), 1):
+            header = re.match(r"\s*\[([^]]*)\]", line)
+            current = header[1].strip() if header else current
+            if (current == table and assignment.match(line)) or (header and current == key):
+                return f":{number}"
+        return ""
+
+    def _table(self, name: str, known: Sequence[str] = ()) -> dict[str, Any]:
+        """Return a table, empty if missing; BadContract for a key that is not `known` (any key, if that is empty)."""
+        above, _, key = name.rpartition(".")
+        found = (self._table(above) if above else self.tables).get(key, {})
+        if not isinstance(found, dict):
+            raise BadContract(f"{self.path}{self._line(above, key)}: [{name}] must be a table")
+        for entry in found if known else ():
+            if entry not in known:
+                raise self.bad(name, entry, f"has no key '{entry}'; its keys are {', '.join(known)}")
+        return dict(found)
+
+    def _number(self, table: str, key: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise self.bad(table, key, f"{key} must be a number above 0, not {_shown(value)}")
+        return float(value)
+
+    def _entry(self, name: str, value: object, buckets: list[float]) -> float:
+        number = self._number("contract", name, value)
+        entry = ENTRIES[name]
+        if entry["buckets"] and number not in (*entry["buckets"], *buckets):
+            known = ", ".join(f"{bucket:g}" for bucket in entry["buckets"])
+            reason = f"{name} must be a bucket of vLLM's histogram ({known}) or listed in `buckets`, not {number:g}"
+            raise self.bad("contract", name, reason)
+        if entry["unit"] == "share" and number >= 1:
+            raise self.bad("contract", name, f"{name} must be a fraction below 1 (0.99 is 99 %), not {number:g}")
+        return number
+
+    def _site(self) -> Site:
+        site: dict[str, Any] = {}
+        for name, value in self._table("site", Site._fields).items():
+            site[name] = value
+            if name in ("labels", "gpu_join"):
+                labels = value if isinstance(value, list) else []
+                if not labels or not all(isinstance(label, str) and _LABEL.fullmatch(label) for label in labels):
+                    raise self.bad("site", name, f"{name} must be a list of label names, not {_shown(value)}")
+                if len(set(labels)) < len(labels) or {"engine", "gpu", "le"} & set(labels):
+                    raise self.bad("site", name, f"{name} must list each label once, and none of engine, gpu and le")
+                site[name] = tuple(labels)
+            elif name == "prefix":
+                if not isinstance(value, str) or not re.fullmatch(ANY, value):
+                    reason = f'{name} must end in vllm: or vllm_, such as "kserve_vllm:", not {_shown(value)}'
+                    raise self.bad("site", name, reason)
+            elif not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", value):
+                raise self.bad("site", name, f"{name} must be a URL with http:// or https://, not {_shown(value)}")
+            else:
+                site[name] = value.rstrip("/")
+        return Site(**site)
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), 60)
+
+
+def apply_overrides(incidents: Sequence[Incident], contract: Contract) -> tuple[Incident, ...]:
+    """Return the incidents with the site's thresholds; BadContract for a threshold of no incident."""
+    known = [incident.id for incident in incidents]
+    for name in contract.limits:
+        if name not in known:
+            raise BadContract(
+                f"{contract.origin}: [limits.{name}]: there is no incident '{name}'; diag incidents lists them"
+            )
+    return tuple(_overridden(incident, contract) for incident in incidents)
+
+
+def renamed_thresholds(incidents: Sequence[Incident], contract: Contract) -> Iterator[str]:
+    """Yield a sentence for each threshold to which the site gives a former name."""
+    for incident in incidents:
+        for old, new in _former_names(incident).items():
+            if old in contract.limits.get(incident.id, {}):
+                yield f"{contract.origin}: [limits.{incident.id}]: '{old}' is now called '{new}'; rename it"
+
+
+def _former_names(incident: Incident) -> dict[str, str]:
+    """Return the present name of each former name of a signal."""
+    today = threshold_names(incident)
+    signals = [condition.signal for condition in (*incident.conditions, *incident.supports)]
+    return {old: signal.name for signal in signals for old in signal.formerly if old not in today}
+
+
+def threshold_names(incident: Incident) -> list[str]:
+    """Return the signals of an incident whose threshold a site may set."""
+    escalates = [ESCALATES] if incident.escalates else []
+    return [condition.signal.name for condition in (*incident.conditions, *incident.supports)] + escalates
+
+
+def _overridden(incident: Incident, contract: Contract) -> Incident:
+    former, given = _former_names(incident), contract.limits.get(incident.id, {})
+    limits = {former.get(name, name): limit for name, limit in given.items() if former.get(name) not in given}
+    for name in limits:
+        if name not in threshold_names(incident):
+            known = ", ".join(f"'{signal}'" for signal in threshold_names(incident))
+            raise BadContract(f"{contract.origin}: [limits.{incident.id}] has no threshold '{name}'; it has {known}")
+
+    def own(condition: Condition, key: str = "") -> Condition:
+        key = key or condition.signal.name
+        if key not in limits:
+            return condition
+        default = quantity(contract.limit(condition.limit), condition.signal.unit)
+        why = judged(f"set in {contract.origin}; the default is {default}: {condition.why.says}")
+        return condition._replace(limit=limits[key], why=why)
+
+    def own_look_alike(look_alike: LookAlike) -> LookAlike:
+        return look_alike._replace(
+            requires=own(look_alike.requires) if look_alike.requires else None,
+            refuted_by=own(look_alike.refuted_by) if look_alike.refuted_by else None,
+        )
+
+    return incident._replace(
+        symptoms=tuple(map(own, incident.symptoms)),
+        supports=tuple(map(own, incident.supports)),
+        looks_like=tuple(map(own_look_alike, incident.looks_like)),
+        escalates=own(incident.escalates, ESCALATES) if incident.escalates else None,
+    )

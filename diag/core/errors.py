@@ -4,7 +4,7 @@ DiagError
 ├── BadUsage        options that conflict, or name nothing that exists
 │   └── NoHostName  a text that cannot be the name of a host
 ├── Unreachable     no metrics page, no log and no process
-│   └── UnknownHost a host that no name server knows
+│   └── UnknownHost a host that no name server resolves
 ├── Unsupported     not PromQL, or PromQL that the evaluator does not fully implement
 ├── QueryFailed     PromQL without a result on these samples (many-to-many matching, for example)
 ├── BadIncident     an incident file that is invalid
@@ -42,7 +42,7 @@ class Unreachable(DiagError):
 
 
 class UnknownHost(Unreachable):
-    """No name server knows the host."""
+    """No name server resolves the host."""
 
 
 class Unsupported(DiagError):

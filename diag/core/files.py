@@ -51,7 +51,14 @@ def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
     with suppress(OSError, OverflowError):
         is_pipe = descriptor is not None and stat.S_ISFIFO(os.fstat(int(descriptor[1])).st_mode)
     if descriptor and is_pipe:
-        content = _drained(int(descriptor[1]), most + 1, file)
+        pipe, content, until = int(descriptor[1]), b"", time.monotonic() + PIPE_SECONDS
+        while len(content) <= most:
+            if not select.select([pipe], [], [], max(0, until - time.monotonic()))[0]:
+                raise OSError(errno.ETIMEDOUT, f"its writer has not ended within {PIPE_SECONDS:g} s", str(file))
+            part = os.read(pipe, most + 1 - len(content))
+            if not part:
+                break
+            content += part
     else:
         with opened(file) as stream:
             content = stream.read(most + 1)
@@ -63,19 +70,6 @@ def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
 def read_text(file: str | Path, most: int, piped: bool = False) -> str:
     """Read a file as `read_bytes` does and decode it; UnicodeDecodeError, a ValueError, if it is not UTF-8."""
     return read_bytes(file, most, piped).decode("utf-8")
-
-
-def _drained(pipe: int, most: int, file: str | Path) -> bytes:
-    """Read a pipe until its writer ends, at most so many bytes; OSError if that takes too long."""
-    content, until = b"", time.monotonic() + PIPE_SECONDS
-    while len(content) < most:
-        if not select.select([pipe], [], [], max(0, until - time.monotonic()))[0]:
-            raise OSError(errno.ETIMEDOUT, f"its writer has not ended within {PIPE_SECONDS:g} s", str(file))
-        part = os.read(pipe, most - len(content))
-        if not part:
-            break
-        content += part
-    return content
 
 
 def read_ends(file: str | Path, first: int, last: int) -> tuple[bytes, bytes]:

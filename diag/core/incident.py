@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from diag.core.formatting import quantity
+
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", ">=", "<", "<="]
 RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
@@ -23,7 +25,10 @@ OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=":
 
 
 class Source(NamedTuple):
-    """The rationale of a number; `reference` is a permalink, a recording's name, or empty (judged)."""
+    """The rationale of a number; `reference` is a permalink, a recording's name, or empty (judged).
+
+    `{threshold}` in `says` stands for the threshold of the condition that it explains.
+    """
 
     kind: Literal["documented", "measured", "reported", "judged"]
     says: str
@@ -84,8 +89,8 @@ class Signal(NamedTuple):
 
     `sentence` has one `{value}`. `unit` decides how the value is printed (`diag.core.formatting.quantity`): "share" for
     0..1, "seconds", "bytes", "celsius", "watts", "bool" for 1 or 0, "ratio" for x per y; any other unit names what is
-    counted. `window_scaling` says whether a threshold holds at any window ("rate": shares, ratios, means) or grows with
-    the window ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
+    counted. `window_scaling`: a threshold holds at any window ("rate": shares, ratios, means) or grows with the window
+    ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
     the whole window, so it began a window before it shows. `hindsight`: a condition that does not hold now did not hold
     two minutes ago either, when its value was not known yet. `needs` names what has to happen before the signal has a
     value ("10 finished requests"): a few events prove nothing. `formerly` are former names, which a site's file may
@@ -117,19 +122,16 @@ class Signal(NamedTuple):
 
     def above(self, limit: float | str, why: Source) -> "Condition":
         """`self > limit`; a limit given by name is an entry of the measurement contract."""
-        return Condition(self, ">", limit, why)
+        return _condition(self, ">", limit, why)
 
     def at_least(self, limit: float | str, why: Source) -> "Condition":
-        """`self >= limit`."""
-        return Condition(self, ">=", limit, why)
+        return _condition(self, ">=", limit, why)
 
     def below(self, limit: float | str, why: Source) -> "Condition":
-        """`self < limit`."""
-        return Condition(self, "<", limit, why)
+        return _condition(self, "<", limit, why)
 
     def at_most(self, limit: float | str, why: Source) -> "Condition":
-        """`self <= limit`."""
-        return Condition(self, "<=", limit, why)
+        return _condition(self, "<=", limit, why)
 
 
 class Condition(NamedTuple):
@@ -139,6 +141,23 @@ class Condition(NamedTuple):
     op: Comparison
     limit: float | str
     why: Source
+
+    @property
+    def opposite(self) -> "Condition":
+        """The condition that holds if and only if this one does not."""
+        return self._replace(op=OPPOSITE[self.op])
+
+    @property
+    def limit_with_unit(self) -> str:
+        """The threshold for a text beside the condition, "5 %"; the name of an entry of the contract stays a name."""
+        return self.limit if isinstance(self.limit, str) else quantity(self.limit, self.signal.unit)
+
+
+def _condition(signal: Signal, op: Comparison, limit: float | str, why: Source) -> Condition:
+    """Return the condition, with its threshold in the place of `{threshold}` in the rationale."""
+    condition = Condition(signal, op, limit, why)
+    says = why.says.replace("{threshold}", condition.limit_with_unit)
+    return condition._replace(why=why._replace(says=says))
 
 
 class LookAlike(NamedTuple):
@@ -161,8 +180,8 @@ class Fix(NamedTuple):
 
     `value` is a constant, or a Signal that computes the number from this server's telemetry; it is then rounded and
     kept between `least` and `most`, each a number or a Signal. None with a flag removes the flag. `also` are flags that
-    change together with it. `direction` says which way the value may go: a proposal that would not move the running
-    value that way is omitted. `only_if` are the conditions under which the fix applies: if one is false, the fix is
+    change together with it. `direction` is the way the value may go: a proposal that would not move the running value
+    that way is omitted. `only_if` are the conditions under which the fix applies: if one is false, the fix is
     omitted; if one cannot be judged, the fix is kept and reports the telemetry it needs. `expects` are the conditions
     that must hold once the fix is applied; without any, the incident's first symptom must be gone. `risk` is the
     trade-off.

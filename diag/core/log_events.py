@@ -103,11 +103,7 @@ LOG_EVENTS = (
     ),
     LogEvent(SHUT_DOWN, "The server received a request to stop, and stopped in order."),
     LogEvent(
-        NCCL_TIMEOUT,
-        "A collective operation of the ranks timed out.",
-        on_device=True,
-        start_failure=True,
-        fatal=True,
+        NCCL_TIMEOUT, "A collective operation of the ranks timed out.", on_device=True, start_failure=True, fatal=True
     ),
     LogEvent(CUDA_ERROR, "CUDA, cuBLAS, cuDNN or NCCL failed.", on_device=True, start_failure=True, fatal=True),
     LogEvent(

@@ -162,10 +162,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_log_consecutive_crashes": _gauge(
         "Crashes of the server that its log or the kubelet shows, since it last served for ten minutes or was stopped."
     ),
-    "diag_vllm_log_events_total": _counter(
-        "Log lines that show this event, since the exporter started.",
-        "event",
-    ),
+    "diag_vllm_log_events_total": _counter("Log lines that show this event, since the exporter started.", "event"),
     "diag_vllm_log_event_last_timestamp_seconds": _gauge(
         "Unix time of the last log line that shows this event, 0 when there was none.", "event"
     ),
@@ -202,14 +199,12 @@ FAMILIES: Mapping[str, MetricFamily] = {
         *PROCESS,
     ),
     "diag_vllm_process_page_faults_total": _counter(
-        "Page faults of the main thread of a vLLM process: none if it hangs, many while it loads or compiles.",
-        *PROCESS,
+        "Page faults of the main thread of a vLLM process: none if it hangs, many while it loads or compiles.", *PROCESS
     ),
     "diag_vllm_process_read_bytes_total": _counter("Bytes read from storage for a vLLM process.", *PROCESS),
     "diag_vllm_process_resident_memory_bytes": _gauge("Host memory in bytes of a vLLM process (RSS).", *PROCESS),
     "diag_vllm_process_stopped": _gauge(
-        "1 when the kernel calls this process stopped, traced, zombie or uninterruptible, 0 when not.",
-        *PROCESS,
+        "1 when the kernel calls this process stopped, traced, zombie or uninterruptible, 0 when not.", *PROCESS
     ),
     "diag_vllm_process_state": _gauge(
         "1 when the kernel has halted this process in this state, 0 when not.", *PROCESS, "host", "state"
@@ -263,8 +258,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Power limit as the vendor set it, in watts.", *GPU, unread="It shows whether the limit was changed."
     ),
     "diag_gpu_memory_bandwidth_max_bytes_per_second": _gauge(
-        "Bandwidth of the GPU's memory in bytes per second, by its data sheet; no sample with MIG.",
-        *GPU,
+        "Bandwidth of the GPU's memory in bytes per second, by its data sheet; no sample with MIG.", *GPU
     ),
     "diag_gpu_flops_max": _gauge(
         "Dense operations per second with weights of this type, by the GPU's data sheet.", *GPU, "dtype"

@@ -52,21 +52,12 @@ def named_as_ours(page: bytes) -> tuple[bytes, str]:
     found = _ON_PAGE.search(page)
     if found is None:
         return page, ""
-    lines = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + found[1], re.MULTILINE)
-    page, prefix = lines.sub(rb"\1vllm:", page), found[1].decode()
-    return _ray_page(page) if prefix.startswith(_RAY) else page, prefix
+    metric_lines = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + found[1], re.MULTILINE)
+    page, prefix = metric_lines.sub(rb"\1vllm:", page), found[1].decode()
+    if not prefix.startswith(_RAY):
+        return page, prefix
 
-
-def relabelling(prefix: str) -> str:
-    """Return the line of a scrape job that renames metrics of this prefix to `vllm:`."""
-    return (
-        f"metric_relabel_configs: [{{source_labels: [__name__], regex: '{prefix}(.+)', target_label: __name__,"
-        " replacement: 'vllm:$1'}]"
-    )
-
-
-def _ray_page(page: bytes) -> bytes:
-    """Complete a page of Ray's agent as vLLM would write it: with zeros, and with one engine for each replica."""
+    # complete the page of Ray's agent as vLLM would write it: with zeros, and with one engine for each replica
     labels: dict[str, set[bytes]] = defaultdict(set)
     for name, inside in _SERIES.findall(page):
         labels[name.decode()].add(inside)
@@ -77,13 +68,20 @@ def _ray_page(page: bytes) -> bytes:
     ]
     whole, newline, rest = page.rpartition(b"\n")
     lines = (whole + newline + b"".join(zeros) + rest).split(b"\n")
-
     replicas = {}
     for at, line in enumerate(lines):
-        found = next((found for label in _REPLICAS if (found := label.match(line))), None)
-        if found:
-            replicas[at] = found[1]
+        replica = next((match[1] for label in _REPLICAS if (match := label.match(line))), None)
+        if replica:
+            replicas[at] = replica
     if len(set(replicas.values())) > 1:
         for at, replica in replicas.items():
             lines[at] = _ENGINE.sub(rb"\1@" + replica + rb"\2", lines[at])  # engine "0" is "0@<replica>"
-    return b"\n".join(lines)
+    return b"\n".join(lines), prefix
+
+
+def relabelling(prefix: str) -> str:
+    """Return the line of a scrape job that renames metrics of this prefix to `vllm:`."""
+    return (
+        f"metric_relabel_configs: [{{source_labels: [__name__], regex: '{prefix}(.+)', target_label: __name__,"
+        " replacement: 'vllm:$1'}]"
+    )

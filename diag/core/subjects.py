@@ -25,7 +25,6 @@ class SubjectIndex(Generic[T]):
             self.add(subject, value)
 
     def add(self, subject: Subject, value: T) -> None:
-        """Add a value of a subject."""
         self._by_instance.setdefault(dict(subject).get("instance"), []).append((subject, value))
 
     def like(self, subject: Subject) -> Iterator[tuple[Subject, T]]:

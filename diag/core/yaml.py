@@ -24,7 +24,7 @@ def dump(head: str, content: Mapping[str, Any]) -> str:
     import yaml
 
     class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # the one in C is optional
-        """Without references to an earlier value."""
+        """A dumper without references to earlier values."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
@@ -49,7 +49,7 @@ def documents(file: Path) -> list[Any]:
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the one in C is optional
-        """Without numbers that Python itself refuses to print."""
+        """A loader that refuses numbers that Python itself refuses to print."""
 
         def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
             if len(node.value) > LONGEST_NUMBER:

@@ -56,7 +56,19 @@ def check(entries: Iterable[CatalogEntry], known: Mapping[str, CatalogEntry]) ->
     for entry in entries:
         incident = entry.incident
         try:
-            _check_head(entry)
+            if incident.id != entry.file.stem:
+                raise ValueError(f"the id '{incident.id}' differs from the file name")
+            if incident.severity not in ("info", "warning", "critical"):
+                raise ValueError(f"invalid severity '{incident.severity}': use info, warning or critical")
+            if not incident.symptoms:
+                raise ValueError("the incident has no symptoms")
+            if "instance" not in incident.per:
+                raise ValueError("`per` must include the label instance")
+            for duration in (incident.window, incident.live_window, incident.hold):
+                try:
+                    seconds(duration)
+                except (KeyError, ValueError, IndexError) as error:
+                    raise ValueError(f"'{duration}' is not a duration such as 30s or 5m") from error
             _check_conditions(incident.every_condition, incident)
             for look in incident.looks_like:
                 if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
@@ -100,23 +112,6 @@ def _incident_of(module: ModuleType, file: Path) -> Incident:
     if not isinstance(incident, Incident):
         raise BadIncident(f"{file}: must define a variable `incident` of type diag.incident.Incident")
     return incident
-
-
-def _check_head(entry: CatalogEntry) -> None:
-    incident = entry.incident
-    if incident.id != entry.file.stem:
-        raise ValueError(f"the id '{incident.id}' differs from the file name")
-    if incident.severity not in ("info", "warning", "critical"):
-        raise ValueError(f"invalid severity '{incident.severity}': use info, warning or critical")
-    if not incident.symptoms:
-        raise ValueError("the incident has no symptoms")
-    if "instance" not in incident.per:
-        raise ValueError("`per` must include the label instance")
-    for duration in (incident.window, incident.live_window, incident.hold):
-        try:
-            seconds(duration)
-        except (KeyError, ValueError, IndexError) as error:
-            raise ValueError(f"'{duration}' is not a duration such as 30s or 5m") from error
 
 
 def _check_signal(signal: Signal, incident: Incident) -> None:

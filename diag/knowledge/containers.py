@@ -69,23 +69,23 @@ def servers(found: str, labels: Iterable[str], all_named: bool = False) -> str:
     `found` is a selector of servers with `$named` for further matchers. A server whose series do not name its container
     is in the only one of its pod, proxies not counted; `all_named` is True if there is no such server.
     """
-    whole = _list(labels, KEY)
+    whole = label_list(labels, KEY)
     named, unnamed = (
         f"group by ({whole}) ({found.replace('$named', matchers)})"
         for matchers in (f'namespace!="",pod!="",{SERVERS_OWN}', 'namespace!="",pod!="",container=""')
     )
     if all_named:
         return f"({named})"
-    containers = f"group by ({_list(KEY)}) ({WORKING_SET} or {_workload(kube('info', OF_INFO))})"
-    alone = f"({containers} and on ({_list(POD)}) count by ({_list(POD)}) ({containers}) == 1)"
-    return f"({named} or {unnamed} * on ({_list(POD)}) group_left (container) {alone})"
+    containers = f"group by ({label_list(KEY)}) ({WORKING_SET} or {_workload(kube('info', OF_INFO))})"
+    alone = f"({containers} and on ({label_list(POD)}) count by ({label_list(POD)}) ({containers}) == 1)"
+    return f"({named} or {unnamed} * on ({label_list(POD)}) group_left (container) {alone})"
 
 
 def joined(rule: RecordingRule, labels: Iterable[str], of_servers: str) -> str:
     """Return the metric of each of the servers (see `servers`), with the labels that distinguish them."""
     return (
-        f"max by ({_list(labels)}) ({of_servers} * on ({_list(KEY)}) group_left ()"
-        f" max by ({_list(KEY)}) ({_workload(rule.promql)}))"
+        f"max by ({label_list(labels)}) ({of_servers} * on ({label_list(KEY)}) group_left ()"
+        f" max by ({label_list(KEY)}) ({_workload(rule.promql)}))"
     )
 
 
@@ -103,6 +103,6 @@ def _workload(promql: str) -> str:
     return promql
 
 
-def _list(*groups: Iterable[str]) -> str:
+def label_list(*groups: Iterable[str]) -> str:
     """List each label once."""
     return ", ".join(dict.fromkeys(label for labels in groups for label in labels))

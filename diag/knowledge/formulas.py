@@ -5,6 +5,7 @@ part, and its range function and window, as in `instance_engine:preemptions:incr
 """
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from diag.core.contract import Contract
@@ -35,6 +36,21 @@ def conjunction(incident: Incident, window: str, contract: Contract) -> Formula:
         parts[part.name] = part
         terms.append(comparison(part.name, condition, contract))
     return Formula("", " and ".join(terms), parts)
+
+
+def parts_first(formulas: Iterable[Formula]) -> dict[str, Formula]:
+    """Return formulas and all their parts by name, each after those that it reads."""
+    found: dict[str, Formula] = {}
+
+    def add(reader: Formula) -> None:
+        if reader.name not in found:
+            for part in reader.parts.values():
+                add(part)
+            found[reader.name] = reader
+
+    for reader in formulas:
+        add(reader)
+    return found
 
 
 def comparison(series: str, condition: Condition, contract: Contract) -> str:
@@ -78,16 +94,15 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
     if ago:
         promql = promql.replace("[$window]", f"[$window] offset {ago}")
     text = PLACEHOLDER.sub(put, promql)
-    return Formula("" if isinstance(asked, str) else _series(asked, per, window, ago), text, parts)
+    if isinstance(asked, str):
+        return Formula("", text, parts)
 
-
-def _series(part: Part | Signal, per: tuple[str, ...], window: str, ago: str) -> str:
-    """Return the name of the series that a rule records of a part."""
-    is_leaf = expanded(part.promql) == part.promql and part.promql.count("[") == 1
-    operations = _RANGE_FUNCTION.findall(part.promql) if is_leaf else []
-    over = f"{window}{f'_offset{ago}' if ago else ''}" if "$window" in expanded(part.promql) else ""
-    level = "_".join(label for label in _level(part.promql, per) if label != "le") or "series"
-    return ":".join(filter(None, (level, part.id, f"{''.join(operations)}{over}")))
+    # the name of the series that a rule records
+    is_leaf = expanded(asked.promql) == asked.promql and asked.promql.count("[") == 1
+    operations = _RANGE_FUNCTION.findall(asked.promql) if is_leaf else []
+    over = f"{window}{f'_offset{ago}' if ago else ''}" if "$window" in expanded(asked.promql) else ""
+    level = "_".join(label for label in _level(asked.promql, per) if label != "le") or "series"
+    return Formula(":".join(filter(None, (level, asked.id, f"{''.join(operations)}{over}"))), text, parts)
 
 
 def _level(promql: str, per: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,12 +8,12 @@ uses it.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.incident import Incident, regroup, seconds
-from diag.knowledge.formulas import formula
+from diag.knowledge.formulas import formula, parts_first
 from diag.promql import Formula, pretty
 
 GENERATION = "diag_rules:generation"
@@ -81,33 +81,7 @@ class RuleSet(NamedTuple):
 def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
     signals = {name: found for incident in incidents for name, found in alert_signals(incident, contract).items()}
-    formulas: dict[str, Formula] = {}
-
-    def add_parts_first(found: Formula) -> None:
-        if found.name not in formulas:
-            for part in found.parts.values():
-                add_parts_first(part)
-            formulas[found.name] = found
-
-    for signal in signals.values():
-        add_parts_first(signal)
-    chosen = _recorded(formulas, signals)
-    labels = contract.site.labels
-    recorded: dict[str, str] = {}
-    rules: dict[str, RecordedSeries] = {}
-    written: dict[str, str] = {}
-    for name in filter(chosen.__contains__, formulas):
-        promql = regroup(formulas[name].text_over(recorded), labels)
-        series = written.setdefault(promql, promql if promql in rules else at_site(name, labels))
-        if series not in rules:
-            reads = tuple(dict.fromkeys(word for word in _WORD.findall(promql) if word in rules))
-            rules[series] = RecordedSeries(series, promql, reads, _longest_range(promql))
-        recorded[name] = series
-    return RuleSet(rules, recorded, labels)
-
-
-def _recorded(formulas: Mapping[str, Formula], signals: Container[str]) -> dict[str, str]:
-    """Return the names of the formulas to record, each as its own series."""
+    formulas = parts_first(signals.values())
     # raw expressions of two names are one: the same bucket of a histogram for two thresholds, for example
     key = {name: name if found.parts else found.text for name, found in formulas.items()}
     uses = Counter(key[name] for found in formulas.values() for name in found.references())
@@ -123,7 +97,19 @@ def _recorded(formulas: Mapping[str, Formula], signals: Container[str]) -> dict[
                 break
             longest = max(inside, key=inside.__getitem__)
             chosen[longest] = longest
-    return chosen
+
+    labels = contract.site.labels
+    recorded: dict[str, str] = {}
+    rules: dict[str, RecordedSeries] = {}
+    written: dict[str, str] = {}
+    for name in filter(chosen.__contains__, formulas):
+        promql = regroup(formulas[name].text_over(recorded), labels)
+        series = written.setdefault(promql, promql if promql in rules else at_site(name, labels))
+        if series not in rules:
+            reads = tuple(dict.fromkeys(word for word in _WORD.findall(promql) if word in rules))
+            rules[series] = RecordedSeries(series, promql, reads, _longest_range(promql))
+        recorded[name] = series
+    return RuleSet(rules, recorded, labels)
 
 
 def _longest_range(promql: str) -> float:

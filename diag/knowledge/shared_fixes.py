@@ -1,7 +1,9 @@
-"""Fixes that several incidents share."""
+"""Fixes, look-alikes and conditions that several incidents share."""
 
-from diag.core.incident import Fix, documented, judged, measured
+from diag.core.incident import Fix, LookAlike, documented, judged, measured
 from diag.knowledge.signals import (
+    RESERVE,
+    asleep,
     gpu_compute_capability_has_fp8,
     gpu_memory_free_share,
     kv_bytes_with_free_memory,
@@ -11,6 +13,8 @@ from diag.knowledge.signals import (
     processes_traced,
     processes_uninterruptible,
     replicas_that_hold_all,
+    scheduler_paused,
+    standstill_was_prefill,
     unless_unset,
     utilization_that_uses_free_memory,
 )
@@ -66,6 +70,33 @@ NOT_HALTED = tuple(
     signal.below(1, judged("a process that is halted in the kernel has no stack worth a look"))
     for signal in (processes_stopped, processes_traced, processes_uninterruptible)
 )
+NOT_ASLEEP = LookAlike(
+    "a sleeping engine",
+    distinguish="vllm:engine_sleep_state says so, and POST /wake_up ends it.",
+    requires=asleep.at_most(
+        0,
+        documented("a sleeping engine schedules nothing", "https://docs.vllm.ai/en/latest/features/sleep_mode.html"),
+    ),
+)
+NOT_PAUSED = LookAlike(
+    "a paused scheduler",
+    distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
+    requires=scheduler_paused.at_most(
+        0, documented("a paused scheduler schedules nothing", "https://docs.vllm.ai/en/stable/training/async_rl/")
+    ),
+)
+NO_LONG_PREFILL = standstill_was_prefill.below(
+    1, judged("where steps have been that long, a standstill counts after two minutes")
+)
+TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
+SAVE_STACKS = Fix(
+    change="Before any restart, save the stack trace of every rank.",
+    command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
+    effect="the stack traces name the call that does not return, and the rank that is missing from it",
+    only_if=NOT_HALTED,
+    restart=False,
+    why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
+)
 STACK_TRACES = Fix(
     change="Start it with --watchdog-config from then on (vLLM 0.33 or later): a process that makes no progress then "
     "writes the stack traces of its threads to a file, before anybody restarts it.",
@@ -78,7 +109,6 @@ STACK_TRACES = Fix(
 FP8_HARDWARE = gpu_compute_capability_has_fp8.at_least(
     1, documented("FP8 needs hardware support and an attention backend that reads it", QUANTIZED_KV)
 )
-TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 READ_LOG = (
     Fix(
         change="Read what led to the quoted line.",
@@ -98,6 +128,10 @@ READ_LOG = (
     ),
 )
 """`diag` quotes the line if it has it; the log shows the lines before it."""
+MEMORY_FREE = (
+    gpu_memory_free_share.above(0.06, judged("CUDA graphs, NCCL and fragmentation need a reserve")),
+    host_memory_of_others.at_most(0.02, judged("memory that another process has freed will be allocated again")),
+)
 MORE_KV_CAPACITY = (
     Fix(
         flag="--num-gpu-blocks-override",
@@ -120,13 +154,10 @@ MORE_KV_CAPACITY = (
         least=0.05,
         most=0.95,
         direction="raise",
-        change="Give vLLM the free memory of the GPU, except for a reserve of 5 %.",
+        change=f"Give vLLM the free memory of the GPU, except for a reserve of {100 * RESERVE:g} %.",
         effect="the KV cache grows by the memory gained",
         only_if=(
-            gpu_memory_free_share.above(0.06, judged("CUDA graphs, NCCL and fragmentation need a reserve")),
-            host_memory_of_others.at_most(
-                0.02, judged("memory that another process has freed will be allocated again")
-            ),
+            *MEMORY_FREE,
             unless_unset("kv_cache_memory_bytes").at_most(
                 0, documented("it overrides --gpu-memory-utilization", CONSERVING_MEMORY)
             ),
@@ -139,15 +170,12 @@ MORE_KV_CAPACITY = (
         flag="--kv-cache-memory-bytes",
         value=kv_bytes_with_free_memory,
         direction="raise",
-        change="Give the KV cache the free memory of the GPU, except for a reserve of 5 %: its size is pinned by this "
-        "flag.",
+        change=f"Give the KV cache the free memory of the GPU, except for a reserve of {100 * RESERVE:g} %: its size "
+        "is pinned by this flag.",
         effect="the KV cache grows by the memory gained",
         only_if=(
             unless_unset("kv_cache_memory_bytes").at_least(1, documented("unset by default", CONSERVING_MEMORY)),
-            gpu_memory_free_share.above(0.06, judged("CUDA graphs, NCCL and fragmentation need a reserve")),
-            host_memory_of_others.at_most(
-                0.02, judged("memory that another process has freed will be allocated again")
-            ),
+            *MEMORY_FREE,
         ),
         risk="out of memory at start-up or under load if another process uses the GPU",
         rollback="set the old size again and restart",

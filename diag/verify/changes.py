@@ -11,19 +11,17 @@ import numpy as np
 
 from diag.core.formatting import number, quantity
 from diag.core.incident import Fix
+from diag.diagnosis.fleet import VERSIONS
 from diag.diagnosis.proposals import command_in, written
 from diag.diagnosis.report import Finding
+from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
-from diag.verify.load import SAME_LOAD, Load, direction, flat, requests_in_flight
-from diag.verify.snapshot import ServerSnapshot
+from diag.normal.measures import GPU_NAMES, MODELS, SAME_LOAD
+from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
 
 CONFIG = "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"
-INFO = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
-MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
-"""Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
-GPUS = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
-FACTS = (("vLLM", INFO, "version"), ("models served", MODELS, "model_name"), ("GPUs", GPUS, "name"))
+FACTS = (("vLLM", VERSIONS, "version"), ("models served", MODELS, "model_name"), ("GPUs", GPU_NAMES, "name"))
 """Facts that identify a server: the name in a report, the query, and the label with the answer."""
 DERIVED = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
 """Settings that vLLM derives from its flags and the memory that it finds."""
@@ -63,14 +61,34 @@ class AppliedFix:
 
 def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChange, ...]:
     """Return all known differences between two snapshots of a server; settings that vLLM derives come last."""
-    facts = []
+    found = []
     for name, query, label in FACTS:
         old, new = _fact(before, query, label), _fact(after, query, label)
         if old and new and old != new:
-            facts.append(SettingChange(name, old, new))
-    launched = {change.name: change for change in _launch_changes(before, after)}
-    by_name = launched | {change.name: change for change in _config_changes(before, after)}
-    return tuple(sorted([*facts, *by_name.values()], key=lambda change: change.derived))
+            found.append(SettingChange(name, old, new))
+
+    # the options of the launch commands, if both are known; the command of a process has no variables
+    by_name: dict[str, SettingChange] = {}
+    launches = _launch_options(before), _launch_options(after)
+    if all(launches):
+        variables = all(any(not name.startswith("-") for name in launch) for launch in launches)
+        for name in sorted(launches[0].keys() | launches[1].keys()):
+            earlier, later = (launch.get(name) for launch in launches)
+            if name not in ADDRESS and earlier != later:
+                by_name[name] = SettingChange(name, earlier, later, known=name.startswith("-") or variables)
+
+    # settings that are numbers; one that only a single side publishes may be the default of the other
+    before_by_flag, after_by_flag = (
+        {labels["flag"]: f"{value:.12g}" for labels, value in server.series(CONFIG) if labels.get("flag")}
+        for server in (before, after)
+    )
+    for flag in sorted(before_by_flag.keys() | after_by_flag.keys()):
+        earlier, later, derived = before_by_flag.get(flag), after_by_flag.get(flag), flag in DERIVED
+        on_both = earlier is not None and later is not None
+        if earlier != later and (on_both or not (all(launches) or derived)):
+            name = flag if derived else f"--{flag.replace('_', '-')}"
+            by_name[name] = SettingChange(name, earlier, later, derived, on_both)
+    return tuple(sorted([*found, *by_name.values()], key=lambda change: change.derived))
 
 
 def models(server: ServerSnapshot) -> str:
@@ -80,36 +98,7 @@ def models(server: ServerSnapshot) -> str:
 
 def _fact(server: ServerSnapshot, query: str, label: str) -> str:
     counted = ((labels.get(label, ""), count) for labels, count in server.series(query))
-    return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPUS else text for text, count in counted if text))
-
-
-def _config_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
-    """Yield the changes of settings that are numbers, as every source publishes them.
-
-    A setting that only one side publishes may be the default of the other: it counts only if no launch commands are
-    known.
-    """
-    old, new = (
-        {labels["flag"]: f"{value:.12g}" for labels, value in server.series(CONFIG) if labels.get("flag")}
-        for server in (before, after)
-    )
-    has_commands = bool(_launch_options(before) and _launch_options(after))
-    for flag in sorted(old.keys() | new.keys()):
-        on_both, derived = flag in old and flag in new, flag in DERIVED
-        if old.get(flag) != new.get(flag) and (on_both or not (has_commands or derived)):
-            name = flag if derived else f"--{flag.replace('_', '-')}"
-            yield SettingChange(name, old.get(flag), new.get(flag), derived, on_both)
-
-
-def _launch_changes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[SettingChange]:
-    """Yield the differences of two launch commands, if both are known; the command of a process has no variables."""
-    old, new = _launch_options(before), _launch_options(after)
-    if not old or not new:
-        return
-    variables = all(any(not name.startswith("-") for name in command) for command in (old, new))
-    for name in sorted(old.keys() | new.keys()):
-        if name not in ADDRESS and old.get(name) != new.get(name):
-            yield SettingChange(name, old.get(name), new.get(name), known=name.startswith("-") or variables)
+    return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPU_NAMES else text for text, count in counted if text))
 
 
 def _launch_options(server: ServerSnapshot) -> Mapping[str, str]:
@@ -145,23 +134,20 @@ def applied_fixes(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[A
         proposed = next((written(value) for value in values if value not in (None, "")), "")
         known = AppliedFix(fix, proposed)
         change = by_name.get(known.name)
-        if change and _is_fix(fix, change):
+        if change is None:
+            continue
+        old, new = _number(change.before), _number(change.after)
+        if fix.value is None or change.after is None:
+            is_applied = fix.value is None and change.after is None
+        elif not fix.direction:
+            is_applied = fix.value in ("", change.after) or not isinstance(fix.value, str)
+        elif new is None or old is None:
+            is_applied = new is not None
+        else:
+            is_applied = (new < old or old == 0) if fix.direction == "lower" else new > old
+        if is_applied:
             applied.append(known)
     return tuple(applied)
-
-
-def _is_fix(fix: Fix, change: SettingChange) -> bool:
-    """Return True if a setting moved in the direction of the fix."""
-    if fix.value is None:
-        return change.after is None
-    if change.after is None:
-        return False
-    if not fix.direction:
-        return fix.value in ("", change.after) or not isinstance(fix.value, str)
-    old, new = _number(change.before), _number(change.after)
-    if new is None or old is None:
-        return new is not None
-    return (new < old or old == 0) if fix.direction == "lower" else new > old
 
 
 def _number(text: str | None) -> float | None:

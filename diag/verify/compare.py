@@ -17,10 +17,10 @@ from diag.core.incident import RANK, seconds
 from diag.diagnosis.decision_table import Reading, holds
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
+from diag.diagnosis.snapshot import ServerSnapshot, Snapshot
 from diag.verify.changes import AppliedFix, SettingChange, applied_fixes, changes, gateway_limit, gateway_notes, models
 from diag.verify.deltas import CLEAR, SignalDelta, UserMetric, expected, signal_deltas, user_metrics
 from diag.verify.load import Load, differences, load
-from diag.verify.snapshot import ServerSnapshot, Snapshot
 
 Verdict = Literal["fixed", "better", "no effect", "worse", "not comparable"]
 WORST: tuple[Verdict, ...] = ("worse", "not comparable", "no effect", "better", "fixed")

@@ -1,4 +1,4 @@
-"""How far the signals that a fix should move did move, and user-visible latency and throughput.
+"""Signals that a fix should move, and user-visible latency and throughput, before and after a change.
 
 User metrics are as exact as a histogram: bucket edges.
 """
@@ -11,9 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from diag.core.incident import OPPOSITE, Condition, Incident
+from diag.core.incident import Condition, Incident
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import (
     ITL,
     progress,
@@ -28,7 +29,6 @@ from diag.knowledge.signals.gpu import serving
 from diag.knowledge.signals.peers import tokens_of_peers
 from diag.verify.changes import AppliedFix
 from diag.verify.load import Load
-from diag.verify.snapshot import ServerSnapshot
 
 CLEAR = 1 / 3
 """Share of the signal's size: preemptions differ by 0.21 between two runs of one load (kv_cascade, kv_cascade_base), by
@@ -73,7 +73,7 @@ def expected(incident: Incident, fixes: Sequence[AppliedFix]) -> tuple[Condition
     effects = dict.fromkeys(condition for applied in fixes for condition in applied.fix.expects)
     taken = {condition.signal for condition in effects} | {*WORK}
     symptoms = (symptom for symptom in incident.symptoms if symptom.signal not in taken)
-    return (*effects, *(symptom._replace(op=OPPOSITE[symptom.op]) for symptom in symptoms))
+    return (*effects, *(symptom.opposite for symptom in symptoms))
 
 
 def signal_deltas(
@@ -123,7 +123,7 @@ class UserMetric:
 
 @dataclass(frozen=True)
 class _Metric:
-    """How a metric is measured: one number, or a quantile of the first of these histograms that the page has.
+    """The measurement of a metric: one number, or a quantile of the first of these histograms that the page has.
 
     `notable` is the least difference that a user notices (judged).
     """

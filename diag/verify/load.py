@@ -22,22 +22,17 @@ import numpy as np
 
 from diag.core.formatting import number, quantity
 from diag.core.subjects import Floats
+from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import RUNNING, WAITING, endpoint_without_vllm, serves
-from diag.verify.snapshot import ServerSnapshot
+from diag.normal.measures import FEWEST_REQUESTS, SAME_LENGTHS, SAME_LOAD
 
 FLAT = 0.1
 """Variance / mean of requests in flight: 0.00-0.04 for closed-loop clients (kv_cascade_base), 1 by chance alone."""
 COUPLED = 0.25
 """`Load.steps`: 0.00-0.10 for closed-loop clients (kv_cascade_base), 0.5 or more if arrivals do not wait for answers,
 also in a queue so long that it is flat."""
-FEWEST = 3
-"""Requests below which the signals have no value either."""
 ABSURD = 1e12
 """Requests in flight that no server has, and whose sum a float still holds."""
-SAME_LOAD = 1.33
-"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
-SAME_LENGTHS = 1.5
-"""Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base), by more if few are long."""
 CHANCE = 2.0
 """Standard errors that chance explains, in 95 % of cases; arrivals are counted as Poisson events."""
 CHANCE_OF_MANY = 3.0
@@ -175,7 +170,7 @@ def _lengths(server: ServerSnapshot, kind: str, counters: tuple[str, str], secon
         mean = np.average(middle, weights=weight)
         deviation = float(np.sqrt(np.average((middle - mean) ** 2 + within, weights=weight)))
     return Lengths(
-        mean=tokens / requests if tokens is not None and requests and requests >= FEWEST else None,
+        mean=tokens / requests if tokens is not None and requests and requests >= FEWEST_REQUESTS else None,
         error=deviation / math.sqrt(requests) if requests else 0.0,
         per_second=None if tokens is None else tokens / seconds,
         counts=tuple((edge, count) for _, edge, count in counts),
@@ -191,7 +186,7 @@ def differences(before: Load, after: Load, *, limited: bool = False) -> Iterator
         if before.responded:
             yield "the load before the change was not measured: its page has no running and waiting requests"
         return
-    if after.finished < FEWEST:
+    if after.finished < FEWEST_REQUESTS:
         finished = f"only {after.finished:.0f} requests finished after the change"
         yield f"{finished} (in {quantity(after.seconds, 'seconds')}): too little traffic to compare"
         return
@@ -217,8 +212,13 @@ def mostly_idle(side: str, load: Load) -> str:
 def _amount_difference(before: Load, after: Load) -> str:
     """Return how the number of requests differs, "" if it may be the same."""
     moved = direction(SAME_LOAD, before.in_flight, after.in_flight)
-    if not moved or (before.closed_loop and _same_clients(before, after)):
+    if not moved or before.in_flight is None or after.in_flight is None:
         return ""
+    if before.closed_loop and before.arrivals and after.arrivals is not None:
+        # few clients that pause vary as the requests in flight do (Poisson), and more if they send more often
+        pausing = before.variance, before.variance * after.arrivals / before.arrivals
+        if not direction(SAME_LOAD, before.in_flight + pausing[0], after.in_flight + pausing[1]):
+            return ""
     in_flight = f"{_shown(before.in_flight)} -> {_shown(after.in_flight)}"
     arrivals = f"arrivals {_shown(before.arrivals)} -> {_shown(after.arrivals)} per second"
     if before.closed_loop:
@@ -231,17 +231,6 @@ def _amount_difference(before: Load, after: Load) -> str:
     if _by_chance(CHANCE, (before.arrivals * seconds[0], after.arrivals * seconds[1]), seconds):
         return f"too few requests arrived to tell their rates apart ({arrivals}): observe for longer"
     return f"the load differs: {arrivals}, and requests in flight with them {in_flight}"
-
-
-def _same_clients(before: Load, after: Load) -> bool:
-    """Return True if closed-loop clients may be as many as before: with a request in flight, or pausing.
-
-    If few pause, as many of them do as the requests in flight vary (Poisson), and more if they send more often.
-    """
-    if before.in_flight is None or after.in_flight is None or not before.arrivals or after.arrivals is None:
-        return False
-    pausing = before.variance, before.variance * after.arrivals / before.arrivals
-    return not direction(SAME_LOAD, before.in_flight + pausing[0], after.in_flight + pausing[1])
 
 
 def direction(factor: float, old: float | None, new: float | None) -> int:

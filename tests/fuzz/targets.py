@@ -21,14 +21,14 @@ from support.bad_servers import Reply, Request
 from diag import promql
 from diag.commands import lint
 from diag.commands.observe import ObserveOptions, judge_observation, site, take_snapshot
-from diag.core.contract import Contract
-from diag.core.contract_file import apply_overrides
-from diag.core.contract_file import read as read_contract
+from diag.core.contract import Contract, apply_overrides
+from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.core.metric_families import plain
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
+from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
 from diag.exporter.vllm_page import PageReader
@@ -37,14 +37,13 @@ from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load
+from diag.normal.baseline import learn, save
+from diag.normal.baseline import read as read_baseline
+from diag.normal.comparison import by_baseline
 from diag.report import html, markdown, settings, terminal
 from diag.report import json as as_json
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
-from diag.verify.baseline import learn, save
-from diag.verify.baseline import read as read_baseline
-from diag.verify.normal import by_baseline
-from diag.verify.snapshot import Snapshot
 from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.server import launch

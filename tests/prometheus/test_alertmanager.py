@@ -23,12 +23,11 @@ from support.prometheus_server import PLACES, Server, hasty, program, serving
 from support.timelines import blocks, timeline
 from support.waiting import PATIENCE, until
 
-from diag.artefacts.filled_alerts import filled_alerts
+from diag.artefacts.alerts import filled_alerts
 from diag.artefacts.generate import files
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
-from diag.core.contract import Contract, Site
-from diag.core.contract_file import apply_overrides, read
+from diag.core.contract import Contract, Site, apply_overrides, read
 from diag.knowledge.catalog import load
 from diag.promql import Block
 

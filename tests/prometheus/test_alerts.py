@@ -34,8 +34,7 @@ from support.waiting import until
 from diag.artefacts import alerts
 from diag.artefacts.alerts import groups
 from diag.artefacts.generate import files
-from diag.core.contract import Contract, Site
-from diag.core.contract_file import apply_overrides
+from diag.core.contract import Contract, Site, apply_overrides
 from diag.core.incident import seconds
 from diag.core.yaml import dump
 from diag.knowledge.catalog import load

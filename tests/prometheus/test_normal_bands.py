@@ -15,9 +15,9 @@ from support.rule_files import groups_of
 
 from diag.commands import verify
 from diag.commands.observe import ObserveOptions
+from diag.normal.baseline import read as read_baseline
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.recording.reader import read
-from diag.verify.baseline import read as read_baseline
 
 RULES = groups_of(ROOT / "alerts" / "normal.rules.yaml")[0]
 ITL = (0.020, 0.018, 0.019, 0.200, 0.021, 0.022, 0.020, 0.040)

@@ -14,12 +14,12 @@ from diag.commands import doctor, verify
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
 from diag.diagnosis.report import NormalReading, Report
+from diag.normal.baseline import MOST_ROWS, Normal, merged, read
+from diag.normal.measures import ServerKind
 from diag.report import html, terminal
 from diag.report import json as as_json
-from diag.verify.baseline import MOST_ROWS, Normal, merged, read
-from diag.verify.measures import ServerKind
 
-SCHEMA = validator(ROOT / "diag/verify/diag.baseline.schema.json")
+SCHEMA = validator(ROOT / "diag/normal/diag.baseline.schema.json")
 LATENCY = r"^(vllm:(?:inter_token_latency|time_to_first_token)_seconds_sum\S* )(\S+)$"
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from support.paths import ROOT
 
 import diag.signals
 from diag.core.errors import BadIncident
-from diag.core.incident import Signal
-from diag.knowledge import incidents, signals
+from diag.core.incident import Condition, Signal, judged
+from diag.knowledge import incidents, shared_fixes, signals
 from diag.knowledge.catalog import CatalogEntry, built_in, check, load
 from diag.knowledge.signals import DECLARED
 
@@ -55,6 +56,63 @@ def test_a_built_in_incident_is_held_to_the_same_rules_as_a_users() -> None:
     entry = BUILT_IN["engine_dead"]
     with pytest.raises(BadIncident, match="the incident has no symptoms"):
         check([entry._replace(incident=entry.incident._replace(symptoms=()))], BUILT_IN)
+
+
+BY_CHANCE = {
+    ("admission_deadlock", "0 % for 9 minutes, with 5 or 6 requests waiting"): "measured",
+    ("gpu_thermal_throttling", "70 W T4 stopped throttling at 60 W and lost about 15 %"): "measured",
+    ("kv_eviction_cascade", "64 -> 6: preemptions per finished request"): "measured",
+    ("kv_eviction_cascade", "0.01-0.14 while preempted requests are recomputed"): "measured",
+    ("output_corrupted", "1 of 5 clients gets NaN; 0 before"): "measured",
+    ("requests_aborted", "25 % behind a time-out of 4 s"): "measured",
+    ("startup_slow", "VLLM_ENGINE_READY_TIMEOUT_S is 600 s by default"): "a default of vLLM",
+    ("startup_slow", "the default is 600 s"): "a default of vLLM",
+}
+"""Texts with a number that is a threshold too, and what the number is instead."""
+
+
+def conditions(declared: object) -> Iterator[Condition]:
+    if isinstance(declared, Condition):
+        yield declared
+    elif isinstance(declared, tuple):
+        for inside in declared:
+            yield from conditions(inside)
+
+
+def repeated_thresholds(name: str, source: str, declared: Iterable[Condition]) -> list[str]:
+    """Return the texts with the number of a condition; 0, 1, yes and no are words rather than thresholds."""
+    numbers: set[str] = set()
+    for condition in declared:
+        if not isinstance(condition.limit, str) and condition.limit not in (0, 1) and condition.signal.unit != "bool":
+            numbers |= {f"{condition.limit:g}", condition.limit_with_unit}
+    number = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, sorted(numbers, key=len, reverse=True)))})(?![\w.]*\w)")
+    strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    texts = [" ".join(text.split()) for text in strings if isinstance(text, str) and not text.startswith("https://")]
+    excused = [phrase for incident, phrase in BY_CHANCE if incident == name]
+    return [text for text in texts if numbers and number.search(text) and not any(phrase in text for phrase in excused)]
+
+
+@pytest.mark.parametrize("entry", BUILT_IN.values(), ids=lambda entry: entry.incident.id)
+def test_a_text_takes_the_number_of_a_threshold_from_its_condition(entry: CatalogEntry) -> None:
+    source = entry.file.read_text(encoding="utf-8")
+    assert repeated_thresholds(entry.incident.id, source, conditions(entry.incident)) == []
+
+
+def test_a_text_of_a_shared_fix_takes_the_number_of_a_threshold_from_its_condition() -> None:
+    source = Path(str(shared_fixes.__file__)).read_text(encoding="utf-8")
+    assert repeated_thresholds("shared_fixes", source, conditions(tuple(vars(shared_fixes).values()))) == []
+
+
+def test_a_repeated_threshold_is_found() -> None:
+    cascade = BUILT_IN["kv_eviction_cascade"]
+    for text in ("preemptions fall below 0.2", "below 4, halving", "usage above 80 %; more"):
+        assert repeated_thresholds("", repr(text), conditions(cascade.incident)) == [text]
+    assert repeated_thresholds("", repr("0.21, 14 and 180 %"), conditions(cascade.incident)) == []
+
+
+def test_a_rationale_contains_the_threshold_of_its_condition() -> None:
+    share = Signal("share", "", "{value}", "share")
+    assert share.above(0.05, judged("{threshold} of the time")).why.says == "5 % of the time"
 
 
 def test_every_signal_is_used() -> None:

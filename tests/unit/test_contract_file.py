@@ -7,8 +7,7 @@ import pytest
 from support.paths import ROOT
 
 from diag.commands.observe import site
-from diag.core.contract import Contract, Site
-from diag.core.contract_file import apply_overrides, read
+from diag.core.contract import Contract, Site, apply_overrides, read
 from diag.core.errors import BadContract
 from diag.core.incident import Incident
 from diag.knowledge.catalog import load

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from diag.cli.app import app
 from diag.cli.help import NOTES
-from diag.core.contract_file import read
+from diag.core.contract import read
 
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "deploy/**/*.md", "alerts/*.md", "runbooks/*.md")
 TYPED = re.compile(r"^ *(?:\$ )?(?:\.venv/bin/)?diag ((?:.*\\\n)*.*)$", re.MULTILINE)

@@ -16,11 +16,11 @@ from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
 from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
+from diag.normal import baseline
 from diag.promql import parser
 from diag.sources.kubernetes import cluster, servers
 from diag.sources.prometheus import client as queries
 from diag.sources.recording import reader
-from diag.verify import baseline
 from diag.vllm.command import parse
 from diag.vllm.memory import model
 

@@ -10,7 +10,7 @@ import pytest
 from diag.artefacts.reference import lint_rule_page, lint_rule_reference
 from diag.commands.explain import run as explain
 from diag.commands.lint import LintOptions, ignored_rules, judge, run
-from diag.core.contract_file import read as read_contract
+from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadUsage
 from diag.lint.rule import LintRule
 from diag.lint.rules import DECLARED, RULES, lint

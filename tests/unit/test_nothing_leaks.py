@@ -24,6 +24,7 @@ from diag.core.errors import DiagError
 from diag.diagnosis import configuration
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.report import build_report
+from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import PageReader
 from diag.exposition.scrapes import Target
@@ -32,7 +33,6 @@ from diag.report import json as json_report
 from diag.report import settings as settings_report
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.recording.writer import Recorder
-from diag.verify.snapshot import Snapshot
 from diag.vllm.server.config import ServerFacts
 
 CASES = int(os.environ.get("DIAG_LEAK_CASES", "30"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diag.core import files, yaml
-from diag.core.contract_file import read as read_contract
+from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadIncident, BadRecording, BadUsage
 from diag.core.files import opened, read_bytes
 from diag.exporter.log.memory_sizes import read_memory_log

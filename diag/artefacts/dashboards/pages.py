@@ -22,18 +22,12 @@ from diag.artefacts.dashboards.shared import (
     worst_severity,
 )
 from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, DashboardPage, PanelHeader, PanelQuery, TableColumn, Threshold
-from diag.artefacts.names import (
-    GENERATED_MARK,
-    TOKENS_PER_SECOND,
-    dashboard_uid,
-    expression,
-    subject_labels,
-    threshold,
-)
+from diag.artefacts.names import GENERATED_MARK, TOKENS_PER_SECOND, dashboard_uid, expression, subject_labels, threshold
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.incident import Incident, regroup
 from diag.knowledge.formulas import formula
+from diag.knowledge.incidents.contract_breached import incident as slo_violated
 from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import error_budget_burn_rate
 
@@ -96,10 +90,11 @@ def _current_state(scope: DashboardScope) -> list[Any]:
     tokens = scope.fill("sum(rate(vllm:generation_tokens_total[$window]))", ())
     servers = scope.fill("count(count by (instance) (vllm:num_requests_running))", ())
     burn = "Healthy: below 1, the rate at which the error budget lasts the month."
+    slow = Threshold(slo_violated.burns[-1].factor)
     return [
         stat(("Critical alerts", "Healthy: 0.", "short"), firing("critical"), Threshold(1)),
         stat(("Warning alerts", "Healthy: 0.", "short"), firing("warning"), Threshold(1, GOOD, "orange")),
-        stat(("Highest error budget burn rate", burn, "short"), f"max({_burn_rate(scope)})", Threshold(6)),
+        stat(("Highest error budget burn rate", burn, "short"), f"max({_burn_rate(scope)})", slow),
         stat(("Servers up", "Healthy: as many as you run.", "short"), servers, Threshold(1, BAD, GOOD)),
         stat(("Requests waiting", "Healthy: 0 most of the time.", "short"), waiting),
         stat(("Generation throughput", "Healthy: in proportion to the load.", TOKENS_PER_SECOND), tokens),
@@ -139,14 +134,15 @@ def _service_level(scope: DashboardScope) -> list[Any]:
     def panel(header: tuple[str, str, str], promql: str, slo: float) -> Any:
         return grafana.time_series(PanelHeader(*header), [PanelQuery(promql, legend(by))], Threshold(slo))
 
-    burn = "Healthy: below 1. Pages above 14.4 over 1 h, or above 6 over 6 h."
+    fast, slow = (burn.factor for burn in slo_violated.burns)
+    burn = f"Healthy: below 1. Pages above {fast:g} over 1 h, or above {slow:g} over 6 h."
     ttft = f"Healthy: below the SLO of {quantity(contract.ttft_seconds, 'seconds')}."
     latency = (
         f"Healthy: steady, below the SLO of {quantity(contract.itl_seconds, 'seconds')}. A mean hides stalls: see the"
         " dashboard of prefill_decode_contention."
     )
     return [
-        panel(("Error budget burn rate", burn, "short"), _burn_rate(scope), 14.4),
+        panel(("Error budget burn rate", burn, "short"), _burn_rate(scope), fast),
         panel(("Time to first token (TTFT), p95", ttft, "s"), scope.fill(TTFT, by), contract.ttft_seconds),
         panel(
             ("Inter-token latency (ITL), mean", latency, "s"),

@@ -157,8 +157,7 @@ HEADROOM_PANELS = (
     ),
     LinePanel(
         PanelHeader(
-            "Decode batch",
-            "Tokens decoded in a step. Below the compute ceiling a larger batch costs little latency.",
+            "Decode batch", "Tokens decoded in a step. Below the compute ceiling a larger batch costs little latency."
         ),
         ("engine",),
         {"": batch.promql},

@@ -46,12 +46,20 @@ class DashboardScope:
         """Restrict an expression to the page's variables; a comparison with peers keeps all servers."""
         of_one = {*self.site.labels, "engine"} if PEERS in promql else set()
         names = metric_names(parse(promql.replace(f"${GPU_COST}", "1")))
-        matchers = {
-            name: ", ".join(
-                f'{label}=~"${variable}"' for label, variable in self._labels(name).items() if label not in of_one
-            )
-            for name in names
-        }
+        matchers: dict[str, str] = {}
+        for name in names:
+            labels = {label: label for label in self.site.labels}
+            own: list[str]
+            if name == "ALERTS" or name in self.series.values():
+                level = name.partition(":")[0].split("_")
+                own = [label for label in ("engine", "gpu") if label in level]
+            else:
+                labels = {"job": "job", **labels, **({"model_name": "model"} if name.startswith("vllm:") else {})}
+                prefixes = {"engine": "vllm:", "gpu": "diag_gpu_"}
+                own = [label for label, prefix in prefixes.items() if name.startswith(prefix)]
+            labels |= {label: label for label in own if label in self.variables}
+            chosen = (f'{label}=~"${variable}"' for label, variable in labels.items() if label not in of_one)
+            matchers[name] = ", ".join(chosen)
         for name in sorted(name for name in names if name.startswith("{")):  # a selector that matches the metric's name
             promql = promql.replace(name, f"{{{matchers[name]}, {name[1:]}")
 
@@ -62,18 +70,6 @@ class DashboardScope:
             return f"{name}{{{matchers[name]}, " if opens else f"{name}{{{matchers[name]}}}"
 
         return _WORD.sub(with_matchers, promql)
-
-    def _labels(self, metric: str) -> dict[str, str]:
-        """Return the variables of the page that apply to a metric, by its labels."""
-        if metric == "ALERTS" or metric in self.series.values():
-            level = metric.partition(":")[0].split("_")
-            chosen = [label for label in ("engine", "gpu") if label in level and label in self.variables]
-            return {label: label for label in (*self.site.labels, *chosen)}
-        labels = {label: label for label in ("job", *self.site.labels)}
-        if metric.startswith("vllm:"):
-            labels["model_name"] = "model"
-        own = {"engine": "vllm:", "gpu": "diag_gpu_"}
-        return labels | {name: name for name in own if name in self.variables and metric.startswith(own[name])}
 
     def variable_queries(self) -> dict[str, str]:
         """Return the query of each variable, restricted by the variables before it."""

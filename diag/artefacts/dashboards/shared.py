@@ -8,13 +8,12 @@ from diag.artefacts import grafana
 from diag.artefacts.dashboards.scope import DashboardScope, legend
 from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, Threshold
 from diag.artefacts.names import (
+    GRAFANA_UNITS,
     TOKENS_PER_SECOND,
     capitalized,
     claim,
     expression,
-    grafana_unit,
     in_words,
-    opposite,
     runbook_url,
     subject_labels,
 )
@@ -114,7 +113,7 @@ def worst_severity(matchers: str, by: Sequence[str]) -> str:
 
 def symptom_panel(condition: Condition, incident: Incident, scope: DashboardScope) -> Any:
     """Return a symptom with its threshold, red on the side where it holds."""
-    other_side = in_words(opposite(condition), scope.contract)
+    other_side = in_words(condition.opposite, scope.contract)
     return alarm_panel(condition, incident, f"{capitalized(other_side)} rules out {incident.id}.", scope)
 
 
@@ -135,7 +134,7 @@ def signal_panel(
     if promql in scope.series.values():
         description += f" Condition: `{comparison(promql, condition, scope.contract)}`."
     header = PanelHeader(
-        f"{prefix}{claim(condition, scope.contract)}", description, grafana_unit(condition.signal.unit)
+        f"{prefix}{claim(condition, scope.contract)}", description, GRAFANA_UNITS.get(condition.signal.unit, "short")
     )
     return grafana.time_series(
         header, [PanelQuery(scope.add_matchers(promql), legend(subject_labels(incident, scope.site)))], line

@@ -1,20 +1,15 @@
 """The scheduler admits no request: the one at the head of the queue does not fit the KV cache, even an empty one."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
+from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
+from diag.knowledge.shared_fixes import MORE_KV_CAPACITY, NO_LONG_PREFILL, NOT_ASLEEP, NOT_PAUSED
 from diag.signals import (
-    asleep,
     kv_cache_usage_peak,
     longest_that_is_admitted,
     not_set,
     requests_not_admitted,
-    scheduler_paused,
-    standstill_was_prefill,
 )
 
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
-SLEEP_MODE = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
-PAUSE = "https://docs.vllm.ai/en/stable/training/async_rl/"
 HEAD_OF_THE_QUEUE = "https://github.com/vllm-project/vllm/issues/39734"
 NOT_ADMITTED = requests_not_admitted.at_least(
     1, measured("8 requests waited and none ran until the long prompt was given up", "admission_deadlock")
@@ -40,11 +35,7 @@ incident = Incident(
         ),
     ),
     looks_like=(
-        LookAlike(
-            "a sleeping engine",
-            distinguish="vllm:engine_sleep_state says so, and POST /wake_up ends it.",
-            requires=asleep.at_most(0, documented("a sleeping engine schedules nothing", SLEEP_MODE)),
-        ),
+        NOT_ASLEEP,
         LookAlike(
             "engine_stalled",
             distinguish="Requests run, or a process of the engine is stopped: the engine hangs within a step.",
@@ -52,9 +43,7 @@ incident = Incident(
         LookAlike(
             "prefill_decode_contention",
             distinguish="A step with a very long prefill stops the gauges while it lasts. It ends by itself.",
-            requires=standstill_was_prefill.below(
-                1, judged("where steps have been that long, a standstill counts after two minutes")
-            ),
+            requires=NO_LONG_PREFILL,
         ),
         LookAlike(
             "queue_saturation",
@@ -67,19 +56,9 @@ incident = Incident(
             "a grammar or a LoRA slot, not for the KV cache.",
             refuted_by=NOT_ADMITTED,
         ),
-        LookAlike(
-            "a paused scheduler",
-            distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
-            requires=scheduler_paused.at_most(0, documented("a paused scheduler schedules nothing", PAUSE)),
-        ),
+        NOT_PAUSED,
     ),
-    explains=(
-        "queue_saturation",
-        "kv_pool_saturated",
-        "replicas_unbalanced",
-        "requests_aborted",
-        "contract_breached",
-    ),
+    explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
         Fix(
             change="Drop the request at the head of the queue: let its client or the gateway give it up, which aborts "

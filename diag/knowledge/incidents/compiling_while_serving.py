@@ -17,10 +17,7 @@ incident = Incident(
         again after each restart where the cache is not kept.
     """,
     impact="all running streams pause while the compiler runs",
-    symptoms=(
-        compiled_recently.at_least(1, reported("vLLM warns of it in its log", CASE)),
-        PAUSES,
-    ),
+    symptoms=(compiled_recently.at_least(1, reported("vLLM warns of it in its log", CASE)), PAUSES),
     looks_like=(
         LookAlike("startup_slow", distinguish="A start compiles too, before the server is ready: that is not counted."),
         LookAlike("prefill_decode_contention", distinguish="A long prompt accounts for each pause."),

@@ -5,13 +5,14 @@ from diag.signals import NEAR_BANDWIDTH, NEAR_COMPUTE, error_budget_burn_rate, r
 
 WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
 
+FAST, SLOW = BurnRateWindow(14.4, "1h", "5m"), BurnRateWindow(6, "6h", "30m")
 incident = Incident(
     id="contract_breached",
     title="Latency SLO violated",
     severity="critical",
     per=("instance", "engine"),
     hold="2m",
-    burns=(BurnRateWindow(14.4, "1h", "5m"), BurnRateWindow(6, "6h", "30m")),
+    burns=(FAST, SLOW),
     cause="""
         TTFT, inter-token latency or end-to-end latency misses the SLO of diag.toml so often that the monthly error
         budget is exhausted within days. This incident states the impact on users, not its cause: the cause is another
@@ -20,9 +21,11 @@ incident = Incident(
     impact="more responses miss the latency SLO than the objective allows",
     symptoms=(
         error_budget_burn_rate.above(
-            14.4,
+            FAST.factor,
             documented(
-                "14.4 uses 2 % of a month's error budget in one hour; over six hours the threshold is 6", WORKBOOK
+                "{threshold} uses 2 % of a month's error budget in one hour; over six hours the threshold is "
+                f"{SLOW.factor:g}",
+                WORKBOOK,
             ),
         ),
     ),

@@ -1,18 +1,14 @@
 """The data-parallel engines of a server wait for each other: some hold requests, and none makes progress."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED
+from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
 from diag.signals import (
     engines,
     requests_running,
     requests_stuck_on_all_engines,
-    scheduler_paused,
-    standstill_was_prefill,
 )
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
-TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
-PAUSE = "https://docs.vllm.ai/en/stable/training/async_rl/"
 DRIFT = "https://github.com/vllm-project/vllm/issues/43547"
 
 incident = Incident(
@@ -46,32 +42,22 @@ incident = Incident(
             "tp_communication_stall",
             distinguish="A rank within one engine is missing; its peers are the ranks of the same engine.",
         ),
-        LookAlike(
-            "a paused scheduler",
-            distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
-            requires=scheduler_paused.at_most(0, documented("a paused scheduler schedules nothing", PAUSE)),
-        ),
+        NOT_PAUSED,
         LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
         LookAlike(
             "prefill_decode_contention",
             distinguish="All engines wait for the one that is in a step with a very long prefill. It ends by itself.",
-            requires=standstill_was_prefill.below(
-                1, judged("where steps have been that long, a standstill counts after two minutes")
-            ),
+            requires=NO_LONG_PREFILL,
         ),
         LookAlike("admission_deadlock", distinguish="Requests wait and none runs: the scheduler does not admit them."),
     ),
     explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
         *LET_GO_ON,
-        Fix(
+        SAVE_STACKS._replace(
             change="Before any restart, save the stack trace of every engine and worker: those that wait in a "
             "collective name it, and the one that is not in it is the cause.",
-            command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
             effect="the stack traces name the engine that left the collective",
-            only_if=NOT_HALTED,
-            restart=False,
-            why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
         ),
         Fix(
             change="Take the server out of rotation and restart all of its engines together: one that is restarted "

@@ -1,20 +1,21 @@
 """Requests are in flight and the engine makes no progress, or one of its processes is stopped."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, STACK_TRACES
+from diag.incident import Fix, Incident, LookAlike, judged, measured
+from diag.knowledge.shared_fixes import (
+    LET_GO_ON,
+    NO_LONG_PREFILL,
+    NOT_ASLEEP,
+    NOT_HALTED,
+    NOT_PAUSED,
+    SAVE_STACKS,
+    STACK_TRACES,
+)
 from diag.signals import (
-    asleep,
     progress,
     requests_not_admitted,
     requests_without_progress,
-    scheduler_paused,
     stalled,
-    standstill_was_prefill,
 )
-
-TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
-SLEEP_MODE = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
-PAUSE = "https://docs.vllm.ai/en/stable/training/async_rl/"
 
 incident = Incident(
     id="engine_stalled",
@@ -48,16 +49,8 @@ incident = Incident(
                 0, measured("5 requests ran when the engine stopped", "engine_stalled")
             ),
         ),
-        LookAlike(
-            "a sleeping engine",
-            distinguish="vllm:engine_sleep_state says so, and POST /wake_up ends it.",
-            requires=asleep.at_most(0, documented("a sleeping engine schedules nothing", SLEEP_MODE)),
-        ),
-        LookAlike(
-            "a paused scheduler",
-            distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
-            requires=scheduler_paused.at_most(0, documented("a paused scheduler schedules nothing", PAUSE)),
-        ),
+        NOT_ASLEEP,
+        NOT_PAUSED,
         LookAlike(
             "tp_communication_stall",
             distinguish="vLLM's metrics look the same. The distinguishing signs are one worker without CPU time, a "
@@ -67,9 +60,7 @@ incident = Incident(
             "prefill_decode_contention",
             distinguish="A step with a very long prefill looks the same while it lasts. It ends by itself, and its "
             "prompt is booked.",
-            requires=standstill_was_prefill.below(
-                1, judged("where steps have been that long, a standstill counts after two minutes")
-            ),
+            requires=NO_LONG_PREFILL,
         ),
         LookAlike("engine_dead", distinguish="/metrics itself no longer answers."),
         LookAlike("queue_saturation", distinguish="Requests queue too, but tokens are generated."),
@@ -77,13 +68,9 @@ incident = Incident(
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
         *LET_GO_ON,
-        Fix(
+        SAVE_STACKS._replace(
             change="Before any restart, save the stack traces of EngineCore and of every worker.",
-            command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
             effect="the stack traces name the call that does not return",
-            only_if=NOT_HALTED,
-            restart=False,
-            why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
         ),
         Fix(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "

@@ -8,7 +8,7 @@ SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
 OLLAMA = "https://github.com/ollama/ollama/issues/13552"
 
 HOT = thermal_share.above(
-    0.05, judged("5 % of the time is noticeable; NVML's counters include what samples of the flag miss")
+    0.05, judged("{threshold} of the time is noticeable; NVML's counters include what samples of the flag miss")
 )
 incident = Incident(
     id="gpu_thermal_throttling",

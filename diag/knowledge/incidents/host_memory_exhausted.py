@@ -2,6 +2,8 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
+    NEARLY_FULL,
+    SECONDS_TO_DRAIN,
     host_memory_ends,
     host_memory_share,
     host_memory_time_left,
@@ -12,7 +14,8 @@ from diag.signals import (
 
 CGROUP = "https://docs.kernel.org/admin-guide/cgroup-v2.html#memory"
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
-SOON = host_memory_time_left.below(900, judged("time to drain a server and to start another one"))
+FULL = host_memory_share.above(NEARLY_FULL, judged("a server that has room is not about to be killed"))
+SOON = host_memory_time_left.below(SECONDS_TO_DRAIN, judged("time to drain a server and to start another one"))
 RESERVED = documented("vLLM reserves it in host memory", CONSERVING_MEMORY)
 
 incident = Incident(
@@ -30,11 +33,15 @@ incident = Incident(
     impact="the server is killed without a line in its log, and all its requests fail",
     symptoms=(
         host_memory_ends.at_least(
-            1, judged("above 90 %, growing steadily, with less than 15 minutes left; or a process was killed already")
+            1,
+            judged(
+                f"above {FULL.limit_with_unit}, growing steadily, with less than {SECONDS_TO_DRAIN / 60:g} minutes "
+                "left; or a process was killed already"
+            ),
         ),
     ),
     supports=(
-        host_memory_share.above(0.9, judged("a server that has room is not about to be killed")),
+        FULL,
         SOON,
         memory_killed.at_least(1, documented("oom_kill counts the processes that the kernel has killed", CGROUP)),
     ),
@@ -86,7 +93,7 @@ incident = Incident(
         Fix(
             change="Raise the memory limit of the container, or move other programs away from this host: the server "
             "needs what its roles hold in diag_vllm_process_resident_memory_bytes, and some room above that.",
-            effect="host memory in use stays below 90 % of the limit",
+            effect=f"host memory in use stays below {FULL.limit_with_unit} of the limit",
             why=documented("memory.max is the limit at which the kernel kills", CGROUP),
         ),
     ),

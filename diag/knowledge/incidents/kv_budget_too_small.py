@@ -2,6 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
+    RESERVE,
     gpu_memory_free_share,
     kv_cache_usage_peak,
     prefix_cache_hit_rate,
@@ -70,9 +71,10 @@ incident = Incident(
             least=0.05,
             most=0.95,
             direction="raise",
-            change="Give vLLM the free memory of the GPU, except for a reserve of 5 %: the prefix cache keeps more, "
-            "and a busier day has room.",
-            effect="GPU memory free falls to 5 %; the prefix cache hit rate rises where prompts share a prefix",
+            change=f"Give vLLM the free memory of the GPU, except for a reserve of {100 * RESERVE:g} %: the prefix "
+            "cache keeps more, and a busier day has room.",
+            effect=f"GPU memory free falls to {100 * RESERVE:g} %; the prefix cache hit rate rises where prompts share "
+            "a prefix",
             risk="out of memory at start-up or under load if another process uses the GPU",
             rollback="set the old value again and restart",
             why=documented("cached blocks are kept until their memory is needed", PREFIX_CACHING),

@@ -29,7 +29,8 @@ CAP = Fix(
     direction="lower",
     only_if=(fitting_share_of_running.below(1, judged("a cap above the number of running requests has no effect")),),
     change="Run no more requests than the KV cache holds at the observed mean length. The CUDA graphs are unaffected.",
-    effect="preemptions per finished request fall below 0.2; inter-token latency becomes steady; more requests wait",
+    effect=f"preemptions per finished request fall below {hardly_preempts.limit_with_unit}; inter-token latency "
+    "becomes steady; more requests wait",
     risk=CAPPED,
     rollback="remove the flag and restart",
     expects=(hardly_preempts,),
@@ -51,8 +52,7 @@ incident = Incident(
     symptoms=(
         preempts,
         kv_cache_usage_peak_with_next.above(
-            0.9,
-            measured("102-115 % at any cadence: every preemption frees the blocks of one request", "kv_cascade"),
+            0.9, measured("102-115 % at any cadence: every preemption frees the blocks of one request", "kv_cascade")
         ),
         requests_waiting_median.at_least(1, documented("a preempted request goes back to the queue", TUNING)),
     ),
@@ -66,7 +66,9 @@ incident = Incident(
         LookAlike(
             "kv_pool_undersized",
             distinguish="Only a handful of requests run: one long prompt fills the KV cache.",
-            requires=requests_running.at_least(4, judged("below 4, halving --max-num-seqs frees almost nothing")),
+            requires=requests_running.at_least(
+                4, judged("below {threshold}, halving --max-num-seqs frees almost nothing")
+            ),
         ),
         LookAlike(
             "kv_pool_saturated",

@@ -22,7 +22,9 @@ incident = Incident(
     """,
     impact="requests are served nearly one after the other, or none at all; all others wait",
     symptoms=(
-        longest_requests_that_fit.below(4, judged("below 4, no cap or watermark helps: only a larger KV cache does")),
+        longest_requests_that_fit.below(
+            4, judged("below {threshold}, no cap or watermark helps: only a larger KV cache does")
+        ),
         requests_running.below(4, measured("1 runs while 5 wait", "kv_undersized")),
         requests_waiting_median.at_least(1, judged("at least one request waits in half of the samples")),
     ),

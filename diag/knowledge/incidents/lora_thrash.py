@@ -29,6 +29,7 @@ SLOTS = Fix(
     rollback="set the old value again and restart",
     why=documented("--max-loras is the number of adapters in one batch", LORA),
 )
+CROWDED = adapters_per_slot.above(1, measured("6 adapters share 2 slots", "lora_thrash"))
 
 incident = Incident(
     id="lora_thrash",
@@ -44,7 +45,7 @@ incident = Incident(
     """,
     impact="TTFT rises for users of some adapters, on a server that has capacity to spare",
     symptoms=(
-        adapters_per_slot.above(1, measured("6 adapters share 2 slots", "lora_thrash")),
+        CROWDED,
         deferred_share_by_reason.above(
             0.5, measured("all waiting requests are deferred; none with as many slots as adapters", "lora_thrash")
         ),
@@ -62,10 +63,7 @@ incident = Incident(
             "adapters used one after the other", distinguish="There are more adapters than slots, but no request waits."
         ),
     ),
-    explains=(
-        "requests_aborted",
-        "contract_breached",
-    ),
+    explains=("requests_aborted", "contract_breached"),
     fixes=(
         SLOTS,
         SLOTS._replace(
@@ -78,7 +76,7 @@ incident = Incident(
         Fix(
             change="If memory does not suffice, route each adapter to its own replicas, so that no replica serves "
             "more adapters than it has slots.",
-            effect="LoRA adapters in use / --max-loras falls to 1 on every replica",
+            effect=f"{CROWDED.signal.name} falls to {CROWDED.limit_with_unit} on every replica",
             restart=False,
             why=reported("requests of adapters without a slot stay in the queue", SCHEDULING),
         ),

@@ -54,8 +54,7 @@ incident = Incident(
             distinguish="An engine stall leaves one pause of its own length in every stream, and no prompt accounts "
             "for it.",
             requires=stream_pauses_unexplained.at_most(
-                0,
-                measured("pauses of 42 s in a stall, one of many requests in its prefill", "engine_stalled"),
+                0, measured("pauses of 42 s in a stall, one of many requests in its prefill", "engine_stalled")
             ),
         ),
         LookAlike("gpu_thermal_throttling", distinguish="Every inter-token latency grows, not only a few of them."),

@@ -63,9 +63,7 @@ incident = Incident(
             ),
         ),
         LookAlike(
-            "kv_eviction_cascade",
-            distinguish="The waiting requests are preempted ones.",
-            requires=hardly_preempts,
+            "kv_eviction_cascade", distinguish="The waiting requests are preempted ones.", requires=hardly_preempts
         ),
         LookAlike(
             "deferred requests",

@@ -16,6 +16,7 @@ DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment
 WRITES = tokens_of_peers.at_least(
     1, judged("an overloaded replica generates no fewer tokens than its peers, a slow one does")
 )
+UNBALANCED = load_of_peers.above(2, judged("a smaller imbalance may be chance: requests differ in length"))
 incident = Incident(
     id="replicas_unbalanced",
     title="Load imbalance between replicas",
@@ -30,7 +31,7 @@ incident = Incident(
     """,
     impact="TTFT rises on this replica, while its peers could serve at once",
     symptoms=(
-        load_of_peers.above(2, judged("a smaller imbalance may be chance: requests differ in length")),
+        UNBALANCED,
         load_beyond_peers.at_least(4, judged("one or two extra long requests are chance, whatever the ratio")),
         requests_waiting_median.at_least(1, judged("an imbalance has no impact until requests wait")),
     ),
@@ -78,7 +79,7 @@ incident = Incident(
         Fix(
             change="Find what pins clients to this replica: session affinity, a hash over a few keys, or long-lived "
             "connections that are balanced only when opened. Choose the replica for every request.",
-            effect="requests / median of its peers falls below 2",
+            effect=f"{UNBALANCED.signal.name} falls below {UNBALANCED.limit_with_unit}",
             risk="a conversation that moves to another replica misses the prefix cache there",
             restart=False,
             why=judged("a few large clients often are most of the load"),

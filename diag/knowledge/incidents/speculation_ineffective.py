@@ -15,6 +15,9 @@ SPECULATION = "https://docs.vllm.ai/en/latest/features/spec_decode/"
 AUTOMATE = "https://github.com/vllm-project/vllm/issues/4565"
 
 BEGINS_WELL = judged("a first token that is accepted less often is not worth drafting")
+RARELY_ACCEPTED = draft_acceptance_rate.below(
+    WORTHWHILE, measured("2 % where the next token is random", "speculation_ineffective")
+)
 incident = Incident(
     id="speculation_ineffective",
     title="Low draft acceptance rate",
@@ -29,9 +32,7 @@ incident = Incident(
     """,
     impact="none visible by itself: hardly faster than without speculation, and slower once batches are large",
     symptoms=(
-        draft_acceptance_rate.below(
-            WORTHWHILE, measured("2 % where the next token is random", "speculation_ineffective")
-        ),
+        RARELY_ACCEPTED,
         speculates.at_least(1, documented("only a server that speculates has an acceptance rate", SPECULATION)),
     ),
     supports=(requests_running_median.at_least(32, reported("the more requests run, the smaller the gain", AUTOMATE)),),
@@ -40,7 +41,9 @@ incident = Incident(
             "a long draft that pays",
             distinguish="Only two of ten draft tokens are accepted, and yet each step generates three tokens instead "
             "of one.",
-            requires=accepted_per_draft.at_most(1, judged("above 1, a step generates more than twice as many tokens")),
+            requires=accepted_per_draft.at_most(
+                1, judged("above {threshold}, a step generates more than twice as many tokens")
+            ),
         ),
         LookAlike("a server without speculative decoding", distinguish="It proposes no draft tokens."),
     ),
@@ -50,7 +53,8 @@ incident = Incident(
             "--spec-tokens.",
             value=worthwhile_draft_length,
             only_if=(first_token_acceptance_rate.at_least(WORTHWHILE, BEGINS_WELL),),
-            effect="the draft acceptance rate rises above 30 %: most of the remaining draft tokens are accepted",
+            effect=f"the draft acceptance rate rises above {RARELY_ACCEPTED.limit_with_unit}: most of the remaining "
+            "draft tokens are accepted",
             risk="a step generates slightly fewer tokens; where few requests run and drafting is cheap, responses may "
             "get slower",
             rollback="set the old value again and restart",

@@ -1,10 +1,8 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, STACK_TRACES
+from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, SAVE_STACKS, STACK_TRACES, TROUBLESHOOTING
 from diag.signals import log_waits, not_set, nvlinks, progress, ranks, ranks_missing_from_collective, ranks_out_of_step
-
-TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 
 SPIN = reported(
     "96 % utilisation at about 20 W; by processes: one rank uses no CPU while its peer uses a full core",
@@ -55,14 +53,7 @@ incident = Incident(
     ),
     fixes=(
         *LET_GO_ON,
-        Fix(
-            change="Before any restart, save the stack trace of every rank.",
-            command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
-            effect="the stack traces name the call that does not return, and the rank that is missing from it",
-            only_if=NOT_HALTED,
-            restart=False,
-            why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
-        ),
+        SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart it: requests in flight are lost either way.",
             effect="tokens are generated again",

@@ -38,7 +38,11 @@ incident = Incident(
     ),
     supports=(
         all_reduce_share.above(
-            0.2, judged("all-reduces overlap with no computation: at 20 % of the bandwidth they take 20 % of the time")
+            0.2,
+            judged(
+                "all-reduces overlap with no computation: at {threshold} of the bandwidth they take {threshold} of the "
+                "time"
+            ),
         ),
         pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes")),
         slowest_clock.below(0.85, judged("all ranks wait for the slowest one")),

@@ -75,20 +75,14 @@ PARTS: tuple[Part, ...] = (
     Part("requests_waiting_sampled", "count_over_time(vllm:num_requests_waiting[$window]) >= 3", "samples"),
     Part("kv_cache_usage_sampled", "count_over_time(vllm:kv_cache_usage_perc[$window]) >= 3", "samples"),
     Part("gpu_cache_usage_sampled", "count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3", "samples"),
-    Part(
-        "requests_running_peak",
-        "sum by ($by) ($running_peak_by_series and $requests_running_sampled)",
-        "requests",
-    ),
+    Part("requests_running_peak", "sum by ($by) ($running_peak_by_series and $requests_running_sampled)", "requests"),
     Part(
         "requests_running_minimum",
         "sum by ($by) ($running_minimum_by_series and $requests_running_sampled)",
         "requests",
     ),
     Part(
-        "requests_waiting_mean",
-        "sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)",
-        "requests",
+        "requests_waiting_mean", "sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)", "requests"
     ),
     Part(
         "requests_waiting_minimum",

@@ -62,11 +62,7 @@ PARTS: tuple[Part, ...] = (
         ' or label_replace($adapter_sets, "le", "+Inf", "", "")))',
         "adapters",
     ),
-    Part(
-        "more_adapters_than_slots",
-        "($lora_adapters_in_use_per_max_loras by (instance)) > 1",
-        "ratio",
-    ),
+    Part("more_adapters_than_slots", "($lora_adapters_in_use_per_max_loras by (instance)) > 1", "ratio"),
     # -- structured output
     Part("grammar_errors", f"sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))", "lines"),
     # -- API servers
@@ -131,11 +127,7 @@ PARTS: tuple[Part, ...] = (
         "bool",
     ),
     Part("multimodal_cache_queries", "sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))", "items"),
-    Part(
-        "engine_cores",
-        'max by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window]))',
-        "cores",
-    ),
+    Part("engine_cores", 'max by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window]))', "cores"),
     Part("input_thread_spins", f"($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)", "bool"),
     Part(
         "cache_miss_claimed_recently",

@@ -36,11 +36,7 @@ def culprits(processes: str) -> str:
 
 
 PARTS: tuple[Part, ...] = (
-    Part(
-        "vllm_up_sampled",
-        "max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3",
-        "samples",
-    ),
+    Part("vllm_up_sampled", "max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3", "samples"),
     Part("halted_processes", halted(in_state(".+")), "bool"),
     Part("stopped_by_any_exporter", halted(OF_ANY), "bool"),
     Part("halted_by_any_exporter", "$halted_processes or on (instance, pid) $stopped_by_any_exporter", "bool"),

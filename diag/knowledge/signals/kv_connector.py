@@ -17,30 +17,6 @@ def _counted(metric: str) -> str:
     return f"sum by ($by) (increase({metric}[$window]))"
 
 
-def _lost_share(connector: str) -> Part:
-    """Return the transfers that failed and leases that expired, per transfer and finished request.
-
-    0 without a failure, missing while there are too few of them for a rate.
-    """
-    lost = f"${connector}_transfers_lost"
-    attempts = f"(${connector}_transfers_failed + ${connector}_transfers + $finished_requests)"
-    return Part(f"{connector}_lost_share", f"({lost} >= {FEW}) / {attempts} or 0 * ({lost} == 0)", "share")
-
-
-def _lost(connector: str) -> Part:
-    """Return failures and expired leases.
-
-    Only a prefill instance sees that KV blocks expire, and it counts no transfer; each rank counts its own.
-    """
-    failed, expired = f"${connector}_transfers_failed", f"${connector}_leases_expired"
-    ranks = f"($config_tensor_parallel_size or 1 + 0 * sum by (instance) ({failed}))"
-    return Part(
-        f"{connector}_transfers_lost",
-        f"{failed} + ({expired} / on (instance) group_left () {ranks} or 0 * {failed})",
-        "transfers",
-    )
-
-
 PARTS: tuple[Part, ...] = (
     Part(
         "external_cache_queries",
@@ -61,8 +37,29 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("mooncake_leases_expired", _counted("vllm:mooncake_num_kv_expired_reqs_total"), "requests"),
     Part("mooncake_transfers", _counted("vllm:mooncake_xfer_time_seconds_count"), "transfers"),
-    *map(_lost, ("nixl", "mooncake")),
-    *map(_lost_share, ("nixl", "mooncake")),
+    # failures and expired leases: only a prefill instance sees that KV blocks expire, and it counts no transfer; each
+    # rank counts its own
+    *(
+        Part(
+            f"{connector}_transfers_lost",
+            f"${connector}_transfers_failed + (${connector}_leases_expired / on (instance) group_left ()"
+            f" ($config_tensor_parallel_size or 1 + 0 * sum by (instance) (${connector}_transfers_failed))"
+            f" or 0 * ${connector}_transfers_failed)",
+            "transfers",
+        )
+        for connector in ("nixl", "mooncake")
+    ),
+    # per transfer and finished request: 0 without a failure, missing while there are too few of them for a rate
+    *(
+        Part(
+            f"{connector}_lost_share",
+            f"(${connector}_transfers_lost >= {FEW})"
+            f" / (${connector}_transfers_failed + ${connector}_transfers + $finished_requests)"
+            f" or 0 * (${connector}_transfers_lost == 0)",
+            "share",
+        )
+        for connector in ("nixl", "mooncake")
+    ),
     Part(
         "kv_transfer_errors_logged",
         _counted(f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'),

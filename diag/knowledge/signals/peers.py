@@ -36,9 +36,7 @@ PARTS: tuple[Part, ...] = (
     Part("waiting_of_model", "$requests_waiting_median by ($by, model_name)", "requests"),
     Part("output_tokens_of_model", "$output_tokens by ($by, model_name)", "tokens"),
     Part(
-        "token_counts_of_model",
-        "sum by ($by, model_name) (changes(vllm:generation_tokens_total[$window]))",
-        "changes",
+        "token_counts_of_model", "sum by ($by, model_name) (changes(vllm:generation_tokens_total[$window]))", "changes"
     ),
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
     Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests"),

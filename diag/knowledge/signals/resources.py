@@ -7,6 +7,10 @@ from diag.knowledge.signals.log import EVENT_TIME, event_time
 
 LATE = 0.25
 """Seconds between two tokens: slower than reading speed."""
+NEARLY_FULL = 0.9
+"""Share of its memory from which on a host may run out of it."""
+SECONDS_TO_DRAIN = 900
+"""Seconds in which a server drains and another one starts; the sentence of `host_memory_ends` writes them in words."""
 PARTS: tuple[Part, ...] = (
     # -- memory
     Part("host_memory", "max by ($by) (last_over_time(diag_host_memory_used_bytes[$window]))", "bytes"),
@@ -38,8 +42,8 @@ PARTS: tuple[Part, ...] = (
     Part("host_memory_fill", "$host_memory / ($host_memory_limit > 0)", "share"),
     Part(
         "host_memory_fills_up",
-        "($host_memory_fill > bool 0.9)"
-        " * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth, 1) < bool 900)"
+        f"($host_memory_fill > bool {NEARLY_FULL})"
+        f" * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth, 1) < bool {SECONDS_TO_DRAIN})"
         " * $host_memory_grows_steadily * ($vllm_up or $up_last)",
         "bool",
     ),
@@ -81,8 +85,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "tokens_late",
         any_of(
-            tokens=f"($itl_median > bool {LATE})",
-            steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))",
+            tokens=f"($itl_median > bool {LATE})", steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))"
         ),
         "bool",
     ),
@@ -132,7 +135,8 @@ host_memory_time_left = Signal(
 host_memory_ends = Signal(
     "host memory running out",
     # nearly full, with too few samples to judge the growth: unknown
-    "($host_memory_ends > 0) or ($host_memory_ends unless (($host_memory_fill > 0.9) unless $host_memory_growth))",
+    "($host_memory_ends > 0)"
+    f" or ($host_memory_ends unless (($host_memory_fill > {NEARLY_FULL}) unless $host_memory_growth))",
     "memory is used up within a quarter of an hour at its present growth, or the kernel has killed for lack of it:"
     " {value}",
     "bool",

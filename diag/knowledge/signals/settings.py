@@ -4,6 +4,8 @@ from diag.core.incident import Part, Signal
 from diag.knowledge.signals.expressions import RUNNING, setting_value
 from diag.knowledge.signals.kv_cache import cache_config_has
 
+RESERVE = 0.05
+"""Share of a GPU's memory that fixes leave free."""
 PARTS: tuple[Part, ...] = (
     Part(
         "gpu_memory_free_share",
@@ -58,15 +60,15 @@ gpu_memory_free_share = Signal(
 )
 utilization_that_uses_free_memory = Signal(
     "GPU memory share for vLLM with the free memory",
-    "$config_gpu_memory_utilization + $gpu_memory_free_share - 0.05",
-    "vLLM would use {value} of the GPU's memory and leave a 5 % reserve",
+    f"$config_gpu_memory_utilization + $gpu_memory_free_share - {RESERVE}",
+    f"vLLM would use {{value}} of the GPU's memory and leave a {100 * RESERVE:g} % reserve",
     "share",
 )
 kv_bytes_with_free_memory = Signal(
     "KV cache size that uses the free memory",
-    "$config_kv_cache_memory_bytes + ($gpu_memory_free_share - 0.05)"
+    f"$config_kv_cache_memory_bytes + ($gpu_memory_free_share - {RESERVE})"
     " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
-    "the KV cache would be {value}, with 5 % of the GPU's memory left as a reserve",
+    f"the KV cache would be {{value}}, with {100 * RESERVE:g} % of the GPU's memory left as a reserve",
     "bytes",
 )
 gpu_compute_capability_has_fp8 = Signal(

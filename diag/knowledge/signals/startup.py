@@ -143,17 +143,9 @@ processes_still_running = Signal(
     "running processes of this vLLM (1 where none has been seen yet): {value}",
     "processes",
 )
-startup_seconds = Signal(
-    "start-up time so far",
-    "$phase_seconds",
-    "the start has taken {value} so far",
-    "seconds",
-)
+startup_seconds = Signal("start-up time so far", "$phase_seconds", "the start has taken {value} so far", "seconds")
 twice_the_startup = Signal(
-    "twice the start-up time so far",
-    "2 * $phase_seconds",
-    "twice the start-up time so far is {value}",
-    "seconds",
+    "twice the start-up time so far", "2 * $phase_seconds", "twice the start-up time so far is {value}", "seconds"
 )
 weights_read_rate = Signal(
     "weights read from storage / s",

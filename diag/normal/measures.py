@@ -15,23 +15,29 @@ from diag.core.subjects import Rows, Subject
 from diag.diagnosis.fleet import VERSIONS
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.signals import RUNNING
+from diag.knowledge.signals.expressions import configured
 from diag.knowledge.signals.kv_cache import prefix_cache_hit_rate
 from diag.knowledge.signals.startup import PHASE, SPENT
-from diag.verify.load import FEWEST
 
 WINDOW = 10.0
 """Seconds of one row; three scrape intervals if these are longer than 3 s."""
 FEWEST_TOKENS = 50
 """Tokens in a window below which its mean depends more on single requests than on the server (judged)."""
+FEWEST_REQUESTS = 3
+"""Requests below which the signals have no value either."""
+SAME_LOAD = 1.33
+"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
+SAME_LENGTHS = 1.5
+"""Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base), by more if few are long."""
 ENGINE = ("instance", "engine")
 COLUMNS: Mapping[str, str] = {
     "running": "$requests_running_mean",
     "waiting": "$requests_waiting_mean",
-    "prompt_tokens": f"$prompt_tokens / ($first_tokens >= {FEWEST})",
-    "output_tokens": f"$finished_output_tokens / ($finished_requests >= {FEWEST})",
+    "prompt_tokens": f"$prompt_tokens / ($first_tokens >= {FEWEST_REQUESTS})",
+    "output_tokens": f"$finished_output_tokens / ($finished_requests >= {FEWEST_REQUESTS})",
     "itl_seconds": f"$itl_sum / ($itl_count >= {FEWEST_TOKENS})",
     "ttft_seconds": "sum by ($by) (increase(vllm:time_to_first_token_seconds_sum[$window]))"
-    f" / ($first_tokens >= {FEWEST})",
+    f" / ($first_tokens >= {FEWEST_REQUESTS})",
     "tokens_per_second": "$output_tokens_rate > 0",
     "joules_per_token": "sum by (instance) (avg_over_time(diag_gpu_power_watts[$window])"
     " unless on (instance, gpu) $gpus_not_serving) / ($output_tokens_rate by (instance) > 0)",
@@ -39,15 +45,13 @@ COLUMNS: Mapping[str, str] = {
 }
 """PromQL of the columns of a row, by their names in a baseline file."""
 MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
+"""Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
 GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 SPEED_FLAGS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs"),
     *("max_num_batched_tokens", "max_model_len", "enforce_eager", "enable_prefix_caching", "block_size"),
 )
 """The settings that decide on the speed, as far as they are numbers."""
-FLAG_VALUES = {
-    flag: f'max by (instance) (last_over_time(diag_vllm_config{{flag="{flag}"}}[$window]))' for flag in SPEED_FLAGS
-}
 PHASES = f"max by (instance, phase) (last_over_time({SPENT}[$window]))"
 READY = f'max by (instance) (last_over_time({PHASE}{{phase="ready"}}[$window]))'
 Bools = NDArray[np.bool_]
@@ -73,7 +77,6 @@ class Measured(NamedTuple):
 
     @property
     def instance(self) -> str:
-        """The server of the engine."""
         return _instance(self.subject)
 
 
@@ -110,7 +113,7 @@ class _Kinds:
             return {name: ", ".join(sorted({text for text, _ in texts})) for name, texts in found.items()}
 
         self._models, self._gpus = names(MODELS, "model_name"), names(GPU_NAMES, "name")
-        self._flags = {flag: queries.ask(promql, (), queries.whole) for flag, promql in FLAG_VALUES.items()}
+        self._flags = {flag: queries.ask(configured(flag), (), queries.whole) for flag in SPEED_FLAGS}
 
     def of(self, instance: str, version: str) -> ServerKind:
         """Return the kind of a server while it ran this release."""

@@ -1,6 +1,6 @@
 """The normal speed of a server: rows of its speed under its load, kept in a file and added to with time.
 
-The file is JSON, "diag.baseline/1" (diag/verify/diag.baseline.schema.json): for each model, release, GPU and set of
+The file is JSON, "diag.baseline/1" (diag/normal/diag.baseline.schema.json): for each model, release, GPU and set of
 flags a table of windows, and the seconds of its start-up phases. Rows rather than quantiles are kept, so that the
 normal speed can be looked up for any load.
 """
@@ -17,7 +17,7 @@ from diag.core.files import exists, only_writer, read_text, refused_in_words, wr
 from diag.core.formatting import printable
 from diag.core.subjects import LARGEST
 from diag.diagnosis.query_cache import QueryCache
-from diag.verify.measures import COLUMNS, Row, ServerKind, measure, starts
+from diag.normal.measures import COLUMNS, Row, ServerKind, measure, starts
 
 SCHEMA = "diag.baseline/1"
 MOST_BYTES = 8 * 2**20

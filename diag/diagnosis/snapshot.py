@@ -1,4 +1,4 @@
-"""Snapshots of servers before or after a change: judged, with further queries over the whole span."""
+"""A snapshot: the report of one run, with further queries about each server over the whole span."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,7 +27,6 @@ class Snapshot(NamedTuple):
         return tuple(sorted(dict(subject)["instance"] for subject in self.queries.subjects(INSTANCE)))
 
     def server(self, instance: str) -> "ServerSnapshot":
-        """Return one of the servers."""
         return ServerSnapshot(instance, self.report, self.queries, self.running.get(instance))
 
 

@@ -12,9 +12,8 @@ from diag.core.formatting import listed, plural, printable
 from diag.core.subjects import Floats
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, NormalReading
-from diag.verify.baseline import Baseline
-from diag.verify.load import SAME_LENGTHS, SAME_LOAD
-from diag.verify.measures import Measured, Row, ServerKind, measure, starts
+from diag.normal.baseline import Baseline
+from diag.normal.measures import SAME_LENGTHS, SAME_LOAD, Measured, Row, ServerKind, measure, starts
 
 FEWEST = 5
 """Windows of the baseline at a load, below which no speed is called normal (judged)."""
@@ -82,10 +81,8 @@ def by_baseline(queries: QueryCache, baseline: Baseline, file: str) -> Normality
         if not found:
             running = [[row["running"] for row in some] for some in (seen.rows, rows)]
             ours, theirs = (f"{min(values):.0f} - {max(values):.0f}" for values in running)
-            reason = (
-                f"no {FEWEST} windows of the baseline had this load: {ours} requests running, {theirs} in the baseline"
-            )
-            reasons[reason] = None
+            load = f"{ours} requests running, {theirs} in the baseline"
+            reasons[f"no {FEWEST} windows of the baseline had this load: {load}"] = None
     if not measured:
         reasons = {"no request was running, or too few scrapes were answered": None}
     return Normality(file, (*readings, *_startups(queries, baseline)), tuple(reasons))
@@ -98,16 +95,11 @@ def _closest(kind: ServerKind, known: Sequence[ServerKind]) -> ServerKind | None
     A speed on another GPU proves nothing. If the file lacks the release, the one before it has the normal speed.
     """
     same = [
-        (place, other)
-        for place, other in enumerate(known)
+        other
+        for other in reversed(known)
         if other.model == kind.model and (other.gpu == kind.gpu or not (other.gpu and kind.gpu))
     ]
-
-    def likeness(item: tuple[int, ServerKind]) -> tuple[int, bool, int]:
-        place, other = item
-        return -len(_other_flags(kind, other)), other.version == kind.version, place
-
-    return max(same, key=likeness)[1] if same else None
+    return max(same, key=lambda other: (-len(_other_flags(kind, other)), other.version == kind.version), default=None)
 
 
 def _other_flags(one: ServerKind, other: ServerKind) -> list[str]:
@@ -152,7 +144,6 @@ class _Band(NamedTuple):
 
     @classmethod
     def of(cls, values: Floats) -> "_Band":
-        """Summarise values."""
         median = float(np.median(values))
         return cls(median, 1.4826 * float(np.median(np.abs(values - median))), len(values))
 
