@@ -936,7 +936,7 @@ def test_times_at_the_edge_are_asked_about(doctor: Diag, words: tuple[str, ...])
 )
 def test_what_only_a_prometheus_can_be_asked(diag: Diag, command: str, option: str, value: str) -> None:
     said = diag(command, "http://127.0.0.1:1", option, value)
-    only = f"{option} needs --prometheus URL: only a Prometheus knows other times and servers"
+    only = f"{option} needs --prometheus URL: only a Prometheus has other times and servers"
     assert (said.status, said.sentence) == (USAGE, only)
 
 

@@ -369,8 +369,8 @@ def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--alertmanager", "http://a"], "--alertmanager needs --watch: it is told what begins and what ends"),
-        (["--until", "resolved"], "--until needs --watch: it says when the watch ends"),
+        (["--alertmanager", "http://a"], "--alertmanager needs --watch: it receives alerts as they fire and resolve"),
+        (["--until", "resolved"], "--until needs --watch: it sets the end of the watch"),
         (["--watch", "--json"], "--watch prints lines as incidents begin and end: leave out --json and --markdown"),
         (["--watch", "--markdown"], "--watch prints lines as incidents begin and end: leave out --json and --markdown"),
         (["--watch"], "--watch needs live servers or a Prometheus: a recording does not change"),
