@@ -82,7 +82,7 @@ NOTES = {
         exits={0: "healthy", 1: "warning", 2: "critical", 3: "cannot tell: telemetry is missing", **UNREACHABLE},
         environment={
             **CREDENTIALS,
-            "DIAG_ALERTMANAGER_...": "the same for --alertmanager, which gets no others",
+            "DIAG_ALERTMANAGER_...": "credentials for --alertmanager; it gets no others",
         },
     ),
     "top": notes(
