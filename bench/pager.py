@@ -24,9 +24,9 @@ HEAD = """\
 
 `python bench/pager.py` on {cores} cores: a real vLLM (on the CPU, with a tiny random model), `diag exporter` beside it,
 a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
-configured as `alerts/README.md` describes. The faults are real. The doctor runs at once against the server with `--log` and
-against the exporter; after the alert has arrived, the doctor runs the command in the alert against Prometheus. The time
-to alert is measured from the fault (for example a failing launch) to the arrival at the pager; then the exporter's
+configured as `alerts/README.md` describes. The faults are real. The doctor runs at once against the server with `--log`
+and against the exporter; after the alert has arrived, the doctor runs the command in the alert against Prometheus. The
+time to alert is measured from the fault (for example a failing launch) to the arrival at the pager; then the exporter's
 `/livez` is read. An unexpected cell says **wrong**, with the expected value.
 
 | scenario | doctor live | by exporter | by Prometheus | alert | time to alert (s) | verify | /livez | commit |

@@ -170,7 +170,7 @@ def test_what_is_piped_is_plain() -> None:
 
 
 def at_a_terminal(*words: str, **environment: str) -> str:
-    """What a person sees: escapes included, line ends as in a file."""
+    """Return the output on a terminal: escapes included, line ends as in a file."""
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "PYTHONUTF8": "1", "PAGER": "cat", **environment}
     script = ["script", "-qec", shlex.join([DIAG, *words]), "/dev/null"]
     done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, env=env, check=False)

@@ -52,7 +52,7 @@ class Running:
             return answer.read()
 
     def asked(self, path: str) -> tuple[int, str]:
-        """What a path answers."""
+        """Return the response to a path."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as answer:
                 return answer.status, answer.read().decode()
@@ -220,7 +220,7 @@ def test_thousands_of_scrapes_leak_nothing(soaking: Running) -> None:
 
 
 def calm(held: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether the last two spans added next to nothing; the first one is the start's."""
+    """Return True if the last two spans added almost nothing; the first span is the start."""
     return len(held) > 3 and all(after[0] <= before[0] + MOST_KIB for before, after in pairwise(held[-3:]))
 
 

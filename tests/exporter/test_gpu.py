@@ -22,7 +22,7 @@ Script = Callable[..., None]
 
 @dataclass
 class Shown:
-    """What a look gave."""
+    """The samples of one collection."""
 
     values: dict[tuple[str, ...], float]
     problem: str
@@ -48,7 +48,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    """The same with a driver of 2020."""
+    """Return the GPUs with a driver of 2020."""
     yield from _loaded(tmp_path, monkeypatch, "OLD_DRIVER")
 
 
@@ -287,7 +287,7 @@ def test_a_gpu_that_is_lost_keeps_its_info_and_the_others_go_on(script: Script) 
 
 
 def test_one_call_that_says_lost_is_enough(script: Script) -> None:
-    """What the driver has cached it may still answer."""
+    """The driver may still answer calls from its cache."""
     script(H100 | {"also": {"nvmlDeviceGetUtilizationRates": "!15"}})
     shown = look(gpus())
     assert (shown.of("up"), shown.names(0)) == (0, {"up", "info"})

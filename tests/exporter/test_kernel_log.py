@@ -11,7 +11,7 @@ KILLED = "Memory cgroup out of memory: Killed process 4748 (VLLM::Worker) total-
 
 
 def record(text: str, seconds: float = 60.0, priority: int = 3) -> str:
-    """As /dev/kmsg has it: priority, number, microseconds since the boot, flags."""
+    """Return a record of /dev/kmsg: priority, number, microseconds since the boot, flags."""
     return f"{priority},1339,{seconds * 1e6:.0f},-;{text}\n SUBSYSTEM=memory\n"
 
 

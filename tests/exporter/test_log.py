@@ -67,7 +67,7 @@ class Told:
 
     @property
     def events(self) -> dict[str, float]:
-        """Those that happened."""
+        """Return the events that happened."""
         counts, times = self.all("diag_vllm_log_events_total"), self.all("diag_vllm_log_event_last_timestamp_seconds")
         assert set(counts) == set(times) == set(EVENTS)
         assert all((counts[event] == 0) == (times[event] == 0) for event in EVENTS)

@@ -1,4 +1,4 @@
-"""Which line of a log is quoted: the one that says why a start failed or a server died, and no other."""
+"""The quoted line of a log is the one with the reason of a failed start or a death, and no other."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What clients write into a server's log, in every way that is known, is no event, no configuration and no start."""
+"""Client input in a server's log, in every known way, is no event, no configuration and no start."""
 
 import json
 import pickle
@@ -35,7 +35,7 @@ OLD = Heads(
 
 
 def line_feed(server: Heads, sent: str) -> list[str]:
-    """As vLLM's formatter writes one: with the record's head again."""
+    """Return a line feed as vLLM's formatter writes it: with the record's head repeated."""
     return [f"{server.api}Received request x\r", f"{server.api}{sent}"]
 
 

@@ -473,7 +473,7 @@ def test_a_pid_that_came_again_is_another_process(tmp_path: Path) -> None:
 
 
 def _came_again(processes: ProcessCollector, ended: int, stranger: int) -> None:
-    """As if a worker had had the stranger's PID and ended."""
+    """Let a worker end that had the stranger's PID."""
     view = processes._view
     worker = psutil.Process(stranger)
     worker._ident = (stranger, 1.0)  # by which psutil tells them apart

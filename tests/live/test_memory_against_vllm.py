@@ -18,7 +18,7 @@ LIVE = TESTS / "support" / "live"
 
 
 def asked(script: str, cases: object) -> list[object]:
-    """What a script of tests/live answers, run by vLLM's own Python."""
+    """Return the output of a script of tests/live, run by vLLM's own Python."""
     told = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [server.PYTHON, str(LIVE / script)]
     ended = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, env=told, check=True)

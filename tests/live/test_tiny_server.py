@@ -67,7 +67,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
 
 @pytest.fixture(scope="module")
 def plain(vllm: server.Server) -> Iterator[str]:
-    """The same server as one that is not in development mode, on a port of another process."""
+    """Return the server without development mode, on a port of another process."""
 
     def answer(request: Request) -> Reply:
         if request.path.startswith("/server_info"):
@@ -125,7 +125,7 @@ def test_of_a_page_alone_what_was_set_may_be_more(plain: str) -> None:
 
 
 def test_the_defaults_of_the_release_are_what_it_runs_with(vllm: server.Server) -> None:
-    """Of all that vLLM publishes of itself, what was not given is as the table of defaults has it."""
+    """Every published setting that was not given has the value in the table of defaults."""
     found = values(config(vllm.url))
     flags = [f"--{name.replace('_', '-')}" for name in FLAGS]
     assumed = {name: default(name, "0.32.0") for name in flags if name not in GIVEN and name != "--enforce-eager"}

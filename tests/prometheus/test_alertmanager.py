@@ -1,4 +1,4 @@
-"""From samples to a page: a real Prometheus with the generated rules, a real Alertmanager with the inhibition rules.
+"""Samples become a page: a real Prometheus with the generated rules, a real Alertmanager with the inhibition rules.
 
 The samples end minutes from now, so that both servers see them as the present.
 """
@@ -78,7 +78,7 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
 
 
 def filled() -> dict[str, str]:
-    """What a watch without a Prometheus posts of the same engine, whatever the time is."""
+    """Return the post of a watch without a Prometheus for the same engine, without its times."""
     first = doctor.run(ObserveOptions([str(RECORDINGS / "kv_cascade")])).present[0].diagnosis
     diagnosis = first._replace(subject=(("engine", ENGINE), ("instance", "h:1")))
     (alert,) = filled_alerts(diagnosis, CONTRACT, time.time())
@@ -87,7 +87,7 @@ def filled() -> dict[str, str]:
 
 
 def hostile(series: list[Block]) -> list[Block]:
-    """The same of an engine with a hostile name, as whoever serves the page may choose it."""
+    """Return the alert of an engine with a hostile name, which the server of the page may choose."""
     named = (
         tuple({**labels, "engine": ENGINE} if labels.get("engine") == "0" else labels for labels in block.labels)
         for block in series
@@ -96,7 +96,7 @@ def hostile(series: list[Block]) -> list[Block]:
 
 
 def pasted(command: str) -> list[dict[str, Any]]:
-    """What the command of an alert finds, run by a shell as it stands there."""
+    """Return the findings of an alert's command, run unchanged by a shell."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     shell = ["bash", "-c", f"{command} --json"]
     done = subprocess.run(shell, check=False, env=environment, capture_output=True, text=True)

@@ -96,7 +96,7 @@ def test_an_alert_fires_in_a_real_promtool_at_the_same_moment(tmp_path: Path, na
 
 
 def test_a_real_promtool_fires_no_other_alert(tmp_path: Path) -> None:
-    """Of a server in a cascade, one whose rank has stopped, and a healthy one with all that a host shows of it."""
+    """The servers: one in a cascade, one with a stopped rank, and a healthy one with all series of its host."""
     sick = {name: timelines.faulty(name)[0] for name in ("kv_eviction_cascade", "tp_communication_stall")}
     series = {**sick, "healthy": timeline("healthy", *CALM, *timelines.TOLD, before=CALM)}
     found = all_fired(RULES, series, metrics_read(), tmp_path, PLACES[1])
@@ -308,5 +308,5 @@ def test_the_relabelling_gives_renamed_metrics_their_names_back(place: str) -> N
 
 
 def whole(held: Answer | None, series: int) -> Answer | None:
-    """What a Prometheus holds, once so many series are there."""
+    """Return the series in a Prometheus once it has so many."""
     return held if held and len(held) >= series else None

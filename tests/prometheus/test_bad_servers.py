@@ -56,7 +56,7 @@ class Said:
 
     @property
     def sentence(self) -> str:
-        """What the one line on standard error says, nothing being on standard output."""
+        """Return the one line on standard error; standard output must be empty."""
         assert not self.out
         assert self.error.startswith("diag: ")
         assert self.error.count("\n") == 1
@@ -200,7 +200,7 @@ def drip_headers(connection: socket.socket, over: Any) -> None:
 def test_a_server_that_does_not_answer_properly(
     doctor: Diag, talk: Callable[..., None], timeout: int, reason: str
 ) -> None:
-    """Those that stay silent or drip do so until the command has ended."""
+    """Silent and slow servers stay so until the command has ended."""
     with talking(talk) as server:
         said = doctor(server.url, "--timeout", str(timeout))
     assert said.status == UNREACHABLE
@@ -800,7 +800,7 @@ def test_a_server_that_does_not_finish_is_given_up_after_three(
 
 @REAL
 def test_a_server_that_falls_silent_is_waited_for_once(doctor: Diag, prometheus: str) -> None:
-    """As many queries as run at a time wait in vain; it stays silent until the command has ended."""
+    """All concurrent queries wait in vain; the server stays silent until the command has ended."""
     ended = threading.Event()
 
     def silent(_: str) -> Reply:

@@ -74,7 +74,7 @@ def here(text: str, addresses: Mapping[str, str], folder: Path) -> str:
 
 
 def answers(address: str, path: str = "/metrics") -> bytes:
-    """What it answers; nothing as long as it does not listen, or where it answers an error."""
+    """Return the response; empty while nothing listens, and on an error."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
             return answer.read()

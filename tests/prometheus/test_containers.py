@@ -55,7 +55,7 @@ labels = ["namespace", "pod"]
 
 
 def judged(url: str, contract: Path | None = None, **scope: tuple[str, ...]) -> list[Diagnosis]:
-    """What is present in the scene."""
+    """Return the incidents present in the scene."""
     options = ObserveOptions([], prometheus=url, scope=Scope(TimeSpan(window="22s"), **scope), contract=contract)
     return [each.diagnosis for each in doctor.run(options).present]
 
@@ -117,7 +117,7 @@ def server(pod: str, container: str = "vllm", **labels: str) -> dict[str, str]:
 
 
 def limit(pod: str, container: str = "vllm", aside: str = "", **labels: str) -> dict[str, str]:
-    """What kube-state-metrics tells of a container; its own labels stand before those that were set aside."""
+    """Return a kube-state-metrics series of a container; its own labels come before the exported ones."""
     of_target = dict(zip(KEY, ("monitoring", "kube-state-metrics-0", "kube-state-metrics"), strict=True))
     workload = {f"{aside}{label}": value for label, value in zip(KEY, ("llm", pod, container), strict=True)}
     return {"__name__": LIMIT, "resource": "memory", **(of_target if aside else {}), **workload, **labels}
@@ -141,7 +141,7 @@ SCENES = {  # the series and their values, and the limit that the server has by 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_server_gets_the_metrics_of_its_own_container_and_of_no_other(place: str) -> None:
-    """By one query for all of them, as a rule asks it."""
+    """One query covers all servers, as in a rule."""
     series = [each for given, _ in SCENES.values() for each in given]
     info = [{**labels, "__name__": "kube_pod_container_info"} for labels, _ in series if labels["__name__"] == LIMIT]
     values = np.array([[float(value)] for _, value in series] + [[1.0]] * len(info))

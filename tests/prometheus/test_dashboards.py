@@ -259,7 +259,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def answered(server: Server, promql: str) -> bool:
-    """Whether there is a series in the last quarter of an hour, with everything chosen."""
+    """Return True if there is a series in the last 15 minutes, with everything selected."""
     text = plain(promql)
     text = re.sub(r"\$[a-z]\w*", ".*", text)
     now = time.time()
@@ -277,7 +277,7 @@ def test_every_query_returns_series(prometheus: Server, page: str) -> None:
 
 
 def test_an_expression_is_narrowed_everywhere_but_in_its_strings() -> None:
-    """Where a metric is selected by its own name and by a pattern that contains it."""
+    """The metric is selected by its name and by a pattern that contains the name."""
     scope = DashboardScope(Contract(), ("engine",))
     by_pattern = '{__name__=~"vllm:num_requests_running|diag_vllm_up"}'
     narrowed = scope.add_matchers(f"count({by_pattern}) + vllm:num_requests_running")

@@ -171,7 +171,7 @@ def field(name: str, **labels: str) -> dict[str, str]:
 
 
 def recorded(fields: dict[str, Any], server: dict[str, str] = OURS) -> dict[str, list[Sample]]:
-    """What is expected of each metric, whole: nothing else of that name may be there."""
+    """Return the recorded series of each metric; no other series of that name may exist."""
     expected: dict[str, list[Sample]] = {}
     for _, samples in fields.values():
         for metric, own, value in samples:
@@ -339,7 +339,7 @@ def _unnamed(expected: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
 
 
 def test_each_field_is_a_default_or_is_switched_on() -> None:
-    """Of each rule one field at least; an alias and a stand-in need no line."""
+    """Each rule needs at least one such field; an alias and a stand-in need no line."""
     lines = [line.split(",") for line in dcgm.CSV_LINES.splitlines()]
     assert all(len(line) == 3 and line[1].strip() in ("gauge", "counter") for line in lines), (
         "a CSV line has three fields"

@@ -27,7 +27,7 @@ KEY = ["time", "instance", "engine", "gpu", "signal", "window"]
 
 
 def exported(folder: Path, *words: str) -> pd.DataFrame:
-    """What `diag export` writes to a file, read back."""
+    """Return the file that `diag export` wrote, read back."""
     file = folder / "out.csv"
     done = diag("export", *words, "--csv", str(file))
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,7 +65,7 @@ def stored(prometheus: Server, tmp_path_factory: pytest.TempPathFactory) -> pd.D
 
 @pytest.fixture(params=["recording", pytest.param("prometheus", marks=pytest.mark.prometheus)])
 def both(request: pytest.FixtureRequest) -> tuple[pd.DataFrame, Report]:
-    """What was exported of a source, and what the doctor says of it."""
+    """Return the export of a source and the doctor's report on it."""
     if request.param == "recording":
         return request.getfixturevalue("recorded"), judged_recording()
     url = request.getfixturevalue("prometheus").url
@@ -176,7 +176,7 @@ LOADED = (
 
 
 def loaded(*words: str) -> set[str]:
-    """Which of the heavy libraries a command loads."""
+    """Return the heavy libraries that a command loads."""
     done = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, cwd=ROOT, check=False)
     return set(done.stderr.splitlines()[-1].split()) & set(HEAVY)
 

@@ -1,4 +1,4 @@
-"""What is normal, by a Prometheus: the bands of normal.rules.yaml, and a baseline that is learnt from its servers.
+"""Normal values from a Prometheus: the bands of normal.rules.yaml, and a baseline that is learnt from its servers.
 
 A band is of the same hour on seven days, of which one bad day moves neither median nor MAD.
 """

@@ -62,7 +62,7 @@ def asked_of(server: Server, seen: Observation, *instances: str) -> Report:
 
 
 def kind(name: str) -> tuple[object, ...]:
-    """What is the same of recordings that show the same: the truth, and the release where it is an older one."""
+    """Return the key that equivalent recordings share: the truth, and the release if it is an older one."""
     truth = tomllib.loads((RECORDINGS / name / "recording.toml").read_text(encoding="utf-8"))["truth"]
     return truth["verdict"], *truth["present"], *re.findall(r"vllm_[\d_]+", name)
 
@@ -87,7 +87,7 @@ def engines() -> Iterator[Callable[[str], Server]]:
 
 
 def states(report: Report) -> dict[tuple[str, str], str]:
-    """By incident, and by subject without its instance."""
+    """Return the states by incident and by subject without its instance."""
     return {
         (one.incident.id, str([pair for pair in one.subject if pair[0] != "instance"])): one.state
         for one in (each.diagnosis for each in report.findings)
@@ -95,7 +95,7 @@ def states(report: Report) -> dict[tuple[str, str], str]:
 
 
 def quoted(report: Report) -> list[tuple[str, str, int | None]]:
-    """What is quoted of the log for each incident, and its line there."""
+    """Return the quoted log line of each incident, with its line number."""
     return sorted(
         (each.diagnosis.incident.id, quote.text, quote.line) for each in report.present for quote in each.quotes
     )

@@ -1,4 +1,4 @@
-"""Which of a Prometheus' servers are judged: by instance, job, model and any label, and by a site's own labels."""
+"""Selection of a Prometheus' servers: by instance, job, model and any label, and by a site's own labels."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,7 +140,7 @@ def expressions(seen: Observation) -> set[str]:
 
 
 def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
-    """What a add_matchers expression says of one server is what it says where there is no other."""
+    """An expression with added matchers yields for one server the same as without other servers."""
     seen = read(side_by_side(tmp_path))
     alone = [
         block._replace(labels=(labels,), values=block.values[[row]])

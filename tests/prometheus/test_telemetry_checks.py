@@ -1,4 +1,4 @@
-"""What a Prometheus lacks is said, with what to change, and nothing of servers that lack nothing.
+"""Missing telemetry of a Prometheus is reported with the change to make; complete telemetry is not reported.
 
 One Prometheus holds them all. The servers of a scene are called by its name, and a scene is looked at alone.
 """
@@ -64,19 +64,19 @@ def server(name: str, drop: str = "", scraped: Kept = ALWAYS, job: str = "vllm",
 
 
 def ended(block: Block) -> Block:
-    """With the markers that Prometheus leaves where a target is no longer there."""
+    """Return the series with the stale markers that Prometheus writes for a target that is gone."""
     times = np.append(block.times, block.times[-1] + 1000 * STEP)
     return Block(block.labels, times, np.column_stack([block.values, np.full(len(block.labels), STALE)]))
 
 
 def renamed(block: Block) -> Block:
-    """With vLLM's metrics as a Prometheus that negotiates OpenMetrics stores them."""
+    """Return the series with vLLM's metrics as a Prometheus that negotiates OpenMetrics stores them."""
     labels = tuple({**each, "__name__": each["__name__"].replace("vllm:", "vllm_")} for each in block.labels)
     return Block(labels, block.times, block.values)
 
 
 def without_driver(block: Block) -> Block:
-    """With an exporter that finds no NVML."""
+    """Return the series of an exporter that finds no NVML."""
     broken = np.array([[each.get("collector") == "nvml"] for each in block.labels])
     return Block(block.labels, block.times, np.where(broken, 0.0, block.values))
 

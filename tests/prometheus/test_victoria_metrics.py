@@ -36,7 +36,7 @@ def test_nothing_fires_in_a_healthy_day() -> None:
 
 
 def test_the_replay_of_a_sick_day_fires() -> None:
-    """What the silence of a healthy day is worth: the same replay over the last hour of a cascade."""
+    """Counter-check for the silent healthy day: the same replay over the last hour of a cascade."""
     with victoria.serving(named("kv_eviction_cascade")) as server:
         alerts = victoria.replay(RULES, END - 1_500_000, END, server)
     assert "VllmKvEvictionCascade firing" in alerts

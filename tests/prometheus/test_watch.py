@@ -347,7 +347,7 @@ def test_ctrl_c_in_the_middle_of_an_observation_ends_the_watch() -> None:
 
 
 def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
-    """Those for GPUs, Xid errors, processes and the log are made anew for each."""
+    """Each observation starts new threads for GPUs, Xid errors, processes and the log."""
     (tmp_path / "server.log").write_text("INFO 11-21 02:00:00 [api_server.py:1] Starting vLLM server\n")
 
     before = set(threading.enumerate())  # an exporter's live as long as its process, which may be that of these tests

@@ -33,7 +33,7 @@ def pages(
     deferred: int = 0,
     steps: int = 1000,
 ) -> Report:
-    """The same with what stands beside vLLM's page at each time."""
+    """Return the pages with the exporter's samples beside vLLM's page at each time."""
 
     def page(text: str) -> str:
         for name, value in {"running": running, "waiting": waiting}.items():
@@ -123,7 +123,7 @@ BY_A_COMPILER, IN_ITS_MAIN_THREAD = "children_cpu_seconds_total", "page_faults_t
 
 
 def worked(family: str, rate: float, role: str = "worker") -> Callable[[float], str]:
-    """What a process of this role does, at that rate."""
+    """Return the CPU counters of a process of this role, at that rate."""
     return lambda t: f'diag_vllm_process_{family}{{pid="9",role="{role}",rank="0"}} {rate * (t - 1.7e9)}\n'
 
 

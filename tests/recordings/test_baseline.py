@@ -1,4 +1,4 @@
-"""What is normal for a server is learnt while it is healthy, and said beside a diagnosis at the same load only."""
+"""Normal values of a server are learnt while it is healthy, and reported beside a diagnosis only at the same load."""
 
 import json
 import re

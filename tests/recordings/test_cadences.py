@@ -70,6 +70,6 @@ def test_a_cascade_is_found_whenever_the_scrapes_begin(name: str, every: float) 
     ],
 )
 def test_long_pauses_are_found_at_every_cadence(name: str, incident: str, every: float) -> None:
-    """From 15 s on, no two scrapes show a stall of 42 s; the pauses that it leaves do."""
+    """At 15 s and longer, no two scrapes show a stall of 42 s; the pauses that it leaves do."""
     reports = [report for report in judged(name, every, FEW) if report.observed.scrapes > 3]
     assert all(incident in present(report) for report in reports)

@@ -56,12 +56,12 @@ def record(folder: Path, *beside: Beside, estimated: float = 0, engines: int = 1
 
 
 def report(folder: Path, *beside: Beside, estimated: float = 0, engines: int = 1) -> Report:
-    """What the doctor says of it."""
+    """Return the doctor's report."""
     return doctor.run(record(folder, *beside, estimated=estimated, engines=engines))
 
 
 def shares(folder: Path, *beside: Beside, estimated: float = 0) -> CeilingShares:
-    """Of its only engine."""
+    """Return the shares of the only engine."""
     (found,) = report(folder, *beside, estimated=estimated).ceilings
     return found
 

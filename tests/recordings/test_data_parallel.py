@@ -64,7 +64,7 @@ def test_what_looks_like_engines_out_of_step_and_is_none(
 
 
 def with_processes(folder: Path, engines: list[list[Scrape]], seen: Callable[[int], int]) -> Report:
-    """The same, with so many engine processes at each scrape."""
+    """Return the pages with so many engine processes at each scrape."""
     line = 'diag_vllm_processes{{role="engine"}} {}\ndiag_vllm_up 1\n'
     pages = re.as_ranks(*engines)
     scrapes = [(time, host, page + line.format(seen(number))) for number, (time, host, page) in enumerate(pages)]

@@ -36,7 +36,7 @@ def state(report: Report, incident: str) -> str:
 
 
 def proposed(report: Report, incident: str) -> dict[str, object]:
-    """What is proposed, by flag or the first words of advice."""
+    """Return the proposals, by flag or the first words of advice."""
     proposals = about(report, incident).proposals
     return {each.name or " ".join(each.text.split()[:3]): each.after for each in proposals}
 
@@ -129,7 +129,7 @@ def test_adapters_that_take_turns_get_a_slot_each(tmp_path: Path) -> None:
 
 
 def proposals_of(folder: Path, recording: str, launch: str) -> dict[str, dict[str, object]]:
-    """What the first finding proposes for the pages of a recording: the changes by flag, with this launch command."""
+    """Return the proposals of the first finding for these pages and this launch command: changes by flag."""
     pages = re.write(folder / "recording", re.changed(re.scrapes(recording), without("diag_vllm_config")))
     found = doctor.run(ObserveOptions([str(pages)], launch=launch)).present[0]
     return {each.name: {one.name: one.after for one in each.changes} for each in found.proposals if each.changes}
@@ -143,7 +143,7 @@ def test_no_more_adapters_run_than_are_kept(tmp_path: Path, kept: int, changes: 
 
 
 def test_as_many_adapters_as_slots_are_fine_whatever_ran_before(tmp_path: Path) -> None:
-    """Of six adapters of the last minutes two are left, in two slots: nobody is deferred."""
+    """Two of six adapters of the last minutes are left, in two slots: no request is deferred."""
     report = judged(tmp_path, "lora_fits")
     assert (report.verdict, state(report, THRASH)) == ("healthy", "absent")
 
@@ -211,7 +211,7 @@ def beside(*servers: float) -> Change:
 
 
 def queued(share: float) -> Change:
-    """That share of the whole latency spent waiting for the engine."""
+    """Return pages with this share of the latency spent in the queue."""
 
     def change(page: str) -> str:
         whole = regex.search(rf"^{LATENCY}\S* (\S+)", page, regex.MULTILINE)
@@ -298,7 +298,7 @@ FREE = {"memory_free_bytes": 38 * GIB}
 def hosted(
     folder: Path, *beside: scenarios.Beside, recording: str = "healthy", changes: tuple[Change, ...] = HALF
 ) -> str:
-    """What is said of the budget with these parts of the exporter's page beside vLLM's."""
+    """Return the finding on the budget with these parts of the exporter's page beside vLLM's."""
     return state(on_host(folder, *beside, recording=recording, changes=changes), BUDGET)
 
 

@@ -21,7 +21,7 @@ CAPTURE = {"process_start": 20, "load_weights": 100, "compile": 50, "cuda_graph_
 
 
 def judged_as(report: Report, incident: str) -> Diagnosis:
-    """What was decided of an incident that has one subject."""
+    """Return the state of an incident that has one subject."""
     (diagnosis,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
     return diagnosis
 
@@ -425,5 +425,5 @@ def test_memory_that_ran_out_yesterday_is_no_incident(tmp_path: Path) -> None:
 
 
 def scenarios_start() -> float:
-    """When the healthy recording begins."""
+    """Return the start of the healthy recording."""
     return next(iter(scenarios.rewriting.scrapes(HEALTHY)))[0]

@@ -47,7 +47,7 @@ LAUNCH = "vllm serve m --max-num-seqs 64"
 
 
 def sent(text: str) -> str:
-    """As it stands between the quotes of a page."""
+    """Return the label as it is written between the quotes of a page."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -101,7 +101,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def told(folder: Path) -> dict[str, str]:
-    """What the other commands print of the same recording, and of a command with the harm in each of its words."""
+    """Return the output of the other commands for the recording, and for a command with the harm in each word."""
     compared = verify.verify(str(folder), ObserveOptions([str(folder)]))
     evil = shlex.quote(EVIL)
     command = f"X={evil} vllm serve {evil} --served-model-name {evil} --max-num-seqs {evil} {shlex.quote('--' + EVIL)}"

@@ -1,4 +1,4 @@
-"""What /livez and /readyz answer through a recording: only a hang and a death are answered 503, and only those."""
+"""The /livez and /readyz responses through a recording: only a hang and a death are answered 503."""
 
 from collections.abc import Iterable
 

@@ -130,7 +130,7 @@ def fix(**told: Any) -> Fix:
 
 
 def proposals(*fixes: Fix, version: str = "0.32.0", whole: bool = True, launch: str = LAUNCH) -> tuple[Proposal, ...]:
-    """What is proposed for the recorded cascade where these are its fixes."""
+    """Return the proposals for the recorded cascade with these fixes."""
     incident = next(each for each in load() if each.id == "kv_eviction_cascade")._replace(fixes=fixes)
     diagnosis = next(each for each in diagnose([incident], asked()) if each.state == "present")
     return propose(diagnosis, asked(), Running(version, launch, whole))

@@ -50,7 +50,7 @@ def failed(folder: Path, lines: Sequence[str], launch: str = "") -> Report:
 
 
 def of_engine(error: str) -> list[str]:
-    """What an engine logs that did not start because of it."""
+    """Return the log of an engine that did not start because of this error."""
     return [
         CORE + line for line in ("EngineCore failed to start.", "Traceback (most recent call last):", "  File", error)
     ]

@@ -1,4 +1,4 @@
-"""What `diag ramp --attach` says of servers that were recorded while others made the load."""
+"""`diag ramp --attach` on servers that were recorded under load from other clients."""
 
 import re
 import shutil
@@ -49,7 +49,7 @@ def test_what_binds_and_the_flag_that_moves_it(name: str, binds: str, flag: str,
 
 
 def one_ends_in_each_step(page: str) -> str:
-    """As if the answers were short: of four requests in a step, three run on when vLLM counts them."""
+    """Return pages with short answers: three of four requests in a step still run when vLLM counts them."""
     ended = sum(map(float, re.findall(r"^vllm:request_success_total{.*} (.*)$", page, re.MULTILINE)))
     page = re.sub(r"^(vllm:iteration_tokens_total_count{.*}) .*$", rf"\1 {ended}", page, flags=re.MULTILINE)
     return re.sub(r"^(vllm:num_requests_running{.*}) 4.0$", r"\1 3.0", page, flags=re.MULTILINE)

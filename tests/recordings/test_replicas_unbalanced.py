@@ -48,7 +48,7 @@ def judged(folder: Path, scrapes: Iterable[re.Scrape]) -> Report:
 
 
 def found(report: Report, incident: str = ID) -> list[Diagnosis]:
-    """What was found of an incident, replica by replica, engine by engine."""
+    """Return the findings of an incident by replica and engine."""
     every = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
     return sorted(every, key=lambda each: each.subject[::-1])
 

@@ -46,7 +46,7 @@ def section(root: ElementTree.Element, one: Diagnosis) -> ElementTree.Element:
 
 
 def rewritten(report: Report, one: Diagnosis) -> Report:
-    """The same report with another first diagnosis."""
+    """Return the report with another first diagnosis."""
     first, *rest = report.findings
     return report._replace(findings=(first._replace(diagnosis=one), *rest))
 

@@ -20,7 +20,7 @@ def started(ago: float, seen: float = 40.0) -> Beside:
 
 
 def ended(beside: Beside) -> Beside:
-    """What was there until the server died."""
+    """Return the pages until the server died."""
     return lambda t: beside(t) if t < 24 else []
 
 

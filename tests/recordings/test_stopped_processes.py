@@ -18,7 +18,7 @@ STOP, CONT = 20, 62
 
 
 def host(role: str, rank: str, state: str, host: str, *, halted: bool, pid: str) -> str:
-    """What an exporter says of one process; without a host, one that does not say more than that it is halted."""
+    """Return an exporter's samples of one process; without a host, only that the process is halted."""
     process = f'pid="{pid}",role="{role}",rank="{rank}"'
     lines = [
         f"diag_vllm_process_stopped{{{process}}} {halted:d}",
@@ -112,7 +112,7 @@ def times(diagnosis: Diagnosis, first: float) -> tuple[float | None, float | Non
 
 @pytest.mark.parametrize("on", ["gpu-7", ""])
 def test_a_stall_that_is_over_has_its_begin_and_its_end(tmp_path: Path, on: str) -> None:
-    """By the states of its processes, and by the counters alone; one scrape early or late."""
+    """The stall is dated by process states, and by the counters alone; one scrape early or late."""
     report = look(tmp_path, 0, 100, on=on)
     since, until, ongoing = times(stall(report).diagnosis, report.observed.start)
     assert since is not None and abs(since - STOP) <= 2

@@ -1,4 +1,4 @@
-"""What a person sees at a terminal: a short form of at most 20 lines, 12 where nothing is wrong, and a verbose one."""
+"""The terminal report: a short form of at most 20 lines, 12 for a healthy server, and a verbose one."""
 
 import re
 import shlex
@@ -69,7 +69,7 @@ def test_the_short_form_fits(name: str) -> None:
 
 
 def stretched(folder: Path, name: str) -> Path:
-    """The same recording of a server with a long name, a long model name and a long launch command."""
+    """Return the recording of a server with a long name, a long model name and a long launch command."""
     scrapes = ((time, LONG_NAME, rewriting.of_model(page, LONG_MODEL)) for time, _, page in rewriting.scrapes(name))
     about = (RECORDINGS / name / "recording.toml").read_text(encoding="utf-8")
     rewriting.write(folder, scrapes)
@@ -130,7 +130,7 @@ def test_quiet_is_the_first_line_of_both_forms(name: str) -> None:
 
 
 def pasted(text: str) -> list[str]:
-    """What a shell makes of the relaunch lines of a short report, as they stand."""
+    """Return the words that a shell reads in the relaunch lines of a short report."""
     lines = text[text.index("  Relaunch ") + len("  Relaunch ") :].splitlines()
     end = next(at for at, line in enumerate(lines) if not line.endswith("\\"))
     script = f"printf '%s\\n' {chr(10).join(lines[: end + 1])}\n"

@@ -96,7 +96,7 @@ def test_an_old_release_does_not_say_why_requests_wait_beside_adapters(tmp_path:
 
 
 def test_requests_that_begin_while_load_grows_are_not_given_up(tmp_path: Path) -> None:
-    """What increase() adds outside of the scrapes is no request: here it would be every fourth one."""
+    """The extrapolation of increase() is no request: here it would be every fourth one."""
     labels = 'engine="0",model_name="m"'
 
     def page(t: float) -> str:

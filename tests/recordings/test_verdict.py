@@ -61,7 +61,7 @@ def test_without_knowing_what_there_is_nothing_is_healthy(refused: str) -> None:
 
 
 def part(folder: Path, name: str, begin: float, seconds: float) -> Report:
-    """What so many seconds of a recording show, from that second on."""
+    """Return so many seconds of a recording, from that second on."""
     pages = list(rewriting.scrapes(name))
     start = pages[0][0] + begin
     piece = [page for page in pages if start <= page[0] <= start + seconds]

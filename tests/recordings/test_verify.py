@@ -1,4 +1,4 @@
-"""Whether a change fixed an incident: pairs of recordings of real servers, judged as their README tells them."""
+"""Check whether a change fixed an incident: pairs of recordings of real servers, described in their README."""
 
 import functools
 import json
@@ -344,7 +344,7 @@ def test_a_restart_during_the_observation_is_not_comparable(tmp_path: Path, side
 
 @pytest.mark.parametrize("after", ["cure_max_num_seqs_mean", "cure_max_num_seqs_p90"])
 def test_a_symptom_that_is_no_longer_measured_is_not_comparable(tmp_path: Path, after: str) -> None:
-    """Of the second one it is known to be absent: by the KV pool, which is not full."""
+    """The second incident is known to be absent, because the KV cache is not full."""
 
     def without(page: str) -> str:
         return "\n".join(each for each in page.split("\n") if "num_preemptions" not in each)
@@ -581,7 +581,7 @@ def test_minimum_traffic_is_no_expected_condition(incident: Incident) -> None:
 
 
 def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
-    """Of scrapes ten times as far apart, which are judged over the window of the alert, a tenth in the same time."""
+    """Scrapes ten times as far apart are judged over the alert's window and count a tenth of the events."""
     pages = list(rewriting.scrapes("contention_bigbatch"))
     slow = [(pages[0][0] + 10 * (time - pages[0][0]), at, page) for time, at, page in pages]
     sides = snapshot(RECORDINGS / "contention_bigbatch"), snapshot(rewriting.write(tmp_path / "slow", slow))

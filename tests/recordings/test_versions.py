@@ -1,4 +1,4 @@
-"""The same server under the names of older releases, at other cadences and beside other engines is judged the same."""
+"""A server has the same verdict with the names of older releases, at other intervals and beside other engines."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an Alertmanager is told of a watch: what holds, again and again, and once what ended."""
+"""Posts of a watch to an Alertmanager: firing alerts again and again, ended ones once."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ class Pager:
         self.posts.append([*alerts])
 
     def last(self) -> dict[str, bool]:
-        """Which alerts the last post has, and whether each of them holds."""
+        """Return the alerts of the last post, each with True while it fires."""
         return {each["labels"]["alertname"]: _lasts(each) for each in self.posts[-1]}
 
 
@@ -113,7 +113,7 @@ def test_many_alerts_are_several_requests(pager: Pager) -> None:
 
 
 def test_a_cause_that_is_over_mutes_what_still_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the rule of the cause does, by its keep_firing_for: else its consequences page when it ends."""
+    """The rule of the cause does the same by its keep_firing_for; without it, consequences page when the cause ends."""
     known = {each.id: each for each in load()}
     cause, effect = present(known["kv_eviction_cascade"], "critical"), present(known["contract_breached"], "critical")
     report = REPORT._replace(findings=tuple(map(Finding, (cause, effect))))

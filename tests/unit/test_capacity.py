@@ -92,7 +92,7 @@ def test_mla_is_replicated_and_experts_are_divided_among_gpus() -> None:
 
 
 def test_prefill_computes_two_operations_for_each_parameter() -> None:
-    """Of a short prompt, where attention is little: 989.5e12 / (2 x 6.98e9 without embedding and head)."""
+    """A short prompt has little attention: 989.5e12 / (2 x 6.98e9 without embedding and head)."""
     found = roofline.prefill(replica("llama-3.1-8b"), 16)
     assert found.tokens_per_second == pytest.approx(989.5e12 / (2 * 6.98e9), rel=0.002)
     assert found.binds == "compute"

@@ -1,4 +1,4 @@
-"""What is declared once is used: metrics, start-up phases and log events in every expression that diag asks."""
+"""Declared metrics, start-up phases and log events are the ones in every expression that diag queries."""
 
 import json
 import re
@@ -35,7 +35,7 @@ OF_OTHERS = {"exported_instance", "instance", "job"}
 
 
 def every_signal() -> Iterator[Signal]:
-    """Those that incident files may import, those of ours in their conditions, and those of their fixes."""
+    """Yield the signals that incident files may import, and the signals of our conditions and fixes."""
     yield from (value for value in vars(signals).values() if isinstance(value, Signal))
     for incident in load():
         yield from (condition.signal for condition in incident.every_condition)
@@ -57,7 +57,7 @@ def of_dashboards() -> Iterator[str]:
 
 
 def of_diagnosis() -> Iterator[str]:
-    """What is asked besides: the constants of these modules that are PromQL."""
+    """Yield the other queries: the constants of these modules that are PromQL."""
     yield from (ENGINES, GPUS, INSTANCES)
     for module in (telemetry_checks, compare, changes):
         constants = (value for name, value in vars(module).items() if name.isupper())
@@ -79,7 +79,7 @@ def filled(promql: str) -> Expression:
 
 
 def matches(selector: Selector, label: str, value: str) -> bool:
-    """Whether a selector asks for this value among others that it leaves out."""
+    """Return True if a selector matches this value and leaves out others."""
     named = [matcher for matcher in selector.matchers if matcher.label == label]
     return bool(named) and all(matcher.accepts(value) for matcher in named)
 

@@ -29,7 +29,7 @@ def texts() -> Iterator[str]:
 
 
 def typed() -> Iterator[str]:
-    """What stands in a block to be typed, and what help texts give as examples."""
+    """Yield the commands in console blocks and in the examples of help texts."""
     for text in texts():
         for language, block in FENCE.findall(text):
             if language in ("console", "bash"):

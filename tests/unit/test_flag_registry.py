@@ -1,4 +1,4 @@
-"""Which release knows which flag, and how the data is kept true."""
+"""Flags of each release, and updates of this data."""
 
 import json
 import subprocess

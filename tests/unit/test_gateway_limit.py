@@ -1,4 +1,4 @@
-"""What a limit at the gateway moves to where no page of the server shows it."""
+"""Requests that a gateway limit queues at the gateway, where no page of the server shows them."""
 
 import pytest
 

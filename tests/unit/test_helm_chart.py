@@ -293,7 +293,7 @@ def test_the_container_meets_the_restricted_standard_and_ptrace_asks_for_one_cap
 
 
 def container(found: list[Document]) -> Document:
-    """That of the exporter."""
+    """Return the container of the exporter."""
     pods = [document["spec"] for document in found if document["kind"] in ("DaemonSet", "Deployment")]
     pods += [
         without_directives(yaml.safe_load(document["data"]["patch.yaml"]))["spec"]
@@ -303,7 +303,7 @@ def container(found: list[Document]) -> Document:
 
 
 def blocks(language: str) -> list[str]:
-    """Those of docs/kubernetes.md."""
+    """Yield the code blocks of docs/kubernetes.md."""
     return re.findall(rf"^```{language}\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
 
 

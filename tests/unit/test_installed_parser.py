@@ -209,7 +209,7 @@ def after(words: str) -> str:
 
 
 def errors(words: str, model: str = "m") -> set[str]:
-    """By the rules; with a model's folder also by what its config.json says."""
+    """Return the errors of the rules; with a model's folder, also those from its config.json."""
     text = f"vllm serve {model} {words}"
     found = (
         judge(text, described()).findings

@@ -1,4 +1,4 @@
-"""What is read of the pods of a cluster, without one: which are vLLM servers, and what their status means."""
+"""Reading the pods of a cluster, without a cluster: the vLLM servers among them, and the meaning of their status."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""What stands in the labels of vLLM's own page becomes a number in PromQL."""
+"""Settings in the labels of vLLM's own page become numbers in PromQL."""
 
 import pytest
 

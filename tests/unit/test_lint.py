@@ -1,4 +1,4 @@
-"""What `diag lint` says of a launch command: rules, corrections, what this host adds, and how it is printed."""
+"""`diag lint` on a launch command: rules, corrections, checks of this host, and the printed report."""
 
 import ctypes
 import json

@@ -128,7 +128,7 @@ def test_a_page_that_is_elsewhere_is_found_and_said(at_v1: Reply) -> None:
 
 
 def with_api_key(root: str) -> Answer:
-    """As vLLM with an API key answers: its API needs it, its page does not."""
+    """Answer like vLLM with an API key: the API needs the key, the page does not."""
 
     def answer(request: Request) -> Reply:
         if request.path.startswith(f"{root}/v1"):
@@ -324,7 +324,7 @@ def test_a_server_that_fails_later_is_data() -> None:
 
 
 def beside(log: str = "") -> Callable[[VllmServer], JoinedPages]:
-    """What this host knows of a server on it."""
+    """Return the samples of this host about a server on it."""
     return lambda server: JoinedPages(server, host_collectors(server.address, log, None))
 
 

@@ -215,7 +215,7 @@ def test_two_steps_are_in_flight_since_scheduling_is_asynchronous(version: str, 
 
 
 def test_vllm_reserves_one_block() -> None:
-    """As vLLM 0.32 refuses a request that takes every block: the null block is never given away."""
+    """A request that takes every block is refused by vLLM 0.32: the null block is never given away."""
     exactly = estimated("llama-3-8b", "--num-gpu-blocks-override 512")
     one_more = estimated("llama-3-8b", "--num-gpu-blocks-override 513")
     assert (exactly.verdict, one_more.verdict) == ("does not fit", "fits")
@@ -597,7 +597,7 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 def refusal(model: Model, flags: str, version: str = "0.32.0") -> str:
-    """What is said against a command; "" where nothing is."""
+    """Return the reason to refuse a command; "" without one."""
     try:
         check(model, setup(command.read(f"vllm serve x {flags}", version=version), model, GpuSpec(), version))
     except BadUsage as error:

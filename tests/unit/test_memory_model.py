@@ -116,7 +116,7 @@ def test_kinds_of_layers_that_are_no_names_are_not_covered(tmp_path: Path, kinds
 
 
 def test_what_gemmas_files_leave_out_is_transformers_default(tmp_path: Path) -> None:
-    """As google/gemma-3-4b-it is published."""
+    """The files are those of google/gemma-3-4b-it."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
     (tmp_path / "config.json").write_text(
@@ -172,7 +172,7 @@ def test_the_longest_context_is_what_vllm_derives(tmp_path: Path, scaling: objec
 def test_longrope_starts_with_the_context_before_it_and_takes_the_longer_one(
     tmp_path: Path, version: str, usual: int
 ) -> None:
-    """As vLLM starts Phi-3 with 128k: long factors cost short prompts."""
+    """Phi-3 with 128k starts like this in vLLM: long factors cost short prompts."""
     scaling = {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
     changed(tmp_path, rope_scaling=scaling, original_max_position_embeddings=4096)
     model = read(tmp_path, version=version)
@@ -208,7 +208,7 @@ def test_a_window_can_be_switched_off(tmp_path: Path, use: object, window: int) 
 def test_layers_are_divided_into_stages_as_vllm_divides_them(
     tmp_path: Path, layers: int, count: int, sizes: list[int]
 ) -> None:
-    """What get_pp_indices of vLLM 0.32 answers."""
+    """The expected stages come from get_pp_indices of vLLM 0.32."""
     spans = weights.stages(changed(tmp_path, num_hidden_layers=layers), count)
     assert [len(each) for each in spans] == sizes
     assert (spans[0].start, spans[-1].stop) == (0, layers)

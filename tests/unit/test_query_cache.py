@@ -1,4 +1,4 @@
-"""Which window suits the samples, what belongs to a subject, and who is gone."""
+"""The window for the samples, the series of a subject, and the subjects that are gone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

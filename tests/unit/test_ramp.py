@@ -124,7 +124,7 @@ def test_the_gain_of_twice_the_tokens_in_a_step() -> None:
 
 
 def test_a_disturbed_step_is_not_what_a_full_step_serves() -> None:
-    """Of three steps at a sequence cap of four, a neighbour on the host took half of what the last one serves."""
+    """In the last of three steps at a sequence cap of four, a neighbour on the host took half of the throughput."""
     half, full, disturbed = closed(2, 2), closed(8, 4, tokens_per_step=4.0), closed(16, 2, tokens_per_step=4.3)
     assert compared([half, full, disturbed]) == (half, full)
     assert compared([full, disturbed]) is None
@@ -158,7 +158,7 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, document: str) -> N
 
 
 def test_a_report_of_guidellm_is_read() -> None:
-    """Of guidellm 0.8.1 (report version 2) against a vLLM on a busy CPU; single requests are left out of the file."""
+    """The report is from guidellm 0.8.1 (report version 2) against a vLLM on a busy CPU, without single requests."""
     (two, four) = results.read([DATA / "guidellm-0.8.1.json"])
     assert (two[0], four[0]) == (Offer(concurrency=2), Offer(concurrency=4))
     found = four[1]
@@ -172,7 +172,7 @@ def test_a_report_of_guidellm_is_read() -> None:
 
 
 def test_a_result_of_aiperf_is_read() -> None:
-    """Of AIPerf 0.13.0 (schema 1.4) against the mock server of guidellm 0.8.1."""
+    """The result is from AIPerf 0.13.0 (schema 1.4) against the mock server of guidellm 0.8.1."""
     ((offer, found),) = results.read([DATA / "aiperf-0.13.0.json"])
     assert offer == Offer(concurrency=4)
     assert (found.completed, found.failed) == (24, 0)

@@ -1,4 +1,4 @@
-"""Whether two observations saw the same offered load: what a faster or a slower server explains, and what not."""
+"""Comparison of the offered load of two observations: differences that the server's speed explains, and others."""
 
 from dataclasses import replace
 

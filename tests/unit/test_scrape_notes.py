@@ -1,4 +1,4 @@
-"""What a reader is told about the scrapes themselves."""
+"""Notes for the reader about the scrapes themselves."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is shown of a launch command: vLLM's flags and what is known to be harmless, nothing else."""
+"""The shown parts of a launch command: vLLM's flags and harmless values, nothing else."""
 
 import pytest
 

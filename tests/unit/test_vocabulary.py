@@ -31,7 +31,7 @@ PRONOUNS = re.compile(
 )
 OBLIQUE = re.compile(r"(?:What|Whether|Of|By|Where|Which|As|That|Those|The same|When|Who|With|From)\b")
 """Beginnings of a text that describes its subject from behind; begin with a verb or with the noun."""
-MOST_OBLIQUE = {"diag": 27, "tests": 196}
+MOST_OBLIQUE = {"diag": 27, "tests": 0}
 """Docstrings of each tree that still begin so: lower a number with each docstring that is rewritten, down to 0."""
 TITLES = {"title", "description", "content", "displayName", "legendFormat", "label"}
 """The keys of a dashboard with texts for people."""

@@ -57,7 +57,7 @@ with w.written_whole(pathlib.Path("alone")) as out: print("new", file=out)'
 
 
 def test_a_file_that_is_mounted_alone_is_written_in_place(tmp_path: Path) -> None:
-    """As a container has it of one file of its host: nothing can take its place."""
+    """A container may mount one file of its host: the file cannot be replaced."""
     for name in ("mounted", "alone"):
         (tmp_path / name).write_text("an old and longer text")
     namespace = ["unshare", "--user", "--map-root-user", "--mount"]
