@@ -46,7 +46,7 @@ def diag(*arguments: str) -> subprocess.CompletedProcess[str]:
     return cli.diag("budget", *arguments)
 
 
-def test_the_whole_page() -> None:
+def test_budget_page_is_complete() -> None:
     log = str(LOGS / "v1_0.32.0_gpu_oom_under_load.log")
     command = f"vllm serve {MODELS}/llama-3.1-8b --max-model-len 8192"
     assert run(BudgetOptions(command, "h100", log=log)) == (WITH_A_LOG, 0)
@@ -140,12 +140,12 @@ def test_the_json_keeps_its_schema(log: str) -> None:
             SCHEMA.validate(json.loads(told))
 
 
-def test_what_is_not_known_is_null_in_json() -> None:
+def test_unknown_values_are_null_in_json() -> None:
     told = json.loads(run(BudgetOptions(f"{MODELS}/llama-3-8b"), as_json=True)[0])
     assert (told["gpu"]["total_bytes"], told["kv_cache"]["blocks"], told["rows"][0]["bytes"]) == (None, None, None)
 
 
-def test_names_from_elsewhere_cannot_reach_the_terminal(tmp_path: Path) -> None:
+def test_untrusted_names_cannot_send_escape_sequences_to_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "evil\x1b[2Jmodel"
     folder.mkdir()
     changed(folder, architectures=["A\x1b[2J"])
@@ -170,7 +170,7 @@ def test_a_secret_in_the_command_is_not_printed() -> None:
         "vllm serve {}/llama-3-8b --gpu-memory-utilization hf_hushhushhush",
     ],
 )
-def test_a_secret_is_not_printed_by_what_refuses_it(command: str) -> None:
+def test_error_does_not_print_a_secret(command: str) -> None:
     with pytest.raises(BadUsage) as refused:
         run(BudgetOptions(command.format(MODELS), "h100"))
     assert "hush" not in str(refused.value)
@@ -321,7 +321,7 @@ def test_the_smallest_gpu_of_this_host_is_taken_where_none_is_named(tmp_path: Pa
     assert "the GPU is Tesla T4, found on this host" in told["notes"]
 
 
-def test_what_the_driver_keeps_is_not_the_servers(tmp_path: Path) -> None:
+def test_memory_of_the_driver_is_not_the_servers(tmp_path: Path) -> None:
     scripted_nvml.build(tmp_path)
     script = tmp_path / "script"
     scripted_nvml.write(script, [scripted_nvml.H100])

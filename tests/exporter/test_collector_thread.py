@@ -43,7 +43,7 @@ def test_a_collection_that_hangs_is_reported_and_holds_up_the_first_scrape_only(
     go_on.set()
 
 
-def test_a_collection_that_hung_comes_back() -> None:
+def test_collector_recovers_after_a_hang() -> None:
     go_on = threading.Event()
     thread = CollectorThread("p", lambda: go_on.wait(LONG))
     hung = thread.collect()
@@ -68,7 +68,7 @@ def test_an_error_is_a_problem_and_the_next_collection_is_made_all_the_same() ->
     assert thread.collect().result(LONG).value == "fine"
 
 
-def test_its_thread_ends_with_it() -> None:
+def test_collector_thread_ends_with_the_collector() -> None:
     """A watch makes new ones again and again."""
     collector = CollectorThread("ends-with-it", lambda: 1)
     collector.collect().result(LONG)

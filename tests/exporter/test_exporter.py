@@ -115,14 +115,14 @@ def settled(page: bytes) -> str:
     return re.sub(r"^(diag_vllm_\S+timestamp_seconds\S*) [1-9]\S+$", r"\1 T", text, flags=re.M)
 
 
-def test_the_whole_page(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def test_budget_page_is_complete(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     with serving(pages(vllms_page())) as vllm, exporting(tmp_path, [scripted_nvml.H100] * 2, vllm.url) as running:
         page = running.page()
     assert page.startswith(vllms_page())
     golden("exporter.prom", settled(page[len(vllms_page()) :]))
 
 
-def test_its_probes_answer_by_the_pages_that_it_judges(tmp_path: Path) -> None:
+def test_exporter_probes_follow_the_judged_pages(tmp_path: Path) -> None:
     with serving(pages(vllms_page())) as vllm, exporting(tmp_path, [], vllm.url) as running:
         assert running.asked("/readyz") == (503, "cannot tell: nothing has been judged yet\n")
         until(lambda: running.asked("/readyz")[0] == 200)
@@ -130,7 +130,7 @@ def test_its_probes_answer_by_the_pages_that_it_judges(tmp_path: Path) -> None:
         assert running.asked("/") == (200, WHERE.decode())
 
 
-def test_a_signal_ends_it(tmp_path: Path) -> None:
+def test_sigterm_ends_the_exporter(tmp_path: Path) -> None:
     with serving(pages(vllms_page())) as vllm, exporting(tmp_path, [], vllm.url) as running:
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(30) == 0

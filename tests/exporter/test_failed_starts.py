@@ -85,7 +85,7 @@ def test_failed_starts_count_where_the_page_is_silent(name: str) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_they_count_no_more_once_the_page_answers(live: bool) -> None:
+def test_failed_starts_do_not_count_once_the_page_answers(live: bool) -> None:
     state = serving(live)
     feed(state, *PARSER, live=live)
     silent(state, live=live)
@@ -101,7 +101,7 @@ def test_a_page_that_was_silent_for_a_moment_proves_no_end() -> None:
     assert told(state, after=14) == AT_WORK
 
 
-def test_what_was_read_before_the_page_answered_was_no_start() -> None:
+def test_lines_before_the_page_answered_are_no_failed_start() -> None:
     state = serving()
     feed(state, *PARSER)
     state.page(NOW, answers=True)
@@ -139,7 +139,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_failed_start_is_none_behind_a_silent_page(name: str) -> None:
+def test_other_errors_behind_a_silent_page_are_no_failed_start(name: str) -> None:
     state = serving()
     feed(state, *OTHERS[name])
     silent(state)

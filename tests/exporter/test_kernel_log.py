@@ -35,5 +35,5 @@ def test_the_last_kill_of_a_vllm_process_is_found(tmp_path: Path, records: str, 
     assert found == (0.0 if seconds is None else pytest.approx(boot + seconds, abs=1))
 
 
-def test_a_log_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+def test_unreadable_kernel_log_is_ignored(tmp_path: Path) -> None:
     assert last_vllm_kill(tmp_path / "kmsg") == 0.0

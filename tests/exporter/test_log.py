@@ -145,7 +145,7 @@ def bar(done: int, total: int, what: str = GRAPHS) -> str:
         "W1121 02:32:18.095000 26197 torch/_library/triton.py:53] text",
     ],
 )
-def test_a_line_is_taken_apart_whatever_stands_before_it(line: str) -> None:
+def test_line_is_parsed_with_any_prefix(line: str) -> None:
     (found,) = LineParser(UTC).parse(line, NOW)
     assert found.text == "text"
     assert found.at == pytest.approx(at("02:32:18"), abs=1)
@@ -187,7 +187,7 @@ def test_the_year_is_the_latest_that_is_not_more_than_a_day_ahead(
     assert found.at == datetime(*expected, tzinfo=UTC).timestamp()  # type: ignore[arg-type, misc]
 
 
-def test_a_time_that_is_none_is_not_read() -> None:
+def test_invalid_time_of_a_line_is_not_read() -> None:
     for line in ("INFO 13-41 23:59:59 [a.py:1] x", "2026-99-21T02:32:18Z x", "Foo 21 02:32:18 host vllm[1]: x"):
         assert LineParser(UTC).parse(line, NOW)[0].at is None
 
@@ -386,7 +386,7 @@ def test_a_server_that_serves_is_ready(line: str) -> None:
     assert rotated.moved is not None
 
 
-def test_a_log_that_shows_neither_a_start_nor_a_server_at_work_says_nothing_of_the_start() -> None:
+def test_log_without_a_start_or_work_has_no_start_phase() -> None:
     seen = told(head("02:05:00", "WARNING") + "Triton is not installed.", "  warnings.warn(")
     assert (seen.phase, seen.spent, seen.moved) == (None, {}, None)
 
@@ -430,7 +430,7 @@ def test_the_end_of_a_server_whose_engine_died_is_no_orderly_shutdown() -> None:
 @pytest.mark.parametrize(
     "end", [head("02:10:01", "ERROR", "APIServer", "async_llm.py") + "AsyncLLM output_handler failed.", SHUTDOWN]
 )
-def test_what_ends_in_a_log_whose_beginning_is_lost_was_at_work(end: str) -> None:
+def test_end_in_a_log_without_its_beginning_is_that_of_a_serving_server(end: str) -> None:
     """A condition compares the time of the death with that of the last start."""
     assert told(end).moved == at(end[end.index("02:1") :][:8])
 
@@ -481,7 +481,7 @@ def test_the_same_banner_again_begins_a_new_start_before_any_phase() -> None:
     assert told(BANNER, BANNER.replace("02:00:00", "02:00:30"), now=at("02:00:31")).spent == {"process_start": 1}
 
 
-def test_a_new_start_knows_nothing_of_the_configuration_of_the_last() -> None:
+def test_new_start_forgets_the_previous_configuration() -> None:
     args = head("02:00:00", process="APIServer") + "non-default args: {'max_num_seqs': 8, 'model': 'm'}"
     state = fed(BANNER, args, LOADS, BANNER.replace("0.24.0", "0.25.0"))
     assert (dict(state.config), state.version, state.model) == ({}, "0.25.0", "")
@@ -535,9 +535,7 @@ VALIDATION = "pydantic_core._pydantic_core.ValidationError: 1 validation error f
 @pytest.mark.parametrize(
     "first", ['  File "<frozen runpy>", line 198, in _run_module_as_main', '  File "/usr/bin/vllm", line 8']
 )
-def test_an_exception_that_nobody_caught_before_the_server_was_ready_is_a_start_that_failed(
-    first: str, before: str
-) -> None:
+def test_uncaught_exception_before_ready_is_a_failed_start(first: str, before: str) -> None:
     assert told(*uncaught(VALIDATION, first, before)).events == {"engine_start_failed": 1}
     assert told(BANNER, *uncaught(VALIDATION, first, before)).phase == ""
     assert told(BANNER, READY, *uncaught(VALIDATION, first, before)).events == {}
@@ -599,11 +597,11 @@ def test_a_line_without_numbers_leaves_those_of_the_line_before() -> None:
         f"    raise RuntimeError('{OOM}')",
     ],
 )
-def test_what_a_client_sent_or_a_model_is_called_is_no_event(line: str) -> None:
+def test_client_input_and_model_names_are_no_events(line: str) -> None:
     assert told(BANNER, READY, line).events == {}
 
 
-def test_what_a_client_sent_into_an_exception_of_the_web_server_is_no_event() -> None:
+def test_client_input_in_a_web_server_exception_is_no_event() -> None:
     failed = [
         "ERROR:    Exception in ASGI application",
         "Traceback (most recent call last):",
@@ -739,7 +737,7 @@ def test_a_real_log_ends_in_its_phase_with_its_events(name: str) -> None:
     assert ("warm_up" in seen.spent) is not failed
 
 
-def test_what_the_server_says_of_itself_wins_over_its_log() -> None:
+def test_server_metrics_override_its_log() -> None:
     state = ServerLog(UTC)
     state.feed(head("12:00:00") + "Initializing a V1 LLM engine (v0.8.5) with config: model='old', seed=0", NOW)
     assert (state.completes(config.ServerFacts()).version, state.completes(config.ServerFacts()).models) == (
@@ -927,7 +925,7 @@ def write(path: Path, *lines: str) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-def test_what_is_there_is_read_and_then_what_comes(path: Path, follow: Callable[[Path], LogTail]) -> None:
+def test_existing_lines_are_read_first_and_then_new_ones(path: Path, follow: Callable[[Path], LogTail]) -> None:
     write(path, BANNER, FULL)
     tail = follow(path)
     eventually(lambda: count(tail) == 1)
@@ -936,7 +934,9 @@ def test_what_is_there_is_read_and_then_what_comes(path: Path, follow: Callable[
     assert tail.collect().problem == ""
 
 
-def test_what_was_there_is_of_its_time_and_what_comes_is_of_now(path: Path, follow: Callable[[Path], LogTail]) -> None:
+def test_existing_lines_have_their_time_and_new_lines_the_current_time(
+    path: Path, follow: Callable[[Path], LogTail]
+) -> None:
     write(path, "2026-01-01T00:00:00Z x", FULL)
     tail = follow(path)
     eventually(lambda: count(tail) == 1)
@@ -1075,7 +1075,7 @@ def test_pages_are_served_while_a_long_log_is_read(path: Path, follow: Callable[
     assert Told(tail).phase == "load_weights"
 
 
-def test_of_a_huge_file_the_beginning_and_the_end_are_read(
+def test_huge_log_is_read_at_both_ends(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(following, "FIRST", 2**17)
@@ -1090,7 +1090,7 @@ def test_of_a_huge_file_the_beginning_and_the_end_are_read(
     assert tail.collect().problem == ""
 
 
-def test_of_a_flood_the_newest_lines_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_lines_of_a_flood_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "BACKLOG", 2**18)
     monkeypatch.setattr(following, "AT_ONCE", 2**17)
     write(path, BANNER)

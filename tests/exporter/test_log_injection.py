@@ -125,11 +125,11 @@ def unchanged(begun: ServerLog, written: Callable[[str], list[str]], server: Hea
 
 @pytest.mark.parametrize("server", [NEW, OLD], ids=["0.32", "0.8.5"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_what_a_client_writes_changes_nothing(way: Callable[[Heads, str], list[str]], server: Heads) -> None:
+def test_client_input_in_the_log_changes_no_result(way: Callable[[Heads, str], list[str]], server: Heads) -> None:
     unchanged(serving(server), lambda sent: way(server, sent), server)
 
 
-def test_what_clients_wrote_into_the_log_of_a_real_server_changed_nothing() -> None:
+def test_client_input_in_a_real_log_changes_no_result() -> None:
     """Request ids, prompts and names of models with every text that the doctor knows, and refused grammars."""
     state, ready = ServerLog(UTC, "server.log"), None
     for entry in read_timed_lines(LOGS / "v1_0.32.0_clients_imitate.log", UTC, NOW + 7 * 86_400):
@@ -231,7 +231,7 @@ def test_an_exception_counts_in_the_record_that_it_belongs_to() -> None:
     assert events(state) == {"request_preprocessing_failed": 1, "multimodal_cache_miss": 1}
 
 
-def test_what_an_engine_prints_without_a_head_is_known_by_its_process() -> None:
+def test_engine_line_without_a_head_is_recognised_by_its_process() -> None:
     died = "Exception in thread Thread-4 (process_input_sockets):"
     for process, expected in (("EngineCore pid=24343", {"input_thread_died": 1}), ("EngineCore pid=4711", {})):
         state = serving(NEW)

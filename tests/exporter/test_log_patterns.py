@@ -41,7 +41,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.version} {case.text[:60]}")
-def test_a_text_of_a_release_tells_what_it_should(case: Case) -> None:
+def test_log_line_of_a_release_has_its_meaning(case: Case) -> None:
     pattern = told(case)
     assert f"{pattern.kind} {pattern.name}".strip() == case.tells
 
@@ -185,7 +185,7 @@ def test_an_amount_is_read_with_its_unit(text: str, gibibytes: float) -> None:
 
 
 @given(st.text(), st.sampled_from(["", "INFO", "ERROR"]))
-def test_any_text_is_taken(text: str, level: str) -> None:
+def test_any_text_is_parsed(text: str, level: str) -> None:
     recognise(text, level)
 
 
@@ -193,7 +193,7 @@ def test_any_text_is_taken(text: str, level: str) -> None:
     "text",
     ["a" * 65536, "[Rank 0] " * 8000, "Loading " * 9000, " █▄▀" * 16000, "Capturing a" * 6000, "a.Error: " * 999],
 )
-def test_no_long_text_takes_long(text: str) -> None:
+def test_long_text_is_parsed_in_bounded_time(text: str) -> None:
     begun = time.perf_counter()
     recognise(text, "")
     assert time.perf_counter() - begun < 0.2

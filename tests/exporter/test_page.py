@@ -330,7 +330,7 @@ def test_a_probe_is_sent_and_shown() -> None:
     assert 0 <= found["diag_probe_first_token_seconds"] <= found["diag_probe_duration_seconds"]
 
 
-def test_no_probe_is_sent_unless_asked_for() -> None:
+def test_no_probe_is_sent_without_the_option() -> None:
     with serving(pages(PAGE)) as server:
         one = exporter(server.url)
         one.start()

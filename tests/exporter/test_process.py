@@ -79,7 +79,7 @@ WHOLE = [SERVER, ENGINE, *RANKS]
 # Which processes
 
 
-def test_server_engine_and_workers_are_told_apart_by_their_titles(tmp_path: Path) -> None:
+def test_roles_are_derived_from_process_titles(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
         processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
@@ -144,7 +144,7 @@ def test_an_engine_that_does_its_work_itself_is_no_worker(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_before_titles_existed_the_depth_tells_the_role(tmp_path: Path, method: str) -> None:
+def test_roles_without_titles_are_derived_from_depth(tmp_path: Path, method: str) -> None:
     with serving(tmp_path, {"children": [{}, {}], "reap": True}, method=method) as fake:
         processes = ProcessCollector(fake.port)
         pids = seen(processes, SERVER, ENGINE, ("worker", ""), ("worker", ""))
@@ -152,7 +152,7 @@ def test_before_titles_existed_the_depth_tells_the_role(tmp_path: Path, method: 
         seen(processes, SERVER, ENGINE, ("worker", ""))  # and does not become the only one
 
 
-def test_what_else_they_start_has_no_role(tmp_path: Path) -> None:
+def test_other_child_processes_have_no_role(tmp_path: Path) -> None:
     with serving(tmp_path, {"title": "VLLM::EngineCore", "children": [{"title": "/usr/bin/ptxas"}]}) as fake:
         processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE)
@@ -160,7 +160,7 @@ def test_what_else_they_start_has_no_role(tmp_path: Path) -> None:
         seen(processes, SERVER, ENGINE)
 
 
-def test_work_of_a_compiler_is_told_of_the_engine_that_runs_it(tmp_path: Path) -> None:
+def test_cpu_time_of_a_compiler_is_attributed_to_its_engine(tmp_path: Path) -> None:
     compiler = {"title": "/usr/bin/ptxas", "spin": True}
     with serving(tmp_path, {"title": "VLLM::EngineCore", "children": [compiler], "reap": True}) as fake:
         processes = ProcessCollector(fake.port)
@@ -194,7 +194,7 @@ def test_an_old_process_is_not_asked_for_its_title_again(tmp_path: Path, monkeyp
 # Which server
 
 
-def test_each_of_two_servers_has_its_own(tmp_path: Path) -> None:
+def test_each_of_two_servers_has_its_own_processes(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as one, serving(tmp_path, engine("VLLM::Worker")) as other:
         first, second = ProcessCollector(one.port), ProcessCollector(other.port)
         assert seen(first, *WHOLE)[SERVER] == one.process.pid
@@ -290,7 +290,7 @@ def test_a_server_that_starts_again_is_found_and_what_outlived_the_first_is_kept
             assert set(old.values()) - {old[SERVER]} < processes.owners().keys()
 
 
-def test_what_outlived_a_server_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_surviving_child_is_not_taken_for_the_server(tmp_path: Path) -> None:
     with serving(tmp_path, {"children": [{}]}, method="fork") as fake:  # all with the command line of the server
         processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE, ("worker", "0"))
@@ -347,7 +347,7 @@ def test_without_a_port_the_only_server_is_meant() -> None:
     assert find_server({}, None, {}, ())[1].startswith("no vLLM process is visible that serves: in a container")
 
 
-def test_nothing_is_there() -> None:
+def test_no_server_process_is_found() -> None:
     port = live.free_port()
     processes = ProcessCollector(port)
     told = f"no vLLM process is visible that serves port {port}: in a container share the PID namespace "
@@ -358,7 +358,7 @@ def test_nothing_is_there() -> None:
     assert (processes.owners(), processes.launch(), processes.visible(), processes.started()) == ({}, "", None, None)
 
 
-def test_another_proc_may_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alternative_proc_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")  # which is put back in the end
     proc = tmp_path / "proc"
     proc.mkdir()
@@ -389,7 +389,7 @@ def test_a_stopped_worker_stands_still_while_its_peer_spins(tmp_path: Path) -> N
         until(lambda: values(processes, CPU)[stopped] > before[stopped] and not values(processes, STOPPED)[stopped])
 
 
-def test_a_worker_that_nobody_has_buried_counts_as_stopped(tmp_path: Path) -> None:
+def test_zombie_worker_counts_as_stopped(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
         processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
@@ -504,7 +504,7 @@ def _short_lives(stop: threading.Event) -> int:
     return count
 
 
-def test_threads_may_ask_while_another_looks(tmp_path: Path) -> None:
+def test_concurrent_reads_during_a_scan_are_safe(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
         seen(ProcessCollector(fake.port), *WHOLE)
         for _ in range(5):
@@ -531,7 +531,7 @@ def test_the_command_is_told_with_the_settings_of_its_environment(tmp_path: Path
         assert processes.visible() == "2,3"
 
 
-def test_of_secrets_only_those_that_a_relaunch_needs_are_named(tmp_path: Path) -> None:
+def test_only_secret_variables_that_a_relaunch_needs_are_named(tmp_path: Path) -> None:
     flags = ["--api-key", "sk-11111111hush", "second-hush", "--hf-token=hf_3333hush", "--port"]
     environment = {
         "VLLM_API_KEY": "hush",
@@ -552,7 +552,7 @@ def test_of_secrets_only_those_that_a_relaunch_needs_are_named(tmp_path: Path) -
         assert "VLLM_HTTP_TOKEN" not in launch
 
 
-def test_what_is_not_ours_to_read_costs_only_the_environment_and_the_disk_reads(tmp_path: Path) -> None:
+def test_unreadable_process_lacks_only_environment_and_disk_reads(tmp_path: Path) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "0"}
     with serving(tmp_path, TP2, environment=environment, hidden=True) as fake:
         seen(ProcessCollector(fake.port), *WHOLE)

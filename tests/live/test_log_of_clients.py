@@ -62,7 +62,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
         yield running
 
 
-def test_what_clients_write_into_a_log_changes_no_verdict_and_no_configuration(vllm: server.Server) -> None:
+def test_client_input_in_a_log_changes_no_verdict_and_no_configuration(vllm: server.Server) -> None:
     """The inputs are a request id in the body and in the header, a prompt, a model name and a body that is no JSON."""
     before, lines = told(vllm.log), texts(vllm.log)
     assert before[:2] == ("0.32.0", "tiny")

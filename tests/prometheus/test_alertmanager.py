@@ -49,7 +49,7 @@ def ask(url: str) -> Any:
 
 
 @pytest.mark.prometheus
-def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_not(tmp_path: Path) -> None:
+def test_cause_pages_with_all_annotations_and_its_consequences_do_not(tmp_path: Path) -> None:
     (tmp_path / "diag.rules.yaml").write_text(hasty(generated()["alerts/diag.rules.yaml"]))
     with (
         alertmanager.pager() as (webhook, arrived),
@@ -114,7 +114,7 @@ def inhibited(address: str) -> set[str]:
     return {alert["labels"].get("incident") for alert in alerts if alert["status"]["inhibitedBy"]}
 
 
-def test_the_documented_contract_is_one(tmp_path: Path) -> None:
+def test_documented_alertmanager_configuration_is_valid(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(snippet(generated(), "diag.toml"))
     contract = read(tmp_path / "diag.toml")
     assert contract.site == Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")

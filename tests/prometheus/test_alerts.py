@@ -192,7 +192,7 @@ def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float],
 
 
 @pytest.mark.parametrize("alone", ["vllm:num_requests_running", "diag_vllm_up"])
-def test_a_page_of_either_kind_is_telemetry(tmp_path: Path, alone: str) -> None:
+def test_page_of_vllm_or_of_the_exporter_counts_as_telemetry(tmp_path: Path, alone: str) -> None:
     held = {frozenset({("__name__", alone)}): np.zeros(timelines.TIMES.size)}
     assert not fired(only(None, tmp_path), held, {alone}, tmp_path).guards
 

@@ -67,7 +67,7 @@ def causes(present: list[Diagnosis]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see(tmp_path: Path) -> None:
+def test_doctor_reads_the_same_from_cadvisor_as_from_an_exporter(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(NAMED_BY_POD)
     node = Node(PODS)
     with ExitStack() as scene:
@@ -95,7 +95,7 @@ LASTING = {  # of each alert: pods with which it fires, and those with which it 
 
 
 @pytest.mark.parametrize("incident", LASTING)
-def test_the_recording_rules_make_alerts_fire_and_only_those(incident: str, tmp_path: Path) -> None:
+def test_container_rules_make_exactly_the_expected_alerts_fire(incident: str, tmp_path: Path) -> None:
     groups = [*groups_of(ROOT / "alerts" / "kubernetes.yaml"), *groups_of(only(incident, tmp_path))]
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": groups}))
     pods = {pod.name: timeline_of(pod) for pod in LASTING[incident]}

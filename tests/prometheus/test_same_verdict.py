@@ -117,7 +117,7 @@ def test_the_verdict_is_that_of_the_recording(engines: Callable[[str], Server], 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_vllms_own_page_is_enough_for_the_size_of_the_pool(place: str) -> None:
+def test_kv_cache_size_is_read_from_vllms_own_page(place: str) -> None:
     """Without an exporter it stands in labels only, which PromQL cannot read."""
     recorded = {name: read(RECORDINGS / name) for name in ("kv_undersized", "kv_cascade")}
     blocks = [block for name, seen in recorded.items() for block in named(seen, name)]
@@ -209,7 +209,7 @@ def test_a_day_later_the_onset_is_found_within_one_step(sick_day: Server) -> Non
     assert (found.ongoing, report.progress[0].state) == (False, "busy")
 
 
-def test_what_was_over_before_the_span_is_not_told(sick_day: Server) -> None:
+def test_incident_that_ended_before_the_time_range_is_not_reported(sick_day: Server) -> None:
     hours_later = TimeSpan(since=f"{ONSET / 1000 + 7200}", until=f"{END / 1000}")
     assert past(sick_day, hours_later).verdict == "healthy"
 

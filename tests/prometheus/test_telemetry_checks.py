@@ -156,7 +156,7 @@ def judged(prometheus: Server, scene: str) -> Report:
         pytest.param("lost", id="one of whom lost its GPU, which is an incident"),
     ],
 )
-def test_nothing_is_said_of_servers(prometheus: Server, scene: str) -> None:
+def test_healthy_telemetry_has_no_notes(prometheus: Server, scene: str) -> None:
     assert not judged(prometheus, scene).observed.notes
 
 
@@ -179,12 +179,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("scene", FAULTS)
-def test_what_is_lacking_is_said_in_one_sentence_with_what_to_change(prometheus: Server, scene: str) -> None:
+def test_missing_telemetry_is_reported_in_one_sentence_with_the_change(prometheus: Server, scene: str) -> None:
     (note,) = judged(prometheus, scene).observed.notes
     assert [each for each in FAULTS[scene] if each not in note] == []
 
 
-def test_who_went_before_the_span_is_no_server_of_it(prometheus: Server) -> None:
+def test_server_that_ended_before_the_time_range_is_not_part_of_it(prometheus: Server) -> None:
     assert judged(prometheus, "past").observed.servers == ("past-0:1: vLLM 0.32.0, tiny",)
 
 
@@ -195,7 +195,7 @@ def test_servers_that_replaced_others_are_judged_up_to_the_end(prometheus: Serve
     assert {dict(each.subject)["instance"] for each in report.progress} == {f"rolled-new{n}:1" for n in range(3)}
 
 
-def test_what_was_well_when_it_was_last_scraped_is_not_called_healthy_now(prometheus: Server) -> None:
+def test_server_with_old_healthy_scrapes_is_not_called_healthy(prometheus: Server) -> None:
     report = judged(prometheus, "over")
     assert report.verdict == "unknown"
     assert "nothing was scraped in the last 6.75 min" in report.not_judged[0].sentence

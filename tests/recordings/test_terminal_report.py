@@ -57,7 +57,7 @@ def fits(report: Report) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_both_forms(name: str, golden: Callable[[str, str], None]) -> None:
+def test_short_and_verbose_terminal_reports(name: str, golden: Callable[[str, str], None]) -> None:
     forms = [f"$ diag doctor tests/recordings/{name}{option}\n" for option in ("", " --verbose")]
     texts = (forms[0], printed(name), "\n", forms[1], printed(name, verbose=True))
     golden(f"doctor/{name}.txt", uncounted("".join(texts)))
@@ -114,7 +114,7 @@ def labels(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_parts_come_in_one_order(name: str) -> None:
+def test_parts_of_the_terminal_report_have_a_fixed_order(name: str) -> None:
     if printed(name).startswith(("CRITICAL", "WARNING")):
         found = labels(printed(name))
         ongoing = words.alike(judged(Path("tests") / "recordings" / name))[0][0].diagnosis.ongoing

@@ -38,7 +38,7 @@ def test_a_queue_that_is_served_more_slowly_is_named_by_its_throughput(tmp_path:
 
 
 @pytest.mark.parametrize("name", SLOWER)
-def test_no_release_is_blamed_for_the_load(tmp_path: Path, name: str) -> None:
+def test_slower_release_under_more_load_is_no_regression(tmp_path: Path, name: str) -> None:
     changes = SLOWER[name]
     pages = upgrades.scrapes(**changes)  # type: ignore[arg-type]
     assert judged(tmp_path, list(pages)).state == ("unknown" if name in CANNOT_TELL else "absent")

@@ -153,7 +153,7 @@ def test_inter_token_latency_is_judged_by_its_maximum() -> None:
         ("cure_watermark", "--watermark", (None, "0.05")),
     ],
 )
-def test_the_change_is_the_fix(after: str, flag: str, values: tuple[str | None, str]) -> None:
+def test_changed_flag_is_recognized_as_the_fix(after: str, flag: str, values: tuple[str | None, str]) -> None:
     (server,) = verified("kv_cascade_base", after).servers
     assert [(each.name, each.before, each.after) for each in server.changes] == [(flag, *values)]
     assert server.first is not None
@@ -228,7 +228,7 @@ def test_the_load_matches_the_counters_of_the_pages() -> None:
 
 
 @pytest.mark.parametrize("counter", ["vllm:request_success_total", "vllm:request_prompt_tokens_sum"])
-def test_what_was_offered_counts_before_it_finishes(tmp_path: Path, counter: str) -> None:
+def test_offered_load_counts_unfinished_requests(tmp_path: Path, counter: str) -> None:
     """Half of the requests never finish, or only those with the shorter prompts: as many arrived, and as long ones."""
 
     def fewer(page: str) -> str:
@@ -304,11 +304,11 @@ def test_fewer_requests_in_flight_than_the_proposed_limit_are_a_lighter_load(tmp
     )
 
 
-def test_a_before_that_was_idle_is_said_to_be() -> None:
+def test_idle_before_is_reported() -> None:
     assert "BEFORE was idle, without a request in flight in any scrape" in line_1(verified("idle", "healthy"))
 
 
-def test_no_request_after_the_change_asks_for_the_load_of_before() -> None:
+def test_idle_after_asks_for_the_load_of_before() -> None:
     head = line_1(verified("kv_cascade_base", "idle"))
     assert "no request is in flight; observe it under the load of BEFORE" in head
     assert "--probe" not in head
@@ -598,7 +598,7 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "way"), [(1.2, 0.6, 0.5), (0.6, 1.2, -0.5), (0.0, 0.0, 0.0)])
-def test_how_far_a_signal_improved(before: float, after: float, way: float) -> None:
+def test_improvement_of_a_signal_is_relative_to_its_threshold(before: float, after: float, way: float) -> None:
     condition = requests_running.at_most(0.2, judged("for the test"))
     assert SignalDelta(condition, 0.2, before, after).improvement == pytest.approx(way)
     opposite = requests_running.at_least(0.2, judged("for the test"))

@@ -82,7 +82,7 @@ def test_a_word_is_understood_as_argparse_does(word: str, version: str, name: st
 
 
 @pytest.mark.parametrize("word", ["--max-num", "--", "--never-heard-of", "-x", "--no-never-heard-of"])
-def test_a_word_that_means_no_flag_or_several_is_not_understood(word: str) -> None:
+def test_unknown_or_ambiguous_word_is_no_flag(word: str) -> None:
     assert understood(word, "0.32.0") is None
 
 
@@ -149,7 +149,7 @@ def test_the_file_is_written_as_it_is_read() -> None:
 
 @pytest.mark.live
 @server.needed
-def test_an_installed_vllm_says_of_itself_what_the_file_says_of_it(tmp_path: Path) -> None:
+def test_flag_file_matches_the_installed_vllm(tmp_path: Path) -> None:
     text = FILE.read_text(encoding="utf-8")
     said = describe(server.PYTHON)
     assert said["version"] == described()

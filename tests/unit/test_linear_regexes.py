@@ -166,7 +166,7 @@ def is_linear(name: str, text: str, flags: int) -> bool:
         (r".{0,99}x.*y", True),
     ],
 )
-def test_the_check_of_one_place_finds_what_it_is_for(regex: str, expected: bool) -> None:
+def test_single_position_check_finds_its_known_defect(regex: str, expected: bool) -> None:
     assert is_linear("", regex, 0) == expected
 
 
@@ -174,7 +174,7 @@ def test_the_check_of_one_place_finds_what_it_is_for(regex: str, expected: bool)
     ("regex", "expected"),
     [(r"'(?:[^'\\]|\\.)*'", False), (r"'(?:[^'\\]|\\.)*+'", False), (r"'(?:[^'\\]|\\.)*+'?", True), (r"x\d+y", True)],
 )
-def test_the_check_of_every_place_finds_what_it_is_for(regex: str, expected: bool) -> None:
+def test_all_positions_check_finds_its_known_defect(regex: str, expected: bool) -> None:
     assert is_linear("_TOKEN", regex, 0) == expected
 
 

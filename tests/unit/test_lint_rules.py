@@ -59,7 +59,7 @@ def test_a_rule_finds_something_in_its_own_example(rule: LintRule, tmp_path: Pat
 
 
 @EACH_RULE
-def test_an_example_that_says_nothing_of_the_host_needs_nothing_of_it(rule: LintRule) -> None:
+def test_lint_example_without_host_needs_no_host(rule: LintRule) -> None:
     command, version = rule.example.command, rule.example.version
     if not rule.example.requires:
         assert rule.id in {finding.rule for finding in lint(LintTarget(read(command, version=version), version))}

@@ -18,7 +18,7 @@ def test_every_action_is_named_by_a_whole_commit_and_its_release() -> None:
     assert [name for name in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", name)] == []
 
 
-def test_only_what_publishes_may_sign_and_it_runs_no_code_of_the_repository() -> None:
+def test_only_the_publishing_job_may_sign_and_it_runs_no_repository_code() -> None:
     signing = {name for name, job in JOBS.items() if "id-token" in job["permissions"]}
     assert signing == {"publish", "github"}
     checked_out = {

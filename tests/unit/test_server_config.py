@@ -41,7 +41,7 @@ def test_the_labels_of_the_page_become_numbers() -> None:
     assert found["enable_prefix_caching"] == 1.0
 
 
-def test_what_is_not_set_is_not_there() -> None:
+def test_unset_settings_are_missing() -> None:
     assert "num_gpu_blocks_override" not in from_page(table(INFO))
 
 
@@ -69,7 +69,7 @@ def test_the_longest_request_is_capacity_by_concurrency() -> None:
     assert from_page(table(said))["max_model_len"] == 2048
 
 
-def test_a_page_without_the_info_says_nothing() -> None:
+def test_page_without_cache_config_info_has_no_settings() -> None:
     assert from_page(table()) == {}
 
 
@@ -93,7 +93,7 @@ def test_server_info_is_read_by_the_list_of_flags_alone() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, [], "text", {}, {"vllm_config": "Config(...)"}, {"vllm_config": [1]}])
-def test_another_server_info_says_nothing(answer: object) -> None:
+def test_unknown_server_info_is_ignored(answer: object) -> None:
     assert from_server_info(answer) == {}
 
 
@@ -263,6 +263,6 @@ def test_the_device_is_known_from_where_a_source_tells_it(told: ServerFacts, dev
 
 
 @pytest.mark.parametrize("concurrency", ["1e-320", "1e308", "nan", "inf", "9" * 400, "-1e-300"])
-def test_a_setting_that_no_vllm_writes_is_unknown(concurrency: str) -> None:
+def test_setting_that_vllm_never_writes_is_unknown(concurrency: str) -> None:
     info = {"engine": "0", "kv_cache_size_tokens": "4096", "kv_cache_max_concurrency": concurrency}
     assert config.from_page([info], 1) == {"kv_cache_size_tokens": 4096.0, "data_parallel_size": 1.0}

@@ -83,7 +83,7 @@ def test_no_secret_is_shown(command: str) -> None:
         ("echo hello", ""),
     ],
 )  # fmt: skip
-def test_what_is_hidden_is_a_variable_to_set(command: str, line: str) -> None:
+def test_hidden_value_is_replaced_by_a_variable(command: str, line: str) -> None:
     assert shown(command) == line
     assert shown(line) == line
 
@@ -106,7 +106,7 @@ def test_the_flags_of_vllm_stay_as_they_are(command: str) -> None:
     assert shown(command) == command
 
 
-def test_no_variable_whose_name_speaks_of_a_secret_is_called_harmless() -> None:
+def test_variable_named_like_a_secret_is_not_harmless() -> None:
     words = ("KEY", "TOKEN", "SECRET", "PASS", "AUTH", "CREDENTIAL", "URL", "INSTRUCTIONS")
     harmless = {
         "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE",

@@ -32,7 +32,7 @@ def test_flags_take_human_readable_integers(text: str, expected: float | None) -
     ("text", "expected"),
     [("32k", 32_000), ("32K", 32_768), ("80GB", 80 * 10**9), (" 80 GiB ", 80 * 2**30), ("80gb", None), ("GiB", None)],
 )
-def test_people_may_give_a_unit_of_bytes_too(text: str, expected: float | None) -> None:
+def test_sizes_accept_units_of_bytes(text: str, expected: float | None) -> None:
     assert parse_size(text) == expected
 
 

@@ -74,7 +74,7 @@ def test_a_full_disk_is_an_error_and_not_an_empty_file(tmp_path: Path) -> None:
         out.write("new")
 
 
-def test_one_writes_and_after_it_the_next(tmp_path: Path) -> None:
+def test_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     with only_writer(tmp_path), pytest.raises(BadUsage, match="another diag is writing to"), only_writer(tmp_path):
         pass
     with only_writer(tmp_path):
