@@ -176,7 +176,7 @@ def test_error_does_not_print_a_secret(command: str) -> None:
     assert "hush" not in str(refused.value)
 
 
-def test_the_release_is_the_logs_own_or_is_said_to_be_assumed() -> None:
+def test_release_comes_from_the_log_or_is_marked_as_assumed() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
     flags = "-tp 2 --max-model-len 8192 --gpu-memory-utilization 0.95"
     known = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b {flags}", log=log))
@@ -250,7 +250,7 @@ def test_the_gpu_share_of_a_log_is_ignored_for_a_cpu(tmp_path: Path) -> None:
     assert not any("different server" in each for each in told.notes)
 
 
-def test_a_refused_start_says_its_share(tmp_path: Path) -> None:
+def test_refused_start_is_reported_with_its_memory_share(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         "ERROR 09-09 10:00:00 [core.py:700] ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than"
         " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used\n"
@@ -286,7 +286,7 @@ def test_a_start_that_found_too_little_free_gets_the_share_that_was(tmp_path: Pa
     assert told.suggestions == (("--gpu-memory-utilization", "0.84"),)
 
 
-def test_where_graphs_count_the_estimate_of_them_counts(tmp_path: Path) -> None:
+def test_graph_memory_estimate_counts_if_graphs_count(tmp_path: Path) -> None:
     """The peak of activations may hold vLLM's estimate of the graphs: the sum would count them twice."""
     head = "(EngineCore pid=9) INFO 10-06 17:00:41 [gpu_worker.py:955] "
     texts = (

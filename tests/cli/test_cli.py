@@ -177,7 +177,7 @@ def at_a_terminal(*words: str, **environment: str) -> str:
     return done.stdout.replace("\r\n", "\n")
 
 
-def test_a_terminal_gets_colour_unless_it_wants_none() -> None:
+def test_terminal_output_has_colour_unless_no_color_is_set() -> None:
     assert "\x1b[1;31mCRITICAL" in at_a_terminal("doctor", CASCADE)
     assert "\x1b[1;31m" not in at_a_terminal("doctor", CASCADE, NO_COLOR="1")
 
@@ -192,7 +192,7 @@ def test_explain_lays_a_page_out_on_a_terminal() -> None:
     assert re.search(r"(?m)^  \$ curl .{150,}'$", plain), "what is copied is not broken into lines"
 
 
-def test_explain_uses_the_pager_and_leaves_out_colour_where_it_is_not_wanted() -> None:
+def test_explain_uses_the_pager_and_respects_no_color() -> None:
     page = at_a_terminal("explain", "kv_eviction_cascade", PAGER="sed s/Meaning/Paged/", NO_COLOR="1")
     assert "Paged" in page and "Meaning" not in page
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", page)
@@ -202,7 +202,7 @@ def test_explain_without_its_pager_prints_the_page() -> None:
     assert "Meaning" in at_a_terminal("explain", "kv_eviction_cascade", PAGER="no-such-pager -x")
 
 
-def test_explain_prints_markdown_on_a_terminal_where_it_is_asked_for() -> None:
+def test_explain_prints_markdown_on_a_terminal_on_request() -> None:
     runbook = (ROOT / "runbooks" / "kv_eviction_cascade.md").read_text(encoding="utf-8")
     assert at_a_terminal("explain", "kv_eviction_cascade", "--markdown") == runbook
 
@@ -276,7 +276,7 @@ def test_a_users_incident_is_judged_too(tmp_path: Path) -> None:
 COMMANDS = list(typer.main.get_command(app).commands)
 
 
-def test_the_program_is_called_diag_however_it_is_started() -> None:
+def test_program_name_is_diag_for_every_entry_point() -> None:
     done = subprocess.run([sys.executable, "-m", "diag", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: diag [OPTIONS] COMMAND")
 

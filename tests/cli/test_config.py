@@ -111,7 +111,7 @@ def test_a_command_that_cannot_be_parsed_is_noted(tmp_path: Path) -> None:
     assert "note             the launch command could not be parsed: the command has an unclosed" in done.stdout
 
 
-def test_the_process_and_the_log_of_a_recording_are_sources_of_it(tmp_path: Path) -> None:
+def test_process_and_log_of_a_recording_are_sources_of_its_configuration(tmp_path: Path) -> None:
     log = "INFO 11-21 02:00:00 [utils.py:1] non-default args: {'max_num_seqs': 7, 'watermark': 0.1}\n"
     about = 'vllm = "0.32.0"\nlog_utc_offset = 0\n[config."h:1"]\nprocess = "python -m vllm serve m --max-num-seqs 8"\n'
     made = write(tmp_path, about=about, log=log)

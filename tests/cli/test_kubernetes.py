@@ -125,7 +125,7 @@ def test_repeatedly_oom_killed_container_is_reported(
 
 
 @cluster.needed
-def test_the_log_of_a_container_says_why_it_did_not_start(lab: Cluster) -> None:
+def test_failed_start_of_a_container_is_explained_by_its_log(lab: Cluster) -> None:
     done = lab.diag("doctor", "--k8s", "crashing/app=failed", *SHORTLY, user="crasher")
     assert "startup_failed" in present(done)["failed:8000"]
     assert "crash_loop" not in present(done)["failed:8000"]
@@ -195,7 +195,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> Non
         assert reason in done.stderr
 
 
-def test_the_extra_is_named_where_it_is_missing(tmp_path: Path) -> None:
+def test_missing_extra_is_named(tmp_path: Path) -> None:
     (tmp_path / "kubernetes.py").write_text("raise ImportError")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = installed("doctor", "--k8s", "inference", PYTHONPATH=path)

@@ -171,7 +171,7 @@ def test_any_pages_are_read_as_they_were_written(bodies: list[bytes]) -> None:
     assert same(observation(Origin("scrape", "h:1"), [target], {}), recorded)
 
 
-def test_the_toml_says_what_was_recorded(tmp_path: Path) -> None:
+def test_recording_toml_describes_the_recording(tmp_path: Path) -> None:
     with serving(answers) as server:
         keep(server, tmp_path / "r", launch='vllm serve "m" \\\n --max-num-seqs 64')
     about = tomllib.loads((tmp_path / "r" / "recording.toml").read_text())

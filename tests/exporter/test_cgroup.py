@@ -91,7 +91,7 @@ def test_version_1_has_other_names_and_no_pressure_of_a_group(tmp_path: Path) ->
     }
 
 
-def test_without_any_group_the_host_alone_is_told(tmp_path: Path) -> None:
+def test_without_a_cgroup_only_host_values_are_published(tmp_path: Path) -> None:
     assert found(tmp_path, "") == {"memory_limit_bytes": HOST, "memory_used_bytes": 16384000 * 1024.0}
 
 

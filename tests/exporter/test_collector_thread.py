@@ -10,7 +10,7 @@ LONG = 30.0
 """Seconds that nothing here takes, unless it is broken."""
 
 
-def test_a_collection_gives_its_value_and_how_long_it_took() -> None:
+def test_collection_yields_its_value_and_duration() -> None:
     result = CollectorThread("p", lambda: 3).collect().result(LONG)
     assert (result.value, result.problem) == (3, "")
     assert 0 <= result.seconds < LONG

@@ -63,7 +63,7 @@ def test_a_server_that_is_ready_after_failed_starts_is_over_them() -> None:
     assert crashes(f"{failed}\n 100 {START}\n 120 {READY}") == 0
 
 
-def test_a_server_that_crashes_under_load_is_over_it_after_ten_minutes() -> None:
+def test_crash_count_resets_after_ten_minutes_of_serving() -> None:
     died = "\n".join(f"{60 * n} {START}\n {60 * n + 20} {READY}\n {60 * n + 50} {DEAD}" for n in range(3))
     again = f"{died}\n 200 {START}\n 220 {READY}"
     assert (crashes(again), crashes(again, after=599), crashes(again, after=600)) == (3, 3, 0)

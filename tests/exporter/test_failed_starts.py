@@ -124,7 +124,7 @@ ALIVE = {
 
 
 @pytest.mark.parametrize("name", ALIVE)
-def test_a_server_that_goes_on_at_work_has_not_ended(name: str) -> None:
+def test_server_that_keeps_working_has_not_ended(name: str) -> None:
     state = serving()
     feed(state, *PARSER, *UNKNOWN_MODULE, ALIVE[name])
     silent(state)
@@ -146,7 +146,7 @@ def test_other_errors_behind_a_silent_page_are_no_failed_start(name: str) -> Non
     assert told(state) == AT_WORK
 
 
-def test_a_start_that_goes_on_behind_failed_ones_is_seen_and_ends_their_row() -> None:
+def test_successful_start_after_failed_ones_ends_the_crash_loop() -> None:
     state = serving()
     feed(state, *PARSER, *PARSER)
     silent(state)

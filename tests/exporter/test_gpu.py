@@ -169,7 +169,7 @@ def test_one_call_that_fails_costs_only_its_own_sample(script: Script, code: str
     assert (shown.of("up"), shown.of("power_watts"), shown.problem) == (1, 400, "")
 
 
-def test_an_old_driver_is_asked_by_its_own_names(old: Script) -> None:
+def test_old_driver_is_called_by_its_own_function_names(old: Script) -> None:
     old(H100 | {"margin": None, "slowdown": 90, "also": {"nvmlDeviceGetViolationStatus 1": 7_000_000_000}})
     shown = look(gpus())
     assert shown.of("temperature_celsius", 0, "gpu") == 55
@@ -377,7 +377,7 @@ def test_errors_of_all_links_are_added_by_kind(script: Script) -> None:
     assert shown.of("nvlink_errors_total", 0, "recovery") == 5
 
 
-def test_paths_between_gpus_are_told_in_both_directions(script: Script) -> None:
+def test_paths_between_gpus_are_published_in_both_directions(script: Script) -> None:
     pix, linked = {"nvmlDeviceGetTopologyCommonAncestor 1": 10}, {"nvmlDeviceGetP2PStatus 2 2": 0}
     back = {"nvmlDeviceGetTopologyCommonAncestor 0": 10, "nvmlDeviceGetTopologyCommonAncestor 2": 50}
     script(H100 | {"also": {**pix, **linked}}, H100 | {"also": back}, H100)

@@ -37,7 +37,7 @@ def get(url: str, context: ssl.SSLContext | None = None, **headers: str) -> tupl
         "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited",
     ],
 )
-def test_the_content_type_is_the_same_whatever_is_asked_for(accept: str) -> None:
+def test_content_type_is_independent_of_the_accept_header(accept: str) -> None:
     with listening() as url:
         assert get(f"{url}/metrics", Accept=accept)[:2] == (200, CONTENT_TYPE)
 

@@ -203,7 +203,7 @@ def test_the_death_of_an_engine_is_believed_whatever_was_written_before() -> Non
         assert events(state).items() >= {"engine_dead": 1, "cuda_out_of_memory": 1}.items(), way
 
 
-def test_read_as_it_is_written_a_line_counts_two_seconds_behind_an_exception_of_the_web_server() -> None:
+def test_live_line_counts_two_seconds_after_an_exception_of_the_web_server() -> None:
     for later, expected in ((1.9, {}), (2.0, {"engine_dead": 1})):
         state = serving(NEW)
         state.feed("ERROR:    Exception in ASGI application", NOW, live=True)
@@ -212,7 +212,7 @@ def test_read_as_it_is_written_a_line_counts_two_seconds_behind_an_exception_of_
 
 
 @pytest.mark.parametrize("pattern", [each for each in PATTERNS if each.logger and each.kind == "event"])
-def test_an_event_counts_from_the_files_that_log_it_only(pattern: object) -> None:
+def test_event_counts_only_from_the_source_files_that_log_it(pattern: object) -> None:
     texts = [case.split("\t") for case in (LOGS / "texts.tsv").read_text(encoding="utf-8").splitlines()]
     level, text = next((level, text) for _, level, _, text in texts if recognise(text, level) is pattern)
     for file in pattern.logger.split():  # type: ignore[attr-defined]
@@ -222,7 +222,7 @@ def test_an_event_counts_from_the_files_that_log_it_only(pattern: object) -> Non
         assert (events(believed), events(not_believed)) == ({pattern.name: 1}, {})  # type: ignore[attr-defined]
 
 
-def test_an_exception_counts_in_the_record_that_it_belongs_to() -> None:
+def test_exception_counts_in_its_own_record() -> None:
     missed = "AssertionError: Expected a cached item for mm_hash='ad7273d2c432b59015c01c998985ee2f'"
     head = NEW.engine.format(level="ERROR", file="core.py:2057")
     state = serving(NEW)
@@ -239,7 +239,7 @@ def test_engine_line_without_a_head_is_recognised_by_its_process() -> None:
         assert events(state) == expected
 
 
-def test_an_imitated_time_is_none_of_the_log() -> None:
+def test_imitated_time_is_not_the_time_of_a_line() -> None:
     state = serving(NEW)
     state.feed(f"{NEW.api}Received request x", NOW, live=True)
     state.feed("\rINFO 11-22 19:00:00 [core.py:1] x", NOW, live=True)
@@ -261,7 +261,7 @@ def test_the_records_of_vllms_json_format_are_believed() -> None:
     assert events(state) == {"engine_dead": 1, "cuda_out_of_memory": 1}
 
 
-def test_a_server_that_begins_anew_is_believed_when_another_file_of_it_goes_on() -> None:
+def test_restart_is_believed_once_another_source_file_continues_it() -> None:
     state = serving(NEW)
     again = NEW.start.replace("0.32.0", "0.33.0").replace("19:4", "19:5")
     banner, _, rest = again.partition("[model.py:733]")

@@ -120,7 +120,7 @@ def test_a_rank_is_the_number_of_the_worker_in_its_engine(tmp_path: Path, titles
         assert sorted(named) == sorted(zip((f"VLLM::{each}" for each in titles), ranks, strict=True))
 
 
-def test_under_data_parallelism_a_rank_says_the_engine_too(tmp_path: Path) -> None:
+def test_rank_includes_the_engine_with_data_parallelism(tmp_path: Path) -> None:
     engines = [
         engine("VLLM::Worker_DP0_TP0_EP0", "VLLM::Worker_DP0_TP1_EP1", title="VLLM::EngineCore_DP0"),
         engine("VLLM::Worker_TP0", "VLLM::Worker_TP1", title="VLLM::EngineCore_DP1"),
@@ -181,7 +181,7 @@ def test_a_title_that_is_set_later_is_read(tmp_path: Path) -> None:
         seen(processes, *WHOLE)
 
 
-def test_an_old_process_is_not_asked_for_its_title_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_title_of_a_known_process_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, TP2, ready=False) as fake:
         processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE, ("worker", ""), ("worker", ""))
@@ -228,7 +228,7 @@ def test_another_program_in_front_of_the_port_is_not_the_server(tmp_path: Path) 
         assert seen(ProcessCollector(fake.port), *WHOLE)[SERVER] == fake.process.pid
 
 
-def test_a_port_out_of_a_file_is_found_once_it_is_open(tmp_path: Path) -> None:
+def test_server_with_its_port_in_a_config_file_is_found_by_its_open_port(tmp_path: Path) -> None:
     with serving(tmp_path, TP2, flags=["--config", "vllm.yaml"]) as fake:
         until(lambda: bool(table.listeners(fake.port)))
         seen(ProcessCollector(fake.port), *WHOLE)
@@ -398,7 +398,7 @@ def test_zombie_worker_counts_as_stopped(tmp_path: Path) -> None:
         assert processes.owners()[pids["worker", "1"]] == Owner("worker", "1")
 
 
-def test_what_the_kernel_kills_for_lack_of_memory_is_dated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oom_kill_is_dated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def dated(count: int) -> float:
         (tmp_path / "vmstat").write_text(f"nr_free_pages 7\noom_kill {count}\n")
         samples = {name: value for name, _, value in processes.collect().samples}
@@ -519,7 +519,7 @@ def test_concurrent_reads_during_a_scan_are_safe(tmp_path: Path) -> None:
 # The command
 
 
-def test_the_command_is_told_with_the_settings_of_its_environment(tmp_path: Path) -> None:
+def test_command_is_published_with_its_environment_settings(tmp_path: Path) -> None:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "2,3"}
     with serving(tmp_path, TP2, environment=environment) as fake:
         processes = ProcessCollector(fake.port)

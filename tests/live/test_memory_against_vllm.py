@@ -55,7 +55,7 @@ def case(chance: random.Random) -> tuple[dict[str, object], usage.CacheLayout]:
     return question, usage.cache_layout(model, setup)
 
 
-def test_the_cache_is_planned_as_vllm_plans_it() -> None:
+def test_kv_cache_plan_equals_vllms() -> None:
     """Sixty models, contexts and memories at random."""
     chance = random.Random(1)
     pairs = [case(chance) for _ in range(60)]

@@ -464,7 +464,7 @@ def test_a_netrc_does_not_take_the_place_of_the_credentials(
     assert {each.headers.get("Authorization") for each in server.requests} == {f"Bearer {token}" if token else None}
 
 
-def test_other_hosts_are_asked_through_the_proxy(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_are_contacted_through_the_proxy(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(empty) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         assert doctor("http://server.invalid:9090").sentence == f"http://server.invalid:9090 {WITHOUT}"

@@ -37,7 +37,7 @@ EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
 EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
 
 
-def test_there_is_a_page_for_every_incident_an_overview_and_pages_of_gpus_and_capacity() -> None:
+def test_dashboards_are_one_per_incident_an_overview_gpus_and_capacity() -> None:
     assert set(PAGES) == {incident.id for incident in load()} | {"overview", "gpus", "capacity"}
     uids = [content["uid"] for content in PAGES.values()]
     assert uids == [f"diag-{name}" for name in PAGES]

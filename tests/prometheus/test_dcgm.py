@@ -353,7 +353,7 @@ def test_each_field_is_a_default_or_is_switched_on() -> None:
 
 
 @pytest.mark.fast
-def test_every_gpu_metric_is_recorded_or_said_to_be_left_out() -> None:
+def test_every_gpu_metric_is_recorded_or_listed_as_left_out() -> None:
     metrics = {name for name in FAMILIES if name.startswith(METRIC)}
     rules = {record.metric for record in (*dcgm.RECORDING_RULES, dcgm.SERVING)}
     left_out = set(re.findall(r"diag_gpu_\w+", dcgm.HEADER))

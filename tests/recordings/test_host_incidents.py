@@ -305,7 +305,7 @@ def test_a_capture_whose_processes_were_never_seen_hangs(tmp_path: Path) -> None
     assert "cuda_graph_capture_hang" in present(judge(tmp_path, "", log("cuda_graph_capture", CAPTURE, silent=390)))
 
 
-def test_a_slow_start_comes_with_a_probe_that_outlasts_it(tmp_path: Path) -> None:
+def test_slow_start_gets_a_proposed_startup_probe_that_is_long_enough(tmp_path: Path) -> None:
     slow = log("load_weights", {"process_start": 20, "load_weights": 1220})
     report = judge(tmp_path, "", slow, workers(1.0))
     assert present(report) == {"startup_slow"}

@@ -207,7 +207,7 @@ def test_html_has_no_element_from_a_label(report: Report, fleet: Report) -> None
         assert "<script>alert(1)</script>" in "".join(root.itertext())
 
 
-def test_the_exporters_page_has_a_label_as_it_was_sent() -> None:
+def test_exporter_page_has_labels_unchanged() -> None:
     samples = [("diag_gpu_up", (EVIL, EVIL), 1.0)]
     (family,) = text_string_to_metric_families(render(samples).decode())
     assert [sample.labels for sample in family.samples] == [{"gpu": EVIL, "uuid": EVIL}]

@@ -121,7 +121,7 @@ def nans(share: float) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.5, "present"), (0.02, "present"), (0.0, "absent"), (None, "unknown")]
 )
-def test_nan_in_logits_is_named_where_it_is_counted(tmp_path: Path, share: float | None, expected: str) -> None:
+def test_nan_in_logits_is_reported_if_counted(tmp_path: Path, share: float | None, expected: str) -> None:
     pages = re.scrapes("healthy") if share is None else re.changed(re.scrapes("healthy"), nans(share))
     report = doctor.run(ObserveOptions([str(re.write(tmp_path / "recording", pages))]))
     assert state(report, CORRUPTED) == expected

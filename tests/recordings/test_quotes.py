@@ -66,13 +66,13 @@ def test_a_terminal_shows_the_line_and_its_place(verbose: bool) -> None:
     assert "server.log:71, Worker)" in words
 
 
-def test_markdown_and_html_show_it() -> None:
+def test_markdown_and_html_show_the_quoted_line() -> None:
     report = judged(f"tests/recordings/{CRASH}")
     assert "No common block size for 16" in markdown.render(report)
     assert "No common block size for 16" in html.render(report)
 
 
-def test_json_has_it_as_data() -> None:
+def test_json_has_the_quote_as_data() -> None:
     document = json.loads(as_json.render(judged(f"tests/recordings/{CRASH}")))
     validator(Path("diag/report/diag.doctor.schema.json")).validate(document)
     (quote,) = document["diagnoses"][0]["quotes"]

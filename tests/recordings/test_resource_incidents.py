@@ -168,7 +168,7 @@ NO_FAULT: dict[str, tuple[str, tuple[Beside, ...]]] = {
 
 
 @pytest.mark.parametrize("name", NO_FAULT)
-def test_an_error_that_ended_no_engine_is_no_fault_of_it(tmp_path: Path, name: str) -> None:
+def test_error_without_an_engine_death_is_no_device_fault(tmp_path: Path, name: str) -> None:
     page, beside = NO_FAULT[name]
     assert "engine_device_fault" not in present(judge(tmp_path, page, *beside))
 

@@ -72,7 +72,7 @@ def dead() -> Report:
     return doctor.run(ObserveOptions(["tests/recordings/engine_dead"]))
 
 
-def test_a_page_without_cache_usage_does_not_show_whether_a_prefill_goes_on(tmp_path: Path) -> None:
+def test_prefill_progress_is_unknown_without_cache_usage(tmp_path: Path) -> None:
     """The first 40 s of a stall: without the gauge a prefill in chunks has the same page."""
 
     def without(page: str) -> str:

@@ -356,7 +356,7 @@ def test_a_symptom_that_is_no_longer_measured_is_not_comparable(tmp_path: Path, 
     assert "not measured after the change: preemptions / finished request" in line_1(found)
 
 
-def test_a_server_that_responds_after_it_never_did_is_fixed_without_a_log(tmp_path: Path) -> None:
+def test_server_that_responds_for_the_first_time_is_fixed_without_a_log(tmp_path: Path) -> None:
     found = verified("startup_crash_blocksize16", rewriting.pages_alone(tmp_path, "healthy"))
     assert (found.verdict, found.servers[0].outcomes[0].because) == ("fixed", "the server responds now")
 
@@ -456,7 +456,7 @@ def test_malformed_series_break_nothing(tmp_path: Path, line: str) -> None:
         SCHEMA.validate(json.loads(report.render_json(found)))
 
 
-def test_of_two_critical_incidents_the_persisting_one_decides(tmp_path: Path) -> None:
+def test_persisting_critical_incident_decides_over_an_ended_one(tmp_path: Path) -> None:
     def beside(gpu: Beside, name: str) -> Path:
         start = BASE[0][0]
         return rewriting.write(

@@ -76,7 +76,7 @@ def test_chunks_of_llama_4_are_read_no_further() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(1, 1 / 16), (16, 0.64), (1000, 1.0)])
-def test_a_batch_reads_the_experts_that_it_reaches(tokens: int, share: float) -> None:
+def test_batch_reads_only_the_activated_experts(tokens: int, share: float) -> None:
     """Qwen3 30B A3B: 8 of 128 experts for a token; 16 tokens miss an expert with 0.9375 ** 16."""
     one = replica("qwen3-30b-a3b")
     weights, all_of_them = (work.decode(one.model, one.setup, count, 1).weight_bytes for count in (tokens, 10**6))

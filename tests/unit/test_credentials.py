@@ -117,7 +117,7 @@ def test_a_user_in_the_address_is_a_header() -> None:
         ("h/" + "x/" * 50, ("/x" * 50, *("/x" * n + "/metrics" for n in (50, 49, 48, 47, 46)), "/metrics")),
     ],
 )
-def test_the_page_is_looked_for_where_it_may_be(text: str, paths: tuple[str, ...]) -> None:
+def test_metrics_page_is_searched_at_likely_paths(text: str, paths: tuple[str, ...]) -> None:
     assert parse(text).candidates == paths
 
 

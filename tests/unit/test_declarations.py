@@ -124,13 +124,13 @@ def test_a_flag_that_a_condition_reads_is_published() -> None:
     assert {matcher.value for matcher in read if matcher.label == "flag" and matcher.op == "="} <= FLAGS.keys()
 
 
-def test_a_family_is_read_or_says_what_it_is_for() -> None:
+def test_metric_family_is_read_or_states_its_purpose() -> None:
     read = {family for selector in selected() for family in metrics(selector)}
     unread = "what no signal reads says in `unread` what it is for"
     assert {name for name, family in FAMILIES.items() if not family.unread} == read, unread
 
 
-def test_an_event_is_read_or_says_why_it_is_counted() -> None:
+def test_log_event_is_read_or_has_a_reason_to_be_counted() -> None:
     signalled = [selector for promql in of_signals() for selector in selectors(filled(promql))]
     read = {event.name for selector in signalled for event in LOG_EVENTS if matches(selector, "event", event.name)}
     unread = "what no signal reads says in `unread` why it is counted"

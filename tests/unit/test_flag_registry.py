@@ -114,7 +114,7 @@ SAID = {
 }
 
 
-def test_a_newer_release_extends_what_it_has_ends_what_it_lacks_and_adds_what_is_new() -> None:
+def test_newer_release_extends_existing_flags_ends_missing_ones_and_adds_new_ones() -> None:
     merged = update.merged(KNOWN, {"version": "0.8.0", "environment": ["VLLM_B"], "flags": SAID})
     assert merged["versions"] == ["0.6.3.post1", "0.7.0", "0.8.0"]
     assert merged["flags"] == {
@@ -128,7 +128,7 @@ def test_a_newer_release_extends_what_it_has_ends_what_it_lacks_and_adds_what_is
     assert (merged["parsers"], merged["environment"]) == (["0.7.0", "0.8.0"], ["VLLM_B"])
 
 
-def test_an_older_release_extends_ranges_and_says_how_flags_were_used_then() -> None:
+def test_older_release_extends_ranges_with_its_forms_of_flags() -> None:
     merged = update.merged(KNOWN, {"version": "0.6.0", "environment": ["VLLM_B"], "flags": SAID})
     assert merged["flags"]["--kept"] == {
         **{"versions": ["0.6.0", "0.7.0"], "takes": "one", "value": "integer"},
@@ -142,7 +142,7 @@ def test_a_post_release_is_no_release_of_its_own() -> None:
     assert merged["versions"] == KNOWN["versions"]
 
 
-def test_the_file_is_written_as_it_is_read() -> None:
+def test_flag_file_survives_reading_and_writing() -> None:
     text = FILE.read_text(encoding="utf-8")
     assert update.written(json.loads(text)) == text
 

@@ -173,7 +173,7 @@ def test_the_environment_names_the_proxy(monkeypatch: pytest.MonkeyPatch, name: 
         ("", "127.0.0.1"),
     ],
 )
-def test_exempt_hosts_are_asked_directly(monkeypatch: pytest.MonkeyPatch, exempt: str, host: str) -> None:
+def test_exempt_hosts_are_contacted_without_the_proxy(monkeypatch: pytest.MonkeyPatch, exempt: str, host: str) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", exempt)
     assert proxy_for(parse(f"http://{host}:8000")) is None

@@ -313,12 +313,12 @@ def test_parser_error_has_no_secret() -> None:
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", sys.executable, "/bin/echo"])
-def test_an_interpreter_without_a_vllm_is_said_in_one_sentence(python: str) -> None:
+def test_interpreter_without_vllm_is_reported_in_one_sentence(python: str) -> None:
     with pytest.raises(BadUsage, match=r"\A[^\n]*: vLLM's parser cannot be run with it[^\n]*\Z"):
         ask.check(python, [["m"]])
 
 
-def test_a_parser_that_cannot_be_asked_is_not_checked_and_the_rules_still_speak() -> None:
+def test_rules_apply_if_the_installed_parser_fails() -> None:
     told = judge("vllm serve m --swap-space 4", "0.32.0", python="/nowhere/python")
     assert told.status == 2
     assert any("/nowhere/python: vLLM's parser" in each for each in told.not_checked)

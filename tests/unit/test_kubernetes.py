@@ -213,7 +213,7 @@ def test_failed_probe_is_noted_with_its_time_limit() -> None:
     ]
 
 
-def test_a_pod_that_has_not_started_says_why() -> None:
+def test_pod_that_has_not_started_is_reported_with_its_reason() -> None:
     lacking = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no nvidia.com/gpu"}
     pending = {**pod(), "status": {"phase": "Pending", "conditions": [lacking]}}
     assert not_started(pending) == "pod p is pending: Unschedulable, no nvidia.com/gpu"

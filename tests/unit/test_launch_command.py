@@ -80,7 +80,7 @@ def test_every_spelling_of_a_command_is_parsed_the_same(text: str) -> None:
     assert not command.strays
 
 
-def test_the_environment_is_that_of_the_command_and_of_the_script_around_it() -> None:
+def test_environment_comes_from_the_command_and_its_script() -> None:
     text = "export A=1\nB='2 3' C=4 docker run -e D=5 --env=E=6 -eF=7 vllm/vllm-openai bash -c 'G=8 vllm serve m'"
     assert read(text).environment == {"A": "1", "B": "2 3", "C": "4", "D": "5", "E": "6", "F": "7", "G": "8"}
 
@@ -120,7 +120,7 @@ def test_words_are_split_as_in_a_shell(word: str, text: str) -> None:
     assert getattr(bare, "raw", word) == word
 
 
-def test_the_variables_of_a_unit_are_those_it_names() -> None:
+def test_unit_file_has_only_its_named_variables() -> None:
     text = '[Service]\nEnvironment="A=1,2"\nEnvironment=B=3 C=4\nExecStart=/opt/vllm/bin/vllm serve m'
     assert read(text).environment == {"A": "1,2", "B": "3", "C": "4"}
 

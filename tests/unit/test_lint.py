@@ -297,7 +297,7 @@ def test_old_engine_is_an_error_after_its_removal_and_a_warning_before() -> None
         ),
     ],
 )
-def test_a_variable_that_is_not_read_is_corrected_where_it_stands(text: str, expected: str) -> None:
+def test_unread_variable_is_corrected_in_place(text: str, expected: str) -> None:
     assert after(text) == expected
 
 
@@ -596,7 +596,7 @@ def test_default_context_is_reported_with_the_model_maximum(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.29.0", False), ("0.32.0", True)])
-def test_what_stretches_a_context_depends_on_the_release(version: str, refused: bool, folder: Path) -> None:
+def test_context_extension_depends_on_the_release(version: str, refused: bool, folder: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     stretched = {**CONFIG, "max_position_embeddings": 32768, "rope_scaling": yarn}
     (folder / "config.json").write_text(json.dumps(stretched))

@@ -359,7 +359,7 @@ def test_a_server_that_closes_its_port_is_data() -> None:
     assert "connection refused" in observed.notes[0]
 
 
-def test_a_page_that_is_cut_off_is_used_as_far_as_it_goes() -> None:
+def test_truncated_page_is_used_up_to_the_cut() -> None:
     with talking(bad.cut_off) as server:
         observed = look(server)
     assert values(observed, "vllm:num_requests_running")[0][-1] == 3
@@ -441,7 +441,7 @@ def test_no_proxy_comes_between_this_machine_and_itself(monkeypatch: pytest.Monk
         assert look(server, **ONCE).failed_scrapes == 0
 
 
-def test_other_hosts_are_asked_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_are_contacted_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Reply()) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         observed = look("http://server.invalid:8000", **ONCE)

@@ -28,7 +28,7 @@ def targets(tmp_path: Path) -> AllowedTargets:
 
 
 @pytest.mark.parametrize("name", ["http://a:8000", "a:8000", "http://a:8000/metrics"])
-def test_a_server_is_named_by_its_address_however_it_is_written(targets: AllowedTargets, name: str) -> None:
+def test_server_is_identified_by_its_address_in_any_spelling(targets: AllowedTargets, name: str) -> None:
     assert targets.options(name) == ObserveOptions(["http://a:8000"], log="vllm.log", launch="vllm serve m")
 
 
@@ -36,7 +36,7 @@ def test_a_recording_is_named_by_its_name_and_has_no_log_of_a_server(targets: Al
     assert targets.options("monday") == ObserveOptions([str(tmp_path / "kept" / "monday")])
 
 
-def test_the_prometheus_is_asked_for_the_scope_that_is_wanted(targets: AllowedTargets) -> None:
+def test_prometheus_target_is_queried_with_the_requested_scope(targets: AllowedTargets) -> None:
     scope = Scope(TimeSpan("-2h", "1h"))
     assert (found := targets.options("prometheus", scope)).prometheus == "http://prom:9090"
     assert (found.scope, found.targets) == (scope, [])

@@ -103,7 +103,7 @@ def test_a_report_of_llama_31_8b_is_reproduced() -> None:
     assert logged.concurrency and [f"{each:.2f}" for each in logged.concurrency] == ["3.51", "3.51"]
 
 
-def test_vllm_10511_says_the_weights_of_llama_3_8b() -> None:
+def test_weights_of_llama_3_8b_match_vllm_10511() -> None:
     """https://github.com/vllm-project/vllm/pull/10511: 14.96 GiB, and 7.48 with tensor parallelism of 2."""
     assert row(estimated("llama-3-8b"), WEIGHTS) == (14.96, 14.96)
     assert row(estimated("llama-3-8b", "-tp 2"), WEIGHTS) == (7.48, 7.48)
@@ -358,7 +358,7 @@ def test_every_suggestion_makes_the_model_fit() -> None:
         assert ledger(found.model, each.setup).verdict == "fits"
 
 
-def test_where_no_single_change_helps_two_are_combined() -> None:
+def test_two_changes_are_combined_if_no_single_one_helps() -> None:
     found = estimated("llama-3.1-8b", "--gpu-memory-utilization 0.9", gpu=18.4, label="l4")
     assert found.verdict == "does not fit"
     proposals = suggestions(found, {})

@@ -111,7 +111,7 @@ def test_text_below_a_failed_scrape_is_ignored(tmp_path: Path) -> None:
     assert (observed.scrapes, observed.failed_scrapes) == (2, 1)
 
 
-def test_a_page_in_a_recording_that_is_none_is_a_failed_scrape(tmp_path: Path) -> None:
+def test_invalid_page_in_a_recording_is_a_failed_scrape(tmp_path: Path) -> None:
     observed = read(written(tmp_path, scrapes(1) + "# scrape 3 h:1\n<html>\n"))
     assert observed.failed_scrapes == 1
 
@@ -160,7 +160,7 @@ def test_unsorted_scrapes_are_sorted(tmp_path: Path) -> None:
     assert "1 scrape of h:1 out of order: sorted by time" in observed.notes
 
 
-def test_a_truncated_gzip_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_truncated_gzip_is_judged_up_to_the_cut(tmp_path: Path) -> None:
     noise = random.Random(1)
     pages = [PAGE + "".join(f"x{i} {noise.random()}\n" for i in range(2000)) for _ in range(4)]
     written(tmp_path, "".join(scrapes(2 * i, page=page) for i, page in enumerate(pages)))

@@ -69,7 +69,7 @@ def test_a_function_over_raw_samples_is_written_at_most_twice() -> None:
     assert {found: count for found, count in written.items() if count > 2} == {}
 
 
-def test_a_rule_reads_only_what_was_recorded_before_it_or_in_the_slow_group() -> None:
+def test_rule_reads_only_series_recorded_before_it_or_in_the_slow_group() -> None:
     recorded = {rule["record"]: group["name"] for group in groups() for rule in group["rules"] if "record" in rule}
     for group in groups():
         before: set[str] = set()

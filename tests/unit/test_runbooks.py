@@ -126,7 +126,7 @@ def test_verification_of_a_fix_is_the_other_side_of_every_threshold(incident: In
 
 
 @EVERY_INCIDENT
-def test_every_look_alike_says_how_to_distinguish_it(incident: Incident) -> None:
+def test_every_look_alike_has_a_distinction(incident: Incident) -> None:
     text = section(incident, LOOK_ALIKES)
     for look in incident.looks_like:
         row = next(line for line in text.splitlines() if line.startswith((f"| {look.name} |", f"| [{look.name}](")))

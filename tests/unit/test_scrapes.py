@@ -107,7 +107,7 @@ def test_the_launch_command_is_kept_without_its_secrets() -> None:
     assert observed.launch == {"h:1": 'vllm serve m --api-key "${VLLM_API_KEY:?}"'}
 
 
-def test_two_targets_are_told_apart_by_instance() -> None:
+def test_two_targets_are_distinguished_by_instance() -> None:
     observed = seen(target(VLLM), target(VLLM, instance="h:2"))
     assert value(observed, "count(vllm:num_requests_running)") == 2
     assert observed.instances == ("h:1", "h:2")

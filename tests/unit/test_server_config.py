@@ -59,7 +59,7 @@ def test_the_capacity_is_not_guessed(change: dict[str, str]) -> None:
     assert "kv_cache_size_tokens" not in from_page(table(INFO | change))
 
 
-def test_the_capacity_that_vllm_says_itself_is_of_one_engine() -> None:
+def test_capacity_published_by_vllm_is_per_engine() -> None:
     found = from_page(table(*(INFO | {"kv_cache_size_tokens": "1500", "engine": each} for each in "01")))
     assert found["kv_cache_size_tokens"] == 1500
 
@@ -180,7 +180,7 @@ def test_settings_that_are_words_are_no_numbers_and_give_no_notes() -> None:
     assert (settled.numbers, settled.notes("h:1")) == ({}, [])
 
 
-def test_server_info_is_read_wherever_a_release_keeps_it() -> None:
+def test_server_info_is_read_in_the_layout_of_every_release() -> None:
     answer = {
         "vllm_config": {
             "model_config": {"dtype": "torch.bfloat16", "quantization": None, "tokenizer": "hush"},
@@ -258,7 +258,7 @@ def test_a_hidden_value_is_trusted_least() -> None:
         (ServerFacts(version="0.32.0", launch="vllm serve m"), ""),
     ],
 )
-def test_the_device_is_known_from_where_a_source_tells_it(told: ServerFacts, device: str) -> None:
+def test_device_is_read_from_any_source_that_has_it(told: ServerFacts, device: str) -> None:
     assert config.settle({}, told).device == device
 
 

@@ -126,5 +126,5 @@ def test_variable_named_like_a_secret_is_not_harmless() -> None:
         ("Bearer abcdefgh /home/alice/x", "Bearer REDACTED ~/x"),
     ],
 )
-def test_what_looks_like_a_secret_in_free_text_is_hidden(text: str, expected: str) -> None:
+def test_apparent_secret_in_free_text_is_hidden(text: str, expected: str) -> None:
     assert hidden(text) == expected

@@ -44,7 +44,7 @@ def test_kubernetes_has_suffixes_of_its_own(text: str, expected: float | None) -
     assert resource_quantity(text) == expected
 
 
-def test_only_the_log_of_vllm_means_gib_where_it_says_gb() -> None:
+def test_gb_means_gib_only_in_vllms_log() -> None:
     differing = {unit for unit in BYTE_UNITS if BYTE_UNITS[unit] != LOG_UNITS[unit]}
     assert differing == {"KB", "MB", "GB"}
     assert {unit: LOG_UNITS[unit] for unit in differing} == {"KB": 2**10, "MB": 2**20, "GB": 2**30}
