@@ -123,7 +123,7 @@ def by_cadence(every: int, seen: Sequence[Look]) -> str:
 def page(all_looks: Sequence[Look]) -> str:
     """The whole page."""
     cadences = {every: [look for look in all_looks if look.every == every] for every in (RECORDED, *CADENCES)}
-    columns = "cases | found | unknown | missed | claimed | where it was not there | precision | recall"
+    columns = "cases | found | unknown | missed | claimed | cases without the incident | precision | recall"
     title = (
         f"| scraped every | looks | at healthy servers | false alarms | cannot tell | {columns} | first is right |\n"
     )

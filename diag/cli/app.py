@@ -277,7 +277,7 @@ def verify(
     output: FormatOptions,
     configuration: ConfigurationOptions,
 ) -> None:
-    """Check whether a change fixed an incident, at the same load, and what it cost.
+    """Check whether a change fixed an incident, at the same load, and its cost.
 
     --log and --launch describe the server after the change.
     """

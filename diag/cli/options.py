@@ -266,7 +266,7 @@ class Grouped:
         return inspect.Signature([option for parameter in parameters for option in _options(parameter)])
 
     @property
-    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # those of an object, not of its class
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
         return {option.name: option.annotation for option in self.__signature__.parameters.values()}
 
 
